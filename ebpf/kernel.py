@@ -227,7 +227,7 @@ def _info(fd: int, size: int) -> bytes:
 
 
 class TestRun:
-    """Runs a program on packets that were never on a network (BPF_PROG_TEST_RUN)."""
+    """A run of a program on packets that were never on a network (BPF_PROG_TEST_RUN)."""
 
     __test__ = False  # not a test class, for pytest
 

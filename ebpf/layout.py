@@ -36,7 +36,7 @@ class Rule(IntEnum):
 
 
 class Passed(IntEnum):
-    """Why a packet passed untouched."""
+    """The reasons why a packet passed untouched."""
 
     NOT_IP = 0
     MALFORMED = 1
@@ -82,7 +82,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What the program knows of a destination: the value in the map `targets`."""
+    """The program's entry for a destination: the value in the map `targets`."""
 
     rule: Rule
     slot: int
@@ -111,7 +111,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """What one node wants steered: its addresses, and the CPUs its processes are pinned to."""
+    """One node's wish for steering: its addresses, and the CPUs its processes are pinned to."""
 
     host: str
     """The bound address, numeric."""

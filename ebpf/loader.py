@@ -143,7 +143,7 @@ def is_mounted() -> bool:
 
 @dataclass(slots=True)
 class _Program:
-    """Compiled and loaded, not attached yet."""
+    """A program that is compiled and loaded, but not attached yet."""
 
     fd: int
     maps: dict[str, int]

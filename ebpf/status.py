@@ -12,7 +12,7 @@ from ebpf.shared import FOLDER, Shared, is_alive, nodes_in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """What is steered for one node."""
+    """The steering of one node."""
 
     slot: int
     pid: int

@@ -69,7 +69,7 @@ def find_headers() -> Headers | None:
 
 
 def _headers_in(place: Path) -> Headers | None:
-    """Debian keeps what all builds of a version share in a folder of its own, beside."""
+    """Return the headers in a folder, with Debian's folder of what all builds of a version share."""
     generated = place.resolve()
     if not (generated / "include/generated/autoconf.h").is_file():
         return None

@@ -98,42 +98,42 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
 
     @replicated
     def found_cluster(self, request: str) -> Result:
-        """See `catalog_rules.found_cluster`."""
+        """Apply `catalog_rules.found_cluster`."""
         return self._follow(rules.found_cluster, FoundCluster, request)
 
     @replicated
     def register_node(self, request: str) -> Result:
-        """See `catalog_rules.register_node`."""
+        """Apply `catalog_rules.register_node`."""
         return self._follow(rules.register_node, RegisterNode, request)
 
     @replicated
     def create_topic(self, request: str) -> Result:
-        """See `catalog_rules.create_topic`."""
+        """Apply `catalog_rules.create_topic`."""
         return self._follow(rules.create_topic, CreateTopic, request)
 
     @replicated
     def mark_made(self, request: str) -> Result:
-        """See `catalog_rules.mark_made`."""
+        """Apply `catalog_rules.mark_made`."""
         return self._follow(rules.mark_made, MarkMade, request)
 
     @replicated
     def delete_topic(self, request: str) -> Result:
-        """See `catalog_rules.delete_topic`."""
+        """Apply `catalog_rules.delete_topic`."""
         return self._follow(rules.delete_topic, DeleteTopic, request)
 
     @replicated
     def mark_removed(self, request: str) -> Result:
-        """See `catalog_rules.mark_removed`."""
+        """Apply `catalog_rules.mark_removed`."""
         return self._follow(rules.mark_removed, MarkRemoved, request)
 
     @replicated
     def vary_replicas(self, request: str) -> Result:
-        """See `replica_rules.change_replicas`."""
+        """Apply `replica_rules.change_replicas`."""
         return self._follow(replica_rules.change_replicas, ChangeReplicas, request)
 
     @replicated
     def update_topic_settings(self, request: str) -> Result:
-        """See `catalog_rules.update_topic_settings`."""
+        """Apply `catalog_rules.update_topic_settings`."""
         return self._follow(rules.update_topic_settings, UpdateTopicSettings, request)
 
 

@@ -269,7 +269,7 @@ ReplicaChange = AcceptLoss | ReplaceReplica | ReportConfiguration | ReportReplic
 
 
 class ChangeReplicas(msgspec.Struct, frozen=True):
-    """One step of moving replicas from node to node."""
+    """A request for one step of moving replicas from node to node."""
 
     change: ReplicaChange
 

@@ -95,7 +95,7 @@ class History:
     __slots__ = ("_stack", "current", "index")
 
     def __init__(self, initial: Configuration, found: Iterable[tuple[int, Configuration]] = ()) -> None:
-        """`found` are the (index, configuration) pairs in the log, ascending."""
+        """Begin with `found`, the (index, configuration) pairs in the log, ascending."""
         self._stack: list[tuple[int, Configuration]] = [(0, initial)]
         for index, configuration in found:
             self._push(index, configuration)

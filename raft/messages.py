@@ -66,7 +66,7 @@ class VoteAnswer(Message, frozen=True, tag=4):
 
 
 class Append(Message, frozen=True, tag=5):
-    """`entry_count` entries that follow the one at (`prev_index`, `prev_term`); zero entries make a probe.
+    """An append of the `entry_count` entries after the one at (`prev_index`, `prev_term`); 0: a probe.
 
     `goal` and `receiver_incarnation` say how far the receiver, in that incarnation, must match with this
     leader before its recovery may end.

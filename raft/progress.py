@@ -14,7 +14,7 @@ from enum import Enum
 
 
 class Flow(Enum):
-    """How entries are sent to a replica."""
+    """The ways of sending entries to a replica."""
 
     PROBE = "probe"
     REPLICATE = "replicate"

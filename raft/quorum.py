@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """What the answers to one round of votes decide."""
+    """The decision by the answers to one round of votes."""
 
     PENDING = "pending"
     WON = "won"

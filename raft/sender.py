@@ -14,7 +14,7 @@ from raft.values import SendAppend, Settings
 
 
 class Sender:
-    """Makes the messages of one leader in one term."""
+    """The maker of one leader's messages in one term."""
 
     __slots__ = ("_effects", "_identity", "_log", "_max_append_bytes", "_term")
 

@@ -36,14 +36,14 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class HardState(msgspec.Struct, frozen=True):
-    """What must survive a crash besides the log; `vote` is 0 for none in this term (etcd's term)."""
+    """The state that must survive a crash besides the log; `vote` 0: none in this term (etcd's name)."""
 
     term: int = 0
     vote: int = 0
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where the leader's next entry goes: the numbers that it is made with."""
+    """The place of the leader's next entry: the numbers that it is made with."""
 
     index: int
     term: int
@@ -79,7 +79,7 @@ class LogView(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Election timeouts are drawn from `election_timeout_ms` to twice that.
+    """The settings of a core. Election timeouts are drawn from `election_timeout_ms` to twice that.
 
     An append is sent to a replica only while less than `max_inflight_bytes` in fewer than
     `max_inflight_appends` are unanswered by it. A proposal is taken only while what is not committed yet,
@@ -131,7 +131,7 @@ MakeNoop = Callable[[Place], Entry]
 
 
 class SendAppend(msgspec.Struct, frozen=True):
-    """Send `message` with the frames of entries `first_index` to `last_index`; none if first > last.
+    """An order to send `message` with entries `first_index` to `last_index`; none if first > last.
 
     If the driver can't read those frames any more it drops the message, as any message may be lost.
     """
@@ -142,7 +142,7 @@ class SendAppend(msgspec.Struct, frozen=True):
 
 
 class Became(msgspec.Struct, frozen=True):
-    """Role, term or leader have changed to this; `leader_id` is 0 if unknown."""
+    """The role, term or leader after a change; `leader_id` is 0 if unknown."""
 
     role: Role
     term: int

@@ -105,7 +105,7 @@ def _build(
     checkpoint: int = 0,
     floor: int = 0,
 ) -> bytearray:
-    """`build`, with headers as they are stored."""
+    """Build as `build` does, with headers as they are stored."""
     count = len(values)
     if count == 0:
         raise malformed("count", 0, "at least 1", "batch")
@@ -138,13 +138,13 @@ def _build(
 
 
 def _some(cells: Sequence[object], count: int) -> bool:
-    """Whether a column is worth having: a cell of it is there."""
+    """Return whether any cell of a column is there."""
     assert len(cells) == count, f"a column of {len(cells)} cells in a batch of {count} records"
     return cells[0] is not None or any(cell is not None for cell in cells)
 
 
 def _tag_columns(tags: Sequence[str | None]) -> tuple[list[Cells], int]:
-    """Hashes and texts of the tags, and the mask of their bits. A record without a tag has hash 0."""
+    """Return the columns of the tags' hashes (0 without a tag) and texts, and the mask of their bits."""
     encoded = {tag: tag.encode() for tag in set(tags) if tag is not None}
     hashes: dict[str | None, int] = {tag: tag_hash(tag) for tag in encoded}
     mask = reduce(or_, (1 << (value & 63) for value in hashes.values()), 0)

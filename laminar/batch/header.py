@@ -512,7 +512,7 @@ def split(buffer: Buffer) -> list[memoryview]:
 
 
 def split_headers(buffer: Buffer) -> list[tuple[memoryview, Header]]:
-    """Do as `split`, and return each frame's verified head with it, so that it is verified once."""
+    """Return what `split` does, each frame with its verified header, so that it is verified once."""
     view = memoryview(buffer)
     frames = []
     position = 0

@@ -81,7 +81,7 @@ def combine(before: int, checksum: int, length: int, *, often: bool = False) -> 
 
 @lru_cache(maxsize=16)
 def _table(length: int) -> tuple[list[int], ...]:
-    """Products with x to the power of 8 * `length`, of each byte at each of its four places."""
+    """Return the products of x to the power of 8 * `length` with each byte at each of its four places."""
     power = _power(length)
     bits = [_product(power, 1 << bit) for bit in range(32)]
     table = []
@@ -106,7 +106,7 @@ def _power(length: int) -> int:
 
 
 def _product(a: int, b: int) -> int:
-    """Of two polynomials, modulo the polynomial."""
+    """Multiply two polynomials, modulo the polynomial."""
     result, term = 0, _ONE
     while a:
         if a & term:

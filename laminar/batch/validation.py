@@ -175,7 +175,10 @@ def takes_long(frame: Buffer) -> bool:
 
 
 def _check_tags(frame: Buffer, header: Header, entries: Mapping[int, Entry], ends: Ends) -> None:
-    """Each tag is UTF-8, its hash beside it and its bit in the head: a filter looks at these alone."""
+    """Check that each tag is UTF-8, and that its hash and its bit in the header are right.
+
+    A filter looks at hash and bit alone.
+    """
     cells = _cells(frame, entries[Column.TAG], ends)
     hashes: dict[bytes, int] = {}
     for cell in set(cells):
@@ -195,7 +198,7 @@ def _check_tags(frame: Buffer, header: Header, entries: Mapping[int, Entry], end
 
 
 def _check_headers(frame: Buffer, header: Header, entry: Entry, ends: Ends, most: int) -> None:
-    """Each cell that is there is one msgpack map of text to bytes, within the limit."""
+    """Check that each cell that is there is one msgpack map of text to bytes, within the limit."""
     present = presence(frame, entry, header.count)
     decode = _HEADERS.decode
     for row, cell in enumerate(_cells(frame, entry, ends)):

@@ -27,7 +27,7 @@ def logical_of_key(key: bytes | str) -> int:
 
 
 class Route:
-    """Which partition holds which range of logical partitions.
+    """The ranges of logical partitions that a topic's partitions hold.
 
     `bounds` has one number more than there are partitions: partition ``p`` holds the logical ones from
     ``bounds[p]`` up to and without ``bounds[p + 1]``. Immutable; equal if version and bounds are.

@@ -147,7 +147,7 @@ class Reader:
         return None if target is None else Reader(self._buffer, target)
 
     def _vector(self, slot: int, width: int) -> tuple[int, int]:
-        """Where a vector's elements begin, and how many there are; they all lie inside the buffer."""
+        """Return the position of a vector's first element, and their number; all are inside the buffer."""
         target = self._target(slot)
         if target is None:
             return 0, 0

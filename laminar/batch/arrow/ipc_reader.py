@@ -84,7 +84,7 @@ class _Cursor:
         self.places.reverse()
 
     def node(self, most: int = 1) -> tuple[int, int]:
-        """Length and null count of the next field; no longer than `most` times the rows that may come."""
+        """Return length and null count of the next field, of at most `most` times the rows that may come."""
         if not self.nodes:
             raise _malformed("nodes", "fewer than the schema's fields")
         length, null_count = self.nodes.pop()
@@ -103,7 +103,7 @@ class _Cursor:
         return self.body[position : position + size]
 
     def presence(self, length: int, null_count: int) -> str | None:
-        """One character a cell, "1" where it is there; None where all are."""
+        """Return one character a cell, "1" where it is there; None where all are."""
         bitmap = self.buffer()
         if null_count == 0:
             return None
@@ -174,7 +174,7 @@ class _Cursor:
 
 
 class _Plan(NamedTuple):
-    """How one field of the schema is read."""
+    """The way in which one field of the schema is read."""
 
     name: str
     type: int

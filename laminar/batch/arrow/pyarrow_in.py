@@ -59,7 +59,7 @@ def frame(
 
 
 def _some(cells: pyarrow.Array, count: int) -> bool:
-    """Whether a column is worth having: a cell of it is there."""
+    """Return whether any cell of a column is there."""
     assert len(cells) == count, f"a column of {len(cells)} cells in a batch of {count} records"
     return bool(cells.null_count < count)
 

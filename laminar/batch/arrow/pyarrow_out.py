@@ -201,7 +201,7 @@ def _validity(batch: Batch, entry: Entry) -> pyarrow.Buffer | None:
 
 
 def _buffer(batch: Batch, position: int, size: int) -> pyarrow.Buffer:
-    """Bytes of the frame as Arrow wants them: where the frame lies askew in memory, a small copy."""
+    """Return bytes of the frame as an Arrow buffer; copied only where they are not aligned in memory."""
     view = memoryview(batch.frame)[position : position + size]
     buffer = pyarrow.py_buffer(view)
     return buffer if buffer.address % _ALIGNMENT == 0 else pyarrow.py_buffer(bytes(view))

@@ -177,7 +177,7 @@ def _plain(limit: object) -> object:
 
 
 def _value(request: Request, limits: Limits) -> Records:
-    """One record: the body as it is; key, tag, time and headers from the query and the head."""
+    """Return one record: the body as it is; key, tag, time and headers from the query and the head."""
     query = request.query
     headers = request.headers
     fields: dict[str, bytes] | None = None
@@ -202,7 +202,7 @@ def _value(request: Request, limits: Limits) -> Records:
 
 
 def _json(request: Request, limits: Limits) -> Records:
-    """One record: the JSON text as sent, once it is known to be JSON."""
+    """Return one record: the JSON text as sent, once it is known to be JSON."""
     check_json(request.body, field="body")
     return _value(request, limits)
 
@@ -217,7 +217,10 @@ def _ndjson(request: Request, limits: Limits) -> Records:
 
 
 def _arrow(request: Request, limits: Limits) -> Records:
-    """Columns `value` and, if there, `key`, `tag`, `timestamp`, `headers`."""
+    """Return the records of an Arrow stream.
+
+    Its columns are `value` and, if there, `key`, `tag`, `timestamp` and `headers`.
+    """
     try:
         parts = [
             Records(

@@ -223,9 +223,9 @@ def _pick(
     examined_to: int,
     most_bytes: int,
 ) -> tuple[_Picked, int]:
-    """Positions to be sent of each batch, and the offset after all that was looked at.
+    """Return the positions to be sent of each batch, and the offset after everything examined.
 
-    Batches are looked at until they unfold to more than `most_bytes` together; one is looked at always.
+    Batches are examined until they decompress to more than `most_bytes` together; one always is.
     """
     picked: _Picked = []
     next_offset = offset
@@ -298,7 +298,7 @@ def _document(record: Record, columns: Sequence[str] | None, batch: Batch) -> di
 
 
 def _put(document: dict[str, Any], name: str, cell: bytes, field: str | None = None) -> None:
-    """Text under `name`, other bytes under ``name_base64``; with `field`, within a mapping of that name."""
+    """Add text under `name`, other bytes under ``name_base64``; with `field`, in a mapping of that name."""
     try:
         shown = cell.decode()
     except UnicodeDecodeError:

@@ -24,7 +24,7 @@ from laminar.http.api.timestamps import parse_time
 
 
 class _Budget(threading.local):
-    """How many more envelopes the body that this thread reads may have."""
+    """The number of envelopes that the body read by this thread may still have."""
 
     left = 0
 

@@ -98,7 +98,7 @@ class Request:
 
 
 class Connection(Protocol):
-    """What an application may know of a request's connection."""
+    """The connection of a request, as far as an application may know it."""
 
     context: Any
 

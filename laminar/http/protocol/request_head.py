@@ -77,7 +77,7 @@ class RequestHead:
 
 
 class _Collector:
-    """What httptools reports of one head."""
+    """A receiver of what httptools reports of one head."""
 
     __slots__ = ("begun", "body", "headers", "target")
 

@@ -55,7 +55,10 @@ class HttpServer:
         shard: int | None = None,
         on_error: Callable[[BaseException], Response | None] = plain_answer,
     ) -> None:
-        """`on_error` makes answers of errors, of each `HttpError` at least; None: it was unexpected."""
+        """Make a server of `app`, without connections.
+
+        `on_error` makes answers of errors, of each `HttpError` at least; None: it was unexpected.
+        """
         self.app = app
         self._on_error = on_error
         self.shard = shard

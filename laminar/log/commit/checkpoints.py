@@ -130,7 +130,7 @@ class _Run:
 
 
 class Checkpointer:
-    """Takes one checkpoint at a time through its steps. Methods are for the writer's thread."""
+    """The runner of checkpoints, one at a time. Methods are for the writer's thread."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How far a generation's journal reaches: written up to `lsn`, synced up to `durable_lsn`.
+    """The end of a generation's journal: written up to `lsn`, synced up to `durable_lsn`.
 
     `hard_state_lsn`: the last frame among them with hard states. `failed`: a sync failed, so frames above
     `durable_lsn` may be lost, although nothing but the process has ended.
@@ -69,7 +69,7 @@ def decode_end(slot: Buffer) -> End | None:
 
 
 class EndMark:
-    """Writes the end marks of one generation.
+    """The writer of one generation's end marks.
 
     Opened before the generation's checkpoint is written, and used after it: until then the file holds
     what is known of the generation before.

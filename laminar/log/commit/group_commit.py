@@ -30,7 +30,7 @@ from laminar.log.partition_log.changes import ChangeQueue, Pending, RecordedLog,
 
 @dataclass(slots=True)
 class _PendingGroup:
-    """What was recorded up to running `number`: changes, their logs, bytes in the queue.
+    """The changes recorded up to running `number`: with their logs, and bytes in the queue.
 
     `must_sync`: it counts when it is durable. `then_sync`: a sync follows when it counts. `marks_end`:
     then the end mark is written. The last two also come without changes.

@@ -44,7 +44,7 @@ def journal_numbers(disk: Disk, store: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where a frame (or the last of a pair) lies: its LSN, its file, where it ends, bytes used.
+    """The place of a frame (or the last of a pair): its LSN, its file, where it ends, bytes used.
 
     `file_size` is the size to which that file was filled with zeros before its use (0: it was not).
     """

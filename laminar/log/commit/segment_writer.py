@@ -79,7 +79,7 @@ class _DiskFull(Exception):
 
 
 class SegmentWriter:
-    """Logs as their files have them, and the hard states of the same moment."""
+    """The logs as their files have them, and the hard states of the same moment."""
 
     def __init__(
         self,

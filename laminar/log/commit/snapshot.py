@@ -12,7 +12,7 @@ from laminar.log.segment.segment_file import SegmentFile
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """What one checkpoint names (`checkpoint`, at `place`), and what it must sync before.
+    """The content of one checkpoint (`checkpoint`, at `place`), and what it must sync before.
 
     `carried` are the failed logs; their records between `since` (the last durable checkpoint) and `place`
     are written again.

@@ -18,7 +18,7 @@ from laminar.log.disk.threads import SerialExecutor
 
 
 class StorageExecutor:
-    """Runs work in a storage's threads.
+    """The executor of work in a storage's threads.
 
     Methods that return a future are for the loop's thread, the others for any.
     """

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 
 
 class FairLimiter:
-    """At most `limit` reads of at most `limit_bytes` in flight; a larger read runs alone."""
+    """A limit of `limit` reads of `limit_bytes` in flight; a larger read runs alone."""
 
     def __init__(self, *, limit: int, limit_bytes: int) -> None:
         self._limit = limit

@@ -32,7 +32,7 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """What a replica promised: its term, and the candidate it voted for in it (0: none)."""
+    """A replica's promise: its term, and the candidate it voted for in it (0: none)."""
 
     term: int
     vote: int

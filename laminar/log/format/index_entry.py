@@ -33,7 +33,7 @@ _STAGED = int(Kind.STAGED)
 
 @dataclass(slots=True)
 class IndexEntry:
-    """What the index knows of one entry.
+    """One entry as the index has it.
 
     `position` and `size` are bytes in its segment; `count` is the number of records.
     """

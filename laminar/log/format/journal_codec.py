@@ -33,7 +33,7 @@ RECORD = struct.Struct("<BBHIQ")
 
 
 class RecordKind(IntEnum):
-    """What one journal record changes. The numbers are on disk for good."""
+    """The kinds of changes that journal records make. The numbers are on disk for good."""
 
     FULL = 1  # a whole batch
     TRUNCATE = 2  # (index, term) of the first entry cut
@@ -49,7 +49,7 @@ class RecordKind(IntEnum):
 
 
 class RecoveryReason(IntEnum):
-    """Why a replica may have forgotten what it acknowledged."""
+    """The reasons why a replica may have forgotten what it acknowledged."""
 
     NO = 0
     DAMAGED = 1
@@ -57,7 +57,7 @@ class RecoveryReason(IntEnum):
 
 
 class FrameFlag(IntFlag):
-    """Properties of a frame."""
+    """The properties of a frame."""
 
     TWIN = 1  # the second copy of the hard states of the frame before it
     HARD_STATE = 2  # holds hard states, so a twin follows (or this is it)

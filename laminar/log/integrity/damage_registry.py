@@ -36,7 +36,7 @@ def wall_ms() -> int:
 
 
 class DamageRegistry:
-    """Records and repairs the damage of all logs of a storage."""
+    """The registry of damage in all logs of a storage, and its repair."""
 
     def __init__(self, in_writer: Doing, *, clock_ms: Callable[[], int] = wall_ms) -> None:
         """Record by `in_writer`, which runs work after all that was handed to the writer before."""

@@ -48,7 +48,7 @@ class _Due:
 
 
 class Scrubber:
-    """Verifies the segments of the `logs` that exist at each moment; `run` until cancelled."""
+    """The verification of the segments of all `logs`, pass after pass; `run` until cancelled."""
 
     def __init__(
         self,

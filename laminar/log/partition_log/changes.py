@@ -40,7 +40,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Entry `index` and all after it are removed.
+    """The removal of entry `index` and all after it.
 
     `removed` segments as a whole, `segment` from `position` on. `end_term` and `end_offset` are those
     after the entry that is then the last.
@@ -58,7 +58,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class MoveLogStart:
-    """The log now begins after `start`; `removed` segments lie before it."""
+    """A new start of the log, after the entry `start`; `removed` segments are before it."""
 
     files: LogFiles
     start: LogStart
@@ -67,7 +67,7 @@ class MoveLogStart:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """The log goes to the trash; term and vote of replica `replica_id` (0: none) are removed."""
+    """The deletion of a log, to the trash; term and vote of replica `replica_id` (0: none) go with it."""
 
     files: LogFiles
     replica_id: int
@@ -75,7 +75,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """`files` replaces `old`, which goes to the trash."""
+    """The replacement of the log `old`, which goes to the trash, by `files`."""
 
     files: LogFiles
     old: LogFiles
@@ -94,14 +94,14 @@ class SetRecovering:
 
 @dataclass(frozen=True, slots=True)
 class Unsynced:
-    """From here on entries of an `interval` log may be acknowledged before they are synced."""
+    """The note that entries of an `interval` log may be acknowledged before they are synced."""
 
     files: LogFiles
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """From here on the log has another flush policy."""
+    """A change of the log's flush policy."""
 
     files: LogFiles
     policy: FlushPolicy

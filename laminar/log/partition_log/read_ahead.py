@@ -22,7 +22,7 @@ _Key = tuple[int, int, int]
 
 
 class ReadAheadCache:
-    """Frames of all logs of a storage, read longest ago out first. The loop's thread only."""
+    """A cache of frames of all logs of a storage, read longest ago out first. The loop's thread only."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -54,7 +54,7 @@ class ReadAheadCache:
 
 
 class SequentialReadDetector:
-    """Where readers of one log stopped, and how much the next read there should take."""
+    """The ends of recent reads of one log, and how much a read that continues there should take."""
 
     __slots__ = ("_next_bytes",)
 

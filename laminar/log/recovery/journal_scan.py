@@ -49,7 +49,7 @@ class FoundFrame:
 
 @dataclass(slots=True)
 class ScanResult:
-    """What a journal says.
+    """The frames of a journal, sorted by whether they count.
 
     `kept` frames are to be replayed, in order. `votes_only` are whole frames after the torn one: only
     their hard states count. `unsure` frames lie above the newest `durable_lsn` and must be written again

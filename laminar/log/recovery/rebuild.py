@@ -25,7 +25,7 @@ _log = logging.getLogger("laminar.recovery")
 
 
 class Rebuild:
-    """Makes the logs from what was replayed, and their files agree with them."""
+    """The step of recovery that makes logs of what was replayed, and their files agree with them."""
 
     def __init__(
         self,

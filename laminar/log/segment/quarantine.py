@@ -66,7 +66,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unsealed(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the active segment was verified, and when. `segment` is its first index."""
+    """The verified part of the active segment, and when it was verified. `segment` is its first index."""
 
     segment: int
     last_index: int

@@ -58,7 +58,7 @@ def _slot_of_offset(rows: Buffer, offset: int) -> int:
 
 
 class Segment:
-    """What the loop knows of a segment: its `size` in bytes, and its last rows in `tail`.
+    """A segment as the loop knows it: its `size` in bytes, and its last rows in `tail`.
 
     There is at least one. `held_from` is the slot of the first row in `tail`; those before it are in the
     index file.

@@ -367,7 +367,7 @@ class _Verification:
         chain.offset = hole.row.next_offset if hole.row is not None else None
 
     def _follows(self, place: SegmentPlace, found: IntactFrame, chain: _Chain, severity: str) -> None:
-        """Whether a whole frame is the next of its log."""
+        """Return whether a whole frame is the next of its log."""
         header, row = found.header, found.row
         index = place.first_index if chain.index is None and row.position == 0 else chain.index
         if chain.index is not None:
@@ -428,7 +428,7 @@ class _Verification:
             self._found(place.index_path, position, ROW_SIZE, what, severity=severity)
 
     def _skip_rows(self, place: SegmentPlace, rows: memoryview, slot: int, count: int, hole: Gap) -> None:
-        """Rows of frames that can't be read: they can only be held against their own checksums."""
+        """Check the rows of frames that can't be read, which is possible by their own checksums only."""
         for each in range(slot, min(slot + count, len(rows) // ROW_SIZE)):
             if not row_is_whole(rows, each):
                 position = INDEX_HEAD_SIZE + each * ROW_SIZE

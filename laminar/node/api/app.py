@@ -297,7 +297,7 @@ class Api:
         return result
 
     def _redirect(self, request: Request, operation: str, params: dict[str, str]) -> Response | None:
-        """307 to the owner's shard, for clients that ask for it; None when we serve it ourselves."""
+        """Return a 307 to the owner's shard, for clients that ask for it; None if this shard serves it."""
         appends = operation in _REDIRECTED_APPENDS
         if not appends and operation not in ("fetch", "fetch_one", "offsets"):
             return None

@@ -31,7 +31,7 @@ class CatalogMembers:
         return True
 
     def recorded(self, replica: Replica) -> Members | None:
-        """Return the nodes known here as members, beside those that the logs name."""
+        """Return all nodes that this controller knows, by replica id in group 0."""
         return {
             record.catalog_replica: name
             for name, record in self._directory.known_nodes().items()

@@ -39,7 +39,7 @@ class Refused(Exception):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What a folder holds of the catalog. Of several, the best has the latest term, then the latest index."""
+    """A folder's copy of the catalog. Of several, the best has the latest term, then the latest index."""
 
     node: str
     cluster: str

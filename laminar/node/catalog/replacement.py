@@ -26,7 +26,7 @@ GONE_PART = 4
 
 
 class Absence:
-    """Since when each node has not been seen, in ms of the monotonic clock."""
+    """The time since when each node has not been seen, in ms of the monotonic clock."""
 
     def __init__(self) -> None:
         self._since_ms: dict[str, int] = {}

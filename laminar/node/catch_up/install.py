@@ -68,7 +68,7 @@ class Abandoned(Exception):
 
 
 class Home(Protocol):
-    """What an installer needs of its shard."""
+    """The services that an installer needs of its shard."""
 
     @property
     def storage(self) -> Storage:
@@ -116,7 +116,7 @@ class _Failed:
 
 
 class Installer:
-    """Builds new logs for this shard's replicas; `address_of(node, replica)` finds the source."""
+    """The builder of new logs for this shard's replicas; `address_of(node, replica)` finds the source."""
 
     def __init__(
         self,
@@ -263,7 +263,10 @@ class Installer:
             await asyncio.sleep(PAUSE_S)
 
     async def _check_snapshots(self, log: Log, tables: PartitionState) -> None:
-        """Beside the new log, so that its replica opens without a replay; it can do without."""
+        """Write a state snapshot beside the new log, so that its replica opens without a replay.
+
+        The replica can do without it, so a failure is only logged.
+        """
         known = snapshot.snapshot_of(log, tables)
         if known is None:
             return

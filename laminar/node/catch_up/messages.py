@@ -31,7 +31,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OfferAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Whether the new log is being built (`working`); else `detail` says why not."""
+    """The answer to an offer: the new log is being built (`working`), or `detail` says why not."""
 
     working: bool
     detail: str = ""

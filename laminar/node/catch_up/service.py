@@ -33,7 +33,7 @@ CHECK_S = 0.5
 
 
 class CatchUpHost(Protocol):
-    """What catch-up may ask of the shard that it works for."""
+    """The services that catch-up needs of its shard."""
 
     boot: Boot
     clock: Clock

@@ -17,7 +17,7 @@ MOST_AT_ONCE = 128
 
 
 class ElectionThrottle:
-    """Which replicas wait to campaign, and which elections are under way.
+    """The replicas that wait to campaign, and the elections that are under way.
 
     An election that is not over keeps others waiting for `hold_ms`.
     """

@@ -182,7 +182,7 @@ class Outbox:
             self.dropped_messages += 1
 
     async def _read_and_send(self, replica: Replica, address: Address, key: _Member) -> None:
-        """Entries that are only on disk: read them off the loop, in order, and send what is still true."""
+        """Read entries that are only on disk off the loop, in order, and send those that still hold."""
         appends = self._reads[key]
         try:
             while appends:
@@ -233,7 +233,10 @@ class Outbox:
         gathered: Sequence[T],
         group_of: Callable[[T], bytes],
     ) -> None:
-        """One frame with all of these. One that makes it fail is dropped alone, and its replica stops."""
+        """Send all of these in one frame.
+
+        A message that makes the frame fail is dropped alone, and its replica stops.
+        """
         try:
             sent = self._transport.send(address, channel, frame(gathered))
         except Exception as error:  # noqa: BLE001  # stops the replica that it is of

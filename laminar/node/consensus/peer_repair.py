@@ -147,7 +147,7 @@ class PeerRepair:
     def keep(self, entry: ReplicaEntry, log: Log) -> None:
         """Repair a log's damage from now on, and answer other replicas from it.
 
-        It may replace another log of the group: entries that only that one lacked are not asked for any more.
+        If it replaces another log of the group, entries that only that one lacked are not asked for any more.
         """
         self.forget(entry.group)
         kept = _Kept(entry, log)
@@ -257,7 +257,7 @@ class PeerRepair:
         kept.wake()
 
     async def _round(self, kept: _Kept) -> None:
-        """Everybody is asked once for each damaged entry; entries of one unknown run heal in order."""
+        """Ask every node once for each damaged entry; entries of one unknown run heal in order."""
         index = 0
         while (damage := kept.damage_from(index)) is not None:
             healed = await self._mend(kept, damage)
@@ -300,7 +300,7 @@ class PeerRepair:
         return False
 
     async def _put_back(self, kept: _Kept, index: int, term: int, reply: EntryReply, *, node: str) -> bool:
-        """Whether an entry that was given is in its place now, read again from there."""
+        """Put an entry back in its place; return whether it can be read from there now."""
         log = kept.log
         try:
             header = Header.unpack(reply.frame)
@@ -338,7 +338,10 @@ class PeerRepair:
         return Header.unpack(frame).prev_term
 
     def _give_up(self, kept: _Kept, damage: Damage, answers: dict[str, str]) -> None:
-        """All voters answered, and none has it. Said once; it is asked for all the same, now and then."""
+        """Record and log, once, that all voters answered and none has the entry.
+
+        It is asked for now and then all the same.
+        """
         if damage.first_index in kept.gone:
             return
         said = ", ".join(f"{node}: {standing}" for node, standing in sorted(answers.items()))

@@ -36,7 +36,7 @@ ELECTION_COST_MS = 1
 
 
 class PeerLiveness:
-    """What this process knows of one other with which it shares groups."""
+    """The knowledge of one other process with which this one shares groups."""
 
     __slots__ = (
         "_credit",
@@ -83,7 +83,7 @@ class PeerLiveness:
 
 
 class News(NamedTuple):
-    """These members of a group are gone, or have started again. A follower campaigns within `spread_ms`."""
+    """The news that members of a group are gone or restarted; a follower campaigns within `spread_ms`."""
 
     replica: Replica
     members: list[int]

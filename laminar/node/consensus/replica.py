@@ -32,7 +32,7 @@ class EntryObserver(Protocol):
 
 
 class StateMachine(EntryObserver, Protocol):
-    """State that is a function of a log: it hears of every change of the log, in log order."""
+    """State that is a function of a log; it is notified of every change of the log, in log order."""
 
     @property
     def is_whole(self) -> bool:

@@ -23,7 +23,7 @@ _EXTRA = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "ta
 
 
 class TextFormatter(logging.Formatter):
-    """Lines such as `12:30:05.123 warning shard 1: transport: connection refused`, for people.
+    """A formatter of lines for people: `12:30:05.123 warning shard 1: transport: connection refused`.
 
     A stack goes on the same line.
     """
@@ -88,7 +88,7 @@ class NonBlockingHandler(logging.Handler):
     """Writes each record with one call that can't block; dropped records are counted in `.dropped`."""
 
     def __init__(self, write: Callable[[bytes], int]) -> None:
-        """`write` returns how many bytes it took, or raises `BlockingIOError`."""
+        """Write to `write`, which returns how many bytes it took, or raises `BlockingIOError`."""
         super().__init__()
         self._write = write
         self.on_close: Callable[[], None] = lambda: None

@@ -26,12 +26,15 @@ UNCOMMITTED_BYTES = 64 * 1024 * 1024
 
 
 class AppendPath:
-    """What a leader appends to its log, until it is committed."""
+    """The appends of one partition's leader, from proposal to commit."""
 
     def __init__(
         self, context: PartitionContext, copies: Copies, *, refusal: Callable[[], Problem | None]
     ) -> None:
-        """`refusal` returns why the storage takes no appends now, as when the disk is full, or None."""
+        """Begin without appends.
+
+        `refusal` returns why the storage takes no appends now, as when the disk is full, or None.
+        """
         self.refusal = refusal
         self.uncommitted_bytes = 0
         self.appended_batches = 0

@@ -22,7 +22,7 @@ from raft.quorum import majority
 
 
 class Copies:
-    """Counts the copies of one partition's entries.
+    """The count of copies of one partition's entries.
 
     `wanted` returns the topic's `min_replicas`, 1 if it has none.
     """

@@ -225,7 +225,7 @@ async def _published(
 
 
 class ReadView:
-    """What readers may ask of one replica."""
+    """The readers' view of one replica."""
 
     def __init__(self, context: PartitionContext, copies: Copies) -> None:
         self.fetched_bytes = 0

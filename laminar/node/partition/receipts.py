@@ -12,7 +12,7 @@ from laminar.http.api.problems import Problem
 
 @dataclass(slots=True)
 class Receipt:
-    """Where the records of one append are: their first offset and their number.
+    """The place of the records of one append: their first offset and their number.
 
     `duplicate`: they were appended by an earlier request, of which this one was a repetition.
     """

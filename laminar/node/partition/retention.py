@@ -78,7 +78,10 @@ class Retention:
         hold_ms: int,
         reading_from: Callable[[bytes, int], int | None] = lambda group, member: None,
     ) -> None:
-        """`reading_from(group, replica id)` returns the entry that a catch-up reads next, or None."""
+        """Make the retention of one shard.
+
+        `reading_from(group, replica id)` returns the entry that a catch-up reads next, or None.
+        """
         self._clock = clock
         self._reading_from = reading_from
         self._rules_of = rules_of

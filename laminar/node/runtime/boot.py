@@ -45,7 +45,7 @@ def node_roles(shards: int) -> list[Role]:
 
 
 class Addresses(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a node can be reached. `host` is the one given to others, not the one that is bound."""
+    """The addresses of a node. `host` is the one given to others, not the one that is bound."""
 
     host: str
     http_port: int
@@ -58,7 +58,7 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildState(IntEnum):
-    """What the supervisor knows of a child."""
+    """The state of a child as the supervisor knows it."""
 
     STARTING = 0
     READY = 1
@@ -125,7 +125,7 @@ class ChildSockets:
 
 @dataclass(slots=True, kw_only=True)
 class Boot:
-    """What a child starts with: everything that it cannot find out by itself."""
+    """The values that a child starts with: everything that it cannot find out by itself."""
 
     settings: Settings
     data_directory: str

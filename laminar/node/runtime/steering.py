@@ -75,7 +75,7 @@ def why_not(wish: str, cpus: Sequence[int] | None, found: Sequence[Interface], h
 
 @dataclass(slots=True)
 class Steering:
-    """One node's share in the programs of its interfaces."""
+    """One node's use of the XDP programs on its network interfaces, which it shares with other nodes."""
 
     wish: str
     """The setting: `auto`, `require`, `off`."""

@@ -32,7 +32,7 @@ MOST_NAMES = 50
 
 
 class LostManifest:
-    """Restores the manifest of one shard from the catalog."""
+    """The restoration of one shard's manifest from the catalog."""
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard

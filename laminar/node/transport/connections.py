@@ -66,7 +66,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _LinkState:
-    """What is known of one link: who opened it, how far the handshake is, and the peer at the other end."""
+    """The state of one link: who opened it, how far the handshake is, and the peer at the other end."""
 
     greeting: Initiator | Acceptor | None
     dialer: Dialer | None
@@ -82,7 +82,7 @@ class _LinkState:
 
 
 class ConnectionsOwner(Protocol):
-    """What the connections ask of the transport they belong to."""
+    """The transport that connections belong to, as they use it."""
 
     node: str
     on_up: Callable[[Peer], None]

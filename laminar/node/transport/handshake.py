@@ -49,7 +49,7 @@ class HandshakeError(Exception):
     """The peer was refused. `.reason` is the counter's name in `Transport.statistics()`."""
 
     def __init__(self, reason: str, detail: str, *, outdated: bool = False) -> None:
-        """`outdated`: the peer has shown that the cluster was recovered, without this node."""
+        """Make a refusal; `outdated`: the peer has shown that the cluster was recovered without this node."""
         super().__init__(detail)
         self.reason = reason
         self.outdated = outdated

@@ -32,7 +32,7 @@ ASK_TIMEOUT_S = 5.0
 
 
 class Release(Protocol):
-    """Lets a recovering replica vote for logs that reach an entry; see `Driver.release`."""
+    """The call that lets a recovering replica vote for logs that reach an entry (`Driver.release`)."""
 
     def __call__(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
         """Return whether it applied."""

@@ -36,7 +36,7 @@ class HealthReport(msgspec.Struct, frozen=True):
 
 
 class Watch:
-    """Reports the health of one shard's partitions, and gathers the reports of its siblings."""
+    """The health of one shard's partitions, and of those of its siblings."""
 
     def __init__(self, services: HostServices) -> None:
         self._services = services

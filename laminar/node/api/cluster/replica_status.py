@@ -66,7 +66,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
 
 
 class ReplicaStatus:
-    """Gathers the states of a topic's replicas from the shards that have them."""
+    """The states of a topic's replicas, gathered from the shards that have them."""
 
     def __init__(
         self,

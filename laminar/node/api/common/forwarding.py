@@ -106,7 +106,7 @@ def decode_response(passed: PassedResponse) -> Response:
 
 
 class Forwarder:
-    """Stands for the connection of a request that another shard passed on."""
+    """A substitute for the connection of a request that another shard passed on."""
 
     def __init__(self, peer: Peer) -> None:
         self.context: Any = None
@@ -143,7 +143,7 @@ class Caller(Protocol):
 
 
 class Exchange:
-    """Calls the methods of other shards."""
+    """The caller of other shards' methods."""
 
     def __init__(self, transport: Caller) -> None:
         self._transport = transport

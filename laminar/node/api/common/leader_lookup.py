@@ -38,7 +38,7 @@ class _LeaderQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Locator:
-    """Finds leaders and replicas of partitions for one shard."""
+    """The lookup of leaders and replicas for one shard."""
 
     def __init__(self, services: ShardServices, exchange: Exchange) -> None:
         self._services = services

@@ -225,7 +225,7 @@ class Datagrams(asyncio.DatagramProtocol):
 
 
 class _Asked:
-    """What an answer needs to know of its request."""
+    """The parts of a request that its answer needs."""
 
     __slots__ = ("address", "number", "size_bytes")
 

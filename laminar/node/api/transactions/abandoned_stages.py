@@ -64,7 +64,7 @@ class Coordinators(Protocol):
 
 
 class AbandonedStages:
-    """Removes what abandoned transactions left in the partitions that are led in this process."""
+    """The removal of what abandoned transactions left in the partitions that are led in this process."""
 
     def __init__(self, services: ShardServices, coordinators: Coordinators) -> None:
         self._services = services

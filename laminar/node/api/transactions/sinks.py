@@ -122,7 +122,7 @@ class ForgetRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To a coordinator: the first `limit` sinks by name after `after` that begin with `prefix`."""
+    """To a coordinator: list the first `limit` sinks by name after `after` that begin with `prefix`."""
 
     topic: str
     partition: int
@@ -140,7 +140,7 @@ class OverRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To a coordinator: an `operation` on a sink.
+    """To a coordinator: carry out an `operation` on a sink.
 
     Begin it, or report its state; `end` an epoch of it; `commit` with what is to be committed; `name`
     with the id that a producer's new name gets; `delete` it, and report that it is `deleted`.
@@ -176,7 +176,7 @@ AnyRequest = (
 
 
 class MakeTopic(Protocol):
-    """Creates an internal topic unless it exists."""
+    """The call that creates an internal topic unless it exists."""
 
     async def __call__(self, topic: str, *, partitions: int) -> None:
         """Create `topic`. Raises `Problem`."""

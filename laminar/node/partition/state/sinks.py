@@ -79,7 +79,7 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
-    """Batch `number`, staged under `epoch`, is committed in these partitions."""
+    """The decision that batch `number`, staged under `epoch`, is committed in these partitions."""
 
     number: int
     epoch: int
