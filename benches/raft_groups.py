@@ -32,7 +32,7 @@ from laminar.node.consensus.replica import Replica, initial_frame
 from laminar.node.host.settings import Settings
 from laminar.node.runtime.boot import Addresses, Boot, StatusBoard
 from laminar.node.runtime.cluster_view import ViewMessage
-from laminar.node.runtime.process import Process, open_home
+from laminar.node.runtime.process import Process, open_store
 from laminar.node.transport.transport import Address, TcpAddress
 from membership.boot_history import BootRecord
 from membership.records import CatalogState, NodeRecord
@@ -323,7 +323,7 @@ def run_node(node: str, folder: Path, sockets: Sequence[socket.socket], orders: 
         lifeline=-1,
         ready_fd=-1,
     )
-    storage = open_home(boot, str(folder / "home"))
+    storage = open_store(boot, str(folder / "home"))
 
     async def main() -> None:
         process = GroupProcess(boot, storage=storage, ports=ports)

@@ -29,8 +29,8 @@ from laminar.node.runtime.boot import CONTROLLER, Boot, ChildState, Role, Status
 from laminar.node.runtime.data_folder import DataFolder, open_data_folder
 from laminar.node.runtime.environment import Environment
 from laminar.node.runtime.listeners import NodeSockets
-from laminar.node.runtime.process import Process, open_home
-from laminar.node.shard.shard import home_of
+from laminar.node.runtime.process import Process, open_store
+from laminar.node.shard.shard import store_of
 from laminar.node.supervisor import open_sockets_of
 
 _log = logging.getLogger("laminar.embedded")
@@ -96,8 +96,8 @@ class EmbeddedNode:
         loop = asyncio.get_running_loop()
         for role in _ROLES:
             boot = self._boot(role)
-            home = controller_store(boot.data_directory) if role == CONTROLLER else home_of(boot)
-            storage = await loop.run_in_executor(None, open_home, boot, home)
+            store = controller_store(boot.data_directory) if role == CONTROLLER else store_of(boot)
+            storage = await loop.run_in_executor(None, open_store, boot, store)
             process = self._processes[role] = make_process(boot, storage)
             self._running[role] = loop.create_task(self._run(process), name=f"laminar {role_name(role)}")
         ready = loop.create_task(self._all_ready())

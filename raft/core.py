@@ -158,9 +158,9 @@ class Core:
         # The latest incarnation of ours that is known to have existed: the next one must be above it.
         self.last_incarnation = incarnation
         # What the last `Ready` said.
-        self._told_commit = self._log.committed_index
-        self._told_role = (self.role, self.term, self.leader_id)
-        self._told_configuration = self.configuration
+        self._reported_commit = self._log.committed_index
+        self._reported_role = (self.role, self.term, self.leader_id)
+        self._reported_configuration = self.configuration
 
     # What a driver may look at
 
@@ -666,14 +666,14 @@ class Core:
         if candidacy.hard_state_changed:
             candidacy.hard_state_changed = False
             hard_state = HardState(candidacy.term, candidacy.vote)
-        if log.committed_index != self._told_commit:
-            committed_index = self._told_commit = log.committed_index
-        told_role = (candidacy.role, candidacy.term, candidacy.leader_id)
-        if told_role != self._told_role:
-            self._told_role = told_role
-            became = Became(*told_role)
-        if log.configurations.current is not self._told_configuration:
-            configuration = self._told_configuration = log.configurations.current
+        if log.committed_index != self._reported_commit:
+            committed_index = self._reported_commit = log.committed_index
+        new_role = (candidacy.role, candidacy.term, candidacy.leader_id)
+        if new_role != self._reported_role:
+            self._reported_role = new_role
+            became = Became(*new_role)
+        if log.configurations.current is not self._reported_configuration:
+            configuration = self._reported_configuration = log.configurations.current
         return Ready(
             hard_state,
             truncate_from,

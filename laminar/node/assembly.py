@@ -11,7 +11,7 @@ from laminar.node.api.app import Api
 from laminar.node.catalog.controller import Controller
 from laminar.node.runtime.boot import CONTROLLER, Boot
 from laminar.node.runtime.process import Process, run_process
-from laminar.node.shard.shard import Shard, home_of
+from laminar.node.shard.shard import Shard, store_of
 
 
 def make_shard(boot: Boot, storage: Storage) -> Shard:
@@ -26,4 +26,4 @@ def make_process(boot: Boot, storage: Storage) -> Process:
 
 def run_shard(boot: Boot) -> int:
     """Run a shard as this process until it ends; return the exit code."""
-    return run_process(boot, home_of(boot), make_shard)
+    return run_process(boot, store_of(boot), make_shard)

@@ -123,7 +123,7 @@ MUTANTS = (
     _one(
         "what an index says is cut off the end of a segment is not believed",
         "segment.loading",
-        "_made_anew",
+        "_rebuilt_segment",
         "hinted_size=_ANY_SIZE if sealed else size",
         "hinted_size=size",
         f"{HOLES}::test_what_the_index_knows_of_what_is_cut_off_costs_no_mark",
@@ -469,7 +469,7 @@ MUTANTS = (
         "entries are acknowledged before it is recorded that they may not be synced",
         "partition_log.log",
         "Log.append",
-        "if interval and not self._told_unsynced:",
+        "if interval and not self._noted_unsynced:",
         "if False:",
         f"{INTERVAL_CRASHES}::test_a_power_loss_at_any_step_keeps_what_was_synced_and_says_so",
     ),

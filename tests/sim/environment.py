@@ -129,11 +129,11 @@ class SimEnvironment(Environment):
         return random.Random(self._machine.world.rng.getrandbits(64))
 
     def storage(
-        self, home: str, logs_directory: str, *, settings: StorageSettings, forget: bool = False
+        self, store: str, logs_directory: str, *, settings: StorageSettings, forget: bool = False
     ) -> Storage:
         return Storage.open(
             self._machine.disk,
-            home,
+            store,
             logs_directory,
             settings=SIZES,
             rng=self.rng(),

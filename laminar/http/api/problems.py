@@ -155,7 +155,7 @@ _ROWS: Final = (
     ),
     _row("offset_expired", 410, "The offset lies before the partition's start", family="OffsetExpired"),
     _row(
-        "made_anew",
+        "partition_recreated",
         410,
         "The partition of this id was deleted, and another has its name",
         hint="`limit` is the id of the partition that has the name now.",

@@ -437,7 +437,7 @@ class SegmentWriter:
         files.end_index, files.end_term, files.end_offset = end.index, end.term, end.offset
         self._dirty_directories[self._logs_directory] = None
         self._remove(files, loaded.stale + loaded.unreadable)
-        for segment in loaded.made_anew:
+        for segment in loaded.rebuilt:
             if segment not in loaded.segments:
                 continue  # it became stale
             segment.file.make_missing()

@@ -108,7 +108,7 @@ class Log:
         # Whether entries count when they are written. Never in recovery: it syncs what it appends.
         self._interval = False
         # Whether the journal says that entries may be acknowledged before they are synced.
-        self._told_unsynced = False
+        self._noted_unsynced = False
 
     def _offer_lookups(self) -> None:
         """Offer the answers of the log's parts as its own methods, without a call in between."""
@@ -258,7 +258,7 @@ class Log:
         next_offset, last_time = entries.next_offset, entries.last_append_time_ms
         changes, interval = self._changes, self._interval
         must_sync = not interval
-        if interval and not self._told_unsynced:
+        if interval and not self._noted_unsynced:
             self._tell_unsynced()
         segment = entries.segments[-1] if entries.segments else None
         try:
@@ -326,7 +326,7 @@ class Log:
 
         So a start after a power loss knows.
         """
-        self._told_unsynced = True
+        self._noted_unsynced = True
         self._changes.record(record_head(RecordKind.UNSYNCED, self.log_id, 0), b"", Unsynced(self.files))
 
     def _note_unsynced(self, number: int) -> None:
@@ -466,7 +466,7 @@ class Log:
         self._check_works()
         self.policy = policy
         self._interval = policy.is_interval
-        self._told_unsynced &= policy.is_interval
+        self._noted_unsynced &= policy.is_interval
         self._changes.record(
             record_head(RecordKind.POLICY, self.log_id, POLICY.size),
             POLICY.pack(policy.interval_ms, policy.interval_records),
@@ -484,7 +484,7 @@ class Log:
 
         An append after it records first that entries may be unsynced.
         """
-        self._told_unsynced = False
+        self._noted_unsynced = False
 
     def counts_up_to(self, number: int) -> None:
         """Count all changes up to the running `number` as durable enough to acknowledge."""

@@ -40,7 +40,7 @@ class Loaded:
     """The segments of a log up to `last_index`.
 
     `stale` are segments on disk of entries that were truncated or trimmed since, `unreadable` those of
-    entries that the log should have but that could not be identified. `made_anew` are those with a
+    entries that the log should have but that could not be identified. `rebuilt` are those with a
     rebuilt index. `holes` are damages known already. `short` says that entries the checkpoint names are
     missing at the end; `unknown` that some inside could not be identified.
     """
@@ -48,7 +48,7 @@ class Loaded:
     segments: list[Segment] = field(default_factory=list)
     stale: list[SegmentFile] = field(default_factory=list)
     unreadable: list[SegmentFile] = field(default_factory=list)
-    made_anew: list[Segment] = field(default_factory=list)
+    rebuilt: list[Segment] = field(default_factory=list)
     holes: list[Damage] = field(default_factory=list)
     short: bool = False
     unknown: bool = False
@@ -77,23 +77,23 @@ def load_segments(disk: Disk, files: LogFiles, *, last_index: int, goes_on: bool
         before = _end_of(loaded, files.start)
         segment = _load(file, files.log_id, last, before)
         if segment is None:
-            segment = _made_anew(file, last, before, sealed=sealed)
+            segment = _rebuilt_segment(file, last, before, sealed=sealed)
             if not segment.count or (first > before.index and segment.first_offset < before.next_offset):
                 loaded.unreadable.append(file)
                 loaded.short |= not sealed
                 continue
-            loaded.made_anew.append(segment)
+            loaded.rebuilt.append(segment)
         if first > before.index + 1:
             _leave_hole(loaded, files, segment)
         loaded.segments.append(segment)
     for segment in loaded.segments:
         segment.file.holds_rows(segment.count)
     loaded.short |= _end_of(loaded, files.start).index < last_index
-    loaded.unknown = any(UNKNOWN_KIND in _kinds(segment, files.start) for segment in loaded.made_anew)
+    loaded.unknown = any(UNKNOWN_KIND in _kinds(segment, files.start) for segment in loaded.rebuilt)
     loaded.holes = [
         hole
         for segment in loaded.segments
-        for hole in (_holes_in(segment) if segment in loaded.made_anew else _hole_at_end(segment))
+        for hole in (_holes_in(segment) if segment in loaded.rebuilt else _hole_at_end(segment))
         if hole.last_index > files.start.index
     ]
     return loaded
@@ -111,21 +111,21 @@ def _leave_hole(loaded: Loaded, files: LogFiles, following: Segment) -> None:
 
     They count as entries of the segment before them; at the log's start, of a segment of their own.
     """
-    while loaded.segments and loaded.segments[-1] not in loaded.made_anew:
+    while loaded.segments and loaded.segments[-1] not in loaded.rebuilt:
         # All its rows are needed, as its index file is to be rewritten.
         old = loaded.segments.pop()
-        segment = _made_anew(old.file, old.last_index, _end_of(loaded, files.start), sealed=True)
+        segment = _rebuilt_segment(old.file, old.last_index, _end_of(loaded, files.start), sealed=True)
         if not segment.count:
             loaded.unreadable.append(old.file)
             continue
         loaded.segments.append(segment)
-        loaded.made_anew.append(segment)
+        loaded.rebuilt.append(segment)
     before = _end_of(loaded, files.start)
     if not loaded.segments:
         first_index = before.index + 1
         file = files.new_segment(first_index, exists=True)
         loaded.segments.append(Segment(first_index, file, first_offset=before.next_offset))
-        loaded.made_anew += loaded.segments
+        loaded.rebuilt += loaded.segments
     segment = loaded.segments[-1]
     count = following.first_index - before.index - 1
     segment.hold(segment.tail + missing_rows(before, count, following.first_offset))
@@ -225,7 +225,7 @@ def _lies_there(file: SegmentFile, row: IndexEntry) -> bool:
     return is_header_of(header, row) or header_row(header, row.position) is None
 
 
-def _made_anew(file: SegmentFile, last: int, before: IndexEntry, *, sealed: bool) -> Segment:
+def _rebuilt_segment(file: SegmentFile, last: int, before: IndexEntry, *, sealed: bool) -> Segment:
     """Return the segment with rows rebuilt from its frames, as many as there are up to `last`.
 
     For a `sealed` one the index file is also believed about what its end lacks: there certainly were

@@ -48,7 +48,7 @@ def _store(disk: ReadOnlyDisk, folder: Folder, store: StorePlace) -> Description
     numbers = journal_numbers(disk, store.directory)
     sizes = [size_of(disk, os.path.join(store.directory, journal_name(number))) or 0 for number in numbers]
     found: Description = {
-        "home": os.path.relpath(store.directory, folder.path),
+        "store": os.path.relpath(store.directory, folder.path),
         "live": store.live,
         "journal_files": len(numbers),
         "journal_bytes": sum(sizes),

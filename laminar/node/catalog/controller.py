@@ -476,5 +476,5 @@ class Controller(Process):
 
 def run(boot: Boot) -> int:
     """Run the controller's process and return its exit code."""
-    home = controller_store(boot.data_directory)
-    return run_process(boot, home, lambda boot, storage: Controller(boot, storage=storage))
+    store = controller_store(boot.data_directory)
+    return run_process(boot, store, lambda boot, storage: Controller(boot, storage=storage))

@@ -124,8 +124,8 @@ class StoppedNode:
     @asynccontextmanager
     async def _catalog(self) -> AsyncIterator[tuple[Storage, ReplicaEntry, Log, ConfigurationRecord]]:
         """Recover the controller's store and yield it with the catalog's entry, log and configuration."""
-        home = controller_store(self._directory)
-        storage = Storage.open(self._disk, home, logs_directory(self._directory))
+        store = controller_store(self._directory)
+        storage = Storage.open(self._disk, store, logs_directory(self._directory))
         try:
             entry = next((each for each in storage.manifest.entries if each.topic == ""), None)
             log = storage.logs.get(storage.resolve(entry.log_id)) if entry is not None else None

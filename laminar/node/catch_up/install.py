@@ -67,7 +67,7 @@ class Abandoned(Exception):
     """This catch-up ends without a switch; the text says why."""
 
 
-class Home(Protocol):
+class InstallHost(Protocol):
     """The services that an installer needs of its shard."""
 
     @property
@@ -120,13 +120,13 @@ class Installer:
 
     def __init__(
         self,
-        home: Home,
+        host: InstallHost,
         *,
         by_group: Mapping[bytes, Partition],
         address_of: Callable[[str, Replica], Address | None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        self._home = home
+        self._host = host
         self._by_group = by_group
         self._address_of = address_of
         self._spawn = spawn
@@ -161,9 +161,9 @@ class Installer:
         failed = self._failed.get(offer.group)
         if failed is not None and failed.source == peer.node and _now_s() < failed.until_s:
             return f"the last try came to nothing: the next in {failed.until_s - _now_s():.1f} s"
-        if self._home.entry_of(offer.group) is None:
+        if self._host.entry_of(offer.group) is None:
             return "the manifest does not name the replica's log yet"
-        return self._home.refusal()
+        return self._host.refusal()
 
     # -- one catch-up ------------------------------------------------------------------
 
@@ -171,28 +171,28 @@ class Installer:
         replica = partition.replica
         name = replica.name
         new: Log | None = None
-        home = self._home
+        host = self._host
         try:
-            replica.core.inhibit_campaign(True, now_ms=home.now_ms())
-            new = home.storage.create_log(new_name(partition.topic, partition.number))
+            replica.core.inhibit_campaign(True, now_ms=host.now_ms())
+            new = host.storage.create_log(new_name(partition.topic, partition.number))
             await self._build(partition, new, offer, node)
             entry = await self._switch(partition, new)
             new = None
             self.installed += 1
             self._failed.pop(offer.group, None)
             _log.info("%s: the log was replaced by a copy from %s", name, node)
-            await home.log_replaced(entry)
+            await host.log_replaced(entry)
         except (Abandoned, TransportError, StorageError, BrokenChain, msgspec.MsgspecError) as error:
             self.abandoned += 1
             self._leave_alone(offer.group, node)
             _log.warning("%s: catch-up from %s failed: %s", name, node, error)
         finally:
             del self.running[offer.group]
-            if home.driver.is_current(replica):
-                replica.core.inhibit_campaign(False, now_ms=home.now_ms())
-                home.driver.process_ready(replica)
-            if new is not None and new.log_id in home.storage.logs:
-                dropped = home.storage.delete_log(new.log_id)
+            if host.driver.is_current(replica):
+                replica.core.inhibit_campaign(False, now_ms=host.now_ms())
+                host.driver.process_ready(replica)
+            if new is not None and new.log_id in host.storage.logs:
+                dropped = host.storage.delete_log(new.log_id)
                 dropped.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _leave_alone(self, group: bytes, node: str) -> None:
@@ -209,7 +209,7 @@ class Installer:
 
     async def _build(self, partition: Partition, new: Log, offer: Offer, node: str) -> None:
         """Fill the new log, and build the state snapshot with it."""
-        storage, progress = self._home.storage, self.running[offer.group]
+        storage, progress = self._host.storage, self.running[offer.group]
         beginning = await self._beginning(partition, offer, node)
         if beginning.index:
             new.set_start(
@@ -244,7 +244,7 @@ class Installer:
                 break
             before = pieces
             beginning = await self._beginning(partition, offer, node)
-        await self._check_snapshots(new, tables)
+        await self._write_snapshot(new, tables)
 
     async def _room(self, partition: Partition) -> None:
         """Wait a short while until this shard has room for more.
@@ -254,15 +254,15 @@ class Installer:
         """
         patient_until_s = _now_s() + ROOM_PATIENCE_S
         while True:
-            if not self._home.driver.is_current(partition.replica):
+            if not self._host.driver.is_current(partition.replica):
                 raise Abandoned("the replica has gone meanwhile")
-            if not self._home.storage.refusal:
+            if not self._host.storage.refusal:
                 return
             if _now_s() >= patient_until_s:
                 raise Abandoned(f"this shard has had no room for {ROOM_PATIENCE_S:g} s")
             await asyncio.sleep(PAUSE_S)
 
-    async def _check_snapshots(self, log: Log, tables: PartitionState) -> None:
+    async def _write_snapshot(self, log: Log, tables: PartitionState) -> None:
         """Write a state snapshot beside the new log, so that its replica opens without a replay.
 
         The replica can do without it, so a failure is only logged.
@@ -271,7 +271,7 @@ class Installer:
         if known is None:
             return
         try:
-            await self._home.storage.write_log_document(log, snapshot.NAME, msgspec.msgpack.encode(known))
+            await self._host.storage.write_log_document(log, snapshot.NAME, msgspec.msgpack.encode(known))
         except StorageClosed:
             raise
         except StorageError as error:
@@ -279,19 +279,19 @@ class Installer:
 
     async def _switch(self, partition: Partition, new: Log) -> ReplicaEntry:
         """Write the one record that makes the new log the replica's. Durable when this returns."""
-        home, replica, old = self._home, partition.replica, partition.log
-        await home.storage.sync_log(new)
+        host, replica, old = self._host, partition.replica, partition.log
+        await host.storage.sync_log(new)
         # From here to the record nothing may come between.
-        entry = home.entry_of(replica.group)
-        if entry is None or not home.driver.is_current(replica):
+        entry = host.entry_of(replica.group)
+        if entry is None or not host.driver.is_current(replica):
             raise Abandoned("the replica has gone meanwhile")
         refusal = refusal_to_replace(replica, new)
         if refusal:
             raise Abandoned(refusal)
-        home.driver.remove(replica.group, StorageClosed("its log is replaced by a newer one"))
+        host.driver.remove(replica.group, StorageClosed("its log is replaced by a newer one"))
         if old.recovering or old.incarnation:
             new.copy_recovering(old)
-        await home.storage.replace_log(old.log_id, new)
+        await host.storage.replace_log(old.log_id, new)
         return msgspec.structs.replace(entry, log_id=new.log_id)
 
     # -- asking ------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class Installer:
         if address is None:
             raise Abandoned(f"the address of {node} is not known")
         payload = msgspec.msgpack.encode(request)
-        return await self._home.transport.call(address, method, payload, timeout=CALL_TIMEOUT_S)
+        return await self._host.transport.call(address, method, payload, timeout=CALL_TIMEOUT_S)
 
     async def _beginning(self, partition: Partition, offer: Offer, node: str) -> Beginning:
         request = BeginningRequest(offer.group, offer.receiver)

@@ -208,8 +208,8 @@ class Releases:
                     for address, pairs in asked.items()
                 )
             )
-            for pairs, ends_told in zip(asked.values(), answers, strict=True):
-                for (replica, member), end in zip(pairs, ends_told, strict=True):
+            for pairs, reported in zip(asked.values(), answers, strict=True):
+                for (replica, member), end in zip(pairs, reported, strict=True):
                     if end is not None and not self._counts(replica, member, end):
                         end = None
                     if end is None:

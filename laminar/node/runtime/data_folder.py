@@ -99,11 +99,11 @@ class DataFolder:
         self.identity = msgspec.structs.replace(known, cluster_id=cluster_id, founding=False, epoch=epoch)
         _write(self.disk, self.directory, self.identity)
 
-    def record_boot_history(self, lives: tuple[BootRecord, ...]) -> None:
+    def record_boot_history(self, history: tuple[BootRecord, ...]) -> None:
         """Record the boot history, of which the last record is this start's; durable when it returns."""
         known = self.read_identity()
-        assert [each.nonce for each in lives[-1:]] == [each.nonce for each in known.boot_history[-1:]]
-        self.identity = msgspec.structs.replace(known, boot_history=lives)
+        assert [each.nonce for each in history[-1:]] == [each.nonce for each in known.boot_history[-1:]]
+        self.identity = msgspec.structs.replace(known, boot_history=history)
         _write(self.disk, self.directory, self.identity)
 
     def record_has_peers(self) -> None:

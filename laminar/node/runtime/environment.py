@@ -41,10 +41,10 @@ class Environment:
         return random.Random()
 
     def storage(
-        self, home: str, logs_directory: str, *, settings: StorageSettings, forget: bool = False
+        self, store: str, logs_directory: str, *, settings: StorageSettings, forget: bool = False
     ) -> Storage:
         """Recover a store directory. Blocks. `forget` as in `recover_store`."""
-        return Storage.open(self.disk, home, logs_directory, settings=settings, forget=forget)
+        return Storage.open(self.disk, store, logs_directory, settings=settings, forget=forget)
 
     async def read_bytes(self, path: str, position: int, size: int) -> bytes:
         """Return up to `size` bytes of a sealed segment's file, read beside the log's own readers."""

@@ -50,7 +50,7 @@ _log = logging.getLogger("laminar.process")
 _QUIET_S = 1.0
 _LONGEST_WAIT_S = 30.0
 
-STARTED_ANEW = (
+HOW_TO_REJOIN = (
     "Start it on an empty folder under a new name (--node); or, if this folder is to be kept in the cluster, "
     "`laminar catalog recover --into` first"
 )
@@ -127,7 +127,7 @@ class Process:
         self.methods[REPAIR] = self.repairs.answer
         self.transport.on_call = self._on_call
         self.transport.on_lost = self._on_lost
-        self.transport.on_outdated = lambda text: self.fatal(Unrecoverable(f"{text}. {STARTED_ANEW}"))
+        self.transport.on_outdated = lambda text: self.fatal(Unrecoverable(f"{text}. {HOW_TO_REJOIN}"))
 
     # -- to be said by each kind ---------------------------------------------------------
 
@@ -298,14 +298,14 @@ class Process:
         await self.storage.close()
 
 
-def open_home(boot: Boot, home: str) -> Storage:
+def open_store(boot: Boot, store: str) -> Storage:
     """Lock and recover the store directory of a controller or shard. Blocks; needs no loop.
 
     A shard asks the catalog what it held, should its manifest be lost. A controller cannot ask any process.
     """
     settings = boot.settings
     return boot.environment.storage(
-        home,
+        store,
         logs_directory(boot.data_directory),
         settings=StorageSettings(
             segment_size_bytes=settings.segment_size_bytes,
@@ -316,25 +316,25 @@ def open_home(boot: Boot, home: str) -> Storage:
     )
 
 
-def _open_when_there_is_room(boot: Boot, home: str) -> Storage | None:
-    """Call `open_home`, again while the disk is full; return None when asked to stop meanwhile."""
+def _open_when_there_is_room(boot: Boot, store: str) -> Storage | None:
+    """Call `open_store`, again while the disk is full; return None when asked to stop meanwhile."""
     tries = 0
     while True:
         try:
-            return open_home(boot, home)
+            return open_store(boot, store)
         except DiskError as error:
             if not is_retriable(error):
                 raise
-            _log.error("%s cannot be recovered now: %s", home, error)
+            _log.error("%s cannot be recovered now: %s", store, error)
         # The pipe ends when the supervisor does.
         if select.select([boot.lifeline], [], [], min(2.0**tries, _LONGEST_WAIT_S))[0]:
             return None
         tries += 1
 
 
-def run_process(boot: Boot, home: str, make: Callable[[Boot, Storage], Process]) -> int:
+def run_process(boot: Boot, store: str, make: Callable[[Boot, Storage], Process]) -> int:
     """Recover the store directory of a forked child, run its loop until stopped; return its exit code."""
-    storage = _open_when_there_is_room(boot, home)
+    storage = _open_when_there_is_room(boot, store)
     if storage is None:
         return 0
 

@@ -559,7 +559,7 @@ class Shard(Process):
             del self.partitions[(entry.topic, entry.partition)]
 
 
-def home_of(boot: Boot) -> str:
+def store_of(boot: Boot) -> str:
     """Return the shard's store directory. Blocks."""
     assert isinstance(boot.role, int)
     payload = Document(boot.environment.disk, boot.data_directory, "map").read()

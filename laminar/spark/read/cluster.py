@@ -45,7 +45,7 @@ EMPTY_ANSWERS: Final = 3
 # Of a record that is larger than a batch: Spark and Arrow hold a value whole, and below 2 GiB.
 MOST_LARGE_BYTES: Final = 1 << 30
 # Codes that say of a partition that it is deleted, whatever has its name now.
-NO_MORE: Final = ("no_such_topic", "no_such_partition", "made_anew")
+NO_MORE: Final = ("no_such_topic", "no_such_partition", "partition_recreated")
 
 _clusters: dict[tuple[int, Endpoints, int], Cluster] = {}
 _making = threading.Lock()

@@ -110,7 +110,7 @@ class ReplicaStatus:
                     address, "describe", topic, kind=list[ReplicaState], timeout_s=wait_s
                 )
                 asked.append(asyncio.ensure_future(asking))
-        await _until_told(asked, found, leaders=leaders)
+        await _until_reported(asked, found, leaders=leaders)
         known = ((view.partition(topic, state.partition), state) for state in found)
         return {
             (state.partition, state.node): state
@@ -171,7 +171,7 @@ class ReplicaStatus:
         return self.own_states(msgspec.msgpack.decode(payload, type=str))
 
 
-async def _until_told(
+async def _until_reported(
     asked: list[asyncio.Future[list[ReplicaState]]], found: list[ReplicaState], *, leaders: int | None
 ) -> None:
     """Add each answer to `found`; once `leaders` leaders have reported, wait only a moment for the rest.

@@ -142,7 +142,7 @@ class FetchRoutes:
         if record.group.hex() == wanted:
             raise Problem("not_a_replica", f"this node has not opened its replica of {named} yet")
         raise Problem(
-            "made_anew",
+            "partition_recreated",
             f"{named} of id {wanted} was deleted, and {named} was created again",
             field="id",
             value=wanted,

@@ -381,7 +381,9 @@ def test_a_reader_of_a_partition_is_not_given_another_of_its_name(
     for answer in deleted:
         problem(answer, 404, "no_such_topic")
     for path in reads:
-        problem(http.get(path, params={"id": old}), 410, "made_anew", value=old, limit=described["id"])
+        problem(
+            http.get(path, params={"id": old}), 410, "partition_recreated", value=old, limit=described["id"]
+        )
         assert 200 == http.get(path, params={"id": described["id"]}).status_code
     assert (1, described["id"]) == (described["end_offset"], http.get(partition.path).json()["id"])
     problem(partition.fetch(id="7"), 422, "invalid", field="id", value="7")
