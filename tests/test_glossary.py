@@ -16,12 +16,12 @@ EXEMPT = re.compile(r"docs/decisions/|docs/glossary\.md|docs/models/")
 # How often a word may still occur; no word may be added.
 STILL = {
     "given up": 24,
-    "nobody": 61,
+    "nobody": 60,
     "somebody": 12,
     "whoever": 19,
     "anew": 18,
     "so many": 11,
-    "told": 73,
+    "told": 72,
 }
 
 
