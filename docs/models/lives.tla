@@ -1,6 +1,6 @@
 -------------------------------- MODULE lives --------------------------------
-(* What transactions.tla leaves out: partitions forget what they published, and a name has several lives,
-   as its sink is deleted and begun anew. One name, batches 1..MaxN in each life.
+(* The part that transactions.tla leaves out: partitions forget what they published, and a name has several lives,
+   as its sink is deleted and begun again. One name, batches 1..MaxN in each life.
    As there, one step = one committed entry; every request, answer, driver and coordinator of every epoch and
    life stays in the air for ever, so it may come, or come again, at any time.
    A stage is <<batch, epoch, life, pin>>. By the first two a partition knows it. The life, of the driver who
@@ -12,7 +12,7 @@ VARIABLES epoch, life, drivers,   \* coordinator: epoch in its log; life; every 
           dec, done,              \* decisions of this life; highest batch that is finished
           deleting,               \* nothing is decided, partitions forget
           gone,                   \* partitions that did
-          air,                    \* every decision that ever was: somebody may still carry it out
+          air,                    \* every decision that ever was: a coordinator may still carry it out
           staged, pinned, pub,    \* per partition
           mem, forgets,           \* per partition: last batch known as published; how often it forgot
           pok, pack               \* answers in the air: pinned, published
@@ -94,6 +94,6 @@ Kept == \A d \in air : (d[1] = life /\ d[2] > done) => \A p \in P :   \* what is
           mem[p] >= d[2] \/ d[4][p] \in pinned[p]
 Whole == \A n \in 1..done : \A p \in P :                 \* what is said to be done is there
            \E i \in 1..Len(pub[p]) : pub[p][i][1] = life /\ pub[p][i][2] = n
-Fresh == deleting \/ \A p \in P : mem[p] <= Len(dec)    \* no driver is told that a batch is there which is not
+Fresh == deleting \/ \A p \in P : mem[p] <= Len(dec)    \* no driver gets the answer that a batch is there which is not
 NeverThird == \A p \in P : Len(pub[p]) < 3
 =============================================================================

@@ -1,23 +1,24 @@
 ----------------------------- MODULE recovering -----------------------------
-(* Raft with replicas that may have forgotten, and with changes of the configuration (docs/consensus.md, Marks).
+(* Raft with replicas that may have forgotten, and with changes of the configuration
+   (docs/consensus.md#recovering). A recovering replica is called marked here.
    One log. Replicas are Voters0 and Learners. An entry is [t |-> term, v |-> {}], or carries the voters that are
-   in force from where it stands in a log, committed or not. (index, term) names an entry.
-   Messages are what they may still say, for ever: so loss, delay, doubling and reordering come for free.
+   in force from its place in a log, committed or not. (index, term) names an entry.
+   Messages may be received for ever: so loss, delay, doubling and reordering need no steps of their own.
      appends   tlog[t]: the log of term t's leader; any prefix of it may arrive at any replica whose term is not
                above t, also after the leader is gone
      answers   ack: <<term, replica, incarnation, index>>, the highest of each
      grants    <<term, candidate, replica, marked>>
-     goals     gm: <<term, replica, incarnation, index>>: the leader met this incarnation and says how far it must
-               hold the leader's log before its mark falls
+     goals     gm: <<term, replica, incarnation, index>>: the leader knows this incarnation; up to there it must
+               hold the leader's log before it is no longer marked
    Policy "interval": acknowledged when written; PowerLoss drops an unsynced suffix, raises the incarnation, sets
    the mark. A configuration is synced before anything follows it. Policy "commit": acknowledged when durable;
    PowerLoss is harmless and unmarked; Damage drops any suffix and sets the mark.
    HsLoss: a folder that goes back loses the term and the vote as well. Its replica comes back in a later term than
-   any it has seen, where it has voted for nobody (mutant "oldterm": in an older one).
-   A release: somebody asks every recorded replica twice. First for its incarnation (one instant stands for all
-   answers, as the second answer must name the same one), then for the end of its log, which one that leads does
-   not tell. Each marked replica, in that incarnation, may then grant as one without a mark to candidates whose
-   log is at least as late as the latest end: its floor. A replica whose own log is there may stand, a learner too. *)
+   any it has seen, where it has not voted (mutant "oldterm": in an older one).
+   A release: a process asks every recorded replica twice. First for its incarnation (one instant stands for all
+   answers, as the second answer must name the same one), then for the end of its log, which a leader does
+   not answer. Each marked replica, in that incarnation, may then grant as one without a mark to candidates whose
+   log is at least as late as the latest end: its floor. A replica whose own log reaches it may campaign, a learner too. *)
 EXTENDS Integers, Sequences, FiniteSets, TLC
 CONSTANTS Voters0, Learners, None, MaxTerm, MaxLen, MaxFaults, MaxChanges, MaxAsks, Policy, HsLoss, Settled, Mut
 VARIABLES term, voted, role, log, dur, rec, inc, faults,  \* replicas
@@ -291,10 +292,10 @@ LogMatching == \A i, j \in R : \A k \in 1..Min(Len(log[i]), Len(log[j])) :
                  log[i][k].t = log[j][k].t => Pre(log[i], k) = Pre(log[j], k)
 Data == bad # "data"            \* leader completeness, state machine safety; off once `lost`
 Promise == bad # "promise"      \* an acknowledged entry is nowhere, though at most F were marked
-(* Without changes: somebody can win if the voters in D are down. *)
+(* Without changes: some replica can win if the voters in D are down. *)
 Electable(D) == \E c \in R \ D : MajOf(Voters0, {v \in R \ (D \cup Marked) : UpToDate(c, v)})
 CanElect == MaxChanges = 0 => \A D \in SUBSET R : Cardinality(D \cup Marked) <= F => Electable(D)
-(* With all released: whoever has the latest log wins, with or without changes. *)
+(* With all released: a replica with the latest log wins, with or without changes. *)
 Latest(c) == \A r \in Recorded : UpToDate(c, r)
 CanRelease == \A c \in Recorded :
   Latest(c) /\ (\A r \in Recorded : rec[r] => floor[r] # None /\ AtLeast(Place(log[c]), floor[r]))
