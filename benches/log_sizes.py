@@ -53,7 +53,7 @@ class HollowDisk(UnsyncedDisk):
 
 
 def large_log(rig: Rig, *, total_bytes: int, rounds: int) -> dict[str, Found]:
-    """Seconds to open a log of so many bytes; MB/s at which its index is made anew; memory when read from."""
+    """Seconds to open a log of so many bytes; MB/s at which its index is rebuilt; memory when read from."""
     with rig.directory() as path:
         frame = build([bytes(1024)] * (BATCH_BYTES // 1024 - 4))
         with rig.storage(path, HollowDisk()) as storage:

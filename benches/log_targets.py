@@ -61,7 +61,7 @@ LOG_TARGETS: Mapping[str, LogTarget] = {
     **{f"append_{size}_us": _less(f"append {size:,} B", "µs", digits=2) for size in SIZES},
     **{f"read_{size}_us": _less(f"read {size:,} B, verified", "µs", digits=2) for size in SIZES},
     "open_s": _less("open a large log", "s", 0.5, digits=3),
-    "rebuild_mb_per_s": LogTarget("index made anew, log bytes", "MB/s", digits=0),
+    "rebuild_mb_per_s": LogTarget("index rebuilt, log bytes", "MB/s", digits=0),
     "rss_1000_mib": _less("memory, 1,000 partitions read from", "MiB"),
     "rss_large_mib": _less("memory, a large log read from", "MiB"),
     "cold_reader": LogTarget(
