@@ -25,7 +25,7 @@ DEFAULT_TIMEOUT_S = 30.0
 
 
 class Client:
-    """A cluster, as seen from one event loop. Open it with ``async with``."""
+    """A connection to a cluster, for one event loop. Open it with ``async with``."""
 
     def __init__(
         self, endpoints: Endpoints, *, timeout: float, seed: int | None = None, shared_port: bool = False
@@ -64,7 +64,7 @@ class Client:
 
     @property
     def session(self) -> Session:
-        """The client's engine room; not a stable interface."""
+        """The session behind this client; not a stable interface."""
         if self._session is None or self._session.closed:
             raise ConfigError("the client is not open", code="not_open", hint="`async with connect(...)`")
         return self._session
@@ -74,7 +74,7 @@ class Client:
     @overload
     def topic(self, name: str, codec: Codec[T]) -> Topic[T]: ...
     def topic(self, name: str, codec: Codec[Any] | None = None) -> Topic[Any]:
-        """A topic by name, without asking whether it is there."""
+        """Return a topic by name, without asking whether it exists."""
         if codec is not None:
             return Topic(self.session, name, codec)
         known = self._topics.get(name)
@@ -93,11 +93,14 @@ class Client:
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> Topic[bytes]:
-        """Make a topic; what is None is the server's default.
+        """Create a topic. Settings that are None take the server's defaults.
 
-        `Unavailable` (`too_few_nodes`) where fewer nodes are alive than replicas are wanted;
-        `allow_fewer_replicas` creates it with as many as there are, and it never gets more.
-        `AlreadyExists` if it is there with another configuration, or at all without `exist_ok`.
+        With `allow_fewer_replicas` it is created with as many replicas as there are nodes, and never gets
+        more.
+
+        Raises:
+            Unavailable: (`too_few_nodes`) fewer nodes are alive than replicas are wanted.
+            AlreadyExists: it exists with another configuration, or at all without `exist_ok`.
         """
         wanted: dict[str, Any] = {}
         if partitions is not None:
@@ -123,10 +126,15 @@ class Client:
         return self.topic(name)
 
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a topic and all its records.
+
+        Raises:
+            NotFound: there is no such topic.
+        """
         await self.topic(name).delete(timeout=timeout)
 
     async def topics(self, prefix: str = "") -> list[str]:
-        """The names of all topics that begin with `prefix`, sorted."""
+        """Return the names of all topics that begin with `prefix`, sorted."""
         names: list[str] = []
         after = ""
         while True:
@@ -140,14 +148,14 @@ class Client:
                 return sorted(names)
 
     def sink(self, name: str) -> Sink:
-        """A sink by name, without asking anything; this client has one epoch of it."""
+        """Return a sink by name, without asking anything; this client has one epoch of it."""
         known = self._sinks.get(name)
         if known is None:
             known = self._sinks[name] = Sink(self.session, name)
         return known
 
     async def sinks(self, prefix: str = "") -> list[SinkInfo]:
-        """All sinks whose names begin with `prefix`, by name."""
+        """Return all sinks whose names begin with `prefix`, by name."""
         found: list[SinkInfo] = []
         after = ""
         while True:
@@ -168,11 +176,12 @@ class Client:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         timeout: float | None = None,
     ) -> Transaction:
-        """Batch `number` of `sink`: ``async with client.transaction("s", 7) as tx: tx.append(topic, value)``.
+        """Return batch `number` of `sink`, as a block.
 
-        It is committed whole when the block ends, over any topics and partitions, and once, however often it
-        is tried: a number that was committed is skipped (`Transaction.already`). This client begins the sink
-        at its first transaction, unless `epoch` is given; `Fenced` when somebody else began it since.
+        ``async with client.transaction("s", 7) as tx: tx.append(topic, value)``. It is committed whole when
+        the block ends, over any topics and partitions, and once, however often it is tried: a number that was
+        committed is skipped (`Transaction.already`). This client begins the sink at its first transaction,
+        unless `epoch` is given. Committing raises `Fenced` when another client began the sink since.
         """
         return Transaction(
             self.sink(sink),
@@ -184,7 +193,7 @@ class Client:
         )
 
     async def cluster(self) -> dict[str, Any]:
-        """``GET /v1/cluster``: nodes, shards and their URLs."""
+        """Return the answer of ``GET /v1/cluster``: nodes, shards and their URLs."""
         found: dict[str, Any] = await self.session.get_json("/v1/cluster")
         self.session.learn_nodes([node["url"] for node in found.get("nodes", ()) if node.get("url")])
         return found
@@ -192,7 +201,7 @@ class Client:
     async def request_json(
         self, method: str, path: str, body: Any = None, *, timeout: float | None = None
     ) -> Any:
-        """Any other resource of the HTTP interface: JSON in, JSON out, errors as `Error`."""
+        """Call any other resource of the HTTP interface: JSON in, JSON out, errors as `Error`."""
         answer = await self.session.call(
             method,
             path,
@@ -204,7 +213,7 @@ class Client:
         return answer.json()
 
     def statistics(self) -> dict[str, Any]:
-        """Retries, redirects, connections and reads by node since the client was opened."""
+        """Return retries, redirects, connections and reads by node since the client was opened."""
         session = self.session
         return {
             "retries": session.retries,
@@ -222,12 +231,12 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT_S,
     shared_port: bool = False,
 ) -> Client:
-    """A client for the cluster at `url`: a URL, a list of them, or None.
+    """Return a client for the cluster at `url`: a URL, a list of them, or None.
 
-    None means ``LAMINAR_URL``, else the command line's current context, else port 7070 here. No I/O
-    and no loop before ``async with``. `timeout` in seconds is the deadline of each call, over all
-    its retries. With `shared_port` no other port of a node is used: the source port that a connection
-    is bound to leads to the shard that it is for.
+    None means ``LAMINAR_URL``, else the command line's current context, else port 7070 here. No I/O and no
+    loop before ``async with``. `timeout` in seconds is the deadline of each call, over all its retries. With
+    `shared_port` no other port of a node is used: the source port that a connection is bound to leads to the
+    shard that it is for.
     """
     if timeout <= 0:
         raise ConfigError(f"timeout={timeout}", code="bad_timeout", field="timeout", value=timeout)

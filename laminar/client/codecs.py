@@ -24,9 +24,9 @@ class Codec(Generic[T]):
 
 
 def not_bytes(value: object) -> TypeError | None:
-    """What to say of a value that no batch can hold; None for one that it can.
+    """Return the error for a value that no batch can hold; None for a value that it can.
 
-    Said where the value is given: found only when its batch is built, it would cost the others in it too.
+    It is raised where the value is given: found only when its batch is built, it would fail the others too.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return None
@@ -39,7 +39,7 @@ def json(kind: type[T]) -> Codec[T]: ...
 @overload
 def json() -> Codec[Any]: ...
 def json(kind: Any = Any) -> Codec[Any]:
-    """JSON values of a msgspec Struct, dataclass, TypedDict or any other type msgspec knows.
+    """Return a codec for JSON values of a Struct, dataclass, TypedDict or any other type msgspec knows.
 
     A value that does not fit the type raises `msgspec.ValidationError` (a ValueError) when read.
     """

@@ -1,9 +1,8 @@
-"""What can go wrong, as exceptions of the client.
+"""The client's exceptions: one family under `Error`.
 
-One family under `Error`. A server's problem document (RFC 9457) becomes the class
-its code stands for, with every field kept; the client's own refusals use the same
-classes with codes of their own. Nothing else leaves the client's public functions
-for a fault of the network or the server.
+A server's problem document (RFC 9457) becomes the class that its code stands for, with every field kept; the
+client's own refusals use the same classes with codes of their own. No other exception leaves the client's
+public functions for a fault of the network or the server.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from laminar.http.api.problems import CODES
 
 
 class Error(Exception):
-    """The root. ``str()`` says what happened and, where known, what to do about it.
+    """Base of the client's errors. ``str()`` says what happened and, where known, what to do about it.
 
-    ``code`` is stable and made for programs; ``status`` is the HTTP status or 0 for the
-    client's own; ``outcome`` is ``"not_applied"``, ``"unknown"`` or None (nothing was to be
-    changed); ``fields`` holds every further member of the server's answer.
+    ``code`` is stable and made for programs; ``status`` is the HTTP status or 0 for the client's own;
+    ``outcome`` is ``"not_applied"``, ``"unknown"`` or None (nothing was to be changed); ``fields`` holds
+    every further member of the server's answer.
     """
 
     code: str
@@ -70,11 +69,11 @@ class Error(Exception):
 
 
 class ConfigError(Error):
-    """The client was given something it cannot work with; nothing was sent."""
+    """The client was given an argument or setting that it cannot use; nothing was sent."""
 
 
 class AuthError(Error):
-    """Who we are was not accepted (401) or is not enough (403)."""
+    """The credentials were not accepted (401) or do not permit this (403)."""
 
 
 class NotFound(Error):
@@ -82,15 +81,15 @@ class NotFound(Error):
 
 
 class AlreadyExists(Error):
-    """It exists already, and not as asked."""
+    """It exists already, with another configuration than asked for."""
 
 
 class PreconditionFailed(Error):
-    """A compare-and-set found something else: another consumer committed, or the log moved on."""
+    """A compare-and-set found another state: another consumer committed, or the log moved on."""
 
 
 class OffsetExpired(Error):
-    """The records asked for were given up by retention; ``fields`` name the earliest left."""
+    """The records asked for were trimmed by retention; ``fields`` name the earliest left."""
 
 
 class Fenced(Error):
@@ -98,11 +97,11 @@ class Fenced(Error):
 
 
 class Overloaded(Error):
-    """A budget is used up, here or at the server: ``field``, ``value`` and ``limit`` say which."""
+    """A budget is used up, in the client or at the server: ``field``, ``value`` and ``limit`` say which."""
 
 
 class Unavailable(Error):
-    """Nobody could answer just now: no leader, no connection, a node that is going down."""
+    """No node could answer at the moment: no leader, no connection, or a node that is shutting down."""
 
 
 class TimedOut(Unavailable, TimeoutError):
@@ -125,11 +124,11 @@ class Undelivered:
 
 
 class Unreadable(Error):
-    """Records whose producer wrote them so that they cannot be read: ``limit`` is the offset past them."""
+    """The producer wrote these records so that they cannot be read: ``limit`` is the offset after them."""
 
 
 class ProduceError(Error):
-    """Some of what was sent has no receipt: ``undelivered`` lists all of it, in order of sending."""
+    """Some records have no receipt: ``undelivered`` lists all of them, in order of sending."""
 
     def __init__(self, message: str, *, undelivered: Sequence[Undelivered], **more: Any) -> None:
         super().__init__(message, **more)
@@ -170,7 +169,7 @@ _MEMBERS = frozenset({"type", "title", "detail", "code", "status", "field", "val
 
 
 def from_problem(status: int, problem: Mapping[str, Any], *, asked: str) -> Error:
-    """The exception for an answer of `status` whose body was `problem` ({} if it was none).
+    """Return the exception for an answer of `status` whose body was `problem` ({} if it was none).
 
     `asked` is what the message names when the server said nothing better, e.g. ``PUT /v1/topics/a``.
     """

@@ -1,8 +1,7 @@
-"""What the client hands out: receipts, records, batches as read, descriptions.
+"""What the client returns: receipts, records, batches as read, descriptions.
 
-All of it is passive. A `ReadBatch` is a view of the part of a received frame that was asked
-for, with the partition it came from; a `Record` is a slotted view of one row of it. Nothing
-is decoded until it is looked at.
+All of it is passive. A `ReadBatch` is a view of the requested part of a received frame, with the partition it
+came from; a `Record` is a slotted view of one row of it. Nothing is decoded before it is used.
 """
 
 from __future__ import annotations
@@ -27,10 +26,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Receipt(NamedTuple):
-    """Where a record lies. A majority of its partition's ``replicas`` has it, and as many as the topic's
-    `min_replicas` (``synced``: on disk, not in memory).
+    """Where a record is, and how safe.
 
-    The offset is -1 where a producer with a name found that an earlier run had made the record durable.
+    A majority of its partition's ``replicas`` has it, and as many as the topic's `min_replicas` (``synced``:
+    on disk, not in memory). The offset is -1 where a named producer found that an earlier run had made the
+    record durable.
     """
 
     partition: int
@@ -50,23 +50,30 @@ class Record(Generic[T_co]):
 
     @property
     def topic(self) -> str:
+        """Name of its topic."""
         return self._batch.topic
 
     @property
     def partition(self) -> int:
+        """Number of its partition."""
         return self._batch.partition
 
     @property
     def offset(self) -> int:
+        """Its offset in the partition."""
         return self._batch.frame.base_offset + self._position
 
     @property
     def raw(self) -> bytes:
+        """The value as bytes, whatever the topic's codec; b"" for a large record."""
         return self._batch.frame.values[self._position]
 
     @property
     def value(self) -> T_co:
-        """Decoded by the topic's codec. Of a large record: b"" without one, with one an `Error`."""
+        """Value, decoded by the topic's codec.
+
+        Of a large record: b"" without a codec, an `Error` with one.
+        """
         frame = self._batch.frame
         if frame.is_large and self._batch.decode is not identity:
             raise Error(
@@ -79,25 +86,28 @@ class Record(Generic[T_co]):
 
     @property
     def large_bytes(self) -> int | None:
-        """The length of a value that is larger than a batch: `raw` is empty, `Topic.open` reads it.
+        """Length of a value that is larger than a batch; None for any other record.
 
-        None for any other record.
+        Then `raw` is empty, and `Topic.open` reads the value.
         """
         frame = self._batch.frame
         return size_of(frame) if frame.is_large else None
 
     @property
     def key(self) -> bytes | None:
+        """Key, or None."""
         keys = self._batch.frame.keys
         return None if keys is None else keys[self._position]
 
     @property
     def tag(self) -> str | None:
+        """Tag, or None."""
         tags = self._batch.frame.tags
         return None if tags is None else tags[self._position]
 
     @property
     def headers(self) -> Mapping[str, bytes]:
+        """Headers by name; {} if there are none."""
         headers = self._batch.frame.headers
         return {} if headers is None else headers[self._position]
 
@@ -108,16 +118,16 @@ class Record(Generic[T_co]):
 
     @property
     def time(self) -> datetime.datetime:
-        """`timestamp` as an aware datetime."""
+        """The `timestamp` as an aware datetime."""
         return datetime.datetime.fromtimestamp(self.timestamp / 1000, datetime.UTC)
 
     @property
     def text(self) -> str:
-        """The value as UTF-8; UnicodeDecodeError if it is none."""
+        """Value as UTF-8. Raises UnicodeDecodeError if it is none."""
         return self.raw.decode()
 
     def json(self) -> Any:
-        """The value as JSON; ValueError (msgspec's DecodeError) if it is none."""
+        """Return the value decoded from JSON. Raises ValueError (msgspec's DecodeError) if it is none."""
         return msgspec.json.decode(self.raw)
 
     def __repr__(self) -> str:
@@ -157,10 +167,12 @@ class ReadBatch(Generic[T_co]):
 
     @property
     def start_offset(self) -> int:
+        """Offset of the first record."""
         return self.frame.base_offset + self._first
 
     @property
     def next_offset(self) -> int:
+        """Offset after the last record."""
         return self.frame.base_offset + self._stop
 
     @property
@@ -168,7 +180,7 @@ class ReadBatch(Generic[T_co]):
         return self._first == 0 and self._stop == len(self.frame)
 
     def rest(self, offset: int) -> ReadBatch[T_co]:
-        """The records from `offset` on."""
+        """Return the records from `offset` on, as a batch."""
         return ReadBatch(
             self.frame,
             topic=self.topic,
@@ -181,12 +193,13 @@ class ReadBatch(Generic[T_co]):
 
     @property
     def values(self) -> Sequence[bytes]:
-        """The values as bytes, whatever the topic's codec."""
+        """Values as bytes, whatever the topic's codec."""
         values = self.frame.values
         return values if self._whole else values[self._first : self._stop]
 
     @property
     def keys(self) -> Sequence[bytes | None]:
+        """Keys, None for a record without one."""
         keys = self.frame.keys
         if keys is None:
             return [None] * len(self)
@@ -194,9 +207,11 @@ class ReadBatch(Generic[T_co]):
 
     @property
     def offsets(self) -> range:
+        """Offsets of the records."""
         return range(self.start_offset, self.next_offset)
 
     def records(self) -> Iterator[Record[T_co]]:
+        """Yield the records one by one."""
         for position in range(self._first, self._stop):
             yield Record(self, position)
 
@@ -204,7 +219,7 @@ class ReadBatch(Generic[T_co]):
         return self.records()
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """The batch's columns; values are not copied where they are not compressed."""
+        """Return the batch's columns; values are not copied where they are not compressed."""
         from laminar.batch.arrow.pyarrow_out import to_arrow  # pyarrow is an extra
 
         whole = to_arrow(self.frame)
@@ -215,13 +230,13 @@ class ReadBatch(Generic[T_co]):
 
 
 def identity(raw: bytes) -> bytes:
-    """The decoder of a topic without a codec."""
+    """Return `raw`: the decoder of a topic without a codec."""
     return raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicInfo:
-    """``GET /v1/topics/{t}``. ``raw`` is the whole answer."""
+    """A topic's description, from ``GET /v1/topics/{t}``. ``raw`` is the whole answer."""
 
     topic: str
     partitions: int
@@ -232,6 +247,7 @@ class TopicInfo:
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> TopicInfo:
+        """Read the answer of ``GET /v1/topics/{t}``."""
         return cls(
             topic=str(answer["topic"]),
             partitions=int(answer["partitions"]),
@@ -244,7 +260,10 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionInfo:
-    """A partition's row of ``GET /v1/topics/{t}/partitions``. Offsets: first kept, end of committed."""
+    """One partition of a topic, from ``GET /v1/topics/{t}/partitions``.
+
+    `start_offset` is the first that is kept, `end_offset` the end of what is committed.
+    """
 
     partition: int
     leader: str | None
@@ -257,6 +276,7 @@ class PartitionInfo:
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> PartitionInfo:
+        """Read one row of the answer."""
         replicas = answer.get("replicas") or ()
         return cls(
             partition=int(answer["partition"]),
@@ -272,9 +292,9 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorInfo:
-    """A cursor, by partition: where it stands, how many records it is behind, whose it is.
+    """A cursor, by partition: its position, its lag in records, its owner.
 
-    `overtaken_by` has the partitions where retention gave up records that the cursor never passed, and how
+    `overtaken_by` has the partitions where retention trimmed records that the cursor never passed, and how
     many; `lag` counts those too. `owners` are members of groups; `changed` is when it was moved last.
     """
 
@@ -288,16 +308,18 @@ class CursorInfo:
 
     @property
     def overtaken(self) -> bool:
-        """Whether records that it never passed are gone."""
+        """Whether records that the cursor never passed are gone."""
         return bool(self.overtaken_by)
 
     @property
     def total_lag(self) -> int:
-        """Records behind the ends of all its partitions."""
+        """Records between the cursor and the ends of all its partitions."""
         return sum(self.lag.values())
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> CursorInfo:
+        """Read a cursor's description."""
+
         def by_partition(name: str) -> dict[int, Any]:
             return {int(number): value for number, value in (answer.get(name) or {}).items()}
 
@@ -314,10 +336,10 @@ class CursorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trimmed:
-    """What `Topic.delete_before` gave up in a partition: `deleted` records from `from_offset` on.
+    """What `Topic.delete_before` removed from a partition: `deleted` records from `from_offset` on.
 
     `start_offset` is the first that is kept, at the border of a batch: at or before the offset asked for.
-    `held_back_by` are nodes whose replicas still have to read what was to go.
+    `held_back_by` are nodes whose replicas still have to read what was to be removed.
     """
 
     partition: int
@@ -329,6 +351,7 @@ class Trimmed:
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> Trimmed:
+        """Read the answer to a trim."""
         return cls(
             partition=int(answer["partition"]),
             deleted=int(answer["deleted"]),
@@ -350,7 +373,7 @@ class StagedPart(NamedTuple):
 class Staged(NamedTuple):
     """What one writer staged for batch `number` of a sink, under an epoch of it: small, and picklable.
 
-    Nobody sees its `records` before `Sink.commit`; what nobody commits goes away.
+    Its `records` are invisible before `Sink.commit`; what is never committed is dropped in time.
     """
 
     sink: str
@@ -361,11 +384,12 @@ class Staged(NamedTuple):
 
 
 class SinkInfo(NamedTuple):
-    """``GET /v1/sinks/{sink}``. `committed` is the last batch that was decided, None before the first.
+    """A sink's description, from ``GET /v1/sinks/{sink}``.
 
-    `publishing`: not all of its partitions show it yet. `fingerprint`: what its commit gave; "" for none.
-    `once`: it writes one batch, and is forgotten some time after. `changed`: its last beginning or commit.
-    `deleting`: its deletion has begun, and not every partition has forgotten it.
+    `committed` is the last batch that was decided, None before the first. `publishing`: not all of its
+    partitions show it yet. `fingerprint`: what its commit gave; "" for none. `once`: it writes one batch, and
+    is forgotten some time after. `changed`: its last beginning or commit. `deleting`: its deletion has begun,
+    and not every partition has forgotten it.
     """
 
     sink: str
@@ -379,6 +403,7 @@ class SinkInfo(NamedTuple):
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> SinkInfo:
+        """Read a sink's description."""
         committed = answer["committed"]
         return cls(
             str(answer["sink"]),

@@ -16,7 +16,7 @@ from laminar.client.consume.reader import Reader, Start, start_parameter
 from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode, Subscription
 from laminar.client.errors import ConfigError, OutcomeUnknown
 from laminar.client.net.session import Session, topic_path
-from laminar.client.policy.window import Outbox
+from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.produce.datagrams import Datagrams
 from laminar.client.produce.named_producer import Named, begin_named
 from laminar.client.produce.producer import (
@@ -25,7 +25,7 @@ from laminar.client.produce.producer import (
     Delivery,
     Guard,
     Producer,
-    lane_for,
+    queue_for,
 )
 from laminar.client.produce.sender import Sender
 from laminar.client.produce.uploads import PART_BYTES, Upload, check_partition, chunks_of
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Topic(Generic[T]):
-    """A topic by name; made by ``client.topic(name)`` without I/O. ``T`` is what its values are."""
+    """A topic by name; made by ``client.topic(name)`` without I/O. ``T`` is the type of its values."""
 
     def __init__(self, session: Session, name: str, codec: Codec[T] | None) -> None:
         self.name = name
@@ -65,8 +65,11 @@ class Topic(Generic[T]):
     ) -> Receipt:
         """Append one record; durable as the topic promises when this returns.
 
-        Appends that run at the same time are joined into batches. Never doubled, whatever happens
-        on the way; `OutcomeUnknown` if the deadline passed without a receipt.
+        Appends that run at the same time are joined into batches. A record is never appended twice, whatever
+        happens.
+
+        Raises:
+            OutcomeUnknown: the deadline passed without a receipt.
         """
         raw: Any = value if self.codec is None else self.codec.encode(value)
         return await self._append_raw(
@@ -91,16 +94,18 @@ class Topic(Generic[T]):
         timeout: float | None,
     ) -> Receipt:
         sender = await self._appending()
-        outbox = sender.outbox
+        accumulator = sender.accumulator
         if type(raw) is not bytes and (wrong := not_bytes(raw)) is not None:
             raise wrong
         if isinstance(key, str):
             key = key.encode()
-        lane = lane_for(outbox, key, partition)
+        queue = queue_for(accumulator, key, partition)
         if tag is None and headers is None and timestamp_ms is None:
-            pending = outbox.put(raw, key, lane)
+            pending = accumulator.put(raw, key, queue)
         else:
-            pending = outbox.put_with(raw, key, lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
+            pending = accumulator.put_with(
+                raw, key, queue, tag=tag, headers=headers, timestamp_ms=timestamp_ms
+            )
         delivery = Delivery(pending, len(pending.values) - 1)
         sender.wake()
         if timeout is None:
@@ -118,14 +123,14 @@ class Topic(Generic[T]):
             ) from None
 
     async def _appending(self) -> Sender:
-        """The sender that all plain appends of this topic share."""
+        """Return the sender that all plain appends of this topic share."""
         if self._appender is None or (
             self._appender.done() and (self._appender.cancelled() or self._appender.exception() is not None)
         ):
             self._appender = self._session.loop.create_task(self.open_sender(stop_on_failure=False))
         sender = self._appender.result() if self._appender.done() else await asyncio.shield(self._appender)
-        # Nobody asks for the failures of an append but the append itself.
-        sender.outbox.failures.clear()
+        # Only the append itself asks for its failures.
+        sender.accumulator.failures.clear()
         return sender
 
     async def open_sender(
@@ -138,7 +143,7 @@ class Topic(Generic[T]):
         guard: Guard | None = None,
         name: str | None = None,
     ) -> Sender:
-        """An engine with an outbox for this topic's partitions, under a new producer id or that of `name`."""
+        """Return a sender with an accumulator for this topic, under a new producer id or that of `name`."""
         places = await self._session.topic_map(self.name, timeout_s=timeout)
         named: Named | None = None
         if name is not None:
@@ -146,7 +151,7 @@ class Topic(Generic[T]):
                 self._session, self.name, name, partitions=len(places.places), timeout_s=timeout
             )
         route = Route.even(len(places.places))
-        outbox = Outbox(
+        accumulator = RecordAccumulator(
             partitions=len(places.places),
             partition_of_key=route.partition_of_key,
             batch_bytes=batch_bytes,
@@ -156,12 +161,12 @@ class Topic(Generic[T]):
             numbers=named.numbers if named is not None else None,
         )
         if named is not None:
-            for lane in outbox.lanes:
-                lane.epoch = named.epoch
+            for queue in accumulator.queues:
+                queue.epoch = named.epoch
         sender = Sender(
             self._session,
             self.name,
-            outbox,
+            accumulator,
             producer_id=os.urandom(16) if named is None else named.producer_id,
             accepts=named is not None,
             timeout_s=self._session.timeout_s if timeout is None else timeout,
@@ -179,14 +184,14 @@ class Topic(Generic[T]):
         window: int = 4,
         timeout: float | None = None,
     ) -> Producer[T]:
-        """A stream of records: batches of up to `batch_bytes`, up to `window` of a partition in flight.
+        """Return a producer: batches of up to `batch_bytes`, up to `window` of a partition in flight.
 
-        A record is sent as soon as its partition has nothing in flight, or a batch is full. `timeout`
-        in seconds is how long a record may go without its receipt, over all retries.
+        A record is sent as soon as its partition has nothing in flight, or a batch is full. `timeout` in
+        seconds is how long a record may go without its receipt, over all retries.
 
-        With a `name`, who has it is the only one: the one before is refused from now on (`Fenced`), and the
-        numbers that are given to `send` let this one go on where that one ended, without doubling a record.
-        Its batches are accepted before they are durable, and kept here until they are.
+        With a `name`, this producer is the only one of that name: the one before is refused from now on
+        (`Fenced`), and the numbers given to `send` let this one continue where that one ended, without
+        doubling a record. Its batches are accepted before they are durable, and kept here until they are.
         """
 
         async def begin(guard: Guard | None) -> Sender:
@@ -209,7 +214,7 @@ class Topic(Generic[T]):
     def datagrams(
         self, *, secret: str | None = None, partitions: int | None = None, timeout: float | None = None
     ) -> Datagrams[T]:
-        """Appends of small batches by datagram, for a program that keeps no connection.
+        """Return a sender of small batches by datagram, for a program that keeps no connection.
 
         `secret` is the cluster's, ``LAMINAR_SECRET`` if left out; a cluster without one needs none. With the
         number of `partitions` nothing is asked over HTTP at all. `timeout` in seconds is that of each append.
@@ -232,10 +237,10 @@ class Topic(Generic[T]):
     ) -> Receipt:
         """Append one record whose value is all that `source` gives: ``async for``, or `read` as of a stream.
 
-        Of any length, in the memory of a few parts; nobody sees anything of it before all is durable. It is
-        bytes, whatever the topic's codec; what ends within `part_bytes` is an ordinary record. `timeout` in
-        seconds is how long a part may go without its answer, over all retries. When this raises nothing is
-        appended, but for `OutcomeUnknown`.
+        Of any length, in the memory of a few parts; no reader sees any of it before all of it is durable. It
+        is bytes, whatever the topic's codec; what ends within `part_bytes` is an ordinary record. `timeout`
+        in seconds is how long a part may go without its answer, over all retries. When this raises nothing is
+        appended, except for `OutcomeUnknown`.
         """
         upload = await self.begin_upload(
             key,
@@ -265,7 +270,7 @@ class Topic(Generic[T]):
         part_bytes: int,
         timeout: float | None,
     ) -> Upload:
-        """`append_stream` for who writes by himself."""
+        """Return the upload behind `append_stream`, for a program that writes the parts itself."""
         if part_bytes < 1:
             raise ConfigError(
                 "a part has at least one byte", code="bad_part", field="part_bytes", value=part_bytes, limit=1
@@ -321,15 +326,15 @@ class Topic(Generic[T]):
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> Reader[T]:
-        """Records from `start`, or from where `cursor` was committed, to the end as it is now.
+        """Return a reader of the records from `start`, or from the position of `cursor`, to the present end.
 
-        `start`: ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or ``{partition: offset}``. With
-        `follow` it goes on for ever. `from_leader` reads only what is newest; without it any replica
-        answers that is not behind what this client has seen. `read_ahead_bytes` is per partition.
-        Where retention gave up what was to be read, `OffsetExpired` names the cursor, or with
-        ``on_expired="earliest"`` it goes on with what is left. Where records are damaged on all replicas,
-        or their producer wrote them so that nobody can read them, the reading fails; with
-        ``on_damage="skip"`` it goes on past them, and `Reader.skipped` names what was left out.
+        `start`: ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or ``{partition: offset}``. With `follow` it
+        continues for ever. `from_leader` reads only from leaders; without it any replica answers that has all
+        that this client has seen. `read_ahead_bytes` is per partition. Where retention trimmed records that
+        were to be read, `OffsetExpired` names the cursor; with ``on_expired="earliest"`` reading continues
+        with what is left. Where records are damaged on all replicas, or their producer wrote them so that
+        they cannot be read, reading fails; with ``on_damage="skip"`` it continues after them, and
+        `Reader.skipped` names what was left out.
         """
         decode: Any = identity if self.codec is None else self.codec.decode
         return Reader(
@@ -349,11 +354,11 @@ class Topic(Generic[T]):
         )
 
     def open(self, partition: int, offset: int, *, timeout: float | None = None) -> Value:
-        """The value of one record as a stream: ``async with topic.open(0, 812) as value``. Of any length.
+        """Return the value of one record, of any length, as a stream.
 
-        For records whose `large_bytes` is not None there is no other way; for any it works. `timeout` in
-        seconds is for each piece. `NotFound` where there is no such record (yet), `OffsetExpired` where it
-        is gone.
+        ``async with topic.open(0, 812) as value``. For records whose `large_bytes` is not None there is no
+        other way; for any it works. `timeout` in seconds is for each piece. Reading raises `NotFound` where
+        there is no such record (yet), `OffsetExpired` where it was trimmed.
         """
         return Value(self._session, self.name, partition, offset, timeout_s=timeout)
 
@@ -371,13 +376,13 @@ class Topic(Generic[T]):
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> Subscription[T]:
-        """Records as a member of a group, for ever: each partition is read by one member at a time.
+        """Return the topic's records as a member of a group: one member at a time reads a partition.
 
         ``mode="broadcast"``: by every member, each under its own name (`member`). A new group begins at
-        `start`: ``"earliest"``, ``"latest"`` or a time. Who is silent for `session` seconds (2 to 60, for all
-        members the same) is taken for dead, and others read on from what it committed. Who is to hand a
-        partition over may take `handover` seconds to commit what it was given of it.
-        `on_damage` as for `read`.
+        `start`: ``"earliest"``, ``"latest"`` or a time. A member that is silent for `session` seconds (2 to
+        60, the same for all members) counts as dead, and others continue from what it committed. A member
+        that is to hand a partition over may take `handover` seconds to commit the records that it was given
+        of it. `on_damage` as for `read`.
         """
         decode: Any = identity if self.codec is None else self.codec.decode
         return Subscription(
@@ -397,11 +402,11 @@ class Topic(Generic[T]):
         )
 
     async def cursors(self) -> list[str]:
-        """The names of all cursors."""
+        """Return the names of all cursors."""
         return [each.cursor for each in await self.describe_cursors()]
 
     async def describe_cursors(self) -> list[CursorInfo]:
-        """All cursors, by name: positions, lag, owners."""
+        """Return all cursors, by name: positions, lag, owners."""
         from urllib.parse import quote
 
         found: list[CursorInfo] = []
@@ -414,37 +419,42 @@ class Topic(Generic[T]):
         return found
 
     async def describe_cursor(self, name: str) -> CursorInfo:
-        """A cursor's positions, lag and owners; NotFound if there is none."""
+        """Return a cursor's positions, lag and owners. Raises `NotFound` if there is none."""
         return CursorInfo.from_answer(await self._session.get_json(cursor_path(self.name, name)))
 
     async def cursor(self, name: str) -> dict[int, int]:
-        """A cursor's committed positions by partition; {} if there is none."""
+        """Return a cursor's committed positions by partition; {} if there is none."""
         return await CursorState(self._session, self.name, name).load()
 
     async def set_cursor(self, name: str, positions: Mapping[int, int], *, force: bool = False) -> None:
-        """Move a cursor; `PreconditionFailed` if it was moved meanwhile, `Fenced` if a member owns it.
+        """Move a cursor. With `force` it is taken from its owners, whose next commit is refused.
 
-        With `force` it is taken from its owners, who are told at their next commit.
+        Raises:
+            PreconditionFailed: it was moved meanwhile.
+            Fenced: a member owns it.
         """
         state = CursorState(self._session, self.name, name)
         await state.load()
         await state.commit(positions, force=force)
 
     async def delete_cursor(self, name: str) -> None:
+        """Delete a cursor."""
         await CursorState(self._session, self.name, name).delete()
 
     # -- describing ----------------------------------------------------------------------------
 
     async def describe(self) -> TopicInfo:
+        """Return the topic's description."""
         return TopicInfo.from_answer(await self._session.get_json(topic_path(self.name)))
 
     async def partitions(self) -> list[PartitionInfo]:
+        """Return the partitions with their leaders, replicas and offsets."""
         answer = await self._session.get_json(f"{topic_path(self.name)}/partitions")
         rows = [PartitionInfo.from_answer(row) for row in answer["partitions"]]
         return sorted(rows, key=lambda row: row.partition)
 
     async def offsets(self, at: str = "latest") -> dict[int, int]:
-        """The offset in each partition at ``"earliest"``, ``"latest"`` or a time."""
+        """Return the offset in each partition at ``"earliest"``, ``"latest"`` or a time."""
         place = start_parameter(at, now_ms=time.time_ns() // 1_000_000)
         places = await self._session.topic_map(self.name)
         partitions = range(len(places.places))
@@ -456,9 +466,9 @@ class Topic(Generic[T]):
     async def delete_before(
         self, offset: int, *, partition: int = 0, dry_run: bool = False, timeout: float | None = None
     ) -> Trimmed:
-        """Give up a partition's records before `offset`, for ever; whole batches only, so perhaps a few less.
+        """Remove a partition's records before `offset`, for ever; whole batches only, so perhaps a few fewer.
 
-        With `dry_run` nothing happens but the answer. Doing it twice does no harm.
+        With `dry_run` nothing happens but the answer. Repeating it does no harm.
         """
         places = await self._session.topic_map(self.name, timeout_s=timeout)
         answer = await self._session.call(
@@ -471,7 +481,7 @@ class Topic(Generic[T]):
         return Trimmed.from_answer(answer.json())
 
     async def delete(self, *, timeout: float | None = None) -> None:
-        """Delete the topic and all its records, as it is now; NotFound if it is gone."""
+        """Delete the topic and all its records. Raises `NotFound` if it is gone."""
         description = await self._session.call("GET", topic_path(self.name), timeout_s=timeout)
         headers = {"If-Match": description.headers["etag"]} if "etag" in description.headers else {}
         await self._session.call(

@@ -167,13 +167,13 @@ class FakeCluster:
     async def _close(self) -> None:
         for server in self._servers:
             server.close()
-        for writers in self._writers.values():
-            for writer in list(writers):
-                writer.transport.abort()
-        for task in self._serving:
-            task.cancel()  # a long poll would wait for its time
-        await asyncio.gather(*self._serving, return_exceptions=True)
-        await asyncio.sleep(0.01)  # the transports' own last callbacks
+        # Also tasks of connections that are just accepted: a socket that is left open fails the test.
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in self._serving:
+                task.cancel()  # a long poll would wait for its time
+            await asyncio.wait(tasks)
+        for _ in range(3):
+            await asyncio.sleep(0)  # the transports' own last callbacks
 
     async def _serve(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers[node].add(writer)

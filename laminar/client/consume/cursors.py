@@ -1,7 +1,7 @@
-"""A named consumer's positions, as a client keeps and moves them.
+"""A cursor's positions, as a client keeps and moves them.
 
-`CursorState` compares what it sets with what was committed last, so that two who move one cursor notice
-each other. Who owns a cursor's partition is `laminar.client.consume.subscription`'s to say.
+`CursorState` compares what it sets with what was committed last, so that two clients that move one cursor
+notice each other. Which member owns a cursor's partition is decided in `laminar.client.consume.subscription`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from laminar.client.net.session import Session, topic_path
 
 
 def cursor_path(topic: str, name: str) -> str:
-    """Where the cursor is asked for and set."""
+    """Return the path of a cursor's resource."""
     return f"{topic_path(topic)}/cursors/{quote(name, safe='')}"
 
 
 class CursorState:
-    """A named consumer's positions: what was committed last, to compare with at the next commit."""
+    """A cursor's positions: what was committed last, to compare with at the next commit."""
 
     def __init__(self, session: Session, topic: str, name: str) -> None:
         self._session = session
@@ -32,7 +32,7 @@ class CursorState:
         self.owners: dict[int, str] = {}
 
     async def load(self) -> dict[int, int]:
-        """The committed positions by partition; {} for a new cursor."""
+        """Return the committed positions by partition; {} for a new cursor."""
         answer = await self._session.call("GET", self._target, accept=(404,))
         found = {} if answer.status == 404 else answer.json()
         self.committed = {int(key): _position(value) for key, value in found.get("positions", {}).items()}
@@ -40,9 +40,11 @@ class CursorState:
         return dict(self.committed)
 
     async def commit(self, positions: Mapping[int, int], *, force: bool = False) -> None:
-        """Set `positions` if nobody else moved the cursor since; PreconditionFailed if so.
+        """Set `positions`. With `force` the cursor is taken from those who owned it when it was loaded.
 
-        `Fenced` where others own it; with `force` it is taken from those who did when it was loaded.
+        Raises:
+            PreconditionFailed: another client moved the cursor since.
+            Fenced: others own it.
         """
         changed = {key: value for key, value in positions.items() if self.committed.get(key) != value}
         if force:
@@ -79,6 +81,7 @@ class CursorState:
         self.committed |= dict(changed)
 
     async def delete(self) -> None:
+        """Delete the cursor."""
         await self._session.call("DELETE", self._target, accept=(404,))
         self.committed = {}
 

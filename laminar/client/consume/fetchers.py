@@ -1,8 +1,8 @@
 """Batches of several partitions of a topic, read ahead by a fetcher each and joined by a queue.
 
-Batches of a partition come in order; partitions come as their answers do. Partitions may be added and
-dropped at any time: of one that was dropped nothing comes any more. It knows no cursor and hands out no
-records: who takes a batch says what that means.
+Batches of a partition come in order; partitions come as their answers do. Partitions may be added and dropped
+at any time: nothing more comes of one that was dropped. It knows no cursor and returns no single records:
+what it means that a batch was taken is the caller's to say.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def _decode(frame: memoryview, header: Header, *, whole: bool) -> Batch:
 
 
 class Fetchers(Generic[T]):
-    """See the module. `endless`: there may be more also when no partition is being read just now.
+    """Fetchers of some partitions. `endless`: there may be more also while no partition is being read.
 
-    `cursor` is whose positions these are, to be named where records are gone; `on_expired` what happens
-    then: the reading fails, or goes on at the earliest record that is left (`skipped` is told both offsets).
-    `on_damage`: what happens where no replica has whole bytes, or a producer wrote what cannot be read. It is
-    the same choice, and with ``"skip"`` each batch is decoded whole before it is handed out.
+    `cursor` is the one whose positions these are, named in errors where records are gone; `on_expired` what
+    happens then: reading fails, or continues at the earliest record that is left (`skipped` gets both
+    offsets). `on_damage`: what happens where no replica has whole bytes, or a producer wrote what cannot be
+    read. It is the same choice, and with ``"skip"`` each batch is decoded whole before it is returned.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Fetchers(Generic[T]):
 
     @property
     def ready(self) -> bool:
-        """Whether `take` has something at once."""
+        """Whether `take` would return a batch at once."""
         return bool(self._ready)
 
     @property
@@ -171,13 +171,13 @@ class Fetchers(Generic[T]):
         self._room.pop(partition, None)
 
     def fail(self, error: BaseException) -> None:
-        """Whoever takes next gets this."""
+        """Let the next `take` raise `error`."""
         if self._failure is None:
             self._failure = error
         self._changed.set()
 
     async def take(self) -> ReadBatch[T] | None:
-        """The next batch, as soon as there is one; None at the end of all. Raises what a fetcher met."""
+        """Wait for the next batch and return it; None at the end. Raises what a fetcher met."""
         while not self._ready:
             if self._failure is not None:
                 await self.close()
@@ -233,10 +233,10 @@ class Fetchers(Generic[T]):
             except (TimedOut, Unavailable):
                 if not self._follow:
                     raise
-                # Who follows has no deadline: the calls below it have, and each was used up.
+                # A reader that follows has no deadline: the calls below it have, and each was used up.
                 continue
             except OffsetExpired as error:
-                earliest = await self._past_the_gap(partition, offset, error)
+                earliest = await self._resume_after_expiry(partition, offset, error)
                 if earliest > offset:
                     self._skipped(partition, offset, earliest)
                     offset = earliest
@@ -286,29 +286,33 @@ class Fetchers(Generic[T]):
                 caught_up = offset >= int(answer.headers.get("laminar-end-offset", 0))
                 wait_ms = FOLLOW_WAIT_MS if caught_up or offset == before else 0
             elif offset == before:
-                # That replica has not yet heard what we know to be committed; another may have.
+                # That replica does not know yet what is committed; another may.
                 at_least, wait_ms = end, BEHIND_WAIT_MS
 
-    async def _past_the_gap(self, partition: int, offset: int, error: OffsetExpired) -> int:
-        """The earliest offset that is left, if that is where to go on. Raises `OffsetExpired`."""
+    async def _resume_after_expiry(self, partition: int, offset: int, error: OffsetExpired) -> int:
+        """Return the earliest offset that is left, if that is where to continue.
+
+        Raises:
+            OffsetExpired: with `on_expired` "error".
+        """
         earliest = await self._session.offset_at(
             self._topic, partition, "earliest", timeout_s=self._timeout_s
         )
         if earliest <= offset:
-            # A replica that gave them up before its new leader knows that it may: the leader is asked soon.
+            # A replica that trimmed them before its new leader knows that it may: the leader is asked soon.
             await asyncio.sleep(BEHIND_WAIT_MS / 1000)
             return offset
         if self._on_expired == "earliest":
             return earliest
         who = "the reader" if self._cursor is None else f"cursor {self._cursor!r}"
         raise OffsetExpired(
-            f"{who} of {self._topic}/{partition} stands at {offset}, but the earliest record left is "
-            f"{earliest}: {earliest - offset} were given up",
+            f"{who} of {self._topic}/{partition} is at {offset}, but the earliest record left is "
+            f"{earliest}: {earliest - offset} were trimmed",
             code=error.code,
             status=error.status,
             field="cursor" if self._cursor is not None else "offset",
             value=offset if self._cursor is None else self._cursor,
             limit=earliest,
-            hint="on_expired='earliest' goes on there",
+            hint="on_expired='earliest' continues there",
             fields={**error.fields, "partition": partition, "position": offset, "earliest": earliest},
         ) from error

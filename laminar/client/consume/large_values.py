@@ -1,6 +1,6 @@
-"""Reading the value of one record as a stream, however long it is: in pieces, one read ahead.
+"""The value of one record as a stream, however long it is: in pieces, one read ahead.
 
-Each piece is a request of its own, for a range of bytes, to any replica: so who reads slowly holds nobody's
+Each piece is a request of its own, for a range of bytes, to any replica: so a slow reader holds no
 connection, and where a node dies the next piece comes from another. Length and checksum are compared at the
 end with those that were appended: a value that is read to its end without an error is whole.
 """
@@ -65,7 +65,7 @@ class Value:
 
     @property
     def size_bytes(self) -> int:
-        """The length of the value."""
+        """Length of the value."""
         self._check_open()
         return self._size_bytes
 
@@ -96,10 +96,13 @@ class Value:
             yield chunk
 
     async def read(self, size: int = -1) -> bytes:
-        """The next `size` bytes, or fewer where a piece ends; b"" at the end. Negative: all that are left.
+        """Return the next `size` bytes, or fewer where a piece ends; b"" at the end.
 
-        Raises `Error` (``bad_checksum``) at the end of a value that is not what was appended, and as other
-        reads do (`OffsetExpired` where retention has taken it meanwhile).
+        Negative: all that are left.
+
+        Raises:
+            Error: (``bad_checksum``) at the end of a value that is not what was appended; and as other
+                reads do, for example `OffsetExpired` where retention trimmed it meanwhile.
         """
         self._check_open()
         if size < 0:
@@ -115,7 +118,7 @@ class Value:
         return chunk
 
     async def close(self) -> None:
-        """Ask for nothing more. Idempotent."""
+        """Stop fetching. Idempotent."""
         self._opened = False
         self._here = memoryview(b"")
         task, self._next = self._next, None
@@ -124,7 +127,7 @@ class Value:
             await asyncio.gather(task, return_exceptions=True)
 
     def _take(self, answer: Answer, start: int) -> None:
-        """A piece is here: look at it, and ask for the one behind it."""
+        """Take a piece that arrived, and request the next one."""
         body = memoryview(answer.body)
         if answer.status == 206 or start:
             expected = f"bytes {start}-{start + len(body) - 1}/{self._size_bytes}"

@@ -1,7 +1,7 @@
 """Partitions of a group's cursor that one member owns: how they are claimed, moved and given back.
 
-What is owned is in the partition's log, so each step is a change of the cursor that names who must own it and
-where it must stand: a step that comes late, or twice, or from who owns it no more, is refused there.
+Ownership is in the partition's log, so each step is a change of the cursor that names its expected owner and
+position: a step that comes late, or twice, or from a former owner, is refused there.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ ATTEMPT_TIMEOUT_S = 1.0
 
 
 class Lease:
-    """A partition that is owned. Offsets: `committed`, `seen` by the loop's body, `handed` out to it."""
+    """A partition that this member owns.
+
+    Offsets: `committed`, `seen` by the loop's body, `handed` out to it.
+    """
 
     def __init__(self, partition: int, owner: str, position: int) -> None:
         self.partition = partition
         self.owner = owner
         self.committed = self.seen = self.handed = position
         self.valid = True
-        # Since when it is being given up, by the monotonic clock.
+        # Since when it is being released, by the monotonic clock.
         self.leaving_s: float | None = None
         # One change at a time; a position whose change got no answer may stand, or come to stand.
         self.lock = asyncio.Lock()
@@ -44,7 +47,7 @@ class Leases:
         self._path = cursor_path(topic, cursor)
 
     async def places(self, *, timeout_s: float | None = None) -> dict[int, Place]:
-        """Where the cursor stands and whose it is, by partition; one without a position is not there."""
+        """Return position and owner by partition; a partition without a position is missing."""
         answer = await self._session.call(
             "GET", self._path, accept=(404,), timeout_s=timeout_s, attempt_timeout_s=ATTEMPT_TIMEOUT_S
         )
@@ -60,7 +63,7 @@ class Leases:
     async def claim(
         self, partition: int, place: Place, *, me: str, start: str, timeout_s: float
     ) -> Lease | None:
-        """Own `partition`, which stands at `place`; None if it does not any more, or nobody can tell.
+        """Own `partition`, which is at `place`; return None if it is not any more, or its state is unknown.
 
         `start` is where a cursor begins that has no position yet.
         """
@@ -74,13 +77,13 @@ class Leases:
         return Lease(partition, me, position)
 
     async def move(self, lease: Lease, position: int, *, timeout_s: float | None = None) -> None:
-        """Commit `position`. Raises `Fenced` if it is owned by another, or as a call does."""
+        """Commit `position`. Raises `Fenced` if another member owns it, or as a call does."""
         async with lease.lock:
             if lease.valid and position > lease.committed:
                 await self._change(lease, position, lease.owner, timeout_s)
 
     async def hand(self, lease: Lease, owner: str, *, timeout_s: float) -> None:
-        """Let `owner` own it ("": nobody), where it stands. Raises `Fenced`, or as a call does."""
+        """Let `owner` own it ("": no member), at its present position. Raises `Fenced`, or as a call does."""
         async with lease.lock:
             if lease.valid:
                 await self._change(lease, None, owner, timeout_s)

@@ -34,7 +34,7 @@ _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, 
 
 
 def start_parameter(start: str | datetime.datetime, *, now_ms: int) -> str:
-    """What to ask the offsets resource for: earliest, latest or a time in epoch milliseconds.
+    """Return the server's parameter for `start`: earliest, latest or a time in epoch milliseconds.
 
     ``"-90s"``, ``"-10m"``, ``"-1h"``, ``"-2d"`` count back from `now_ms`; a naive datetime is local time.
     """
@@ -61,8 +61,8 @@ def start_parameter(start: str | datetime.datetime, *, now_ms: int) -> str:
 class Reader(Generic[T]):
     """Records of a topic: ``async for record in reader``, or ``batches()``, or ``to_arrow()``.
 
-    A loop that breaks off is gone on with by the next one. Also a context manager, whose clean end commits
-    the cursor, if there is one.
+    After a loop that breaks off, the next one continues where it ended. Also a context manager, whose clean
+    end commits the cursor, if there is one.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Reader(Generic[T]):
         self._unfinished: ReadBatch[T] | None = None
         self.positions: dict[int, int] = {}
         self.ends: dict[int, int] = {}
-        # (partition, first offset, offset past the last) of what was passed over: given up, or unreadable.
+        # (partition, first offset, offset past the last) of what was passed over: trimmed, or unreadable.
         self.skipped: list[tuple[int, int, int]] = []
 
     async def __aenter__(self) -> Reader[T]:
@@ -137,25 +137,25 @@ class Reader(Generic[T]):
                 positions[partition] = record.offset + 1
                 yield record
                 if self._unfinished is not batch:
-                    break  # somebody else went on with it
+                    break  # another loop continued with it
             else:
                 self._unfinished = None
 
     async def batches(self) -> AsyncIterator[ReadBatch[T]]:
-        """The records batch-wise, without an object per record."""
+        """Yield the records batch-wise, without an object per record."""
         async for batch in self._take_batches():
             self.positions[batch.partition] = batch.next_offset
             yield batch
 
     async def next_batch(self) -> ReadBatch[T] | None:
-        """The next batch, None at the end. Its records count as handed out."""
+        """Return the next batch, None at the end. Its records count as handed out."""
         batch = await self._take()
         if batch is not None:
             self.positions[batch.partition] = batch.next_offset
         return batch
 
     async def take_ready(self) -> list[ReadBatch[T]]:
-        """All batches that are here, at least one; [] at the end. They do not count as handed out."""
+        """Return all batches that are here, at least one; [] at the end. They do not count as handed out."""
         first = await self._take()
         if first is None:
             return []
@@ -179,25 +179,27 @@ class Reader(Generic[T]):
         await self._cursor.commit(positions)
 
     async def to_arrow(self) -> pyarrow.Table:
-        """Everything to the end as one table: offset, timestamp, key, value, tag, partition."""
-        from laminar.client.consume.tables import arrow_table
+        """Return everything to the end as one table: offset, timestamp, key, value, tag, partition."""
+        from laminar.client.consume.dataframes import arrow_table
 
         if self._follow:
             raise ConfigError("to_arrow of a reader that follows has no end", code="endless", field="follow")
         return arrow_table([batch async for batch in self.batches()])
 
     async def to_polars(self) -> polars.DataFrame:
-        from laminar.client.consume.tables import polars_frame
+        """Return everything to the end as a polars frame, with the columns of `to_arrow`."""
+        from laminar.client.consume.dataframes import polars_frame
 
         return polars_frame(await self.to_arrow())
 
     async def to_pandas(self) -> pandas.DataFrame:
-        from laminar.client.consume.tables import pandas_frame
+        """Return everything to the end as a pandas frame, with the columns of `to_arrow`."""
+        from laminar.client.consume.dataframes import pandas_frame
 
         return pandas_frame(await self.to_arrow())
 
     async def pause(self) -> None:
-        """Stop fetching until the next batch is asked for: that begins behind the records handed out."""
+        """Stop fetching until the next batch is asked for, which begins after the records handed out."""
         for partition in self.positions:
             self._fetchers.drop(partition)
         self._unfinished = None
@@ -268,7 +270,7 @@ class Reader(Generic[T]):
                 self._fetchers.add(partition, start, end, answer=answer)
 
     async def _first_fetch(self, partition: int, start: int | str) -> tuple[int, int | None, Answer | None]:
-        """Return where to begin and to end (None: for ever), and what was answered if that was asked for."""
+        """Return where to begin and to end (None: for ever), and the answer if there was a request."""
         if not self._follow:
             return await self._fetchers.first_fetch(partition, start)
         if isinstance(start, int):
@@ -290,7 +292,10 @@ class Reader(Generic[T]):
         return dict.fromkeys(partitions, at) | found
 
     def _skipped(self, partition: int, offset: int, earliest: int) -> None:
-        """Records from `offset` to `earliest` are passed over: who has handed out all before stands there."""
+        """Note that records from `offset` to `earliest` are passed over.
+
+        A position that has reached `offset` moves with it.
+        """
         self.skipped.append((partition, offset, earliest))
         if self.positions[partition] == offset:
             self.positions[partition] = earliest

@@ -1,13 +1,13 @@
-"""A member of a group of consumers, on an event loop: what it may read, and how that is handed over.
+"""A member of a consumer group, on an event loop: what it reads, and how partitions change hands.
 
-Two tasks go on beside the reader. One tells the group's roster every second that this member is there, and
-hears who else is. The other owns what `policy.assignment` says it should: a partition that it is to give up
-is read no further, and given back when what was handed out of it is committed; one that it is to read is
-claimed as soon as it is free. Whoever dies has its partitions taken when its session is over.
+Two tasks run beside the reader. One tells the group's leader every second that this member lives, and
+receives the list of members. The other owns what `policy.assignment` says it should: a partition that it is
+to release is read no further, and given back when what was handed out of it is committed; one that it is to
+read is claimed as soon as it is free. A member that dies has its partitions taken when its session is over.
 
-What a member reads it owns in the partition's log, and a commit by who does not is refused there. A member
-that could not renew its session stops handing out records before others may take it for dead, and goes on
-under a new name with what it can take back: so nobody hands out what another has committed.
+What a member reads it owns in the partition's log, and a commit by another client is refused there. A member
+that could not renew its session stops handing out records before others may count it as dead, and continues
+under a new name with what it can take back: so no member hands out what another has committed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, Fetch
 from laminar.client.consume.partition_leases import ATTEMPT_TIMEOUT_S, Lease, Leases
 from laminar.client.errors import ConfigError, Error, Fenced, OutcomeUnknown, PreconditionFailed, Unavailable
 from laminar.client.net.session import Session, topic_path
-from laminar.client.policy.assignment import Place, Roster, moves, wanted
+from laminar.client.policy.assignment import Members, Place, moves, wanted
 from laminar.client.records import ReadBatch, Record
 
 T = TypeVar("T")
@@ -38,8 +38,8 @@ SESSION_S = 6.0
 HANDOVER_S = 30.0
 RENEW_S = 1.0
 RETRY_S = 0.1
-# How often somebody looks who waits for a partition that another gives up.
-LOOK_S = 0.2
+# How often a member that waits for a partition checks whether another has released it.
+HANDOVER_CHECK_S = 0.2
 STEP_TIMEOUT_S = 2.0
 _NOT_NOW = (Unavailable, OutcomeUnknown)
 
@@ -108,7 +108,7 @@ class Subscription(Generic[T]):
         # Since when the loop's body waits for its next record, by the monotonic clock.
         self._waits_since_s: float | None = None
         self._partitions = 0
-        self._roster = Roster(members=frozenset())
+        self._members = Members(live=frozenset())
         self._valid_until_s = 0.0
         self._looks_at_s = 0.0
         self._wake = asyncio.Event()
@@ -118,7 +118,7 @@ class Subscription(Generic[T]):
 
     @property
     def partitions(self) -> frozenset[int]:
-        """What this member reads now."""
+        """Partitions that this member reads now."""
         return frozenset(self._leases)
 
     async def __aenter__(self) -> Subscription[T]:
@@ -145,7 +145,10 @@ class Subscription(Generic[T]):
             await self.close()
 
     def _check_entered(self) -> None:
-        """ConfigError before `with`: nobody would renew the membership, so no partition would ever come."""
+        """Raise ConfigError before `with`.
+
+        The membership would not be renewed, so no partition would ever come.
+        """
         if not self._tasks:
             raise ConfigError(
                 f"the subscription to {self._topic} by group {self.group} is not open",
@@ -173,7 +176,7 @@ class Subscription(Generic[T]):
             self._records = None
 
     async def batches(self) -> AsyncIterator[ReadBatch[T]]:
-        """The records batch-wise, without an object per record."""
+        """Yield the records batch-wise, without an object per record."""
         self._check_entered()
         while True:
             lease, batch = await self.take()
@@ -184,8 +187,9 @@ class Subscription(Generic[T]):
     async def commit(self) -> None:
         """Commit the cursor at the records handed out so far.
 
-        Raises `Fenced`, once, where partitions were taken from this member with records that it had handed
-        out and not committed: others read these again. All else is committed then, and reading goes on.
+        Raises:
+            Fenced: once, where partitions were taken from this member with records that it had handed out
+                and not committed: others read these again. All else is committed, and reading continues.
         """
         due = [lease for lease in self._leases.values() if lease.seen > lease.committed]
         failures = await asyncio.gather(*(self._commit(lease) for lease in due), return_exceptions=True)
@@ -212,7 +216,7 @@ class Subscription(Generic[T]):
             self._lose(lease, error)
 
     async def close(self) -> None:
-        """Stop reading, and give back what is owned, as it was committed last. Idempotent."""
+        """Stop reading, and give back what is owned, at its last commit. Idempotent."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.remove_done_callback(self._ended)
@@ -230,7 +234,7 @@ class Subscription(Generic[T]):
     # -- what may be handed out ----------------------------------------------------------------
 
     async def take(self) -> tuple[Lease, ReadBatch[T]]:
-        """The next batch, as soon as there is one. It is on its way to the loop's body from now on."""
+        """Wait for the next batch and return it. From now on it counts as handed to the loop's body."""
         while True:
             self._waits_since_s = time.monotonic()
             try:
@@ -248,13 +252,13 @@ class Subscription(Generic[T]):
             self._fetchers.add(lease.partition, lease.seen)
 
     def may_hand_out(self, lease: Lease) -> bool:
-        """Whether nobody else can own the lease's partition at this moment."""
+        """Return whether no other member can own the lease's partition at this moment."""
         if self.mode == "broadcast":
             return lease.valid
         return lease.valid and lease.owner == self._id and time.monotonic() < self._valid_until_s
 
     async def still_owned(self, lease: Lease) -> bool:
-        """Wait until it is sure who owns it; whether it is still us."""
+        """Wait until the owner is certain; return whether it is still this member."""
         while lease.valid and not self.may_hand_out(lease):
             self._changed.clear()
             if self._fetchers.failure is not None:
@@ -282,7 +286,7 @@ class Subscription(Generic[T]):
         while True:
             await asyncio.sleep(RENEW_S)
             # Who gets no answer for half a session asks again at once, before others may take it for dead:
-            # then it must take a new name, for which all partitions are drawn anew.
+            # then it must take a new name, for which all partitions are drawn again.
             while True:
                 try:
                     await self._renew(timeout_s=self._session_s / 2)
@@ -306,17 +310,17 @@ class Subscription(Generic[T]):
             attempt_timeout_s=max(ATTEMPT_TIMEOUT_S, self._session_s / 4),
         )
         document = answer.json()
-        members = frozenset(str(each["member"]) for each in document["members"])
-        roster = Roster(members=members, forming=bool(document["forming"]))
+        live = frozenset(str(each["member"]) for each in document["members"])
+        members = Members(live=live, forming=bool(document["forming"]))
         # Counted from before it was asked for: it ends here before it ends there.
         self._valid_until_s = asked_s + self._session_s
-        if roster != self._roster:
-            self._roster = roster
+        if members != self._members:
+            self._members = members
             self._wake.set()
         self._changed.set()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Renewing and moving go on for ever: one that ended met what nobody can mend here."""
+        """Fail the reading: a task that renews or moves, and ended, met a permanent failure."""
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._fetchers.fail(failure)
             self._changed.set()
@@ -330,19 +334,19 @@ class Subscription(Generic[T]):
             with contextlib.suppress(*_NOT_NOW):
                 waits = await self._move()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S if waits else RENEW_S):
+                async with asyncio.timeout(HANDOVER_CHECK_S if waits else RENEW_S):
                     await self._wake.wait()
 
     async def _move(self) -> bool:
-        """One step towards owning what this member should; whether something is waited for."""
+        """Take one step towards owning what this member should; return whether it has to wait."""
         if time.monotonic() >= self._valid_until_s:
             return False
-        me, roster = self._id, self._roster
+        me, members = self._id, self._members
         wants = frozenset(range(self._partitions))
         if self.mode == "clustering":
             await asyncio.gather(*(self._own_again(lease) for lease in list(self._leases.values())))
             await self._leave_as_former()
-            wants = wanted(me, self._topic, self._partitions, roster)
+            wants = wanted(me, self._topic, self._partitions, members)
         places: dict[int, Place] = {}
         now_s = time.monotonic()
         if wants - self._leases.keys() or now_s >= self._looks_at_s or self.mode == "broadcast":
@@ -355,9 +359,9 @@ class Subscription(Generic[T]):
             claims = {each: places.get(each, Place()).owner for each in wants - self._leases.keys()}
             waits = False
         else:
-            # A claim whose answer was lost may have made it ours: nobody else can give it back.
+            # A claim whose answer was lost may have made it ours: no other member can give it back.
             strays = {each for each, place in places.items() if place.owner == me} - self._leases.keys()
-            plan = moves(me, held=self._leases, wants=wants | strays, places=places, roster=roster)
+            plan = moves(me, held=self._leases, wants=wants | strays, places=places, members=members)
             claims, waits = dict(plan.claim), plan.waits
             self._leave(plan.give_up)
         steps = [self._claim(each, places.get(each, Place()), owner, me) for each, owner in claims.items()]
@@ -368,7 +372,7 @@ class Subscription(Generic[T]):
         return waits or len(claims) > 0 or any(lease.leaving_s for lease in self._leases.values())
 
     def _leave(self, give_up: frozenset[int]) -> None:
-        """Read no further what is to be given up; and read on what is not, after all."""
+        """Stop reading what is to be released; and read on what is not, after all."""
         for partition, lease in self._leases.items():
             if partition in give_up and lease.leaving_s is None:
                 lease.leaving_s = time.monotonic()
@@ -387,10 +391,10 @@ class Subscription(Generic[T]):
             self._fetchers.add(partition, lease.handed)
 
     async def _give_back(self, lease: Lease) -> None:
-        """When what was handed out is committed, or was not for too long.
+        """Give a partition back when what was handed out is committed, or was not for too long.
 
-        Who waits for its next record can't commit the last, if there is nobody else to do it: that is not
-        waited for longer than for one that died.
+        A loop that waits for its next record cannot commit the last one, if no other task does: such a commit
+        is not waited for longer than for a member that died.
         """
         assert lease.leaving_s is not None
         until_s = lease.leaving_s + self._handover_s
@@ -408,14 +412,14 @@ class Subscription(Generic[T]):
             self._lose(lease, None)
 
     async def _leave_as_former(self) -> None:
-        """Nobody waits for a member that is there under another name."""
+        """Leave under former names: the group must not wait for a member that lives under another."""
         for name in self._former - {lease.owner for lease in self._leases.values()}:
             self._former.discard(name)
             with contextlib.suppress(Error):  # then it is missed when its session is over
                 await self._session.call("DELETE", self._member_path(name), timeout_s=ATTEMPT_TIMEOUT_S)
 
     async def _own_again(self, lease: Lease) -> None:
-        """Under our new name, if we have one since it was claimed."""
+        """Own the lease under the new name, if this member has one since it was claimed."""
         if lease.owner == self._id:
             return
         try:
@@ -427,7 +431,7 @@ class Subscription(Generic[T]):
         self._changed.set()
 
     def _lose(self, lease: Lease, error: Error | None) -> None:
-        """It is not ours any more."""
+        """Drop the lease: another member owns the partition."""
         if self._leases.get(lease.partition) is not lease:
             return
         lease.valid = False

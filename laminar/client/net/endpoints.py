@@ -1,6 +1,6 @@
-"""Where `connect` leads when it is not told: environment, then the command line's context.
+"""Where `connect` leads without an argument: the environment, then the command line's context.
 
-Reads, never writes: the context file belongs to ``laminar context``. Its form is::
+It reads, and never writes: the context file belongs to ``laminar context``. Its form is::
 
     current = "dev"
     [contexts.dev]
@@ -24,15 +24,16 @@ DEFAULT_URL = "http://127.0.0.1:7070"
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """The nodes to begin with, and who we are. The token is in no repr."""
+    """Nodes to begin with, and the client's token, which is in no repr."""
 
     urls: tuple[str, ...]
     token: str | None = field(default=None, repr=False)
     origin: str = "argument"
 
     def may_hear_token(self, url: str) -> bool:
-        """Whether the token is sent to `url`: a host that `urls` name, at any port, and never in clear where
-        they say https.
+        """Return whether the token may be sent to `url`.
+
+        Only to a host that `urls` name, at any port, and never unencrypted where they say https.
         """
         asked = Target.of(url)
         return any(
@@ -42,7 +43,7 @@ class Endpoints:
 
 
 def context_file(environment: Mapping[str, str]) -> Path:
-    """The context file's path, after the XDG rules; ``LAMINAR_CONFIG`` names another."""
+    """Return the context file's path, after the XDG rules; ``LAMINAR_CONFIG`` names another."""
     named = environment.get("LAMINAR_CONFIG")
     if named:
         return Path(named)
@@ -56,12 +57,14 @@ def resolve(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> Endpoints:
-    """Argument, then ``LAMINAR_URL`` and ``LAMINAR_TOKEN``, then the current context, then localhost.
+    """Return where to connect: argument, ``LAMINAR_URL``, current context, or localhost.
 
     An argument's nodes get the token that is given with them; that of the environment only if they are hosts
-    of its ``LAMINAR_URL``: who may say where to connect is not always who may have the token.
+    of its ``LAMINAR_URL``: what may say where to connect is not always what may have the token. Several URLs
+    in one string are separated by commas.
 
-    Several URLs in one string are separated by commas. ConfigError for what is no URL of a node.
+    Raises:
+        ConfigError: for what is no URL of a node.
     """
     given = os.environ if environment is None else environment
     if url is not None:
@@ -106,7 +109,7 @@ def _urls(given: str | Sequence[str], origin: str) -> tuple[str, ...]:
 
 
 def process_mark(pid: int) -> str:
-    """Names a process for as long as it lives: its number, and where the system tells it, its start."""
+    """Return a name for a process while it lives: its number and, where the system reports it, its start."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             # After the name, which may hold anything in parentheses: state first, the start is the 20th.
@@ -116,7 +119,7 @@ def process_mark(pid: int) -> str:
 
 
 def is_left_behind(context: Mapping[str, Any]) -> bool:
-    """Whether a context belongs to a `laminar dev` that ended without removing it (``kill -9``)."""
+    """Return whether a context belongs to a `laminar dev` that ended without removing it (``kill -9``)."""
     mark = context.get("process")
     if not isinstance(mark, str) or not mark.partition(":")[0].isdecimal():
         return False
@@ -124,14 +127,14 @@ def is_left_behind(context: Mapping[str, Any]) -> bool:
 
 
 def _with_scheme(url: str) -> str:
-    """``HOST:PORT`` is short for ``http://HOST:PORT``."""
+    """Return `url` with ``http://`` before a plain ``HOST:PORT``."""
     host, colon, port = url.rpartition(":")
     short = colon and host and "/" not in url and port.isdecimal() and not host.startswith("unix")
     return f"http://{url}" if short else url
 
 
 def _current_context(path: Path) -> Mapping[str, Any] | None:
-    """The context that ``current`` names, None if there is no file or it names none."""
+    """Return the context that ``current`` names, None if there is no file or it names none."""
     import tomllib
 
     try:

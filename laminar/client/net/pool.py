@@ -1,4 +1,4 @@
-"""The client's connections by URL: which is used for what, and when one is opened or let go."""
+"""The client's connections by URL: which is used for what, and when one is opened or closed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pool:
         self.opened = 0
 
     async def open(self, url: str) -> ClientConnection:
-        """A new connection; ConnectionFailed (not sent) if there is none to be had."""
+        """Return a new connection. Raises ConnectionFailed (not sent) if none can be opened."""
         place = None if self._shared_ports is None else await self._shared_ports.place(url)
         if place is None:
             connection = await open_connection(url, timeout_s=self._connect_timeout_s)
@@ -46,12 +46,12 @@ class Pool:
         return connection
 
     def shared_nowait(self, url: str) -> ClientConnection | None:
-        """The pipelining connection to `url`, if it is open."""
+        """Return the pipelining connection to `url`, if it is open."""
         connection = self._shared.get(url)
         return None if connection is None or connection.closed else connection
 
     async def shared(self, url: str) -> ClientConnection:
-        """The pipelining connection to `url`; opened by the first who asks, awaited by all."""
+        """Return the pipelining connection to `url`; opened by the first caller, awaited by all."""
         connection = self.shared_nowait(url)
         if connection is not None:
             return connection
@@ -72,7 +72,7 @@ class Pool:
         timeout_s: float,
         bodyless: bool = False,
     ) -> Answer:
-        """One request on a connection of its own; ConnectionFailed if no answer came."""
+        """Send one request on a connection of its own. Raises ConnectionFailed if no answer came."""
         connection = self._idle_connection(url) or await self.open(url)
         answer = await connection.ask(head, body, timeout_s=timeout_s, bodyless=bodyless)
         if not connection.closed:
@@ -93,7 +93,7 @@ class Pool:
         return None
 
     async def close(self) -> None:
-        """Drop every connection, and wait until the loop has let go of them."""
+        """Close every connection, and wait until the loop has released them."""
         for opening in list(self._opening.values()):
             opening.cancel()
         for connection in self._all:

@@ -21,7 +21,7 @@ from laminar.client.net.attempts import Attempts, now_ms
 from laminar.client.net.endpoints import Endpoints
 from laminar.client.net.pool import Pool
 from laminar.client.net.shared_port import SharedPorts
-from laminar.client.policy.routing import Balancer, Seen, TopicMap, readers
+from laminar.client.policy.routing import Balancer, SessionOffsets, TopicMap, readers
 from laminar.http.client.connection import head_bytes
 from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, Target
 
@@ -37,14 +37,12 @@ REPLICA_TIMEOUT_S = 2.0
 # we wait for the node itself before another is asked.
 MAP_WAIT_MS = 500
 MAP_PATIENCE_S = 1.0
-# One that was given up for its silence is not tried again for so long, whoever names it as leader.
+# A node that was left for its silence is not tried again before this, even where it is named as leader.
 SILENT_MS = 1_000
 
 
 def start_query(start: int | str) -> str:
-    """Return the parameter that says where a fetch begins: an offset, earliest, latest or an epoch time in
-    ms.
-    """
+    """Return the query parameter for where a fetch begins: an offset, earliest, latest or an epoch time."""
     if isinstance(start, int) or start in ("earliest", "latest"):
         return f"offset={start}"
     return f"since={start}"
@@ -60,11 +58,12 @@ def skipped_end(answer: Answer) -> int:
 
 
 def _first_offset(body: Buffer) -> int | None:
-    """The offset of the first record of some batches; None where there is none."""
+    """Return the offset of the first record of some batches; None where there is none."""
     return Header.unpack(body).base_offset if body else None
 
 
 def topic_path(topic: str) -> str:
+    """Return the path of a topic's resource."""
     return f"/v1/topics/{quote(topic, safe='')}"
 
 
@@ -80,7 +79,7 @@ class Closable(Protocol):
 
 
 class Session:
-    """One client's state on its event loop. `close` ends it; nothing works afterwards."""
+    """State of one client on its event loop. `close` ends it; nothing works afterwards."""
 
     def __init__(
         self, endpoints: Endpoints, *, timeout_s: float, rng: random.Random, shared_port: bool = False
@@ -92,7 +91,7 @@ class Session:
         places = SharedPorts(endpoints.urls, ask=self._ask_cluster, now_ms=now_ms) if shared_port else None
         self.pool = Pool(self.loop, connect_timeout_s=CONNECT_TIMEOUT_S, idle_s=20.0, shared_ports=places)
         self.balancer = Balancer()
-        self.seen = Seen()
+        self.seen = SessionOffsets()
         self.closed = False
         self.retries = 0
         self.redirects = 0
@@ -109,7 +108,7 @@ class Session:
     # -- plain calls ---------------------------------------------------------------------------
 
     def head(self, url: str, method: str, target: str, headers: Mapping[str, str]) -> bytes:
-        """A request's head for the node at `url`."""
+        """Return a request's head for the node at `url`."""
         known = self._heads.get(url)
         if known is None:
             common = {"Laminar-Redirect": "1"}
@@ -121,7 +120,7 @@ class Session:
         return head_bytes(method, target, authority, {**common, **headers})
 
     def learn_nodes(self, urls: Sequence[str]) -> None:
-        """More nodes to ask than those that `connect` was given."""
+        """Add nodes to those that `connect` was given."""
         for url in urls:
             if url and url.rstrip("/") not in self._nodes:
                 self._nodes.append(url.rstrip("/"))
@@ -143,13 +142,16 @@ class Session:
         among: Sequence[str] = (),
         attempt_timeout_s: float = ATTEMPT_TIMEOUT_S,
     ) -> Answer:
-        """A request any node can answer, repeated until one did; statuses in `accept` are returned too.
+        """Send a request that any node can answer, until one did; statuses in `accept` are returned too.
 
         `first` is the node to begin with, if it matters; then those in `among` are asked, and all others only
         after them. One that does not answer for `attempt_timeout_s` is left for the next.
 
-        Raises the `Error` the answer stands for, `TimedOut` or `OutcomeUnknown` at the deadline. What it
-        says as `outcome` is of all tries: of a change that an earlier one may have made it is unknown.
+        Raises:
+            Error: what a final answer stands for. Its `outcome` is that of all attempts: a change that an
+                earlier one may have made has an unknown outcome.
+            TimedOut: at the deadline, when nothing can have changed.
+            OutcomeUnknown: at the deadline, when something may have changed.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         sent_headers = dict(headers or {})
@@ -180,18 +182,19 @@ class Session:
             url = await attempts.pause()
 
     def _any_node(self, among: Sequence[str]) -> str | None:
-        """The node to ask next: one in `among` that has not failed lately, else whichever is known."""
+        """Return the node to ask next: one in `among` that has not failed lately, else any known node."""
         resting = set(self.balancer.resting(now_ms=now_ms()))
         awake = [url for url in among if url not in resting]
         return self.balancer.choose(awake or self._nodes, now_ms=now_ms())
 
     async def get_json(self, target: str, *, timeout_s: float | None = None) -> Any:
+        """Return the JSON document of a GET request."""
         return (await self.call("GET", target, timeout_s=timeout_s)).json()
 
     # -- maps ----------------------------------------------------------------------------------
 
     async def topic_map(self, topic: str, *, timeout_s: float | None = None) -> TopicMap:
-        """The places of `topic`'s partitions; asked for again when it proved stale."""
+        """Return the places of `topic`'s partitions; requested again when they proved stale."""
         known = self._maps.get(topic)
         if known is not None and not known.stale:
             if known.aged(now_ms=now_ms()):
@@ -200,7 +203,7 @@ class Session:
         return await asyncio.shield(self._refreshed(topic, timeout_s))
 
     def _refreshed(self, topic: str, timeout_s: float | None) -> asyncio.Task[TopicMap]:
-        """The one refresh of `topic`'s map that is under way; begun if there is none."""
+        """Return the one refresh of `topic`'s map that is under way; begun if there is none."""
         refreshing = self._refreshing.get(topic)
         if refreshing is None:
             refreshing = self._refreshing[topic] = self.loop.create_task(self._refresh(topic, timeout_s))
@@ -213,7 +216,7 @@ class Session:
             done.exception()  # who waits for it gets it; in the background the old map serves on
 
     def topic_map_nowait(self, topic: str) -> TopicMap | None:
-        """The map as it is, stale or not."""
+        """Return the map as it is, stale or not; None if there is none."""
         return self._maps.get(topic)
 
     async def _refresh(self, topic: str, timeout_s: float | None) -> TopicMap:
@@ -223,7 +226,10 @@ class Session:
     async def map_by_others(
         self, topic: str, *, avoid: Iterable[str], wait_ms: int, timeout_s: float | None = None
     ) -> TopicMap:
-        """A new map of `topic`, told by another node than those at `avoid`, if one can; see MAP_WAIT_MS."""
+        """Return a new map of `topic`, if possible from another node than those at `avoid`.
+
+        `wait_ms`: see MAP_WAIT_MS.
+        """
         known = self._maps.get(topic)
         answer = await self.call(
             "GET",
@@ -239,6 +245,7 @@ class Session:
         return fresh
 
     def forget_topic(self, topic: str) -> None:
+        """Forget the map and the offsets of a deleted topic."""
         self._maps.pop(topic, None)
         self.seen.forget(topic)
 
@@ -258,13 +265,16 @@ class Session:
         timeout_s: float | None = None,
         narrowed: Mapping[str, str | int] | None = None,
     ) -> Answer:
-        """Frames from `offset` on, from the replica that has least to do and is not behind.
+        """Return frames from `offset` on, from the least busy replica that has all this client has seen.
 
         A good answer may hold no frames; its first one holds the record at `offset`. With `from_leader` that
         may be a place that the leader resolves, as in `start_query`. `at_least` is an end the caller knows
         of. With `only` no other replica than that one is asked, as `readers` numbers them. `narrowed` are
-        parameters that leave out something: ``to``, ``tag``, ``fields``. Raises `OffsetExpired`, or as `call`
-        does.
+        further parameters: ``to``, ``tag``, ``fields``, ``on_damage``.
+
+        Raises:
+            OffsetExpired: the record at `offset` was trimmed.
+            Error: as `call` does.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         assert from_leader or isinstance(offset, int), f"a replica cannot tell where {offset} is"
@@ -341,12 +351,15 @@ class Session:
         patience_s: float | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """The offset at ``earliest``, ``latest`` or an epoch time in ms, as the partition's leader has it.
+        """Return the offset at ``earliest``, ``latest`` or an epoch time in ms, as the leader has it.
 
         Where no leader is found within `patience_s` (`LEADER_PATIENCE_S` if left out), as the replica has it
-        that knows most, unless `leader_only`: what is committed is read on with a majority gone. That may be
-        less than all there is, and is logged. With `id_`, of the partition of this id only: `NotFound` where
-        that is no more.
+        that has most, unless `leader_only`: what is committed can be read with a majority gone. That may be
+        less than all there is, and is logged. With `id_`, of the partition of this id only.
+
+        Raises:
+            NotFound: there is no partition of that id any more.
+            Error: as `call` does.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
@@ -368,14 +381,15 @@ class Session:
         return int(answer.json()["offset"])
 
     def leader_patience_s(self, timeout_s: float) -> float:
-        """Return how long a leader is waited for, by a call that takes another way when none is found."""
+        """Return how long to wait for a leader in a call that can do without one."""
         return min(LEADER_PATIENCE_S, timeout_s / 2)
 
     async def _offset_of_replicas(
         self, topic: str, partition: int, target: str, *, deadline: float
     ) -> int | None:
-        """The offset by the word of the replica that is furthest; None if no replica answers, or a leader
-        does meanwhile.
+        """Return the offset at the replica that has most.
+
+        None if no replica answers, or a leader does meanwhile.
         """
         left_s = max(0.0, deadline - time.monotonic())
         places = await self.map_by_others(topic, avoid=(), wait_ms=MAP_WAIT_MS, timeout_s=left_s)
@@ -389,11 +403,11 @@ class Session:
                 answer = await self.pool.ask(url, head, timeout_s=min(left_s, REPLICA_TIMEOUT_S))
             except ConnectionFailed:
                 return None
-            told = answer.json() if answer.status == 200 else None
-            return (int(told["end_offset"]), int(told["offset"])) if told is not None else None
+            found = answer.json() if answer.status == 200 else None
+            return (int(found["end_offset"]), int(found["offset"])) if found is not None else None
 
         urls = [replica.url for replica in places.places[partition].replicas]
-        answers = [told for told in await asyncio.gather(*map(ask, urls)) if told is not None]
+        answers = [found for found in await asyncio.gather(*map(ask, urls)) if found is not None]
         if not answers:
             return None
         _log.warning("%s/%d has no leader: reading what its replicas know to be committed", topic, partition)
@@ -402,19 +416,21 @@ class Session:
     # -- those who do not answer -----------------------------------------------------------------
 
     def left_silent(self, url: str) -> None:
-        """`url` was given up because it did not answer, and others lead."""
+        """Note that the connection to `url` was abandoned: it did not answer, and others lead."""
         self._silent_until_ms[url] = now_ms() + SILENT_MS
 
     def is_silent(self, url: str) -> bool:
-        """Whether `url` was given up a moment ago."""
+        """Return whether `url` was left for its silence less than `SILENT_MS` ago."""
         return now_ms() < self._silent_until_ms.get(url, 0)
 
     # -- appends -------------------------------------------------------------------------------
 
     async def leader_connection(self, topic: str, partition: int) -> str:
-        """The URL to append to, with a connection open to it in the pool.
+        """Return the URL to append to, with a connection open to it in the pool.
 
-        Raises ConnectionFailed (not sent), or `Error` if the topic is gone.
+        Raises:
+            ConnectionFailed: (not sent) it could not be opened.
+            Error: the topic is gone.
         """
         places = await self.topic_map(topic)
         if partition >= len(places.places):

@@ -1,8 +1,8 @@
 """Where a shard can be reached by its node's shared port, for a client that may use no other.
 
-The URLs that nodes tell are those of the shards' own ports. Here each is looked up in what `/v1/cluster`
-says: the node's shared port, and which shard it is of how many. The pool then connects from a source port
-that leads there.
+The URLs that nodes report are those of the shards' own ports. Here each is looked up in the answer of
+`/v1/cluster`: the node's shared port, and which shard it is of how many. The pool then connects from a source
+port that leads there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOOK_AGAIN_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ShardPlace:
-    """A shard, as one of `shards` behind the shared port of the node at `url`."""
+    """One of `shards` shards at the shared port of the node at `url`."""
 
     url: str
     shard: int
@@ -25,7 +25,7 @@ class ShardPlace:
 
 
 class SharedPorts:
-    """The places of shards by the URL of their own port, asked for when an unknown one comes up.
+    """Places of shards by the URL of their own port, requested when an unknown one comes up.
 
     `nodes` are URLs to begin with, whichever shard they lead to. `ask` is `GET /v1/cluster` of one of them;
     it raises `ConnectionFailed`.
@@ -41,9 +41,10 @@ class SharedPorts:
         self._heard_at_ms: int | None = None
 
     async def place(self, url: str) -> ShardPlace | None:
-        """Where the shard with this URL is to be found; None for a node's own, or one that nobody knows.
+        """Return where the shard with this URL is; None for a node's own URL, or one that no node names.
 
-        ConnectionFailed (not sent) if no node could be asked.
+        Raises:
+            ConnectionFailed: (not sent) no node could be asked.
         """
         if url in self._nodes:
             return None

@@ -1,9 +1,9 @@
-"""The numbers that a user gives the records of a named producer, so that a copy can be taken up again.
+"""Numbers of a named producer's records, by which a later run of the program continues its work.
 
 They rise from 1 in the order of sending. The producer's *checkpoint* is one up to which everything is
-durable; batches carry it into the log as their floor. Whoever is told of a partition's own checkpoint when
-its epoch begins knows which records lie there already, and sends them no second time: so every record, by
-its number, must go to the same partition in every run. Without a key it goes by the number itself.
+durable; batches carry it into the log as their floor. A run that learns each partition's own checkpoint when
+its epoch begins knows which records are there already, and does not send them again: so every record, by its
+number, must go to the same partition in every run. Without a key it goes by the number itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from laminar.client.errors import ConfigError
-from laminar.client.policy.lane import Lane
+from laminar.client.policy.partition_queue import PartitionQueue
 
 # Records without a key change the partition after so many numbers: together they fill batches.
 BLOCK = 1024
@@ -19,7 +19,7 @@ MAX_NUMBER = 2**63 - 1
 
 
 class Numbers:
-    """What one producer's numbers say. `checkpoints` are those of the partitions, 0 where there is none."""
+    """State of one producer's numbers. `checkpoints` are those of the partitions, 0 where there is none."""
 
     __slots__ = ("_checkpoints", "_lost", "_used", "last", "plain", "resumed_at")
 
@@ -32,35 +32,38 @@ class Numbers:
         self._lost = 0
 
     def check(self, number: int) -> None:
-        """ConfigError if `number` may not be the next record's."""
+        """Raise ConfigError if `number` may not be the next record's."""
         if self.plain:
             raise _refused("records with and without numbers are not mixed", number, "none")
         if not self._used < number <= MAX_NUMBER:
             raise _refused("numbers rise from record to record, from 1", number, f"above {self._used}")
 
     def sent(self, number: int) -> None:
-        """A record with this number was taken, or was there before."""
+        """Note that a record with this number was taken, or was there before."""
         self._used = number
         self.last = max(self.last, number)
 
     def check_none(self) -> None:
-        """ConfigError if a record without a number may not come now."""
+        """Raise ConfigError if a record without a number may not come now."""
         if self._used:
             raise _refused("records with and without numbers are not mixed", None, f"above {self._used}")
         self.plain = True
 
     def is_there(self, number: int, partition: int) -> bool:
-        """Whether an earlier run made this partition's record durable."""
+        """Return whether an earlier run made this partition's record durable."""
         return number <= max(self.resumed_at, self._checkpoints[partition])
 
     def failed(self, first_number: int) -> None:
-        """A batch is given up: no checkpoint passes its first number."""
+        """Note a batch that failed: no checkpoint passes its first number."""
         if first_number:
             self._lost = min(self._lost or first_number, first_number)
 
-    def checkpoint(self, lanes: Iterable[Lane]) -> int:
-        """The highest number that all up to it are durable; `lanes` are those that wait for something."""
-        waiting = [first for lane in lanes if (first := lane.first_number())]
+    def checkpoint(self, queues: Iterable[PartitionQueue]) -> int:
+        """Return the highest number up to which all is durable.
+
+        `queues` are those that still have batches.
+        """
+        waiting = [first for queue in queues if (first := queue.first_number())]
         if self._lost:
             waiting.append(self._lost)
         return max(self.resumed_at, min(waiting) - 1) if waiting else self.last

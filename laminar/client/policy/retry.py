@@ -1,8 +1,8 @@
 """What to do with an answer: the pure half of every call the client makes.
 
-Given what came back (a status and a code, or the loss of a connection) and whether
-the request may be repeated, `judge_answer` and `judge_loss` say what happens next.
-They know no socket, clock or topic. `Backoff` gives the pauses between attempts.
+Given an answer (a status and a code) or the loss of a connection, and whether the request may be repeated,
+`judge_answer` and `judge_loss` say what happens next. They know no socket, clock or topic. `Backoff` gives
+the pauses between attempts.
 
 1. A request that may have been applied is repeated only if repeating cannot double it.
 2. No verdict waits beyond what the server asked for or `Backoff` gives, whichever is
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 
 class Step(enum.Enum):
-    """What happens next with a request."""
+    """Next step of a request."""
 
     DONE = "done"
     FOLLOW = "follow"  # at once, to `Verdict.location`
@@ -30,9 +30,9 @@ class Step(enum.Enum):
 class Verdict:
     """The next step, and what was learned on the way.
 
-    ``wait_ms`` is the least pause the server asked for. ``stale`` says that the map of
-    leaders was wrong; ``avoid`` that this endpoint should rest; ``maybe_applied`` that a
-    change may have happened although no receipt came.
+    ``wait_ms`` is the least pause the server asked for. ``stale`` says that the map of leaders was wrong;
+    ``avoid`` that other endpoints are to be preferred for a while; ``maybe_applied`` that a change may have
+    happened although no receipt came.
     """
 
     step: Step
@@ -68,10 +68,10 @@ def judge_answer(
     redirects: int = 0,
     outcome: str | None = None,
 ) -> Verdict:
-    """What an answer means for a request that was followed `redirects` times in a row so far.
+    """Return what an answer means for a request that was redirected `redirects` times in a row so far.
 
-    `repeatable` is true where a second application changes nothing: reads, PUTs, appends with
-    a sequence. `outcome` is what the answer says of a change. Raises nothing; an unknown status is FAIL.
+    `repeatable` is true where a second application changes nothing: reads, PUTs, appends with a sequence.
+    `outcome` is what the answer says of a change. Raises nothing; an unknown status is FAIL.
     """
     if 200 <= status < 300 or status == 304:
         return DONE
@@ -101,7 +101,7 @@ def judge_answer(
 
 
 def judge_loss(*, sent: bool, repeatable: bool) -> Verdict:
-    """What a refused (`sent` false) or lost connection, or a silent server, means."""
+    """Return what a refused (`sent` false) or lost connection, or a silent server, means."""
     if sent and not repeatable:
         return Verdict(step=Step.FAIL, stale=True, avoid=True, maybe_applied=True)
     return Verdict(step=Step.RETRY, stale=True, avoid=True, maybe_applied=sent)
@@ -121,12 +121,12 @@ class Backoff:
     attempts: int = 0
 
     def next_ms(self) -> int:
-        """The pause before the next attempt."""
+        """Return the pause before the next attempt."""
         # The exponent is bounded before the power is taken: attempts may run into thousands.
         full_ms = min(self.ceiling_ms, self.first_ms << min(self.attempts, 16))
         self.attempts += 1
         return self.rng.randint((full_ms + 1) // 2, full_ms)
 
     def reset(self) -> None:
-        """Begin again: something worked."""
+        """Begin again with the shortest pause: something worked."""
         self.attempts = 0

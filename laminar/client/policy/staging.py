@@ -1,8 +1,8 @@
-"""What one writer stages for a batch of a sink, as a pure object: records in, numbered stages out.
+"""Stages of one writer for a batch of a sink, as a pure object: records in, numbered stages out.
 
-Records are gathered by partition; `take` hands out what is to be staged next, `staged` takes note that it
-was. Where the records go, over which connections and how often, belongs to `stage_sender.py`; what becomes of
-the stages, to whoever commits them.
+Records are gathered by partition; `take` returns what is to be staged next, `staged` notes that it was. Where
+the records go, over which connections and how often, belongs to `stage_sender.py`; what happens to the
+stages, to the program that commits them.
 
 1. A stage is whole: it is staged as it was gathered, or not at all. The numbers of a writer's stages rise in
    the order in which its records were put, so in each partition a commit publishes them in that order.
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from laminar.client.errors import ConfigError, Error
-from laminar.client.policy.lane import Pending, extended
-from laminar.client.policy.window import MAX_RECORD_BYTES, RECORD_OVERHEAD_BYTES
+from laminar.client.policy.partition_queue import Pending, extended
+from laminar.client.policy.record_accumulator import MAX_RECORD_BYTES, RECORD_OVERHEAD_BYTES
 from laminar.client.records import Staged, StagedPart
 
 # Numbers of stages have 53 bits: as many for a writer's own count as 1 TiB of stages needs, the rest random.
@@ -31,7 +31,7 @@ MAX_RECORDS = 65_536
 
 
 class Row(NamedTuple):
-    """A record on its way into a stage."""
+    """A record that is to be staged."""
 
     value: bytes
     key: bytes | None
@@ -42,11 +42,12 @@ class Row(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
+        """Bytes that the record takes in a batch."""
         return len(self.value) + len(self.key or b"") + RECORD_OVERHEAD_BYTES
 
 
 class _Topic:
-    """The open stages of one topic, by partition; records wait in `rows` until its partitions are known."""
+    """Open stages of one topic, by partition; records wait in `rows` until its partitions are known."""
 
     __slots__ = ("open", "partition_of_key", "partitions", "rows", "sticky")
 
@@ -59,10 +60,10 @@ class _Topic:
 
 
 class Stages:
-    """What a writer gathers, in flight, and has staged. Not thread-safe: a caller with threads locks.
+    """Records that a writer gathers, has in flight, and has staged.
 
-    `first_stage` is random, up to `MAX_FIRST_STAGE`; `buffer_bytes` is what is gathered and not staged before
-    stages are sent that are not full.
+    Not thread-safe: a caller with threads locks. `first_stage` is random, up to `MAX_FIRST_STAGE`;
+    `buffer_bytes` is what is gathered and not staged before stages are sent that are not full.
     """
 
     def __init__(self, *, first_stage: int, batch_bytes: int, buffer_bytes: int) -> None:
@@ -81,9 +82,11 @@ class Stages:
     # -- records in --------------------------------------------------------------------------
 
     def put(self, topic: str, row: Row) -> bool:
-        """Gather a record; whether there may be something to `take`, or a topic to `know`, now.
+        """Gather a record; return whether there may now be something to `take`, or a topic to `know`.
 
-        Raises `Error` for a record that no batch can hold, `ConfigError` for a partition that is none.
+        Raises:
+            Error: for a record that no batch can hold.
+            ConfigError: for a partition that the topic does not have.
         """
         if len(row.value) > MAX_RECORD_BYTES:
             raise _too_large(len(row.value))
@@ -99,11 +102,11 @@ class Stages:
         return bool(self._ready) or self.buffered_bytes >= self.buffer_bytes
 
     def unknown(self) -> list[str]:
-        """Topics whose partitions have to be told by `know`."""
+        """Return the topics whose partitions have to be given to `know`."""
         return [topic for topic, place in self._topics.items() if place.partition_of_key is None]
 
     def know(self, topic: str, *, partitions: int, partition_of_key: Callable[[bytes], int]) -> None:
-        """Tell the partitions of a topic; its records that wait are gathered. Raises as `put`."""
+        """Set the partitions of a topic, and gather its records that wait. Raises as `put`."""
         place = self._topics.setdefault(topic, _Topic())
         place.partitions = partitions
         place.partition_of_key = partition_of_key
@@ -148,7 +151,7 @@ class Stages:
     # -- stages out --------------------------------------------------------------------------
 
     def _close(self, topic: str, place: _Topic, pending: Pending) -> None:
-        """A stage takes no more records, and has its number."""
+        """Close a stage: it takes no more records, and gets its number."""
         if self._next_stage > self._last_stage:
             raise Error(
                 f"a writer stages at most {1 << _COUNT_BITS} batches for one commit",
@@ -167,13 +170,13 @@ class Stages:
             place.sticky = (place.sticky + 1) % place.partitions
 
     def close_all(self) -> None:
-        """Nothing more will be put: what is open goes out too."""
+        """Close all open stages: no more records will be put."""
         for topic, place in self._topics.items():
             for pending in list(place.open.values()):
                 self._close(topic, place, pending)
 
     def take(self) -> tuple[str, Pending] | None:
-        """The topic and the next stage to send (`Pending.sequence` is its number), or None."""
+        """Return the topic and the next stage to send (`Pending.sequence` is its number), or None."""
         if not self._ready and self.buffered_bytes >= self.buffer_bytes:
             largest = max(
                 (
@@ -190,13 +193,13 @@ class Stages:
         return self._ready.popleft() if self._ready else None
 
     def staged(self, topic: str, pending: Pending) -> None:
-        """A stage that was taken is durable."""
+        """Note that a stage that was taken is durable."""
         self.buffered_bytes -= pending.size_bytes
         self._records += len(pending.values)
         self._staged.setdefault((topic, pending.partition), []).append(pending.sequence)
 
     def drop(self) -> None:
-        """Forget all that is gathered: nobody will commit it."""
+        """Forget all that is gathered: it will not be committed."""
         self._topics.clear()
         self._ready.clear()
         self._staged.clear()
@@ -204,7 +207,7 @@ class Stages:
         self._records = 0
 
     def result(self, sink: str, number: int, epoch: int) -> Staged:
-        """What was staged, to be committed."""
+        """Return what was staged, to be committed."""
         parts = tuple(
             StagedPart(topic, partition, tuple(sorted(stages)))
             for (topic, partition), stages in sorted(self._staged.items())
@@ -213,9 +216,10 @@ class Stages:
 
 
 def joined(stages: Iterable[Staged], *, sink: str, number: int, epoch: int) -> list[StagedPart]:
-    """The parts of one commit of all that writers staged for it, each partition once.
+    """Return the parts of one commit from all that writers staged for it, each partition once.
 
-    Raises `ConfigError` for what was staged for something else, and for what is given twice.
+    Raises:
+        ConfigError: for what was staged for something else, and for what is given twice.
     """
     found: dict[tuple[str, int], list[int]] = {}
     for each in stages:
@@ -253,9 +257,10 @@ def joined(stages: Iterable[Staged], *, sink: str, number: int, epoch: int) -> l
 class Epoch:
     """What a client knows of its own epoch of one sink; `committed` is -1 before the first batch.
 
-    Whoever was fenced stays so: it takes a new epoch only when its user says `begin`. One whose commit did
-    not end well begins anew by itself, unless somebody else began meanwhile: what that commit has pinned is
-    in the way of staging the batch again, and no newer epoch means that it cannot be decided later.
+    A client that was fenced stays so: it takes a new epoch only when the program calls `begin`. One whose
+    commit did not end well begins again by itself, unless another client began meanwhile: what that commit
+    has prepared is in the way of staging the batch again, and no newer epoch means that it cannot be decided
+    later.
     """
 
     number: int = 0
@@ -265,21 +270,23 @@ class Epoch:
 
     @property
     def begun(self) -> bool:
+        """Whether this client has an epoch."""
         return self.number > 0
 
     def hear(self, epoch: int) -> None:
-        """The sink's present epoch: if it is not this one, somebody else began since."""
+        """Note the sink's present epoch: if it is not this one, another client began since."""
         if self.begun and epoch > self.number:
             self.newer = epoch
 
     def began(self, epoch: int, committed: int) -> None:
+        """Note that this client began `epoch`, after batch `committed`."""
         self.number = epoch
         self.committed = max(committed, self.committed)
         self.doubtful = False
         self.newer = 0
 
     def over(self, number: int) -> None:
-        """A commit of this epoch ended well."""
+        """Note that a commit of this epoch ended well."""
         self.committed = max(number, self.committed)
 
 

@@ -77,14 +77,14 @@ class _Record:
         self.sent = False  # perhaps
 
 
-class _Lane:
+class _PartitionQueue:
     """One partition's records, and where its leader is. `last` is what came of the copy sent last."""
 
-    __slots__ = ("address", "epoch", "flying", "last", "partition", "queue", "sequence", "task")
+    __slots__ = ("address", "epoch", "flying", "last", "partition", "sequence", "task", "waiting")
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
-        self.queue: deque[_Record] = deque()
+        self.waiting: deque[_Record] = deque()
         self.flying: list[_Record] = []
         self.last = "nothing was sent"
         self.task: asyncio.Task[None] | None = None
@@ -124,8 +124,8 @@ class Datagrams(Generic[T]):
         self._room_bytes = room_bytes(topic)
         self._producer_id = os.urandom(16)
         self._partitions = partitions
-        self._beginning: asyncio.Task[list[_Lane]] | None = None
-        self._lanes: list[_Lane] = []
+        self._beginning: asyncio.Task[list[_PartitionQueue]] | None = None
+        self._queues: list[_PartitionQueue] = []
         self._route: Route | None = None
         self._spread = 0
         self._nodes: list[Address] = []
@@ -194,15 +194,15 @@ class Datagrams(Generic[T]):
         last = "the topic and the nodes were asked for"
         try:
             async with asyncio.timeout_at(record.deadline):
-                lane = self._lane_of(await self._begun(), key, partition)
-                lane.queue.append(record)
-                if lane.task is None:
-                    lane.task = loop.create_task(self._run(lane))
+                queue = self._queue_of(await self._begun(), key, partition)
+                queue.waiting.append(record)
+                if queue.task is None:
+                    queue.task = loop.create_task(self._run(queue))
                 return await record.future
         except TimeoutError as error:
             if isinstance(error, Error):
                 raise
-            last = lane.last if record.sent else last
+            last = queue.last if record.sent else last
             text = f"a record for {self._topic} got no receipt within {timeout_s:g} s; last: {last}"
             if record.sent:
                 raise OutcomeUnknown(text, code="outcome_unknown", outcome="unknown") from None
@@ -227,19 +227,19 @@ class Datagrams(Generic[T]):
                 outcome="not_applied",
             )
 
-    async def _begun(self) -> list[_Lane]:
-        """The lanes, once the number of partitions is known."""
+    async def _begun(self) -> list[_PartitionQueue]:
+        """The queues, once the number of partitions is known."""
         if self._closed:
             raise _ended()
-        if self._lanes:
-            return self._lanes
+        if self._queues:
+            return self._queues
         if self._beginning is None or (self._beginning.done() and self._beginning.exception() is not None):
             self._session.opened(self)
             self._beginning = self._session.loop.create_task(self._begin())
             self._beginning.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._beginning)
 
-    async def _begin(self) -> list[_Lane]:
+    async def _begin(self) -> list[_PartitionQueue]:
         partitions = self._partitions
         if partitions is None:
             described = await self._session.get_json(topic_path(self._topic))
@@ -256,70 +256,72 @@ class Datagrams(Generic[T]):
             )
         self._next_node = self._session.rng.randrange(len(self._nodes))
         self._route = Route.even(partitions)
-        self._lanes = [_Lane(number) for number in range(partitions)]
-        return self._lanes
+        self._queues = [_PartitionQueue(number) for number in range(partitions)]
+        return self._queues
 
-    def _lane_of(self, lanes: list[_Lane], key: bytes | None, partition: int | None) -> _Lane:
+    def _queue_of(
+        self, queues: list[_PartitionQueue], key: bytes | None, partition: int | None
+    ) -> _PartitionQueue:
         if partition is not None:
-            if not 0 <= partition < len(lanes):
+            if not 0 <= partition < len(queues):
                 raise ConfigError(
-                    f"partition {partition} of {len(lanes)}",
+                    f"partition {partition} of {len(queues)}",
                     code="no_partition",
                     field="partition",
                     value=partition,
-                    limit=len(lanes) - 1,
+                    limit=len(queues) - 1,
                 )
-            return lanes[partition]
+            return queues[partition]
         if key is not None:
             assert self._route is not None
-            return lanes[self._route.partition_of_key(key)]
-        self._spread = (self._spread + 1) % len(lanes)
-        return lanes[self._spread]
+            return queues[self._route.partition_of_key(key)]
+        self._spread = (self._spread + 1) % len(queues)
+        return queues[self._spread]
 
     # -- batches -------------------------------------------------------------------------------
 
-    async def _run(self, lane: _Lane) -> None:
-        """See every record of the lane to its end."""
+    async def _run(self, queue: _PartitionQueue) -> None:
+        """See every record of the queue to its end."""
         try:
-            while batch := self._take(lane):
-                lane.flying = batch
+            while batch := self._take(queue):
+                queue.flying = batch
                 try:
-                    placed = await self._see_to_its_end(lane, batch)
+                    placed = await self._see_to_its_end(queue, batch)
                 except Error as error:
-                    lane.epoch += 1
-                    lane.sequence = 0
+                    queue.epoch += 1
+                    queue.sequence = 0
                     _fail(batch, error)
                     continue
-                lane.sequence += 1
+                queue.sequence += 1
                 for offset, record in enumerate(batch, placed.offset):
                     if not record.future.done():
-                        receipt = Receipt(lane.partition, offset, placed.replicas, placed.synced)
+                        receipt = Receipt(queue.partition, offset, placed.replicas, placed.synced)
                         record.future.set_result(receipt)
         except Exception as error:  # noqa: BLE001  # whoever waits is told; else he would wait for ever
-            _fail([*lane.flying, *lane.queue], error)
-            lane.queue.clear()
+            _fail([*queue.flying, *queue.waiting], error)
+            queue.waiting.clear()
         finally:
-            lane.task = None
+            queue.task = None
 
-    async def _see_to_its_end(self, lane: _Lane, batch: list[_Record]) -> Placed:
+    async def _see_to_its_end(self, queue: _PartitionQueue, batch: list[_Record]) -> Placed:
         try:
-            return await self._deliver(lane, self._build(batch, epoch=lane.epoch, sequence=lane.sequence))
+            return await self._deliver(queue, self._build(batch, epoch=queue.epoch, sequence=queue.sequence))
         except _Forgotten:
-            lane.epoch += 1
-            lane.sequence = 0
-            return await self._deliver(lane, self._build(batch, epoch=lane.epoch, sequence=0))
+            queue.epoch += 1
+            queue.sequence = 0
+            return await self._deliver(queue, self._build(batch, epoch=queue.epoch, sequence=0))
 
-    def _take(self, lane: _Lane) -> list[_Record]:
+    def _take(self, queue: _PartitionQueue) -> list[_Record]:
         """The next records that fit into a datagram together, without those that nobody waits for."""
         batch: list[_Record] = []
-        while lane.queue:
-            record = lane.queue[0]
+        while queue.waiting:
+            record = queue.waiting[0]
             if not record.future.done():
                 if batch and len(self._build([*batch, record], epoch=0, sequence=0)) > self._room_bytes:
                     break
                 record.sent = True
                 batch.append(record)
-            lane.queue.popleft()
+            queue.waiting.popleft()
         return batch
 
     def _build(self, batch: list[_Record], *, epoch: int, sequence: int) -> bytearray:
@@ -336,13 +338,13 @@ class Datagrams(Generic[T]):
 
     # -- one batch until its answer ------------------------------------------------------------
 
-    async def _deliver(self, lane: _Lane, frame: bytearray) -> Placed:
+    async def _deliver(self, queue: _PartitionQueue, frame: bytearray) -> Placed:
         """Send until a receipt comes.
 
         Raises the `Error` of a refusal, `OutcomeUnknown` if nobody waits any more, `_Forgotten`.
         """
         number = os.urandom(NUMBER_BYTES)
-        datagram = self._keys.encode_question(Question(self._topic, lane.partition, number, frame))
+        datagram = self._keys.encode_question(Question(self._topic, queue.partition, number, frame))
         answers = self._waiting[number] = asyncio.Queue()
         backoff = Backoff(rng=self._session.rng, first_ms=RESEND_MS, ceiling_ms=LONGEST_RESEND_MS)
         copies = answered = silent = redirects = 0
@@ -351,21 +353,21 @@ class Datagrams(Generic[T]):
             while True:
                 answer = await _within(answers, pause_s)
                 if answer is None:
-                    if all(record.future.done() for record in lane.flying):
+                    if all(record.future.done() for record in queue.flying):
                         raise OutcomeUnknown("given up", code="outcome_unknown", outcome="unknown")
                     if copies > answered:
                         silent += 1
                         if silent % SILENT_COPIES == 0:
-                            lane.address = None
-                    if lane.address is None:
-                        lane.address = self._any_node()
+                            queue.address = None
+                    if queue.address is None:
+                        queue.address = self._any_node()
                     # Counted before: whether it left when sending failed is not known.
                     copies += 1
                     self._counts["datagrams"] += 1
                     self._counts["resent"] += copies > 1
-                    refused = await self._send(lane.address, datagram)
-                    host, port = lane.address
-                    lane.last = refused or f"{host}:{port} did not answer"
+                    refused = await self._send(queue.address, datagram)
+                    host, port = queue.address
+                    queue.last = refused or f"{host}:{port} did not answer"
                     pause_s = backoff.next_ms() / 1000
                     continue
                 answered += 1
@@ -373,23 +375,23 @@ class Datagrams(Generic[T]):
                 if isinstance(body, Placed):
                     return body
                 if isinstance(body, Leader):
-                    lane.address = (body.host, body.port)
-                    lane.last = f"the leader is said to be {body.host}:{body.port}"
+                    queue.address = (body.host, body.port)
+                    queue.last = f"the leader is said to be {body.host}:{body.port}"
                     self._counts["redirects"] += 1
                     redirects += 1
                     backoff.reset()
                     # Two that name each other are not asked in turns without a pause.
                     pause_s = 0.0 if redirects % (REDIRECTS_AT_ONCE + 1) else backoff.next_ms() / 1000
                     continue
-                lane.last = str(body.get("detail") or body["code"])
-                if body["code"] == "unknown_producer" and lane.sequence > 0 and copies == 1:
+                queue.last = str(body.get("detail") or body["code"])
+                if body["code"] == "unknown_producer" and queue.sequence > 0 and copies == 1:
                     raise _Forgotten
-                pause_s = self._pause_after(lane, body, backoff, certain=copies == answered)
+                pause_s = self._pause_after(queue, body, backoff, certain=copies == answered)
         finally:
             del self._waiting[number]
 
     def _pause_after(
-        self, lane: _Lane, problem: Mapping[str, Any], backoff: Backoff, *, certain: bool
+        self, queue: _PartitionQueue, problem: Mapping[str, Any], backoff: Backoff, *, certain: bool
     ) -> float:
         """How long to wait before the next copy; raises where none would be answered otherwise.
 
@@ -405,11 +407,11 @@ class Datagrams(Generic[T]):
         )
         if verdict.step is Step.RETRY:
             if verdict.stale or verdict.avoid:
-                lane.address = None
+                queue.address = None
             return max(backoff.next_ms(), verdict.wait_ms) / 1000
         known = CODES.get(code)
         told = ({"title": known.title, "hint": known.hint} if known is not None else {}) | dict(problem)
-        error = from_problem(problem["status"], told, asked=f"a datagram to {self._topic}/{lane.partition}")
+        error = from_problem(problem["status"], told, asked=f"a datagram to {self._topic}/{queue.partition}")
         if certain:
             raise error
         raise OutcomeUnknown(
@@ -448,7 +450,7 @@ class Datagrams(Generic[T]):
         )
         known = self._endpoints.setdefault(family, transport)
         if known is not transport:
-            transport.close()  # another lane was quicker
+            transport.close()  # another queue was quicker
         return known
 
     def _received(self, data: bytes) -> None:
@@ -470,16 +472,16 @@ class Datagrams(Generic[T]):
         """Send nothing more. Idempotent; appends still waiting fail."""
         self._closed = True
         self._session.ended(self)
-        tasks: list[asyncio.Task[Any]] = [lane.task for lane in self._lanes if lane.task is not None]
+        tasks: list[asyncio.Task[Any]] = [queue.task for queue in self._queues if queue.task is not None]
         if self._beginning is not None:
             tasks.append(self._beginning)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for lane in self._lanes:
-            text = f"closed while a record for {self._topic}/{lane.partition} was under way"
-            _fail(lane.flying, OutcomeUnknown(text, code="outcome_unknown", outcome="unknown"))
-            _fail(lane.queue, _ended())
+        for queue in self._queues:
+            text = f"closed while a record for {self._topic}/{queue.partition} was under way"
+            _fail(queue.flying, OutcomeUnknown(text, code="outcome_unknown", outcome="unknown"))
+            _fail(queue.waiting, _ended())
         for transport in self._endpoints.values():
             transport.close()
         self._endpoints.clear()

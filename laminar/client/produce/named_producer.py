@@ -27,7 +27,7 @@ class Named:
     numbers: Numbers
 
 
-async def take_name(session: Session, name: str, *, timeout_s: float | None) -> tuple[bytes, int]:
+async def register(session: Session, name: str, *, timeout_s: float | None) -> tuple[bytes, int]:
     """The id that belongs to a name, and an epoch newer than every one before."""
     answer = await session.call(
         "POST",
@@ -45,7 +45,7 @@ async def begin_named(
     session: Session, topic: str, name: str, *, partitions: int, timeout_s: float | None
 ) -> Named:
     """Take the name over. Raises `Fenced` if another took it meanwhile, or as `Session.call` does."""
-    producer_id, epoch = await take_name(session, name, timeout_s=timeout_s)
+    producer_id, epoch = await register(session, name, timeout_s=timeout_s)
     places = await session.topic_map(topic, timeout_s=timeout_s)
     turns = asyncio.Semaphore(AT_ONCE)
 

@@ -1,8 +1,8 @@
 """Producers on an event loop: a stream of records, and the receipts for it.
 
-`Producer.send` is a plain function: it puts the record into the outbox and returns. So the
-order of the calls is the order of the records, whatever is awaited when. Room is awaited
-apart (`room`), or by `send_all`, which paces itself.
+`Producer.send` is a plain function: it puts the record into the accumulator and returns. So the order of the
+calls is the order of the records, whatever is awaited when. Waiting for room in the buffer is separate
+(`room`), or done by `send_all`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 
 from laminar.client.codecs import not_bytes
 from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, Undelivered
-from laminar.client.policy.lane import Lane, Pending
+from laminar.client.policy.partition_queue import PartitionQueue, Pending
+from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.policy.resume_numbers import BLOCK
-from laminar.client.policy.window import Outbox
 from laminar.client.produce.sender import Sender
 from laminar.client.records import Receipt
 
@@ -34,9 +34,9 @@ OVERFLOW = 4
 
 
 class Delivery:
-    """One record on its way. May be ignored: the producer's end reports what failed.
+    """One record that was sent. May be ignored: the producer's end reports what failed.
 
-    ``await delivery`` is the `Receipt`, once durable, or raises why there is none.
+    ``await delivery`` returns the `Receipt` once the record is durable, or raises why there is none.
     """
 
     __slots__ = ("_pending", "_position")
@@ -46,10 +46,15 @@ class Delivery:
         self._position = position
 
     def done(self) -> bool:
+        """Return whether the record has its receipt or its error."""
         return self._pending.settled
 
     def result(self) -> Receipt:
-        """The receipt; asyncio.InvalidStateError before `done`."""
+        """Return the receipt, or raise why there is none.
+
+        Raises:
+            asyncio.InvalidStateError: before `done`.
+        """
         if not self._pending.settled:
             raise asyncio.InvalidStateError("the record has no receipt yet: await the delivery")
         return self._pending.receipt(self._position)
@@ -68,23 +73,23 @@ class Delivery:
         return pending.receipt(self._position)
 
 
-def lane_for(outbox: Outbox, key: bytes | None, partition: int | None) -> Lane:
-    """The lane of a record: the partition it names, its key's, or the one being filled."""
+def queue_for(accumulator: RecordAccumulator, key: bytes | None, partition: int | None) -> PartitionQueue:
+    """Return the queue of a record: that of its partition, else of its key, else the one being filled."""
     if partition is not None:
-        if not 0 <= partition < len(outbox.lanes):
+        if not 0 <= partition < len(accumulator.queues):
             raise ConfigError(
-                f"partition {partition} of {len(outbox.lanes)}",
+                f"partition {partition} of {len(accumulator.queues)}",
                 code="no_partition",
                 field="partition",
                 value=partition,
-                limit=len(outbox.lanes) - 1,
+                limit=len(accumulator.queues) - 1,
             )
-        return outbox.lanes[partition]
-    return outbox.sticky if key is None else outbox.lane_of(key)
+        return accumulator.queues[partition]
+    return accumulator.sticky if key is None else accumulator.queue_of(key)
 
 
 def put_record(
-    outbox: Outbox,
+    accumulator: RecordAccumulator,
     value: bytes,
     key: bytes | None,
     *,
@@ -94,8 +99,11 @@ def put_record(
     partition: int | None,
     number: int | None,
 ) -> Pending:
-    """A record into its lane, with all that may come with it; what an earlier run did is not done again."""
-    numbers = outbox.numbers
+    """Put a record and its optional columns into its queue.
+
+    One that an earlier run of a named producer made durable is not put again.
+    """
+    numbers = accumulator.numbers
     if number is None:
         if numbers is not None:
             numbers.check_none()
@@ -106,19 +114,19 @@ def put_record(
     else:
         numbers.check(number)
     if number is None or key is not None or partition is not None:
-        lane = lane_for(outbox, key, partition)
+        queue = queue_for(accumulator, key, partition)
     else:
-        lane = outbox.lanes[number // BLOCK % len(outbox.lanes)]
-    if numbers is not None and number is not None and numbers.is_there(number, lane.partition):
+        queue = accumulator.queues[number // BLOCK % len(accumulator.queues)]
+    if numbers is not None and number is not None and numbers.is_there(number, queue.partition):
         numbers.sent(number)
-        pending = Pending(lane.partition)
+        pending = Pending(queue.partition)
         pending.values.append(value)
         pending.settle()
         return pending
     if tag is None and headers is None and timestamp_ms is None:
-        pending = outbox.put(value, key, lane)
+        pending = accumulator.put(value, key, queue)
     else:
-        pending = outbox.put_with(value, key, lane, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
+        pending = accumulator.put_with(value, key, queue, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
     if numbers is not None and number is not None:
         numbers.sent(number)
         pending.first_number = pending.first_number or number
@@ -126,10 +134,10 @@ def put_record(
     return pending
 
 
-def produce_error(outbox: Outbox, topic: str) -> ProduceError | None:
-    """The report of everything that failed, None if nothing did."""
+def produce_error(accumulator: RecordAccumulator, topic: str) -> ProduceError | None:
+    """Return the report of everything that failed; None if nothing did."""
     undelivered: list[Undelivered] = []
-    for pending in outbox.failures:
+    for pending in accumulator.failures:
         undelivered += pending.undelivered()
     if not undelivered:
         return None
@@ -144,15 +152,15 @@ def produce_error(outbox: Outbox, topic: str) -> ProduceError | None:
     )
 
 
-def outbox_statistics(outbox: Outbox | None) -> dict[str, int]:
-    """What a producer's `statistics` answers; {} before it began."""
-    if outbox is None:
+def accumulator_statistics(accumulator: RecordAccumulator | None) -> dict[str, int]:
+    """Return what a producer's `statistics` shows; {} before it began."""
+    if accumulator is None:
         return {}
     return {
-        "buffered_bytes": outbox.buffered_bytes,
-        "batches": outbox.taken,
-        "resent": outbox.resent,
-        "failed": len(outbox.failures),
+        "buffered_bytes": accumulator.buffered_bytes,
+        "batches": accumulator.taken,
+        "resent": accumulator.resent,
+        "failed": len(accumulator.failures),
     }
 
 
@@ -176,19 +184,22 @@ class Producer(Generic[T_in]):
         self.encode = encode
         self.buffer_bytes = buffer_bytes
         self._overflow_bytes = buffer_bytes * OVERFLOW
-        self._outbox: Outbox | None = None
+        self._accumulator: RecordAccumulator | None = None
         self._sender: Sender | None = None
         self._progress: asyncio.Future[None] | None = None
 
     async def open_sender(self, guard: Guard | None = None) -> Sender:
-        """Begin, and return what sends. `guard` is the lock under which other threads fill its outbox."""
+        """Start the producer and return its sender.
+
+        `guard` is the lock under which other threads fill its accumulator.
+        """
         return await self._begin(guard)
 
     async def __aenter__(self) -> Producer[T_in]:
         sender = await self.open_sender()
         sender.on_progress = self._on_progress
         self._sender = sender
-        self._outbox = sender.outbox
+        self._accumulator = sender.accumulator
         return self
 
     async def __aexit__(
@@ -216,20 +227,22 @@ class Producer(Generic[T_in]):
         partition: int | None = None,
         number: int | None = None,
     ) -> Delivery:
-        """Put a record on its way; returns at once. Raises what stopped its partition, if anything did.
+        """Send a record and return at once, without waiting.
 
-        `number` is the user's, of a producer with a name: from 1, higher than that of the record before. A
-        record that an earlier run of the same name made durable is not sent: its receipt has the offset -1.
+        `number` is the program's own number, for a producer with a name: from 1, and higher than that of the
+        record before. A record that an earlier run of the same name made durable is not sent: its receipt has
+        offset -1.
 
-        `Overloaded` (``buffer_full``) when far more was sent than the buffer holds without awaiting
-        `room` in between.
+        Raises:
+            Overloaded: (``buffer_full``) far more was sent than the buffer holds, without awaiting `room`.
+            Error: what stopped the record's partition, if anything did.
         """
         if partition is None and tag is None and headers is None and timestamp_ms is None and number is None:
             pending = self._put(value, key)
         else:
-            outbox, sender, raw = self._ready(value)
+            accumulator, sender, raw = self._ready(value)
             pending = put_record(
-                outbox,
+                accumulator,
                 raw,
                 key.encode() if isinstance(key, str) else key,
                 tag=tag,
@@ -242,40 +255,40 @@ class Producer(Generic[T_in]):
         return Delivery(pending, len(pending.values) - 1)
 
     def _put(self, value: T_in, key: str | bytes | None) -> Pending:
-        """`send` without the object that is awaited: what a stream of records costs is here."""
-        outbox, sender, raw = self._ready(value)
-        if outbox.numbers is not None:
-            outbox.numbers.check_none()
+        """Do as `send`, without the awaitable object: this is the cost of a stream of records."""
+        accumulator, sender, raw = self._ready(value)
+        if accumulator.numbers is not None:
+            accumulator.numbers.check_none()
         if key is None:
-            pending = outbox.put(raw, None, outbox.sticky)
+            pending = accumulator.put(raw, None, accumulator.sticky)
         else:
             key = key.encode() if isinstance(key, str) else key
-            pending = outbox.put(raw, key, outbox.lane_of(key))
+            pending = accumulator.put(raw, key, accumulator.queue_of(key))
         sender.wake()
         return pending
 
-    def _ready(self, value: T_in) -> tuple[Outbox, Sender, bytes]:
-        outbox = self._outbox
+    def _ready(self, value: T_in) -> tuple[RecordAccumulator, Sender, bytes]:
+        accumulator = self._accumulator
         sender = self._sender
-        if outbox is None or sender is None or sender.closed:
+        if accumulator is None or sender is None or sender.closed:
             raise ConfigError("send outside of `async with topic.producer()`", code="not_open")
-        if outbox.buffered_bytes > self._overflow_bytes:
-            raise self._overflow(outbox)
+        if accumulator.buffered_bytes > self._overflow_bytes:
+            raise self._overflow(accumulator)
         raw: Any = value if self.encode is None else self.encode(value)
         if type(raw) is not bytes and (wrong := not_bytes(raw)) is not None:
             raise wrong
-        return outbox, sender, raw
+        return accumulator, sender, raw
 
     async def send_all(self, records: Iterable[tuple[Key, T_in]] | AsyncIterable[tuple[Key, T_in]]) -> int:
-        """Send every (key, value), waiting for room as needed; returns how many."""
+        """Send every (key, value), waiting for room as needed; return how many."""
         count = 0
-        outbox = self._outbox
-        assert outbox is not None, "send_all outside of the producer's block"
+        accumulator = self._accumulator
+        assert accumulator is not None, "send_all outside of the producer's block"
         if isinstance(records, AsyncIterable):
             async for key, value in records:
                 self._put(value, key)
                 count += 1
-                if outbox.buffered_bytes >= self.buffer_bytes:
+                if accumulator.buffered_bytes >= self.buffer_bytes:
                     await self.room()
             return count
         put = self._put
@@ -283,61 +296,72 @@ class Producer(Generic[T_in]):
         for key, value in records:
             put(value, key)
             count += 1
-            if outbox.buffered_bytes >= limit_bytes:
+            if accumulator.buffered_bytes >= limit_bytes:
                 await self.room()
         return count
 
     def has_room(self) -> bool:
-        """Whether `room` would return at once."""
-        return self._outbox is not None and self._outbox.buffered_bytes < self.buffer_bytes
+        """Return whether `room` would return at once."""
+        return self._accumulator is not None and self._accumulator.buffered_bytes < self.buffer_bytes
 
     async def room(self) -> None:
         """Wait until the buffer has room for more."""
-        while self._outbox is not None and self._outbox.buffered_bytes >= self.buffer_bytes:
+        while self._accumulator is not None and self._accumulator.buffered_bytes >= self.buffer_bytes:
             await self._progressed()
 
     async def wait(self) -> None:
-        """Wait for the receipts of all that was sent so far; `ProduceError` if some will not come."""
-        outbox, sender = self._outbox, self._sender
-        assert outbox is not None and sender is not None, "wait outside of the producer's block"
+        """Wait for the receipts of everything sent so far.
+
+        Raises:
+            ProduceError: when some records will get none.
+        """
+        accumulator, sender = self._accumulator, self._sender
+        assert accumulator is not None and sender is not None, "wait outside of the producer's block"
         with sender.hurry():
-            while outbox.buffered_bytes > 0:
+            while accumulator.buffered_bytes > 0:
                 await self._progressed()
-        failure = produce_error(outbox, self.topic)
+        failure = produce_error(accumulator, self.topic)
         if failure is not None:
             raise failure
 
     async def durable(self) -> None:
-        """`wait`, by the name of what is waited for: nothing that was sent can be lost any more."""
+        """Do as `wait`: nothing that was sent before can be lost any more."""
         await self.wait()
 
     async def accepted(self) -> None:
-        """Wait until a leader has all that was sent so far; `ProduceError` if some will not get there.
+        """Wait until a leader has everything that was sent so far.
 
-        This is no receipt: a leader that dies may lose it. Then this producer, which keeps it until it is
-        durable, sends it again. Without a name the two are one: see `wait`.
+        This is no receipt: the records may be lost with that leader. This producer keeps them until they are
+        durable, and then sends them again. Without a name it is the same as `wait`.
+
+        Raises:
+            ProduceError: when some records will not get there.
         """
-        outbox = self._outbox
-        assert outbox is not None, "accepted outside of the producer's block"
-        while not outbox.all_accepted():
+        accumulator = self._accumulator
+        assert accumulator is not None, "accepted outside of the producer's block"
+        while not accumulator.all_accepted():
             await self._progressed()
-        failure = produce_error(outbox, self.topic)
+        failure = produce_error(accumulator, self.topic)
         if failure is not None:
             raise failure
 
     @property
     def checkpoint(self) -> int:
-        """The highest number that everything up to it is durable, in all partitions; 0: none."""
-        return 0 if self._outbox is None else self._outbox.checkpoint()
+        """Highest number up to which everything is durable, in all partitions; 0 if there is none."""
+        return 0 if self._accumulator is None else self._accumulator.checkpoint()
 
     @property
     def resumed_at(self) -> int:
-        """The checkpoint as this producer found it: its source may go on behind it. 0: from the start."""
-        return 0 if self._outbox is None or self._outbox.numbers is None else self._outbox.numbers.resumed_at
+        """Checkpoint found when this producer began, after which its source continues; 0 if none."""
+        return (
+            0
+            if self._accumulator is None or self._accumulator.numbers is None
+            else self._accumulator.numbers.resumed_at
+        )
 
     def statistics(self) -> dict[str, int]:
-        """Bytes waiting; batches taken and taken again since the producer began."""
-        return outbox_statistics(self._outbox)
+        """Return the bytes waiting, and the batches sent and sent again since the producer began."""
+        return accumulator_statistics(self._accumulator)
 
     async def _progressed(self) -> None:
         if self._progress is None or self._progress.done():
@@ -348,12 +372,12 @@ class Producer(Generic[T_in]):
         if self._progress is not None and not self._progress.done():
             self._progress.set_result(None)
 
-    def _overflow(self, outbox: Outbox) -> Error:
+    def _overflow(self, accumulator: RecordAccumulator) -> Error:
         return Overloaded(
-            f"{outbox.buffered_bytes} bytes wait to be sent",
+            f"{accumulator.buffered_bytes} bytes wait to be sent",
             code="buffer_full",
             field="buffer_bytes",
-            value=outbox.buffered_bytes,
+            value=accumulator.buffered_bytes,
             limit=self._overflow_bytes,
             hint="`await producer.room()` between sends, or use `await producer.send_all(records)`",
             outcome="not_applied",

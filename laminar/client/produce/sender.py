@@ -1,9 +1,9 @@
-"""The engine under every append: takes batches from an outbox and sees each to its end.
+"""The engine under every append: takes batches from an accumulator and sees each to its end.
 
 One `Sender` per producer (and one per topic for plain appends). It runs on the session's loop
-by callbacks, without a task per batch; the decisions are the outbox's and `policy.retry`'s. It is
+by callbacks, without a task per batch; the decisions are the accumulator's and `policy.retry`'s. It is
 used by the async producer on the loop and by the sync one from other threads, which meet it
-only in `wake` and under the outbox's lock.
+only in `wake` and under the accumulator's lock.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from laminar.batch import BATCH_TYPE, BatchError, build
 from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.net.attempts import judged, now_ms, origin_of
 from laminar.client.net.session import ATTEMPT_TIMEOUT_S, Session, topic_path
-from laminar.client.policy.lane import MOST_FLYING, Lane, Pending, padded
+from laminar.client.policy.partition_queue import MOST_FLYING, PartitionQueue, Pending, padded
+from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.policy.retry import OUT_OF_SEQUENCE, Backoff, Step, Verdict, judge_loss
-from laminar.client.policy.window import Outbox
-from laminar.client.produce.leader_watchdog import Silence
+from laminar.client.produce.leader_watchdog import LeaderWatchdog
 from laminar.http.protocol.answer import Answer, ConnectionFailed
 
 
@@ -64,7 +64,7 @@ PROBE_PAUSE_S = 0.1
 
 
 class Sender:
-    """Sends what `outbox` holds. `guard` is the lock of an outbox that other threads fill.
+    """Sends what `accumulator` holds. `guard` is the lock of an accumulator that other threads fill.
 
     With `accepts` batches are answered when their leader has them; what is durable is learned from later
     answers, or asked for when none comes.
@@ -74,7 +74,7 @@ class Sender:
         self,
         session: Session,
         topic: str,
-        outbox: Outbox,
+        accumulator: RecordAccumulator,
         *,
         producer_id: bytes,
         timeout_s: float,
@@ -84,7 +84,7 @@ class Sender:
         assert len(producer_id) == 16, f"a producer id has 16 bytes, not {len(producer_id)}"
         self.session = session
         self.topic = topic
-        self.outbox = outbox
+        self.accumulator = accumulator
         self.closed = False
         self.on_progress: Callable[[], None] = _nothing
         self._producer_id = producer_id
@@ -94,7 +94,7 @@ class Sender:
         self._loop = session.loop
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
-        self._urls: dict[int, str] = {}  # where each lane's appends go now
+        self._urls: dict[int, str] = {}  # where each queue's appends go now
         self._heads: dict[tuple[int, str], bytes] = {}
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._backoffs: dict[int, Backoff] = {}
@@ -103,8 +103,10 @@ class Sender:
         self._accepts = accepts
         self._hurries = 0
         self._probes: dict[int, asyncio.Task[None]] = {}
-        self._quiet_ms: dict[int, int] = {}  # since when a lane has nothing but what was accepted
-        self._silence = Silence(session, topic, outbox, guard=self._guard, on_moved=self._urls.__setitem__)
+        self._quiet_ms: dict[int, int] = {}  # since when a queue has nothing but what was accepted
+        self._watchdog = LeaderWatchdog(
+            session, topic, accumulator, guard=self._guard, on_moved=self._urls.__setitem__
+        )
 
     # -- waking --------------------------------------------------------------------------------
 
@@ -131,35 +133,35 @@ class Sender:
             self._hurries -= 1
 
     def _pump(self) -> None:
-        """Send whatever may be sent; the only place that takes from the outbox."""
+        """Send whatever may be sent; the only place that takes from the accumulator."""
         # Cleared first: what is put while we are at it wakes us again.
         self._woken = False
         if self.closed:
             return
         now = now_ms()
         with self._guard:
-            for lane in list(self.outbox.active.values()):
-                self._pump_lane(lane, now)
+            for queue in list(self.accumulator.active.values()):
+                self._pump_queue(queue, now)
                 if self._accepts:
-                    self._look_after(lane, now)
+                    self._look_after(queue, now)
             self._set_timer(now)
 
-    def _pump_lane(self, lane: Lane, now: int) -> None:
-        """Send what `lane` lets go, if its leader's connection is open; else see to that first."""
-        if lane.open is not None and lane.open.deadline_ms < 0:
-            lane.open.deadline_ms = now + self._timeout_ms
-        if lane.recovering or lane.partition not in self._urls:
-            self._expire(lane, now)
-        if lane.partition in self._connecting:
+    def _pump_queue(self, queue: PartitionQueue, now: int) -> None:
+        """Send what `queue` lets go, if its leader's connection is open; else see to that first."""
+        if queue.open is not None and queue.open.deadline_ms < 0:
+            queue.open.deadline_ms = now + self._timeout_ms
+        if queue.recovering or queue.partition not in self._urls:
+            self._expire(queue, now)
+        if queue.partition in self._connecting:
             return
-        url = self._urls.get(lane.partition)
+        url = self._urls.get(queue.partition)
         connection = self.session.pool.shared_nowait(url) if url is not None else None
         if connection is None or url is None:
-            if not lane.idle() and not (lane.recovering and now < lane.resume_ms):
-                self._connecting[lane.partition] = self._loop.create_task(self._connect(lane))
+            if not queue.idle() and not (queue.recovering and now < queue.resume_ms):
+                self._connecting[queue.partition] = self._loop.create_task(self._connect(queue))
             return
         while not connection.closed:
-            pending = self.outbox.take(lane, now_ms=now)
+            pending = self.accumulator.take(queue, now_ms=now)
             if pending is None:
                 return
             if pending.deadline_ms < 0:
@@ -167,16 +169,16 @@ class Sender:
             try:
                 frame = self._frame(pending)
             except (BatchError, TypeError, ValueError) as fault:
-                self.outbox.failed(lane, pending, unbuildable(fault), maybe_applied=False)
+                self.accumulator.failed(queue, pending, unbuildable(fault), maybe_applied=False)
                 self.on_progress()
                 return
             connection.request(
-                self._head(lane, url, len(frame)),
+                self._head(queue, url, len(frame)),
                 (frame,),
-                self._on_answer(lane, pending, url),
+                self._on_answer(queue, pending, url),
                 timeout_s=min(ATTEMPT_TIMEOUT_S, max(0.001, (pending.deadline_ms - now) / 1000)),
             )
-            self._silence.sent(lane.partition, connection)
+            self._watchdog.sent(queue.partition, connection)
 
     def _frame(self, pending: Pending) -> bytearray:
         count = len(pending.values)
@@ -190,24 +192,24 @@ class Sender:
             producer_epoch=pending.epoch,
             sequence=pending.sequence,
             checkpoint=pending.last_number,
-            floor=self.outbox.checkpoint() if pending.last_number else 0,
+            floor=self.accumulator.checkpoint() if pending.last_number else 0,
         )
 
-    def _head(self, lane: Lane, url: str, length: int) -> bytes:
-        # All but the length is the same for every batch of a lane.
-        known = self._heads.get((lane.partition, url))
+    def _head(self, queue: PartitionQueue, url: str, length: int) -> bytes:
+        # All but the length is the same for every batch of a queue.
+        known = self._heads.get((queue.partition, url))
         if known is None:
-            target = f"{topic_path(self.topic)}/partitions/{lane.partition}/records"
+            target = f"{topic_path(self.topic)}/partitions/{queue.partition}/records"
             target += "?ack=accepted" if self._accepts else ""
             known = self.session.head(url, "POST", target, {"Content-Type": BATCH_TYPE})[:-2]
-            self._heads[(lane.partition, url)] = known
+            self._heads[(queue.partition, url)] = known
         return b"%bContent-Length: %d\r\n\r\n" % (known, length)
 
     # -- finding the leader --------------------------------------------------------------------
 
-    async def _connect(self, lane: Lane) -> None:
-        """Open the way to the lane's leader, or hold the lane for a moment."""
-        partition = lane.partition
+    async def _connect(self, queue: PartitionQueue) -> None:
+        """Open the way to the queue's leader, or hold the queue for a moment."""
+        partition = queue.partition
         try:
             known = self._urls.get(partition)
             if known is not None:
@@ -216,59 +218,59 @@ class Sender:
                 self._urls[partition] = await self.session.leader_connection(self.topic, partition)
         except ConnectionFailed as failure:
             self._urls.pop(partition, None)
-            self._hold(lane, str(failure), wait_ms=0)
+            self._hold(queue, str(failure), wait_ms=0)
         except Error as error:
             self._urls.pop(partition, None)
             if isinstance(error, Unavailable):
-                self._hold(lane, str(error), wait_ms=0)
+                self._hold(queue, str(error), wait_ms=0)
             else:
-                self._fail_waiting(lane, error)
+                self._fail_waiting(queue, error)
         finally:
             self._connecting.pop(partition, None)
         self.wake()
 
-    def _hold(self, lane: Lane, why: str, *, wait_ms: int) -> None:
-        self._last[lane.partition] = why
+    def _hold(self, queue: PartitionQueue, why: str, *, wait_ms: int) -> None:
+        self._last[queue.partition] = why
         self.session.retries += 1
-        backoff = self._backoffs.setdefault(lane.partition, Backoff(rng=self.session.rng))
+        backoff = self._backoffs.setdefault(queue.partition, Backoff(rng=self.session.rng))
         with self._guard:
-            lane.hold(until_ms=now_ms() + max(wait_ms, backoff.next_ms()))
+            queue.hold(until_ms=now_ms() + max(wait_ms, backoff.next_ms()))
 
-    def _fail_waiting(self, lane: Lane, error: Error) -> None:
-        """The topic is gone or we may not: nothing of the lane can be delivered."""
+    def _fail_waiting(self, queue: PartitionQueue, error: Error) -> None:
+        """The topic is gone or we may not: nothing of the queue can be delivered."""
         with self._guard:
-            for pending in lane.waiting():
+            for pending in queue.waiting():
                 if not pending.settled and not pending.under_way:
-                    self.outbox.give_up(lane, pending, error)
-            if lane.open is not None and lane.open.settled:
-                lane.open = None
+                    self.accumulator.give_up(queue, pending, error)
+            if queue.open is not None and queue.open.settled:
+                queue.open = None
         self.on_progress()
 
     # -- answers -------------------------------------------------------------------------------
 
     def _on_answer(
-        self, lane: Lane, pending: Pending, url: str
+        self, queue: PartitionQueue, pending: Pending, url: str
     ) -> Callable[[Answer | None, ConnectionFailed | None], None]:
         def on_answer(answer: Answer | None, failure: ConnectionFailed | None) -> None:
             with self._guard:
                 if answer is None:
                     assert failure is not None
-                    self._lost(lane, pending, url, failure)
+                    self._lost(queue, pending, url, failure)
                 elif answer.status == 202:
-                    self._accepted(lane, pending, answer)
+                    self._accepted(queue, pending, answer)
                 elif 200 <= answer.status < 300:
-                    self._acknowledged(lane, pending, answer)
+                    self._acknowledged(queue, pending, answer)
                 else:
-                    self._refused(lane, pending, url, answer)
+                    self._refused(queue, pending, url, answer)
             self.on_progress()
             if not self._woken:
                 self.wake()
 
         return on_answer
 
-    def _accepted(self, lane: Lane, pending: Pending, answer: Answer) -> None:
+    def _accepted(self, queue: PartitionQueue, pending: Pending, answer: Answer) -> None:
         """The leader has the batch: no receipt, and the records stay here."""
-        partition = lane.partition
+        partition = queue.partition
         try:
             taken = _ACCEPTED_ANSWER.decode(answer.body)
             if taken.partition != partition or taken.count != len(pending.values):
@@ -279,41 +281,41 @@ class Sender:
                 code="bad_receipt",
                 outcome="unknown",
             )
-            self.outbox.failed(lane, pending, error, maybe_applied=True)
+            self.accumulator.failed(queue, pending, error, maybe_applied=True)
             return
         if partition in self._backoffs:
             self._backoffs[partition].reset()
             self._redirects.pop(partition, None)
             self._last.pop(partition, None)
-        self.outbox.accepted(
-            lane,
+        self.accumulator.accepted(
+            queue,
             pending,
             base_offset=taken.offset,
             term=taken.term,
             replicas=taken.when_durable.replicas,
             synced=taken.when_durable.synced,
         )
-        self._learned(lane, taken.term, taken.committed)
+        self._learned(queue, taken.term, taken.committed)
 
-    def _learned(self, lane: Lane, term: int, committed: int) -> None:
-        self.outbox.learned(lane, term=term, committed=committed)
+    def _learned(self, queue: PartitionQueue, term: int, committed: int) -> None:
+        self.accumulator.learned(queue, term=term, committed=committed)
         # What is committed is there for this client's reads.
-        self.session.seen.advance(self.topic, lane.partition, committed)
+        self.session.seen.advance(self.topic, queue.partition, committed)
 
-    def _look_after(self, lane: Lane, now: int) -> None:
+    def _look_after(self, queue: PartitionQueue, now: int) -> None:
         """Ask whether what was accepted is durable, when no answer to a batch will tell."""
-        partition = lane.partition
-        if lane.under_way or lane.recovering or not lane.flying or partition in self._probes:
-            if lane.under_way or not lane.flying:
+        partition = queue.partition
+        if queue.under_way or queue.recovering or not queue.flying or partition in self._probes:
+            if queue.under_way or not queue.flying:
                 self._quiet_ms.pop(partition, None)
             return
         since = self._quiet_ms.setdefault(partition, now)
-        if self._hurries or len(lane.flying) >= MOST_FLYING or now - since >= PROBE_MS:
-            pending = lane.flying[-1 if self._hurries else 0]
-            self._probes[partition] = self._loop.create_task(self._probe(lane, pending))
+        if self._hurries or len(queue.flying) >= MOST_FLYING or now - since >= PROBE_MS:
+            pending = queue.flying[-1 if self._hurries else 0]
+            self._probes[partition] = self._loop.create_task(self._probe(queue, pending))
 
-    async def _probe(self, lane: Lane, pending: Pending) -> None:
-        partition = lane.partition
+    async def _probe(self, queue: PartitionQueue, pending: Pending) -> None:
+        partition = queue.partition
         target = (
             f"{topic_path(self.topic)}/partitions/{partition}/producers/{self._producer_id.hex()}"
             f"?epoch={pending.epoch}&sequence={pending.sequence}&wait_ms={PROBE_WAIT_MS}"
@@ -324,7 +326,7 @@ class Sender:
             )
             with self._guard:
                 self._learned(
-                    lane,
+                    queue,
                     int(answer.headers["laminar-term"]),
                     int(answer.headers["laminar-committed"]),
                 )
@@ -332,15 +334,15 @@ class Sender:
                 await asyncio.sleep(PROBE_PAUSE_S)  # it said so at once, or waited: never in a ring
         except Error as error:
             # Its leader is gone, or knows nothing of it: it is sent again.
-            self._hold(lane, str(error), wait_ms=0)
+            self._hold(queue, str(error), wait_ms=0)
         finally:
             self._probes.pop(partition, None)
             self._quiet_ms.pop(partition, None)
         self.on_progress()
         self.wake()
 
-    def _acknowledged(self, lane: Lane, pending: Pending, answer: Answer) -> None:
-        partition = lane.partition
+    def _acknowledged(self, queue: PartitionQueue, pending: Pending, answer: Answer) -> None:
+        partition = queue.partition
         try:
             receipt = _APPEND_ANSWER.decode(answer.body)
             placed = receipt.placed[0]
@@ -352,23 +354,23 @@ class Sender:
                 code="bad_receipt",
                 outcome="unknown",
             )
-            self.outbox.failed(lane, pending, error, maybe_applied=True)
+            self.accumulator.failed(queue, pending, error, maybe_applied=True)
             return
         self.session.seen.advance(self.topic, partition, placed.offset + placed.count)
         if partition in self._backoffs:
             self._backoffs[partition].reset()
             self._redirects.pop(partition, None)
             self._last.pop(partition, None)
-        self.outbox.acknowledged(
-            lane,
+        self.accumulator.acknowledged(
+            queue,
             pending,
             base_offset=placed.offset,
             replicas=receipt.durable.replicas,
             synced=receipt.durable.synced,
         )
 
-    def _refused(self, lane: Lane, pending: Pending, url: str, answer: Answer) -> None:
-        partition = lane.partition
+    def _refused(self, queue: PartitionQueue, pending: Pending, url: str, answer: Answer) -> None:
+        partition = queue.partition
         redirects = self._redirects.get(partition, 0)
         verdict, problem = judged(answer, repeatable=True, redirects=redirects)
         told = str(problem.get("detail") or f"{url} answered {answer.status}")
@@ -391,21 +393,21 @@ class Sender:
         elif verdict.stale:
             self._leave(partition, url)
         if verdict.step is Step.FOLLOW:
-            self.outbox.retry(lane, pending, until_ms=0, maybe_applied=False)
+            self.accumulator.retry(queue, pending, until_ms=0, maybe_applied=False)
         elif verdict.step is Step.RETRY:
             until_ms = now_ms() + max(verdict.wait_ms, self._next_backoff_ms(partition))
-            self.outbox.retry(lane, pending, until_ms=until_ms, maybe_applied=verdict.maybe_applied)
-        elif problem.get("code") not in OUT_OF_SEQUENCE or not self.outbox.renumber(lane, pending):
+            self.accumulator.retry(queue, pending, until_ms=until_ms, maybe_applied=verdict.maybe_applied)
+        elif problem.get("code") not in OUT_OF_SEQUENCE or not self.accumulator.renumber(queue, pending):
             error = from_problem(answer.status, problem, asked=f"appending to {self.topic}/{partition}")
-            self.outbox.failed(lane, pending, error, maybe_applied=error.outcome == "unknown")
+            self.accumulator.failed(queue, pending, error, maybe_applied=error.outcome == "unknown")
 
-    def _lost(self, lane: Lane, pending: Pending, url: str, failure: ConnectionFailed) -> None:
+    def _lost(self, queue: PartitionQueue, pending: Pending, url: str, failure: ConnectionFailed) -> None:
         verdict = judge_loss(sent=failure.sent, repeatable=True)
-        self._last[lane.partition] = str(failure)
+        self._last[queue.partition] = str(failure)
         self.session.balancer.failed(url, now_ms=now_ms(), started=False)
-        self._leave(lane.partition, url)
-        until_ms = now_ms() + self._next_backoff_ms(lane.partition)
-        self.outbox.retry(lane, pending, until_ms=until_ms, maybe_applied=verdict.maybe_applied)
+        self._leave(queue.partition, url)
+        until_ms = now_ms() + self._next_backoff_ms(queue.partition)
+        self.accumulator.retry(queue, pending, until_ms=until_ms, maybe_applied=verdict.maybe_applied)
 
     def _leave(self, partition: int, url: str) -> None:
         """`url` no longer leads the partition: look for who does."""
@@ -421,9 +423,9 @@ class Sender:
 
     # -- time ----------------------------------------------------------------------------------
 
-    def _expire(self, lane: Lane, now: int) -> None:
+    def _expire(self, queue: PartitionQueue, now: int) -> None:
         """Fail what has waited past its deadline, first to last."""
-        for pending in lane.waiting():
+        for pending in queue.waiting():
             if pending.settled or pending.under_way:
                 continue
             if pending.deadline_ms < 0:
@@ -431,21 +433,21 @@ class Sender:
             if now < pending.deadline_ms:
                 continue
             message = (
-                f"{self.topic}/{lane.partition}: no receipt within {self._timeout_s:g} s; "
-                f"last: {self._last.get(lane.partition, 'nothing was answered')}"
+                f"{self.topic}/{queue.partition}: no receipt within {self._timeout_s:g} s; "
+                f"last: {self._last.get(queue.partition, 'nothing was answered')}"
             )
-            if lane.open is pending:
-                lane.close_open()
+            if queue.open is pending:
+                queue.close_open()
             error: Error = (
                 OutcomeUnknown(message, code="outcome_unknown", outcome="unknown")
                 if pending.maybe_applied
                 else TimedOut(message, code="timed_out", retriable=True, outcome="not_applied")
             )
-            self.outbox.give_up(lane, pending, error)
+            self.accumulator.give_up(queue, pending, error)
             self._loop.call_soon(self.on_progress)
 
     def _set_timer(self, now: int) -> None:
-        resume_ms = self.outbox.next_resume_ms()
+        resume_ms = self.accumulator.next_resume_ms()
         if self._quiet_ms:
             asked = [at for partition, at in self._quiet_ms.items() if partition not in self._probes]
             if asked:
@@ -460,7 +462,7 @@ class Sender:
     @property
     def resent(self) -> int:
         """Number of times a batch was sent again."""
-        return self.outbox.resent
+        return self.accumulator.resent
 
     async def end(self, error: Error) -> None:
         """Close with the session."""
@@ -474,15 +476,15 @@ class Sender:
         self.session.ended(self)
         if self._timer is not None:
             self._timer.cancel()
-        self._silence.close()
+        self._watchdog.close()
         for task in [*self._connecting.values(), *self._probes.values()]:
             task.cancel()
         with self._guard:
-            for lane in list(self.outbox.active.values()):
-                for pending in lane.waiting():
+            for queue in list(self.accumulator.active.values()):
+                for pending in queue.waiting():
                     if not pending.settled:
                         pending.maybe_applied |= pending.attempts > 0
-                        self.outbox.give_up(lane, pending, error)
+                        self.accumulator.give_up(queue, pending, error)
         self.on_progress()
 
 

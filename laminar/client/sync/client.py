@@ -86,11 +86,14 @@ class Client:
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> Topic[bytes]:
-        """Make a topic; what is None is the server's default.
+        """Create a topic. Settings that are None take the server's defaults.
 
-        `Unavailable` (`too_few_nodes`) where fewer nodes are alive than replicas are wanted;
-        `allow_fewer_replicas` creates it with as many as there are, and it never gets more.
-        `AlreadyExists` if it is there with another configuration, or at all without `exist_ok`.
+        With `allow_fewer_replicas` it is created with as many replicas as there are nodes, and never gets
+        more.
+
+        Raises:
+            Unavailable: (`too_few_nodes`) fewer nodes are alive than replicas are wanted.
+            AlreadyExists: it exists with another configuration, or at all without `exist_ok`.
         """
         return Topic(
             self._portal,
@@ -108,18 +111,23 @@ class Client:
         )
 
     def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a topic and all its records.
+
+        Raises:
+            NotFound: there is no such topic.
+        """
         self._portal.run(lambda: self._twin.delete_topic(name, timeout=timeout))
 
     def topics(self, prefix: str = "") -> list[str]:
-        """The names of all topics that begin with `prefix`, sorted."""
+        """Return the names of all topics that begin with `prefix`, sorted."""
         return self._portal.run(lambda: self._twin.topics(prefix))
 
     def sink(self, name: str) -> Sink:
-        """A sink by name, without asking anything; this client has one epoch of it."""
+        """Return a sink by name, without asking anything; this client has one epoch of it."""
         return Sink(self._portal, self._twin.sink(name))
 
     def sinks(self, prefix: str = "") -> list[SinkInfo]:
-        """All sinks whose names begin with `prefix`, by name."""
+        """Return all sinks whose names begin with `prefix`, by name."""
         return self._portal.run(lambda: self._twin.sinks(prefix))
 
     def transaction(
@@ -132,11 +140,12 @@ class Client:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         timeout: float | None = None,
     ) -> Transaction:
-        """Batch `number` of `sink`: ``with client.transaction("s", 7) as tx: tx.append(topic, value)``.
+        """Return batch `number` of `sink`, as a block.
 
-        It is committed whole when the block ends, over any topics and partitions, and once, however often it
-        is tried: a number that was committed is skipped (`Transaction.already`). This client begins the sink
-        at its first transaction, unless `epoch` is given; `Fenced` when somebody else began it since.
+        ``with client.transaction("s", 7) as tx: tx.append(topic, value)``. It is committed whole when
+        the block ends, over any topics and partitions, and once, however often it is tried: a number that was
+        committed is skipped (`Transaction.already`). This client begins the sink at its first transaction,
+        unless `epoch` is given. Committing raises `Fenced` when another client began the sink since.
         """
         return Transaction(
             self._portal,
@@ -146,11 +155,11 @@ class Client:
         )
 
     def cluster(self) -> dict[str, Any]:
-        """``GET /v1/cluster``: nodes, shards and their URLs."""
+        """Return the answer of ``GET /v1/cluster``: nodes, shards and their URLs."""
         return self._portal.run(lambda: self._twin.cluster())
 
     def request_json(self, method: str, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
-        """Any other resource of the HTTP interface: JSON in, JSON out, errors as `Error`."""
+        """Call any other resource of the HTTP interface: JSON in, JSON out, errors as `Error`."""
         return self._portal.run(lambda: self._twin.request_json(method, path, body, timeout=timeout))
 
 
@@ -161,11 +170,11 @@ def connect(
     timeout: float = aio_client.DEFAULT_TIMEOUT_S,
     shared_port: bool = False,
 ) -> Client:
-    """A client for the cluster at `url`: a URL, a list of them, or None.
+    """Return a client for the cluster at `url`: a URL, a list of them, or None.
 
-    None means ``LAMINAR_URL``, else the command line's current context, else port 7070 here. Nothing
-    is opened before the first use. `timeout` in seconds is each call's deadline over all retries.
-    With `shared_port` no other port of a node is used: the source port that a connection is bound to
-    leads to the shard that it is for.
+    None means ``LAMINAR_URL``, else the command line's current context, else port 7070 here. Nothing is
+    opened before the first use. `timeout` in seconds is each call's deadline over all retries. With
+    `shared_port` no other port of a node is used: the source port that a connection is bound to leads to the
+    shard that it is for.
     """
     return Client(aio_client.connect(url, token=token, timeout=timeout, shared_port=shared_port))

@@ -45,17 +45,20 @@ class Value:
 
     @property
     def size_bytes(self) -> int:
-        """The length of the value."""
+        """Length of the value."""
         return self._twin.size_bytes
 
     def read(self, size: int = -1) -> bytes:
-        """The next `size` bytes, or fewer where a piece ends; b"" at the end. Negative: all that are left.
+        """Return the next `size` bytes, or fewer where a piece ends; b"" at the end.
 
-        Raises `Error` (``bad_checksum``) at the end of a value that is not what was appended, and as other
-        reads do (`OffsetExpired` where retention has taken it meanwhile).
+        Negative: all that are left.
+
+        Raises:
+            Error: (``bad_checksum``) at the end of a value that is not what was appended; and as other
+                reads do, for example `OffsetExpired` where retention trimmed it meanwhile.
         """
         return self._portal.run(lambda: self._twin.read(size))
 
     def close(self) -> None:
-        """Ask for nothing more. Idempotent."""
+        """Stop fetching. Idempotent."""
         self._portal.run(lambda: self._twin.close())

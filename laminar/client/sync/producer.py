@@ -1,7 +1,7 @@
 """A producer without a loop: the twin of `laminar.client.produce.producer`.
 
-`send` fills the outbox in the caller's thread, under a lock: a hop to the loop's thread for each record would
-cost more than the record.
+`send` fills the accumulator in the caller's thread, under a lock: a hop to the loop's thread for each record
+would cost more than the record.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from laminar.client.codecs import not_bytes
 from laminar.client.errors import ConfigError, Error
-from laminar.client.policy.lane import Pending
-from laminar.client.policy.window import Outbox
+from laminar.client.policy.partition_queue import Pending
+from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.produce import producer as aio_producer
 from laminar.client.produce.producer import Key, produce_error, put_record
 from laminar.client.produce.sender import Sender
@@ -25,7 +25,7 @@ T_in = TypeVar("T_in", contravariant=True)
 
 
 class Delivery:
-    """One record on its way. May be ignored: the producer's end reports what failed."""
+    """One record that was sent. May be ignored: the producer's end reports what failed."""
 
     __slots__ = ("_pending", "_position")
 
@@ -34,10 +34,15 @@ class Delivery:
         self._position = position
 
     def done(self) -> bool:
+        """Return whether the record has its receipt or its error."""
         return self._pending.settled
 
     def result(self, timeout: float | None = None) -> Receipt:
-        """Wait for the receipt, or raise why there is none; TimeoutError after `timeout` seconds."""
+        """Wait for the receipt and return it, or raise why there is none.
+
+        Raises:
+            TimeoutError: after `timeout` seconds.
+        """
         pending = self._pending
         if not pending.settled:
             settled = threading.Event()
@@ -65,12 +70,12 @@ class Producer(Generic[T_in]):
         self._lock = threading.RLock()
         self._progress = threading.Condition(self._lock)
         self._sender: Sender | None = None
-        self._outbox: Outbox | None = None
+        self._accumulator: RecordAccumulator | None = None
 
     def __enter__(self) -> Self:
         sender = self._portal.run(lambda: self._twin.open_sender(self._lock))
         sender.on_progress = self._on_progress
-        self._outbox = sender.outbox
+        self._accumulator = sender.accumulator
         self._sender = sender
         return self
 
@@ -98,14 +103,18 @@ class Producer(Generic[T_in]):
         partition: int | None = None,
         number: int | None = None,
     ) -> Delivery:
-        """Put a record on its way; waits only for room. Raises what stopped its partition.
+        """Send a record; wait only for room in the buffer.
 
-        `number` is the user's, of a producer with a name: from 1, higher than that of the record before. A
-        record that an earlier run of the same name made durable is not sent: its receipt has the offset -1.
+        `number` is the program's own number, for a producer with a name: from 1, and higher than that of the
+        record before. A record that an earlier run of the same name made durable is not sent: its receipt has
+        offset -1.
+
+        Raises:
+            Error: what stopped the record's partition, if anything did.
         """
-        outbox = self._outbox
+        accumulator = self._accumulator
         sender = self._sender
-        if outbox is None or sender is None or sender.closed:
+        if accumulator is None or sender is None or sender.closed:
             raise ConfigError("send outside of `with topic.producer()`", code="not_open")
         raw: Any = value if self._encode is None else self._encode(value)
         if type(raw) is not bytes and (wrong := not_bytes(raw)) is not None:
@@ -113,14 +122,16 @@ class Producer(Generic[T_in]):
         if isinstance(key, str):
             key = key.encode()
         with self._lock:
-            if outbox.buffered_bytes >= self._buffer_bytes:
-                self._until(lambda: outbox.buffered_bytes < self._buffer_bytes or sender.closed)
+            if accumulator.buffered_bytes >= self._buffer_bytes:
+                self._until(lambda: accumulator.buffered_bytes < self._buffer_bytes or sender.closed)
             plain = partition is None and tag is None and headers is None and timestamp_ms is None
-            if plain and number is None and outbox.numbers is None:
-                pending = outbox.put(raw, key, outbox.sticky if key is None else outbox.lane_of(key))
+            if plain and number is None and accumulator.numbers is None:
+                pending = accumulator.put(
+                    raw, key, accumulator.sticky if key is None else accumulator.queue_of(key)
+                )
             else:
                 pending = put_record(
-                    outbox,
+                    accumulator,
                     raw,
                     key,
                     tag=tag,
@@ -134,7 +145,7 @@ class Producer(Generic[T_in]):
         return Delivery(pending, position)
 
     def send_all(self, records: Iterable[tuple[Key, T_in]]) -> int:
-        """Send every (key, value); returns how many."""
+        """Send every (key, value); return how many."""
         count = 0
         for key, value in records:
             self.send(value, key)
@@ -142,8 +153,8 @@ class Producer(Generic[T_in]):
         return count
 
     def has_room(self) -> bool:
-        """Whether `send` would not wait."""
-        return self._outbox is not None and self._outbox.buffered_bytes < self._buffer_bytes
+        """Return whether `send` would return without waiting."""
+        return self._accumulator is not None and self._accumulator.buffered_bytes < self._buffer_bytes
 
     def room(self) -> None:
         """Wait until the buffer has room for more; `send` does so by itself."""
@@ -151,50 +162,61 @@ class Producer(Generic[T_in]):
             self._until(self.has_room)
 
     def wait(self) -> None:
-        """Wait for the receipts of all that was sent so far; `ProduceError` if some will not come."""
-        outbox, sender = self._outbox, self._sender
-        assert outbox is not None and sender is not None, "wait outside of the producer's block"
+        """Wait for the receipts of everything sent so far.
+
+        Raises:
+            ProduceError: when some records will get none.
+        """
+        accumulator, sender = self._accumulator, self._sender
+        assert accumulator is not None and sender is not None, "wait outside of the producer's block"
         with self._lock, sender.hurry():
-            self._until(lambda: outbox.buffered_bytes == 0)
-            failure = produce_error(outbox, self._topic)
+            self._until(lambda: accumulator.buffered_bytes == 0)
+            failure = produce_error(accumulator, self._topic)
         if failure is not None:
             raise failure
 
     def durable(self) -> None:
-        """`wait`, by the name of what is waited for: nothing that was sent can be lost any more."""
+        """Do as `wait`: nothing that was sent before can be lost any more."""
         self.wait()
 
     def accepted(self) -> None:
-        """Wait until a leader has all that was sent so far; `ProduceError` if some will not get there.
+        """Wait until a leader has everything that was sent so far.
 
-        This is no receipt: a leader that dies may lose it. Then this producer, which keeps it until it is
-        durable, sends it again. Without a name the two are one: see `wait`.
+        This is no receipt: the records may be lost with that leader. This producer keeps them until they are
+        durable, and then sends them again. Without a name it is the same as `wait`.
+
+        Raises:
+            ProduceError: when some records will not get there.
         """
-        outbox = self._outbox
-        assert outbox is not None, "accepted outside of the producer's block"
+        accumulator = self._accumulator
+        assert accumulator is not None, "accepted outside of the producer's block"
         with self._lock:
-            self._until(outbox.all_accepted)
-            failure = produce_error(outbox, self._topic)
+            self._until(accumulator.all_accepted)
+            failure = produce_error(accumulator, self._topic)
         if failure is not None:
             raise failure
 
     @property
     def checkpoint(self) -> int:
-        """The highest number that everything up to it is durable, in all partitions; 0: none."""
+        """Highest number up to which everything is durable, in all partitions; 0 if there is none."""
         with self._lock:
-            return 0 if self._outbox is None else self._outbox.checkpoint()
+            return 0 if self._accumulator is None else self._accumulator.checkpoint()
 
     @property
     def resumed_at(self) -> int:
-        """The checkpoint as this producer found it: its source may go on behind it. 0: from the start."""
-        return 0 if self._outbox is None or self._outbox.numbers is None else self._outbox.numbers.resumed_at
+        """Checkpoint found when this producer began, after which its source continues; 0 if none."""
+        return (
+            0
+            if self._accumulator is None or self._accumulator.numbers is None
+            else self._accumulator.numbers.resumed_at
+        )
 
     def statistics(self) -> dict[str, int]:
-        """Bytes waiting; batches taken and taken again since the producer began."""
-        return aio_producer.outbox_statistics(self._outbox)
+        """Return the bytes waiting, and the batches sent and sent again since the producer began."""
+        return aio_producer.accumulator_statistics(self._accumulator)
 
     def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for progress until this holds; the lock is held."""
+        """Wait for progress until `condition` holds; the lock is held."""
         wait_until(lambda seconds: self._progress.wait_for(condition, seconds))
 
     def _on_progress(self) -> None:

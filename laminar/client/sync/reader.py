@@ -40,7 +40,7 @@ class Reader(Generic[T]):
 
     @property
     def positions(self) -> dict[int, int]:
-        """By partition, the offset behind the last record handed out."""
+        """By partition, the offset after the last record handed out."""
         return self._twin.positions
 
     @property
@@ -50,7 +50,7 @@ class Reader(Generic[T]):
 
     @property
     def skipped(self) -> list[tuple[int, int, int]]:
-        """(partition, first offset, offset past the last) of what was passed over."""
+        """(partition, first offset, offset after the last) of what was passed over."""
         return self._twin.skipped
 
     def __iter__(self) -> Iterator[Record[T]]:
@@ -62,7 +62,7 @@ class Reader(Generic[T]):
                 yield record
 
     def batches(self) -> Iterator[ReadBatch[T]]:
-        """The records batch-wise, without an object per record."""
+        """Yield the records batch-wise, without an object per record."""
         for batch in self._take_batches():
             self._twin.positions[batch.partition] = batch.next_offset
             yield batch
@@ -79,7 +79,7 @@ class Reader(Generic[T]):
     # generated from laminar.client.consume.reader.Reader, without take_ready
 
     def next_batch(self) -> ReadBatch[T] | None:
-        """The next batch, None at the end. Its records count as handed out."""
+        """Return the next batch, None at the end. Its records count as handed out."""
         return self._portal.run(lambda: self._twin.next_batch())
 
     def commit(self) -> None:
@@ -91,17 +91,19 @@ class Reader(Generic[T]):
         self._portal.run(lambda: self._twin.commit_at(positions))
 
     def to_arrow(self) -> pyarrow.Table:
-        """Everything to the end as one table: offset, timestamp, key, value, tag, partition."""
+        """Return everything to the end as one table: offset, timestamp, key, value, tag, partition."""
         return self._portal.run(lambda: self._twin.to_arrow())
 
     def to_polars(self) -> polars.DataFrame:
+        """Return everything to the end as a polars frame, with the columns of `to_arrow`."""
         return self._portal.run(lambda: self._twin.to_polars())
 
     def to_pandas(self) -> pandas.DataFrame:
+        """Return everything to the end as a pandas frame, with the columns of `to_arrow`."""
         return self._portal.run(lambda: self._twin.to_pandas())
 
     def pause(self) -> None:
-        """Stop fetching until the next batch is asked for: that begins behind the records handed out."""
+        """Stop fetching until the next batch is asked for, which begins after the records handed out."""
         self._portal.run(lambda: self._twin.pause())
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ class Subscription(Generic[T]):
             self._records = None
 
     def batches(self) -> Iterator[ReadBatch[T]]:
-        """The records batch-wise, without an object per record."""
+        """Yield the records batch-wise, without an object per record."""
         subscription = self._twin
         subscription._check_entered()
         while True:
@@ -78,17 +78,18 @@ class Subscription(Generic[T]):
 
     @property
     def partitions(self) -> frozenset[int]:
-        """What this member reads now."""
+        """Partitions that this member reads now."""
         return self._twin.partitions
 
     def commit(self) -> None:
         """Commit the cursor at the records handed out so far.
 
-        Raises `Fenced`, once, where partitions were taken from this member with records that it had handed
-        out and not committed: others read these again. All else is committed then, and reading goes on.
+        Raises:
+            Fenced: once, where partitions were taken from this member with records that it had handed out
+                and not committed: others read these again. All else is committed, and reading continues.
         """
         self._portal.run(lambda: self._twin.commit())
 
     def close(self) -> None:
-        """Stop reading, and give back what is owned, as it was committed last. Idempotent."""
+        """Stop reading, and give back what is owned, at its last commit. Idempotent."""
         self._portal.run(lambda: self._twin.close())

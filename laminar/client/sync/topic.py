@@ -99,8 +99,11 @@ class Topic(Generic[T]):
     ) -> Receipt:
         """Append one record; durable as the topic promises when this returns.
 
-        Appends that run at the same time are joined into batches. Never doubled, whatever happens
-        on the way; `OutcomeUnknown` if the deadline passed without a receipt.
+        Appends that run at the same time are joined into batches. A record is never appended twice, whatever
+        happens.
+
+        Raises:
+            OutcomeUnknown: the deadline passed without a receipt.
         """
         return self._portal.run(
             lambda: self._twin.append(
@@ -123,14 +126,14 @@ class Topic(Generic[T]):
         window: int = 4,
         timeout: float | None = None,
     ) -> Producer[T]:
-        """A stream of records: batches of up to `batch_bytes`, up to `window` of a partition in flight.
+        """Return a producer: batches of up to `batch_bytes`, up to `window` of a partition in flight.
 
-        A record is sent as soon as its partition has nothing in flight, or a batch is full. `timeout`
-        in seconds is how long a record may go without its receipt, over all retries.
+        A record is sent as soon as its partition has nothing in flight, or a batch is full. `timeout` in
+        seconds is how long a record may go without its receipt, over all retries.
 
-        With a `name`, who has it is the only one: the one before is refused from now on (`Fenced`), and the
-        numbers that are given to `send` let this one go on where that one ended, without doubling a record.
-        Its batches are accepted before they are durable, and kept here until they are.
+        With a `name`, this producer is the only one of that name: the one before is refused from now on
+        (`Fenced`), and the numbers given to `send` let this one continue where that one ended, without
+        doubling a record. Its batches are accepted before they are durable, and kept here until they are.
         """
         return Producer(
             self._portal,
@@ -142,7 +145,7 @@ class Topic(Generic[T]):
     def datagrams(
         self, *, secret: str | None = None, partitions: int | None = None, timeout: float | None = None
     ) -> Datagrams[T]:
-        """Appends of small batches by datagram, for a program that keeps no connection.
+        """Return a sender of small batches by datagram, for a program that keeps no connection.
 
         `secret` is the cluster's, ``LAMINAR_SECRET`` if left out; a cluster without one needs none. With the
         number of `partitions` nothing is asked over HTTP at all. `timeout` in seconds is that of each append.
@@ -165,15 +168,15 @@ class Topic(Generic[T]):
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> Reader[T]:
-        """Records from `start`, or from where `cursor` was committed, to the end as it is now.
+        """Return a reader of the records from `start`, or from the position of `cursor`, to the present end.
 
-        `start`: ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or ``{partition: offset}``. With
-        `follow` it goes on for ever. `from_leader` reads only what is newest; without it any replica
-        answers that is not behind what this client has seen. `read_ahead_bytes` is per partition.
-        Where retention gave up what was to be read, `OffsetExpired` names the cursor, or with
-        ``on_expired="earliest"`` it goes on with what is left. Where records are damaged on all replicas,
-        or their producer wrote them so that nobody can read them, the reading fails; with
-        ``on_damage="skip"`` it goes on past them, and `Reader.skipped` names what was left out.
+        `start`: ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or ``{partition: offset}``. With `follow` it
+        continues for ever. `from_leader` reads only from leaders; without it any replica answers that has all
+        that this client has seen. `read_ahead_bytes` is per partition. Where retention trimmed records that
+        were to be read, `OffsetExpired` names the cursor; with ``on_expired="earliest"`` reading continues
+        with what is left. Where records are damaged on all replicas, or their producer wrote them so that
+        they cannot be read, reading fails; with ``on_damage="skip"`` it continues after them, and
+        `Reader.skipped` names what was left out.
         """
         return Reader(
             self._portal,
@@ -192,11 +195,11 @@ class Topic(Generic[T]):
         )
 
     def open(self, partition: int, offset: int, *, timeout: float | None = None) -> Value:
-        """The value of one record as a stream: ``with topic.open(0, 812) as value``. Of any length.
+        """Return the value of one record, of any length, as a stream.
 
-        For records whose `large_bytes` is not None there is no other way; for any it works. `timeout` in
-        seconds is for each piece. `NotFound` where there is no such record (yet), `OffsetExpired` where it
-        is gone.
+        ``with topic.open(0, 812) as value``. For records whose `large_bytes` is not None there is no
+        other way; for any it works. `timeout` in seconds is for each piece. Reading raises `NotFound` where
+        there is no such record (yet), `OffsetExpired` where it was trimmed.
         """
         return Value(self._portal, self._twin.open(partition, offset, timeout=timeout))
 
@@ -214,13 +217,13 @@ class Topic(Generic[T]):
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> Subscription[T]:
-        """Records as a member of a group, for ever: each partition is read by one member at a time.
+        """Return the topic's records as a member of a group: one member at a time reads a partition.
 
         ``mode="broadcast"``: by every member, each under its own name (`member`). A new group begins at
-        `start`: ``"earliest"``, ``"latest"`` or a time. Who is silent for `session` seconds (2 to 60, for all
-        members the same) is taken for dead, and others read on from what it committed. Who is to hand a
-        partition over may take `handover` seconds to commit what it was given of it.
-        `on_damage` as for `read`.
+        `start`: ``"earliest"``, ``"latest"`` or a time. A member that is silent for `session` seconds (2 to
+        60, the same for all members) counts as dead, and others continue from what it committed. A member
+        that is to hand a partition over may take `handover` seconds to commit the records that it was given
+        of it. `on_damage` as for `read`.
         """
         return Subscription(
             self._portal,
@@ -239,52 +242,57 @@ class Topic(Generic[T]):
         )
 
     def cursors(self) -> list[str]:
-        """The names of all cursors."""
+        """Return the names of all cursors."""
         return self._portal.run(lambda: self._twin.cursors())
 
     def describe_cursors(self) -> list[CursorInfo]:
-        """All cursors, by name: positions, lag, owners."""
+        """Return all cursors, by name: positions, lag, owners."""
         return self._portal.run(lambda: self._twin.describe_cursors())
 
     def describe_cursor(self, name: str) -> CursorInfo:
-        """A cursor's positions, lag and owners; NotFound if there is none."""
+        """Return a cursor's positions, lag and owners. Raises `NotFound` if there is none."""
         return self._portal.run(lambda: self._twin.describe_cursor(name))
 
     def cursor(self, name: str) -> dict[int, int]:
-        """A cursor's committed positions by partition; {} if there is none."""
+        """Return a cursor's committed positions by partition; {} if there is none."""
         return self._portal.run(lambda: self._twin.cursor(name))
 
     def set_cursor(self, name: str, positions: Mapping[int, int], *, force: bool = False) -> None:
-        """Move a cursor; `PreconditionFailed` if it was moved meanwhile, `Fenced` if a member owns it.
+        """Move a cursor. With `force` it is taken from its owners, whose next commit is refused.
 
-        With `force` it is taken from its owners, who are told at their next commit.
+        Raises:
+            PreconditionFailed: it was moved meanwhile.
+            Fenced: a member owns it.
         """
         self._portal.run(lambda: self._twin.set_cursor(name, positions, force=force))
 
     def delete_cursor(self, name: str) -> None:
+        """Delete a cursor."""
         self._portal.run(lambda: self._twin.delete_cursor(name))
 
     def describe(self) -> TopicInfo:
+        """Return the topic's description."""
         return self._portal.run(lambda: self._twin.describe())
 
     def partitions(self) -> list[PartitionInfo]:
+        """Return the partitions with their leaders, replicas and offsets."""
         return self._portal.run(lambda: self._twin.partitions())
 
     def offsets(self, at: str = "latest") -> dict[int, int]:
-        """The offset in each partition at ``"earliest"``, ``"latest"`` or a time."""
+        """Return the offset in each partition at ``"earliest"``, ``"latest"`` or a time."""
         return self._portal.run(lambda: self._twin.offsets(at))
 
     def delete_before(
         self, offset: int, *, partition: int = 0, dry_run: bool = False, timeout: float | None = None
     ) -> Trimmed:
-        """Give up a partition's records before `offset`, for ever; whole batches only, so perhaps a few less.
+        """Remove a partition's records before `offset`, for ever; whole batches only, so perhaps a few fewer.
 
-        With `dry_run` nothing happens but the answer. Doing it twice does no harm.
+        With `dry_run` nothing happens but the answer. Repeating it does no harm.
         """
         return self._portal.run(
             lambda: self._twin.delete_before(offset, partition=partition, dry_run=dry_run, timeout=timeout)
         )
 
     def delete(self, *, timeout: float | None = None) -> None:
-        """Delete the topic and all its records, as it is now; NotFound if it is gone."""
+        """Delete the topic and all its records. Raises `NotFound` if it is gone."""
         self._portal.run(lambda: self._twin.delete(timeout=timeout))

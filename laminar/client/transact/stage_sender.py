@@ -20,7 +20,7 @@ from laminar.client.codecs import Codec, not_bytes
 from laminar.client.errors import Error
 from laminar.client.net.attempts import now_ms
 from laminar.client.net.session import Session
-from laminar.client.policy.lane import Pending, padded
+from laminar.client.policy.partition_queue import Pending, padded
 from laminar.client.policy.staging import Row, Stages
 from laminar.client.produce.sender import unbuildable
 from laminar.client.records import Staged

@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.compute
 
 from laminar.batch.arrow.pyarrow_in import frame
-from laminar.client.policy.window import MAX_RECORD_BYTES
+from laminar.client.policy.record_accumulator import MAX_RECORD_BYTES
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 
 # A stage is an entry in its partition's log: see `bench_state` for what smaller ones cost.

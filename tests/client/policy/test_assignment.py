@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.client.policy.assignment import Place, Roster, moves, reader_of, wanted
+from laminar.client.policy.assignment import Members, Place, moves, reader_of, wanted
 
 NAMES = [f"member-{number}" for number in range(8)]
 
@@ -17,9 +17,9 @@ def test_members_agree_whatever_order_they_hear_of_each_other_in() -> None:
     """And each partition is wanted by exactly one."""
     for partition in range(50):
         assert reader_of("t", partition, NAMES) == reader_of("t", partition, NAMES[::-1])
-    roster = Roster(members=frozenset(NAMES))
+    members = Members(live=frozenset(NAMES))
 
-    wishes = [wanted(name, "t", 50, roster) for name in NAMES]
+    wishes = [wanted(name, "t", 50, members) for name in NAMES]
 
     assert sorted(each for wish in wishes for each in wish) == list(range(50))
 
@@ -46,7 +46,7 @@ def test_an_assignment_is_the_same_in_all_versions() -> None:
     assert ["a", "c", "b", "c", "b", "b", "b", "b"] == told
 
 
-ROSTER = Roster(members=frozenset(["me", "other"]))
+MEMBERS = Members(live=frozenset(["me", "other"]))
 
 
 def test_what_is_free_or_left_by_the_dead_is_claimed_at_once() -> None:
@@ -58,7 +58,7 @@ def test_what_is_free_or_left_by_the_dead_is_claimed_at_once() -> None:
         3: Place(position=5, owner="me"),
     }
 
-    plan = moves("me", held=[], wants=range(5), places=places, roster=ROSTER)
+    plan = moves("me", held=[], wants=range(5), places=places, members=MEMBERS)
 
     assert {0: "", 1: "dead", 3: "me", 4: ""} == plan.claim
     assert plan.waits and not plan.give_up
@@ -66,17 +66,17 @@ def test_what_is_free_or_left_by_the_dead_is_claimed_at_once() -> None:
 
 def test_while_a_roster_forms_members_keep_what_they_have() -> None:
     """Who is not there may not have come by yet; what is free may still be claimed."""
-    forming = Roster(members=frozenset(["me"]), forming=True)
+    forming = Members(live=frozenset(["me"]), forming=True)
     places = {0: Place(position=5, owner="absent"), 1: Place(position=5)}
 
-    plan = moves("me", held=[7], wants=[0, 1], places=places, roster=forming)
+    plan = moves("me", held=[7], wants=[0, 1], places=places, members=forming)
 
     assert ({1: ""}, frozenset(), True) == (plan.claim, plan.give_up, plan.waits)
 
 
 def test_what_another_is_to_read_is_given_up() -> None:
     """And nothing is waited for by who has all it wants."""
-    plan = moves("me", held=[1, 2, 3], wants=[2], places={}, roster=ROSTER)
+    plan = moves("me", held=[1, 2, 3], wants=[2], places={}, members=MEMBERS)
 
     assert (frozenset([1, 3]), {}, False) == (plan.give_up, plan.claim, plan.waits)
 
@@ -88,13 +88,13 @@ def test_members_that_come_and_go_end_with_each_partition_owned_once(
     """Whatever they had before, two rounds after the last change; and nobody takes what a live one owns."""
     live = set(rng.sample(NAMES, rng.randint(1, 5)))
     owners = {each: rng.choice(["", *NAMES]) for each in range(partitions)}
-    roster = Roster(members=frozenset(live))
+    members = Members(live=frozenset(live))
     for _ in range(2):
         for me in rng.sample(sorted(live), len(live)):
             places = {each: Place(position=0, owner=owner) for each, owner in owners.items()}
             held = [each for each, owner in owners.items() if owner == me]
-            wants = wanted(me, "t", partitions, roster)
-            plan = moves(me, held=held, wants=wants, places=places, roster=roster)
+            wants = wanted(me, "t", partitions, members)
+            plan = moves(me, held=held, wants=wants, places=places, members=members)
             for partition in plan.give_up:
                 owners[partition] = ""
             for partition, owner in plan.claim.items():

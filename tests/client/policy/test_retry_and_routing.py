@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from laminar.client import errors
 from laminar.client.policy.retry import REDIRECTS_AT_ONCE, Backoff, Step, Verdict, judge_answer, judge_loss
-from laminar.client.policy.routing import REST_MS, Balancer, Place, Replica, Seen, TopicMap, readers
+from laminar.client.policy.routing import REST_MS, Balancer, Place, Replica, SessionOffsets, TopicMap, readers
 from laminar.http.api.problems import CODES
 
 
@@ -171,7 +171,7 @@ def test_all_replicas_read_when_none_was_reachable() -> None:
 
 @given(st.lists(st.integers(0, 100)))
 def test_seen_never_goes_back(offsets: list[int]) -> None:
-    seen = Seen()
+    seen = SessionOffsets()
     for offset in offsets:
         seen.advance("t", 0, offset)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.client.errors import ConfigError, Error
-from laminar.client.policy.lane import Pending
+from laminar.client.policy.partition_queue import Pending
 from laminar.client.policy.staging import MAX_FIRST_STAGE, Epoch, Row, Stages, joined
 from laminar.client.records import Staged, StagedPart
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import laminar
 from laminar import aio
-from laminar.client.policy.lane import MOST_FLYING, Pending
+from laminar.client.policy.partition_queue import MOST_FLYING, Pending
+from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.policy.resume_numbers import Numbers
-from laminar.client.policy.window import Outbox
 from laminar.client.produce import sender
 
 
@@ -52,14 +52,14 @@ class Partition:
 def test_what_was_accepted_and_lost_is_sent_again_in_order(seed: int) -> None:
     """Whatever leaders lose, the log ends as the stream; what is told as durable never was in danger."""
     rng = random.Random(seed)
-    box = Outbox(
+    box = RecordAccumulator(
         partitions=1,
         partition_of_key=lambda key: 0,
         batch_bytes=60,
         window=4,
         numbers=Numbers([0], floor=0),
     )
-    lane, partition = box.lanes[0], Partition(rng)
+    queue, partition = box.queues[0], Partition(rng)
     values = deque(b"value %06d" % number for number in range(40))
     flying: deque[Pending] = deque()
     sent: list[tuple[Pending, bytes]] = []
@@ -70,23 +70,23 @@ def test_what_was_accepted_and_lost_is_sent_again_in_order(seed: int) -> None:
         safe = [value for _, each in partition.batches[: partition.committed] for value in each]
         settled = [value for pending, value in sent if pending.settled]
         assert settled == safe[: len(settled)], "told as durable, and not committed"
-        waiting = sum(each.size_bytes for each in lane.waiting())
+        waiting = sum(each.size_bytes for each in queue.waiting())
         assert waiting == box.buffered_bytes, "what is not durable is kept, and nothing else"
-        assert len(lane.flying) <= MOST_FLYING
+        assert len(queue.flying) <= MOST_FLYING
 
     def answer(fate: str) -> None:
         pending = flying.popleft()
         if fate == "early":
-            box.retry(lane, pending, until_ms=now, maybe_applied=True)
+            box.retry(queue, pending, until_ms=now, maybe_applied=True)
             return
         offset = partition.append(pending)
         if fate == "late":
-            box.retry(lane, pending, until_ms=now, maybe_applied=True)
+            box.retry(queue, pending, until_ms=now, maybe_applied=True)
         elif offset is None:
-            assert box.renumber(lane, pending), "a gap behind what was lost is no failure"
+            assert box.renumber(queue, pending), "a gap behind what was lost is no failure"
         else:
-            box.accepted(lane, pending, base_offset=offset, term=partition.term, replicas=3, synced=True)
-            box.learned(lane, term=partition.term, committed=partition.offset(partition.committed))
+            box.accepted(queue, pending, base_offset=offset, term=partition.term, replicas=3, synced=True)
+            box.learned(queue, term=partition.term, committed=partition.offset(partition.committed))
 
     for turn in range(10_000):
         now += 1
@@ -94,8 +94,8 @@ def test_what_was_accepted_and_lost_is_sent_again_in_order(seed: int) -> None:
         action = "take" if calm else rng.choice(["put", "put", "take", "answer", "commit", "depose", "stale"])
         if values and (calm or action == "put"):
             value = values.popleft()
-            sent.append((box.put(value, None, lane), value))
-        if action == "take" and (taken := box.take(lane, now_ms=now)) is not None:
+            sent.append((box.put(value, None, queue), value))
+        if action == "take" and (taken := box.take(queue, now_ms=now)) is not None:
             flying.append(taken)
         elif flying and (calm or action == "answer"):
             answer("good" if calm else rng.choice(["good", "good", "late", "early"]))
@@ -107,12 +107,12 @@ def test_what_was_accepted_and_lost_is_sent_again_in_order(seed: int) -> None:
         elif action == "stale" and old:
             # A probe's answer that took long.
             term, committed = rng.choice(old)
-            box.learned(lane, term=term, committed=committed)
+            box.learned(queue, term=term, committed=committed)
         elif calm:
             partition.committed = len(partition.batches)
-            box.learned(lane, term=partition.term, committed=partition.offset(partition.committed))
+            box.learned(queue, term=partition.term, committed=partition.offset(partition.committed))
         check()
-        if calm and lane.idle() and not values:
+        if calm and queue.idle() and not values:
             break
 
     assert [value for _, value in sent] == [value for _, each in partition.batches for value in each]
@@ -122,47 +122,49 @@ def test_what_was_accepted_and_lost_is_sent_again_in_order(seed: int) -> None:
 
 def test_an_answer_of_another_term_says_nothing_of_what_was_accepted() -> None:
     """However far its committed end lies: another batch may stand there."""
-    box = Outbox(partitions=1, partition_of_key=lambda key: 0, batch_bytes=60, window=4)
-    lane = box.lanes[0]
-    pending = box.put(b"a", None, lane)
-    assert pending is box.take(lane, now_ms=0)
-    box.accepted(lane, pending, base_offset=0, term=3, replicas=3, synced=True)
+    box = RecordAccumulator(partitions=1, partition_of_key=lambda key: 0, batch_bytes=60, window=4)
+    queue = box.queues[0]
+    pending = box.put(b"a", None, queue)
+    assert pending is box.take(queue, now_ms=0)
+    box.accepted(queue, pending, base_offset=0, term=3, replicas=3, synced=True)
 
-    box.learned(lane, term=2, committed=100)
-    box.learned(lane, term=4, committed=100)
+    box.learned(queue, term=2, committed=100)
+    box.learned(queue, term=4, committed=100)
 
     assert not pending.settled
-    assert pending is box.take(lane, now_ms=1), "it is sent again"
-    box.accepted(lane, pending, base_offset=7, term=4, replicas=3, synced=True)
-    box.learned(lane, term=4, committed=7)
+    assert pending is box.take(queue, now_ms=1), "it is sent again"
+    box.accepted(queue, pending, base_offset=7, term=4, replicas=3, synced=True)
+    box.learned(queue, term=4, committed=7)
     assert not pending.settled
-    box.learned(lane, term=4, committed=8)
+    box.learned(queue, term=4, committed=8)
     assert 7 == pending.receipt(0).offset
 
 
 def test_a_checkpoint_never_passes_a_record_that_is_not_durable() -> None:
-    """In no lane, nor one that was given up; and it does not go back behind where the producer began."""
+    """In no queue, nor one that was given up; and it does not go back behind where the producer began."""
     numbers = Numbers([5, 0], floor=2)
-    box = Outbox(partitions=2, partition_of_key=lambda key: 0, batch_bytes=60, window=4, numbers=numbers)
+    box = RecordAccumulator(
+        partitions=2, partition_of_key=lambda key: 0, batch_bytes=60, window=4, numbers=numbers
+    )
     assert (2, 2) == (box.checkpoint(), numbers.resumed_at)
     pendings = []
-    for number, lane in ((7, box.lanes[0]), (8, box.lanes[1]), (9, box.lanes[0])):
+    for number, queue in ((7, box.queues[0]), (8, box.queues[1]), (9, box.queues[0])):
         numbers.check(number)
-        pendings.append(box.put(b"x" * 60, None, lane))
+        pendings.append(box.put(b"x" * 60, None, queue))
         pendings[-1].first_number = pendings[-1].last_number = number
         numbers.sent(number)
     assert 6 == box.checkpoint()
 
-    first = box.take(box.lanes[0], now_ms=0)
+    first = box.take(box.queues[0], now_ms=0)
     assert first is pendings[0]
-    box.accepted(box.lanes[0], first, base_offset=0, term=1, replicas=3, synced=True)
+    box.accepted(box.queues[0], first, base_offset=0, term=1, replicas=3, synced=True)
     assert 6 == box.checkpoint(), "accepted is not durable"
-    box.learned(box.lanes[0], term=1, committed=1)
+    box.learned(box.queues[0], term=1, committed=1)
     assert 7 == box.checkpoint()
-    box.give_up(box.lanes[1], pendings[1], laminar.Error("gone"))
-    third = box.take(box.lanes[0], now_ms=0)
+    box.give_up(box.queues[1], pendings[1], laminar.Error("gone"))
+    third = box.take(box.queues[0], now_ms=0)
     assert third is pendings[2]
-    box.acknowledged(box.lanes[0], third, base_offset=1, replicas=3, synced=True)
+    box.acknowledged(box.queues[0], third, base_offset=1, replicas=3, synced=True)
     assert 7 == box.checkpoint()
     assert numbers.is_there(5, 0) and not numbers.is_there(5, 1) and numbers.is_there(2, 1)
 
@@ -234,7 +236,7 @@ async def test_who_takes_the_name_goes_on_and_shuts_the_older_out(cluster: Any) 
             read: dict[bytes | None, list[int]] = {}
             async for record in topic.read():
                 read.setdefault(record.key, []).append(int(record.text))
-            first._sender.outbox.failures.clear()  # type: ignore[union-attr]
+            first._sender.accumulator.failures.clear()  # type: ignore[union-attr]
 
     assert {b"k%d" % k: [n for n in range(1, 401) if n % 7 == k] for k in range(7)} == read
 

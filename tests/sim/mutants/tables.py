@@ -105,7 +105,7 @@ TABLES = [
     ),
     case(
         "what a leader accepted counts as durable under the next one",
-        "laminar.client.policy.lane:Lane.durable",
+        "laminar.client.policy.partition_queue:PartitionQueue.durable",
         "first.term != term",
         "first.term < 0",
         tests=ACCEPTED,
@@ -113,7 +113,7 @@ TABLES = [
     ),
     case(
         "what a lost leader had accepted is not sent again",
-        "laminar.client.policy.lane:Lane.heard",
+        "laminar.client.policy.partition_queue:PartitionQueue.heard",
         "self.hold(until_ms=0)",
         "pass",
         tests=ACCEPTED,

@@ -1,4 +1,4 @@
-"""Batches as tables: the only place of the client that needs pyarrow, polars or pandas.
+"""Batches as tables: the only module of the client that needs pyarrow, polars or pandas.
 
 Each is imported when it is asked for, and its absence is a `ConfigError` that names the extra.
 """
@@ -25,7 +25,7 @@ def _missing(library: str, extra: str) -> ConfigError:
 
 
 def arrow_table(batches: Sequence[ReadBatch[Any]]) -> pyarrow.Table:
-    """One table over the batches' own memory, with a column ``partition`` (int32) added."""
+    """Return one table over the batches' own memory, with a column ``partition`` (int32) added."""
     try:
         import pyarrow
     except ImportError:
@@ -42,6 +42,7 @@ def arrow_table(batches: Sequence[ReadBatch[Any]]) -> pyarrow.Table:
 
 
 def polars_frame(table: pyarrow.Table) -> polars.DataFrame:
+    """Return `table` as a polars frame."""
     try:
         import polars
     except ImportError:
@@ -52,6 +53,7 @@ def polars_frame(table: pyarrow.Table) -> polars.DataFrame:
 
 
 def pandas_frame(table: pyarrow.Table) -> pandas.DataFrame:
+    """Return `table` as a pandas frame."""
     try:
         import pandas  # noqa: F401
     except ImportError:

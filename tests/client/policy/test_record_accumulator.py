@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laminar.client.errors import Error
-from laminar.client.policy.lane import Pending
-from laminar.client.policy.window import Outbox
+from laminar.client.policy.partition_queue import Pending
+from laminar.client.policy.record_accumulator import RecordAccumulator
 
 
-def outbox(**more: int | bool) -> Outbox:
+def accumulator(**more: int | bool) -> RecordAccumulator:
     values = {"partitions": 1, "batch_bytes": 60, "window": 4, **more}
-    return Outbox(partition_of_key=lambda key: key[0] % int(values["partitions"]), **values)  # type: ignore[arg-type]
+    return RecordAccumulator(partition_of_key=lambda key: key[0] % int(values["partitions"]), **values)  # type: ignore[arg-type]
 
 
 class Partition:
@@ -54,35 +54,37 @@ def steps_of(seed: int) -> list[tuple[str, str]]:
     return [(rng.choice(ACTIONS), rng.choice(FATES)) for _ in range(rng.randrange(200))]
 
 
-def run(box: Outbox, partition: Partition, steps: list[tuple[str, str]], values: list[bytes]) -> None:
+def run(
+    box: RecordAccumulator, partition: Partition, steps: list[tuple[str, str]], values: list[bytes]
+) -> None:
     """Put, take and answer as `steps` say, then without faults until nothing is left."""
-    lane = box.lanes[0]
+    queue = box.queues[0]
     flying: deque[Pending] = deque()
     left = deque(values)
     now = 0
 
     def answer(pending: Pending, fate: str) -> None:
         if fate == "reject" and not pending.settled:
-            box.failed(lane, pending, Error("rejected"), maybe_applied=False)
+            box.failed(queue, pending, Error("rejected"), maybe_applied=False)
         elif fate == "busy":
-            box.retry(lane, pending, until_ms=now + 3, maybe_applied=False)
+            box.retry(queue, pending, until_ms=now + 3, maybe_applied=False)
         elif fate == "early":
-            box.retry(lane, pending, until_ms=now, maybe_applied=True)
+            box.retry(queue, pending, until_ms=now, maybe_applied=True)
         else:
             result = partition.append(pending)
             if fate == "late":
-                box.retry(lane, pending, until_ms=now, maybe_applied=True)
+                box.retry(queue, pending, until_ms=now, maybe_applied=True)
             elif isinstance(result, int):
-                box.acknowledged(lane, pending, base_offset=result, replicas=3, synced=True)
-            elif not (result == "gap" and box.renumber(lane, pending)):
-                box.failed(lane, pending, Error(result), maybe_applied=False)
+                box.acknowledged(queue, pending, base_offset=result, replicas=3, synced=True)
+            elif not (result == "gap" and box.renumber(queue, pending)):
+                box.failed(queue, pending, Error(result), maybe_applied=False)
 
     for action, fate in [*steps, *[("put", "good")] * len(left)]:
         now += 1
-        if action == "put" and left and lane.error is None:
-            box.put(left.popleft(), None, lane)
+        if action == "put" and left and queue.error is None:
+            box.put(left.popleft(), None, queue)
         elif action == "take":
-            taken = box.take(lane, now_ms=now)
+            taken = box.take(queue, now_ms=now)
             if taken is not None:
                 flying.append(taken)
         elif action == "answer" and flying:
@@ -93,14 +95,14 @@ def run(box: Outbox, partition: Partition, steps: list[tuple[str, str]], values:
             answer(pending, "good" if fate == "reject" and known else fate)
     for _ in range(10_000):
         now += 1
-        taken = box.take(lane, now_ms=now)
+        taken = box.take(queue, now_ms=now)
         if taken is not None:
             flying.append(taken)
         elif flying:
             answer(flying.popleft(), "good")
-        elif lane.idle():
+        elif queue.idle():
             return
-    raise AssertionError("the lane did not come to an end")
+    raise AssertionError("the queue did not come to an end")
 
 
 SEEDS = st.integers(0, 2**32)
@@ -113,7 +115,7 @@ def test_a_stream_is_a_prefix_of_what_was_sent(seed: int) -> None:
     """Whatever fails: the log is the stream's begin, once and in order; every receipt is right, and
     a producer that failed reports exactly what has none.
     """
-    box, partition = outbox(), Partition()
+    box, partition = accumulator(), Partition()
     run(box, partition, steps_of(seed), VALUES)
 
     assert VALUES[: len(partition.records)] == partition.records
@@ -132,7 +134,7 @@ def test_appends_that_go_on_are_never_doubled(seed: int) -> None:
     """Without stop_on_failure: every record without error is there once, a rejected one is not, and
     one of unknown outcome at most once. What is there is in order.
     """
-    box, partition = outbox(stop_on_failure=False), Partition()
+    box, partition = accumulator(stop_on_failure=False), Partition()
     run(box, partition, steps_of(seed), VALUES)
 
     rejected = {r.value for p in box.failures for r in p.undelivered() if r.outcome == "not_applied"}
@@ -146,105 +148,105 @@ def test_appends_that_go_on_are_never_doubled(seed: int) -> None:
 
 def test_a_partial_batch_waits_for_the_one_in_flight() -> None:
     """What comes meanwhile is joined; a full batch goes out beside it, up to the window."""
-    box = outbox(window=3)
-    lane = box.lanes[0]
-    box.put(b"a", None, lane)
-    first = box.take(lane, now_ms=0)
-    box.put(b"b", None, lane)
+    box = accumulator(window=3)
+    queue = box.queues[0]
+    box.put(b"a", None, queue)
+    first = box.take(queue, now_ms=0)
+    box.put(b"b", None, queue)
 
     assert first is not None and [b"a"] == first.values
-    assert None is box.take(lane, now_ms=0)
+    assert None is box.take(queue, now_ms=0)
     for _ in range(30):
-        box.put(b"x" * 20, None, lane)
-    assert all(box.take(lane, now_ms=0) is not None for _ in range(2))
-    assert None is box.take(lane, now_ms=0), "the window is full"
+        box.put(b"x" * 20, None, queue)
+    assert all(box.take(queue, now_ms=0) is not None for _ in range(2))
+    assert None is box.take(queue, now_ms=0), "the window is full"
 
 
 def test_after_a_failure_nothing_is_sent_until_all_have_ended() -> None:
     """Then the failed and those behind it go out again, in order, with their first sequences."""
-    box = outbox()
-    lane = box.lanes[0]
+    box = accumulator()
+    queue = box.queues[0]
     for _ in range(12):
-        box.put(b"x" * 20, None, lane)
-    taken = [box.take(lane, now_ms=0) for _ in range(3)]
+        box.put(b"x" * 20, None, queue)
+    taken = [box.take(queue, now_ms=0) for _ in range(3)]
     first, second, third = (each for each in taken if each is not None)
-    box.retry(lane, first, until_ms=10, maybe_applied=True)
+    box.retry(queue, first, until_ms=10, maybe_applied=True)
 
-    assert None is box.take(lane, now_ms=50), "two are under way"
-    assert box.renumber(lane, second), "a gap behind a failed batch is no failure"
-    box.retry(lane, third, until_ms=0, maybe_applied=True)
+    assert None is box.take(queue, now_ms=50), "two are under way"
+    assert box.renumber(queue, second), "a gap behind a failed batch is no failure"
+    box.retry(queue, third, until_ms=0, maybe_applied=True)
     assert 10 == box.next_resume_ms()
-    assert None is box.take(lane, now_ms=9)
-    again = [box.take(lane, now_ms=10) for _ in range(3)]
+    assert None is box.take(queue, now_ms=9)
+    again = [box.take(queue, now_ms=10) for _ in range(3)]
     assert [first, second, third] == again
     assert [0, 1, 2] == [each.sequence for each in (first, second, third)]
 
 
-def test_a_lane_is_silent_by_its_oldest_request_under_way() -> None:
+def test_a_queue_is_silent_by_its_oldest_request_under_way() -> None:
     """At the instant its patience ends, not before; an answer counts for its own request only."""
-    box = outbox()
-    lane = box.lanes[0]
+    box = accumulator()
+    queue = box.queues[0]
     for value in VALUES[:12]:
-        box.put(value, None, lane)
-    first = box.take(lane, now_ms=100)
-    second = box.take(lane, now_ms=130)
+        box.put(value, None, queue)
+    first = box.take(queue, now_ms=100)
+    second = box.take(queue, now_ms=130)
     assert first is not None and second is not None
 
     assert ([], 150) == box.silent(now_ms=149, patience_ms=50)
-    assert ([lane], None) == box.silent(now_ms=150, patience_ms=50)
-    box.acknowledged(lane, first, base_offset=0, replicas=3, synced=True)
+    assert ([queue], None) == box.silent(now_ms=150, patience_ms=50)
+    box.acknowledged(queue, first, base_offset=0, replicas=3, synced=True)
     assert ([], 180) == box.silent(now_ms=150, patience_ms=50)
-    box.retry(lane, second, until_ms=500, maybe_applied=True)
+    box.retry(queue, second, until_ms=500, maybe_applied=True)
     assert ([], None) == box.silent(now_ms=1_000, patience_ms=50)
 
 
 def test_a_forgotten_producer_begins_the_next_epoch() -> None:
     """A server that dropped an idle producer refuses its next sequence; nothing is lost or failed."""
-    box = outbox()
-    lane = box.lanes[0]
-    box.put(b"a", None, lane)
-    first = box.take(lane, now_ms=0)
+    box = accumulator()
+    queue = box.queues[0]
+    box.put(b"a", None, queue)
+    first = box.take(queue, now_ms=0)
     assert first is not None
-    box.acknowledged(lane, first, base_offset=0, replicas=3, synced=True)
-    box.put(b"b", None, lane)
-    pending = box.take(lane, now_ms=0)
+    box.acknowledged(queue, first, base_offset=0, replicas=3, synced=True)
+    box.put(b"b", None, queue)
+    pending = box.take(queue, now_ms=0)
     assert pending is not None and pending.sequence == 1
 
-    assert box.renumber(lane, pending)
-    again = box.take(lane, now_ms=1)
+    assert box.renumber(queue, pending)
+    again = box.take(queue, now_ms=1)
     assert again is pending
     assert (0, 1) == (again.sequence, again.epoch)
 
 
 def test_records_without_a_key_are_spread_by_batch() -> None:
     """A full batch moves on to the next partition; so does one that was taken."""
-    box = outbox(partitions=3)
-    lane = box.sticky
+    box = accumulator(partitions=3)
+    queue = box.sticky
     first = [box.put(b"x" * 20, None, box.sticky).partition for _ in range(4)]
     box.put(b"x", None, box.sticky)
     box.take(box.sticky, now_ms=0)
 
     assert len(set(first)) == 2 and first == sorted(first)
     assert 0 == box.sticky.partition
-    assert lane is box.lanes[0]
+    assert queue is box.queues[0]
 
 
 def test_a_record_too_large_changes_nothing() -> None:
-    box = outbox(max_record_bytes=100)
+    box = accumulator(max_record_bytes=100)
     with pytest.raises(Error, match="over the limit"):
-        box.put(b"x" * 101, None, box.lanes[0])
+        box.put(b"x" * 101, None, box.queues[0])
 
-    assert (0, True) == (box.buffered_bytes, box.lanes[0].idle())
+    assert (0, True) == (box.buffered_bytes, box.queues[0].idle())
     assert {} == box.active
 
 
 @pytest.mark.parametrize("size", [10, 50, 1000])
 def test_a_stream_without_keys_fills_one_partition_after_another_before_anything_is_sent(size: int) -> None:
     """Whether a batch's bytes divide by a record's or not: a burst is work for all partitions at once."""
-    box = outbox(partitions=3, batch_bytes=1024)
+    box = accumulator(partitions=3, batch_bytes=1024)
 
     for _ in range(300):
         box.put(bytes(size), None, box.sticky)
 
-    waiting = [sum(len(pending.values) for pending in lane.waiting()) for lane in box.lanes]
+    waiting = [sum(len(pending.values) for pending in queue.waiting()) for queue in box.queues]
     assert max(waiting) - min(waiting) <= 1024 // size

@@ -1,8 +1,7 @@
-"""One partition's batches on their way, as pure objects: what waits, flies, and comes again.
+"""One partition's queue of batches, as pure objects: waiting, in flight, or to be sent again.
 
-A `Pending` is a batch from its first record to its receipt; a `Lane` is a partition's queue of
-them. The rules they keep are those at the head of `window`, whose `Outbox` is the only
-one to use them.
+A `Pending` is a batch from its first record to its receipt; a `PartitionQueue` holds them in order. The rules
+they keep are those at the head of `record_accumulator`, whose `RecordAccumulator` is their only user.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MOST_FLYING = 64
 
 
 def extended(column: list[T | None] | None, before: int, cell: T) -> list[T | None]:
-    """`column` with `cell` behind `before` cells, of which the missing ones are None."""
+    """Return `column` with `cell` after `before` cells, of which the missing ones are None."""
     if column is None:
         column = []
     column.extend([None] * (before - len(column)))
@@ -29,18 +28,19 @@ def extended(column: list[T | None] | None, before: int, cell: T) -> list[T | No
 
 
 def padded(column: list[T | None] | None, count: int) -> list[T | None] | None:
-    """`column` with None for the records at its end that have no such cell."""
+    """Return `column` with None for the records at its end that have no such cell."""
     if column is not None:
         column.extend([None] * (count - len(column)))
     return column
 
 
 class Pending:
-    """A batch on its way: its records, then its receipt or error.
+    """One batch: its records, then its receipt or error.
 
-    ``values`` and ``keys`` are parallel; the other columns are None until a record has one.
-    `settled` turns true once, before the callbacks run. `term` is that of the leader which accepted the batch
-    without a promise, -1 if none did; `first_number` and `last_number` are its user's, 0 if he gave none.
+    ``values`` and ``keys`` are parallel; the other columns are None until a record has one. `settled` turns
+    true once, before the callbacks run. `term` is that of the leader which accepted the batch without a
+    promise, -1 if none did; `first_number` and `last_number` are the program's own numbers, 0 if it gave
+    none.
     """
 
     __slots__ = (
@@ -97,7 +97,7 @@ class Pending:
         self.callbacks: list[Callable[[], None]] = []
 
     def receipt(self, position: int) -> Receipt:
-        """The receipt of the record at `position`, or its error raised; only once settled."""
+        """Return the receipt of the record at `position`, or raise its error; only once settled."""
         if self.error is not None:
             raise self.error
         assert self.settled, "asked for a receipt before the batch was settled"
@@ -107,14 +107,15 @@ class Pending:
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call `callback` once settled; it may be called twice, and from either thread.
 
-        The list is looked at again after the append, so no lock is needed between the thread
-        that asks and the one that settles.
+        The list is looked at again after the append, so no lock is needed between the thread that asks and
+        the one that settles.
         """
         self.callbacks.append(callback)
         if self.settled:
             callback()
 
     def settle(self, error: Error | None = None) -> None:
+        """Finish the batch, with `error` or with the receipt that it was given, and run the callbacks."""
         assert not self.settled, f"batch {self.sequence} of partition {self.partition} settled twice"
         self.error = error
         self.settled = True
@@ -122,6 +123,7 @@ class Pending:
             callback()
 
     def undelivered(self) -> list[Undelivered]:
+        """Return the batch's records as a report of what failed."""
         assert self.error is not None
         outcome = "unknown" if self.maybe_applied else "not_applied"
         return [
@@ -130,11 +132,11 @@ class Pending:
         ]
 
 
-class Lane:
+class PartitionQueue:
     """One partition's batches, from the open one to those in flight.
 
     `flying` are those that were sent, oldest first: under way, or accepted and not known to be durable.
-    `term` is the newest of this partition's leaders that was heard of.
+    `term` is the newest of this partition's leaders that an answer named.
     """
 
     __slots__ = (
@@ -158,7 +160,7 @@ class Lane:
         self.open: Pending | None = None
         self.closed: deque[Pending] = deque()
         self.flying: deque[Pending] = deque()
-        self.doubtful: list[Pending] = []  # given up by `_renumber`, for the outbox to settle
+        self.doubtful: list[Pending] = []  # removed by `_renumber`, for the accumulator to settle
         self.under_way = 0
         self.next_sequence = 0
         self.epoch = 0
@@ -169,19 +171,20 @@ class Lane:
         self.error: Error | None = None
 
     def idle(self) -> bool:
+        """Return whether nothing waits and nothing is in flight."""
         return self.open is None and not self.closed and not self.flying
 
     def close_open(self) -> None:
-        """The open batch takes no more records."""
+        """Close the open batch: it takes no more records."""
         if self.open is not None:
             self.closed.append(self.open)
             self.open = None
 
     def take(self, *, now_ms: int, window: int, partial_window: int) -> Pending | None:
-        """The next batch to send, or None: nothing there, no slot free, or a pause.
+        """Return the next batch to send, or None: nothing there, no slot free, or a pause.
 
-        A batch that is not full goes out only while fewer than `partial_window` are in flight:
-        what waits meanwhile is joined, and the server does one append for many records.
+        A batch that is not full goes out only while fewer than `partial_window` are in flight: what waits
+        meanwhile is joined, and the server does one append for many records.
         """
         if self.recovering and not self._recovered(now_ms=now_ms):
             return None
@@ -207,7 +210,7 @@ class Lane:
         return pending
 
     def _recovered(self, *, now_ms: int) -> bool:
-        """Whether sending may go on; if so, all without a receipt is in `closed` again."""
+        """Return whether sending may continue; then everything without a receipt is in `closed` again."""
         if self.under_way or now_ms < self.resume_ms:
             return False
         if self.renumber:
@@ -218,7 +221,10 @@ class Lane:
         return True
 
     def _renumber(self) -> None:
-        """Go on under the next epoch, without those whose outcome is unknown."""
+        """Start the next producer epoch: sequence numbers begin at 0 again.
+
+        Batches that may already be appended move to `doubtful`.
+        """
         self.renumber = False
         self.epoch += 1
         self.next_sequence = 0
@@ -231,28 +237,28 @@ class Lane:
                     pending.sequence = -1
 
     def answered(self, pending: Pending) -> bool:
-        """A request of `pending` ended; False if the batch had been given up meanwhile."""
+        """Note that a request of `pending` ended; return False if the batch was abandoned meanwhile."""
         assert pending.under_way, f"batch {pending.sequence} was not under way"
         pending.under_way = False
         self.under_way -= 1
         return not pending.settled
 
     def accepted(self, pending: Pending, *, term: int) -> None:
-        """A leader took `pending`, and promised nothing."""
+        """Note that the leader of `term` took `pending`, without a promise that it stays."""
         pending.term = term
         pending.maybe_applied = True
         if term < self.term:
             self.hold(until_ms=0)  # another leads since: it may be lost
 
     def heard(self, term: int) -> None:
-        """An answer came in `term`: what an older leader accepted may be lost with it, and is sent again."""
+        """Note an answer of `term`. What an older leader accepted may be lost with it, and is sent again."""
         if term > self.term:
             self.term = term
             if any(0 <= each.term < term for each in self.flying):
                 self.hold(until_ms=0)
 
     def durable(self, term: int, committed: int) -> list[Pending]:
-        """Take out what is durable if, in `term`, all before offset `committed` is."""
+        """Remove and return the batches that are durable if, in `term`, all before offset `committed` is."""
         found: list[Pending] = []
         while self.flying:
             first = self.flying[0]
@@ -262,11 +268,11 @@ class Lane:
         return found
 
     def all_accepted(self) -> bool:
-        """Whether everything that was sent is in the log of some leader."""
+        """Return whether everything that was sent is in the log of some leader."""
         return not (self.under_way or self.closed or self.open is not None or self.recovering)
 
     def first_number(self) -> int:
-        """The lowest of the user's numbers that waits here, 0 if none does."""
+        """Return the lowest of the program's numbers that waits here, 0 if none does."""
         for queue in (self.flying, self.closed):
             if queue:
                 return queue[0].first_number
@@ -278,15 +284,15 @@ class Lane:
         self.resume_ms = max(self.resume_ms, until_ms)
 
     def waits_since_ms(self) -> int | None:
-        """When the oldest request that is under way was sent; None if none is."""
+        """Return when the oldest request under way was sent; None if none is."""
         return min((each.sent_ms for each in self.flying if each.under_way), default=None)
 
     def is_first(self, pending: Pending) -> bool:
-        """Whether nothing sent before `pending` still lacks a receipt."""
+        """Return whether every batch sent before `pending` has its receipt."""
         return bool(self.flying) and self.flying[0] is pending
 
     def drop(self, pending: Pending) -> None:
-        """Forget a batch that is settled or about to be."""
+        """Remove a batch that is settled or about to be."""
         for queue in (self.flying, self.closed):
             if pending in queue:
                 queue.remove(pending)
@@ -295,5 +301,5 @@ class Lane:
             self.open = None
 
     def waiting(self) -> list[Pending]:
-        """Everything without a receipt, in order."""
+        """Return everything without a receipt, in order."""
         return [*self.flying, *self.closed, *([self.open] if self.open is not None else [])]
