@@ -15,13 +15,13 @@ PRODUCT = ("laminar", "raft", "membership", "router", "ebpf")
 EXEMPT = re.compile(r"docs/decisions/|docs/glossary\.md|docs/models/")
 # How often a word may still occur; no word may be added.
 STILL = {
-    "given up": 24,
-    "nobody": 60,
-    "somebody": 12,
-    "whoever": 19,
-    "anew": 18,
-    "so many": 11,
-    "told": 72,
+    "given up": 8,
+    "nobody": 36,
+    "somebody": 6,
+    "whoever": 13,
+    "anew": 16,
+    "so many": 10,
+    "told": 61,
 }
 
 
