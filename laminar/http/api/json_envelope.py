@@ -12,7 +12,7 @@ import binascii
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -31,6 +31,11 @@ class _Budget(threading.local):
 
 _budget: Final = _Budget()
 _SPENT: Final = "the body has too many envelopes"
+# Names to texts; read once their size is known to be one that headers may have.
+_Texts = Annotated[
+    msgspec.Raw,
+    msgspec.Meta(extra_json_schema={"type": ["object", "null"], "additionalProperties": {"type": "string"}}),
+]
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,9 +47,8 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True):
     key: str | None = None
     key_base64: str | None = None
     tag: str | None = None
-    # Read once their size is known to be one that headers may have.
-    headers: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    headers_base64: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    headers: _Texts | msgspec.UnsetType = msgspec.UNSET
+    headers_base64: _Texts | msgspec.UnsetType = msgspec.UNSET
     timestamp: int | str | None = None
 
     def __post_init__(self) -> None:
@@ -54,14 +58,16 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True):
             raise ValueError(_SPENT)
 
 
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
+class Envelopes(msgspec.Struct, forbid_unknown_fields=True):
+    """Several records as they stand in JSON."""
+
     records: list[Envelope]
     next_offset: int | None = None  # a fetch's answer may be sent back as it is
 
 
 _one: Final = msgspec.json.Decoder(Envelope)
 _many: Final = msgspec.json.Decoder(list[Envelope])
-_document: Final = msgspec.json.Decoder(_Document)
+_document: Final = msgspec.json.Decoder(Envelopes)
 _text_map: Final = msgspec.json.Decoder(dict[str, str] | None)
 # JSON writes a byte as up to six (\\u0000), and each header adds quotes, a colon and a comma.
 _UNFOLDS: Final = 16

@@ -1,85 +1,122 @@
-"""`/openapi.json` and `/docs`: the tables of routes and errors, for programs and for people."""
+"""`/openapi.json` and `/docs`: the tables of routes and errors, for programs and for people.
+
+Everything in the OpenAPI document follows from `routes`: schemas are those that msgspec makes of the structs
+that handlers decode and encode, so the document cannot promise other members than the code has.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from html import escape
-from typing import Any
+from typing import Any, Final
 
-from laminar.http.api.problems import CODES, PROBLEM_TYPE
-from laminar.http.api.routes import ROUTES, Body
+import msgspec
 
-_NAME = re.compile(r"\{(\w+)\}")
-
-
-# Parameters that are whole numbers; some of the same names are texts elsewhere.
-_PATH_NUMBERS = frozenset({"partition", "offset", "version", "number", "part"})
-_QUERY_NUMBERS = frozenset(
-    "limit max_bytes wait_ms to min_offset logical epoch sequence stage before parts size_bytes".split()
+from laminar.batch import BATCH_TYPE
+from laminar.http.api import documents
+from laminar.http.api.append_body import (
+    ARROW_TYPE,
+    ENVELOPE_LINES_TYPE,
+    ENVELOPES_TYPE,
+    JSON_TYPE,
+    NDJSON_TYPE,
 )
+from laminar.http.api.json_envelope import Envelope, Envelopes
+from laminar.http.api.parameters import PATH, Parameter
+from laminar.http.api.problems import CODES, PROBLEM_TYPE
+from laminar.http.api.routes import ROUTES, Body, Reply, Route
+
+_NAME: Final = re.compile(r"\{(\w+)\}")
+_ABOUT: Final = (
+    "A replicated, partitioned log. HEAD is answered wherever GET is. Further headers, and what the formats "
+    "of records mean: docs/protocol.md."
+)
+_BYTES: Final[dict[str, Any]] = {"type": "string", "format": "binary"}
+_TEXT: Final[dict[str, Any]] = {"type": "string"}
+_TEXTS: Final = (NDJSON_TYPE, ENVELOPE_LINES_TYPE, "text/plain", "text/html")
+_PROBLEM: Final = {"$ref": "#/components/responses/Problem"}
 
 
-def _schema(name: str, numbers: frozenset[str]) -> dict[str, Any]:
-    return {"type": "integer", "minimum": 0} if name in numbers else {"type": "string"}
+def _ref(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def _content(content: Mapping[str, type[msgspec.Struct] | None]) -> dict[str, Any]:
+    """Return the schema of a body by media type."""
+    found = {}
+    for media_type, kind in content.items():
+        if kind is not None:
+            found[media_type] = {"schema": _ref(kind)}
+        elif media_type == JSON_TYPE:
+            found[media_type] = {"schema": {}}
+        else:
+            found[media_type] = {"schema": _TEXT if media_type in _TEXTS else _BYTES}
+    return found
+
+
+def _records() -> dict[str, Any]:
+    """Return the bodies of an append: those that are read by their type, then any other as one value."""
+    envelopes = {"anyOf": [_ref(Envelope), {"type": "array", "items": _ref(Envelope)}, _ref(Envelopes)]}
+    plain = dict.fromkeys([JSON_TYPE, NDJSON_TYPE, ENVELOPE_LINES_TYPE, BATCH_TYPE, ARROW_TYPE, "*/*"])
+    return {ENVELOPES_TYPE: {"schema": envelopes}} | _content(plain)
+
+
+def _parameter(row: Parameter) -> dict[str, Any]:
+    shown = {"name": row.name, "in": row.place, "description": row.description, "schema": row.schema}
+    return shown | {"required": True} if row.required else shown
+
+
+def _response(reply: Reply) -> dict[str, Any]:
+    shown: dict[str, Any] = {"description": reply.description}
+    return shown | {"content": _content(reply.content)} if reply.content else shown
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    path = tuple(PATH[name] for name in _NAME.findall(route.template))
+    shown: dict[str, Any] = {
+        "operationId": route.operation,
+        "summary": route.summary,
+        "parameters": [_parameter(row) for row in (*path, *route.parameters)],
+        "responses": {str(reply.status): _response(reply) for reply in route.replies} | {"default": _PROBLEM},
+    }
+    if route.document is not None:
+        required = any(field.required for field in msgspec.structs.fields(route.document))
+        shown["requestBody"] = {"content": _content({JSON_TYPE: route.document}), "required": required}
+    elif route.body is Body.RECORDS:
+        shown["requestBody"] = {"content": _records()}
+    return shown
+
+
+def _schemas() -> dict[str, Any]:
+    """Return the schemas of all structs that routes name, by the structs' names."""
+    kinds: dict[type[msgspec.Struct], None] = {documents.ProblemDocument: None, Envelopes: None}
+    for route in ROUTES:
+        named = [route.document, *(kind for reply in route.replies for kind in reply.content.values())]
+        kinds |= dict.fromkeys(kind for kind in named if kind is not None)
+    _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    schemas["ProblemDocument"]["properties"]["code"]["enum"] = sorted(CODES)
+    return schemas
 
 
 @lru_cache(maxsize=1)
 def openapi_document() -> dict[str, Any]:
-    """Return an OpenAPI 3.1 document of every route; errors are one shared response."""
+    """Return the OpenAPI 3.1 document of every route; errors are one shared response."""
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
-        if route.template.startswith("/docs/"):
-            continue  # the same page as /docs
-        operation: dict[str, Any] = {
-            "operationId": route.operation,
-            "summary": route.summary,
-            "parameters": [
-                {"name": name, "in": "path", "required": True, "schema": _schema(name, _PATH_NUMBERS)}
-                for name in _NAME.findall(route.template)
-            ]
-            + [
-                {"name": name, "in": "query", "schema": _schema(name, _QUERY_NUMBERS)} for name in route.query
-            ],
-            "responses": {
-                "2XX": {"description": "done"},
-                "default": {"$ref": "#/components/responses/Problem"},
-            },
-        }
-        if route.body is not Body.NONE:
-            document = {"application/json": {"schema": {"type": "object"}}}
-            operation["requestBody"] = {"content": document if route.body is Body.JSON else {"*/*": {}}}
-        paths.setdefault(route.template, {})[route.method.lower()] = operation
+        if not route.template.startswith("/docs/"):  # the same page as /docs
+            paths.setdefault(route.template, {})[route.method.lower()] = _operation(route)
     problem = {
-        "type": "object",
-        "required": ["type", "title", "status", "code", "outcome"],
-        "properties": {
-            "type": {"type": "string"},
-            "title": {"type": "string"},
-            "status": {"type": "integer"},
-            "code": {"type": "string", "enum": sorted(CODES)},
-            "outcome": {"type": "string", "enum": ["not_applied", "unknown"]},
-            "detail": {"type": "string"},
-            "hint": {"type": "string"},
-            "field": {"type": "string"},
-            "value": {},
-            "limit": {},
-            "retry_after_ms": {"type": "integer"},
-        },
+        "description": "An error (RFC 9457).",
+        "content": {PROBLEM_TYPE: {"schema": _ref(documents.ProblemDocument)}},
     }
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Laminar", "version": "v1"},
+        "info": {"title": "Laminar", "version": "v1", "description": _ABOUT, "license": {"name": "MIT"}},
+        "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {
-            "schemas": {"Problem": problem},
-            "responses": {
-                "Problem": {
-                    "description": "an error (RFC 9457)",
-                    "content": {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-                }
-            },
-        },
+        "components": {"schemas": _schemas(), "responses": {"Problem": problem}},
     }
 
 

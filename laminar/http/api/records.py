@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -22,10 +22,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_key_bytes: int = 64 * 1024
     max_tag_bytes: int = 255
     max_headers_bytes: int = 64 * 1024
-
-    def document(self) -> dict[str, Any]:
-        """Return the limits as `/v1/limits` shows them."""
-        return msgspec.structs.asdict(self)
 
 
 def too_many_records(count: int, limit: int) -> Problem:

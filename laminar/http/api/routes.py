@@ -1,8 +1,8 @@
 """The table of routes: method and path to the name of an operation.
 
-The node maps operation names to handlers; OpenAPI and `/docs` are built from
-the same rows. HEAD is answered wherever GET is. Matching is a walk over the
-path's segments, already percent-decoded, so that a topic can't smuggle a slash.
+The node maps operation names to handlers; OpenAPI and `/docs` are built from the same rows, which name the
+types of parameters, bodies and answers. HEAD is answered wherever GET is. Matching is a walk over the path's
+segments, already percent-decoded, so that a topic can't smuggle a slash.
 """
 
 from __future__ import annotations
@@ -11,9 +11,49 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
+import msgspec
+
+from laminar.batch import BATCH_TYPE
+from laminar.http.api import documents
+from laminar.http.api.append_body import ARROW_TYPE, JSON_TYPE, NDJSON_TYPE
 from laminar.http.api.names import check_name
+from laminar.http.api.parameters import (
+    ACCEPT_LOSS,
+    ACK,
+    AFTER_VERSION,
+    BEFORE,
+    DESCRIBE_WAIT,
+    DRY_RUN,
+    EPOCH,
+    FETCH,
+    GUARANTEES,
+    IF_MATCH,
+    IF_MATCH_OFFSET,
+    IF_NONE_MATCH,
+    IF_RANGE,
+    KEY,
+    KEY_TIME,
+    LISTING,
+    LOGICAL,
+    OFFSETS,
+    ONCE,
+    ONE_RECORD,
+    RANGE,
+    READ_REPLICA,
+    RECORD,
+    RECORD_HEADERS,
+    SEQUENCE,
+    SINK_EPOCH,
+    STAGE,
+    TO_INDEX,
+    UPLOAD,
+    WAIT,
+    Parameter,
+    needed,
+)
 from laminar.http.api.problem_response import problem_of
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.errors import HttpError
@@ -31,15 +71,33 @@ class Body(Enum):
     RECORDS = "records"  # of any type; those of Laminar are read
 
 
+class Reply(NamedTuple):
+    """An answer below 400: by media type the struct of its document, or None for other bytes."""
+
+    status: int
+    description: str
+    content: Mapping[str, type[msgspec.Struct] | None] = MappingProxyType({})
+
+
 class Route(NamedTuple):
-    """A row: `template` has its parameters in braces; `query` names what the operation reads of it."""
+    """A row: `template` has its path parameters in braces; `parameters` are those of query and head.
+
+    `document` is the struct of a JSON body. Every route may also answer a problem.
+    """
 
     method: str
     template: str
     operation: str
     summary: str
-    query: tuple[str, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
     body: Body = Body.NONE
+    document: type[msgspec.Struct] | None = None
+    replies: tuple[Reply, ...] = ()
+
+    @property
+    def query(self) -> tuple[str, ...]:
+        """The names of the query parameters that the operation reads."""
+        return tuple(row.name for row in self.parameters if row.place == "query")
 
 
 class Match(NamedTuple):
@@ -53,90 +111,174 @@ _T: Final = "/v1/topics/{topic}"
 _P: Final = _T + "/partitions/{partition}"
 _S: Final = "/v1/sinks/{sink}"
 
-_FETCH_QUERY: Final = (
-    "offset",
-    "since",
-    "to",
-    "limit",
-    "max_bytes",
-    "wait_ms",
-    "tag",
-    "read",
-    "min_offset",
-    "fields",
-    "on_damage",
-    "id",
+
+def _json(document: type[msgspec.Struct], description: str = "Done.", *, status: int = 200) -> Reply:
+    return Reply(status, description, MappingProxyType({JSON_TYPE: document}))
+
+
+def _bytes(*types: str, description: str = "Done.", status: int = 200) -> Reply:
+    return Reply(status, description, MappingProxyType(dict.fromkeys(types)))
+
+
+_RECEIPT: Final = _json(documents.Appended, "Appended: the records are durable.")
+_ONE_RECEIPT: Final = _json(documents.Appended, "Appended one record, at `Location`.", status=201)
+_ELSEWHERE: Final = Reply(307, "To a request with `Laminar-Redirect`: another node has the partition.")
+_UNCHANGED: Final = Reply(304, "Nothing has changed.")
+_NO_CONTENT: Final = Reply(204, "Done.")
+_VALUE_TYPE: Final = "application/octet-stream"
+_FETCHED: Final = Reply(
+    200,
+    "Records, with `Laminar-Next-Offset` to continue from.",
+    MappingProxyType(
+        {JSON_TYPE: documents.FetchedRecords, NDJSON_TYPE: None, ARROW_TYPE: None, BATCH_TYPE: None}
+    ),
 )
-_APPEND_QUERY: Final = ("key", "tag", "timestamp", "key_from", "tag_from")
-_LIST_QUERY: Final = ("prefix", "limit", "after")
 
 ROUTES: Final = (
-    Route("GET", "/v1/topics", "list_topics", "List topics", _LIST_QUERY),
-    Route("GET", _T, "describe_topic", "Describe a topic"),
-    Route("PUT", _T, "create_topic", "Create a topic, if it isn't there yet", body=Body.JSON),
-    Route("PATCH", _T, "update_topic", "Change a topic's settings by a merge patch", body=Body.JSON),
-    Route("DELETE", _T, "delete_topic", "Delete a topic and its records"),
+    Route("GET", "/v1/topics", "list_topics", "List topics", LISTING, replies=(_json(documents.TopicPage),)),
+    Route(
+        "GET",
+        _T,
+        "describe_topic",
+        "Describe a topic",
+        (IF_NONE_MATCH,),
+        replies=(_json(documents.Topic), _UNCHANGED),
+    ),
+    Route(
+        "PUT",
+        _T,
+        "create_topic",
+        "Create a topic, if it isn't there yet",
+        body=Body.JSON,
+        document=documents.NewTopic,
+        replies=(
+            _json(documents.Topic, "Created.", status=201),
+            _json(documents.Topic, "It exists already."),
+        ),
+    ),
+    Route(
+        "PATCH",
+        _T,
+        "update_topic",
+        "Change a topic's settings by a merge patch",
+        (needed(IF_MATCH),),
+        body=Body.JSON,
+        document=documents.TopicPatch,
+        replies=(_json(documents.Topic),),
+    ),
+    Route(
+        "DELETE",
+        _T,
+        "delete_topic",
+        "Delete a topic and its records",
+        (needed(IF_MATCH),),
+        replies=(_json(documents.DeletedTopic, status=202),),
+    ),
     Route(
         "GET",
         _T + "/partitions",
         "list_partitions",
         "List a topic's partitions with leaders and replicas",
-        ("wait_ms", "read"),
+        (DESCRIBE_WAIT, READ_REPLICA),
+        replies=(_json(documents.Partitions),),
     ),
-    Route("GET", _P, "describe_partition", "Describe a partition"),
-    Route("GET", _T + "/routes", "list_routes", "List the key ranges of a topic"),
+    Route(
+        "GET",
+        _P,
+        "describe_partition",
+        "Describe a partition",
+        replies=(_json(documents.Partition),),
+    ),
+    Route(
+        "GET",
+        _T + "/routes",
+        "list_routes",
+        "List the key ranges of a topic",
+        replies=(_json(documents.KeyRoutes),),
+    ),
     Route(
         "POST",
         _T + "/records",
         "append_to_topic",
         "Append records, to partitions chosen by key, by logical partition, or spread",
-        (*_APPEND_QUERY, "logical"),
+        (*RECORD, LOGICAL, *RECORD_HEADERS, KEY, KEY_TIME),
         body=Body.RECORDS,
+        replies=(_RECEIPT,),
     ),
     Route(
         "POST",
         _P + "/records",
         "append_to_partition",
         "Append records to a partition",
-        (*_APPEND_QUERY, "ack"),
+        (*RECORD, ACK, *RECORD_HEADERS, IF_MATCH_OFFSET, *GUARANTEES),
         body=Body.RECORDS,
+        replies=(
+            _ONE_RECEIPT,
+            _RECEIPT,
+            _json(documents.Accepted, "With `ack=accepted`: not durable yet.", status=202),
+            _ELSEWHERE,
+        ),
     ),
-    Route("GET", _P + "/records", "fetch", "Fetch records from an offset or a time", _FETCH_QUERY),
+    Route(
+        "GET",
+        _P + "/records",
+        "fetch",
+        "Fetch records from an offset or a time",
+        FETCH,
+        replies=(_FETCHED, _ELSEWHERE),
+    ),
     Route(
         "DELETE",
         _P + "/records",
         "delete_records",
         "Delete the records before an offset",
-        ("before", "dry_run"),
+        (needed(BEFORE), DRY_RUN),
+        replies=(_json(documents.DeletedRecords),),
     ),
     Route(
         "POST",
         _P + "/recover",
         "recover_partition",
         "Accept the loss of what only absent replicas hold, where a partition waits for them",
-        ("accept_loss",),
+        (ACCEPT_LOSS,),
+        replies=(_json(documents.LossReport),),
     ),
-    Route("GET", _P + "/records/{offset}", "fetch_one", "Fetch one record's value", ("id",)),
+    Route(
+        "GET",
+        _P + "/records/{offset}",
+        "fetch_one",
+        "Fetch one record's value",
+        (*ONE_RECORD, IF_NONE_MATCH, RANGE, IF_RANGE),
+        replies=(
+            _bytes(_VALUE_TYPE, description="The value; the rest of the record is in the head."),
+            _bytes(_VALUE_TYPE, description="A range of a large value.", status=206),
+            _UNCHANGED,
+            _ELSEWHERE,
+        ),
+    ),
     Route(
         "GET",
         _P + "/offsets",
         "offsets",
         "Find the offset at a time, the earliest or the latest",
-        ("at", "read", "id"),
+        OFFSETS,
+        replies=(_json(documents.Offsets), _ELSEWHERE),
     ),
     Route(
         "GET",
         _P + "/producers/{producer}",
         "describe_producer",
         "Describe a producer's progress in a partition, or wait until its batch is durable",
-        ("epoch", "sequence", "wait_ms"),
+        (EPOCH, SEQUENCE, WAIT),
+        replies=(_json(documents.ProducerProgress),),
     ),
     Route(
         "PUT",
         _P + "/producers/{producer}",
         "fence_producer",
         "Begin an epoch of a producer in a partition: older ones are refused from now on",
-        ("epoch",),
+        (needed(EPOCH),),
+        replies=(_json(documents.ProducerProgress),),
     ),
     Route(
         "PUT",
@@ -144,54 +286,128 @@ ROUTES: Final = (
         "upload_part",
         "Upload a part of a record that is larger than a request",
         body=Body.RECORDS,
+        replies=(_json(documents.UploadedPart, status=201), _ELSEWHERE),
     ),
     Route(
         "POST",
         _P + "/uploads/{upload}",
         "publish_upload",
         "Append the record whose parts were uploaded",
-        (*_APPEND_QUERY, "parts", "size_bytes", "crc32c"),
+        (*RECORD, *UPLOAD, *RECORD_HEADERS),
         body=Body.RECORDS,
+        replies=(_ONE_RECEIPT, _ELSEWHERE),
     ),
-    Route("DELETE", _P + "/uploads/{upload}", "drop_upload", "Drop an upload's parts"),
-    Route("GET", _P + "/digest", "digest", "Digest a replica's committed log", ("to_index",)),
-    Route("GET", _T + "/cursors", "list_cursors", "List a topic's cursors", _LIST_QUERY),
-    Route("GET", _T + "/cursors/{cursor}", "describe_cursor", "Describe a cursor: positions and lag"),
-    Route("PUT", _T + "/cursors/{cursor}", "set_cursor", "Move a cursor, by compare-and-set", body=Body.JSON),
-    Route("DELETE", _T + "/cursors/{cursor}", "delete_cursor", "Delete a cursor"),
-    Route("GET", _T + "/groups/{group}", "describe_group", "Describe a group: members and cursors"),
+    Route(
+        "DELETE",
+        _P + "/uploads/{upload}",
+        "drop_upload",
+        "Drop an upload's parts",
+        replies=(_NO_CONTENT,),
+    ),
+    Route(
+        "GET",
+        _P + "/digest",
+        "digest",
+        "Digest a replica's committed log",
+        (TO_INDEX,),
+        replies=(_json(documents.Digest),),
+    ),
+    Route(
+        "GET",
+        _T + "/cursors",
+        "list_cursors",
+        "List a topic's cursors",
+        LISTING,
+        replies=(_json(documents.CursorPage),),
+    ),
+    Route(
+        "GET",
+        _T + "/cursors/{cursor}",
+        "describe_cursor",
+        "Describe a cursor: positions and lag",
+        replies=(_json(documents.Cursor),),
+    ),
+    Route(
+        "PUT",
+        _T + "/cursors/{cursor}",
+        "set_cursor",
+        "Move a cursor, by compare-and-set",
+        body=Body.JSON,
+        document=documents.CursorChange,
+        replies=(_json(documents.Cursor),),
+    ),
+    Route(
+        "DELETE",
+        _T + "/cursors/{cursor}",
+        "delete_cursor",
+        "Delete a cursor",
+        replies=(_NO_CONTENT,),
+    ),
+    Route(
+        "GET",
+        _T + "/groups/{group}",
+        "describe_group",
+        "Describe a group: members and cursors",
+        replies=(_json(documents.Group),),
+    ),
     Route(
         "PUT",
         _T + "/groups/{group}/members/{member}",
         "renew_member",
         "Join a group or renew a member's session, and list the members",
         body=Body.JSON,
+        document=documents.Renewal,
+        replies=(_json(documents.RenewedMember),),
     ),
-    Route("DELETE", _T + "/groups/{group}/members/{member}", "leave_group", "Leave a group"),
+    Route(
+        "DELETE",
+        _T + "/groups/{group}/members/{member}",
+        "leave_group",
+        "Leave a group",
+        replies=(_NO_CONTENT,),
+    ),
     Route(
         "POST",
         "/v1/producers",
         "begin_producer",
         "Get a producer's id and epoch; with a name, its previous holder is refused from now on",
+        (KEY,),
         body=Body.JSON,
+        document=documents.NewProducer,
+        replies=(_json(documents.Producer, status=201),),
     ),
-    Route("GET", "/v1/sinks", "list_sinks", "List sinks", _LIST_QUERY),
-    Route("GET", _S, "describe_sink", "Describe a sink: its epoch, and the last batch that was committed"),
+    Route("GET", "/v1/sinks", "list_sinks", "List sinks", LISTING, replies=(_json(documents.SinkPage),)),
+    Route(
+        "GET",
+        _S,
+        "describe_sink",
+        "Describe a sink: its epoch, and the last batch that was committed",
+        replies=(_json(documents.Sink),),
+    ),
     Route(
         "POST",
         _S,
         "begin_sink",
         "Begin to drive a sink: older drivers are refused from now on",
-        ("epoch", "once"),
+        (SINK_EPOCH, ONCE, KEY),
+        replies=(_json(documents.Sink),),
     ),
-    Route("DELETE", _S, "delete_sink", "Delete a sink: its driver is refused, and its name is free"),
+    Route(
+        "DELETE",
+        _S,
+        "delete_sink",
+        "Delete a sink: its driver is refused, and its name is free",
+        (KEY,),
+        replies=(_NO_CONTENT,),
+    ),
     Route(
         "POST",
         _S + "/batches/{number}/stages",
         "stage",
         "Stage records of a batch for a partition: they are readable when the batch is committed",
-        (*_APPEND_QUERY, "topic", "partition", "stage", "epoch"),
+        (*RECORD, *STAGE, *RECORD_HEADERS),
         body=Body.RECORDS,
+        replies=(_json(documents.Staged, status=201),),
     ),
     Route(
         "POST",
@@ -199,6 +415,8 @@ ROUTES: Final = (
         "pin_stages",
         "Keep stages of a batch in a partition, for a commit whose stages fill several requests",
         body=Body.JSON,
+        document=documents.Pin,
+        replies=(_json(documents.Pinned),),
     ),
     Route(
         "PUT",
@@ -206,24 +424,57 @@ ROUTES: Final = (
         "commit_batch",
         "Commit a batch: all its stages in all partitions, or nothing",
         body=Body.JSON,
+        document=documents.Commit,
+        replies=(_json(documents.Committed),),
     ),
     Route(
         "GET",
         "/v1/cluster",
         "cluster",
         "Describe the cluster, or wait for its next version",
-        ("after", "wait_ms"),
+        (AFTER_VERSION, WAIT),
+        replies=(_json(documents.Cluster), _UNCHANGED),
     ),
-    Route("GET", "/v1/nodes", "list_nodes", "List nodes"),
-    Route("GET", "/v1/nodes/{node}", "describe_node", "Describe a node"),
-    Route("GET", "/v1/version", "version", "Tell the server's version"),
-    Route("GET", "/v1/limits", "limits", "Tell the limits of requests"),
-    Route("GET", "/livez", "livez", "Tell whether the node lives"),
-    Route("GET", "/readyz", "readyz", "Tell whether the node serves"),
-    Route("GET", "/metrics", "metrics", "Metrics in Prometheus' text format"),
-    Route("GET", "/openapi.json", "openapi", "This API as an OpenAPI document"),
-    Route("GET", "/docs", "docs", "This API as a page"),
-    Route("GET", "/docs/errors", "docs", "This API as a page: where the types of problems lead"),
+    Route("GET", "/v1/nodes", "list_nodes", "List nodes", replies=(_json(documents.Nodes),)),
+    Route("GET", "/v1/nodes/{node}", "describe_node", "Describe a node", replies=(_json(documents.Node),)),
+    Route("GET", "/v1/version", "version", "Tell the server's version", replies=(_json(documents.Version),)),
+    Route(
+        "GET",
+        "/v1/limits",
+        "limits",
+        "Tell the limits of requests",
+        replies=(_json(documents.RequestLimits),),
+    ),
+    Route("GET", "/livez", "livez", "Tell whether the node lives", replies=(_json(documents.Alive),)),
+    Route(
+        "GET",
+        "/readyz",
+        "readyz",
+        "Tell whether the node serves",
+        replies=(_json(documents.Ready), _json(documents.NotReady, "It does not serve yet.", status=503)),
+    ),
+    Route(
+        "GET",
+        "/metrics",
+        "metrics",
+        "Metrics in Prometheus' text format",
+        replies=(_bytes("text/plain"),),
+    ),
+    Route(
+        "GET",
+        "/openapi.json",
+        "openapi",
+        "This API as an OpenAPI document",
+        replies=(_bytes(JSON_TYPE),),
+    ),
+    Route("GET", "/docs", "docs", "This API as a page", replies=(_bytes("text/html"),)),
+    Route(
+        "GET",
+        "/docs/errors",
+        "docs",
+        "This API as a page: where the types of problems lead",
+        replies=(_bytes("text/html"),),
+    ),
 )
 
 

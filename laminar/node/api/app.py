@@ -10,9 +10,20 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from laminar.http.api import documents
 from laminar.http.api.append_body import Append
 from laminar.http.api.cross_site import Sites, check_body_type
 from laminar.http.api.deadlines import COMMIT_CHECK_S, COMMIT_WAIT_S
+from laminar.http.api.documents import MAX_PARTITIONS, MAX_REPLICAS, MAX_STAGES
+from laminar.http.api.parameters import (
+    GUARANTEES,
+    MAX_FETCH_BYTES,
+    MAX_FETCH_RECORDS,
+    MAX_UPLOAD_PARTS,
+    MAX_WAIT_MS,
+)
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.api.routes import ROUTES, check_query, match
@@ -41,31 +52,22 @@ from laminar.node.api.common.json_body import check_document
 from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.services import HostServices
-from laminar.node.api.common.topic_lookup import MAX_PARTITIONS, TopicLookup
+from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.consumers.cursors import CursorRoutes
 from laminar.node.api.consumers.groups import GroupRoutes
 from laminar.node.api.records.append import AppendRoutes
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
 from laminar.node.api.records.delete_records import DeleteRecordsRoute
-from laminar.node.api.records.fetch import (
-    LONGEST_WAIT_MS,
-    MOST_BYTES,
-    MOST_RECORDS,
-    FetchRoutes,
-    expected_bytes,
-)
-from laminar.node.api.records.idempotency import EPOCH, KEY, KEY_TIME, PRODUCER, SEQUENCE
+from laminar.node.api.records.fetch import FetchRoutes, expected_bytes
 from laminar.node.api.records.producer_progress import ProducerProgressRoutes
 from laminar.node.api.records.record_value import RecordValueRoutes
 from laminar.node.api.records.uploads import UploadRoutes
 from laminar.node.api.transactions.abandoned_stages import AbandonedStages
 from laminar.node.api.transactions.producers import ProducerRoutes
 from laminar.node.api.transactions.sinks import SinkRoutes
-from laminar.node.host.settings import MAX_REPLICAS
 from laminar.node.transactions.coordinator import TOPIC
-from laminar.node.transactions.participant import MAX_STAGES
-from laminar.node.transactions.uploads import MAX_OPEN, MAX_PARTS
+from laminar.node.transactions.uploads import MAX_OPEN
 from laminar.node.transport.transport import Peer
 
 if TYPE_CHECKING:
@@ -73,31 +75,12 @@ if TYPE_CHECKING:
 
 # Headers that make a request safe to repeat, and the operations that honour them. Elsewhere they are refused:
 # ignored, they would let a client repeat what is done twice.
-_APPENDS = frozenset({"append_to_topic", "append_to_partition"})
 _IDEMPOTENCY_HEADERS = {
-    KEY: _APPENDS | {"begin_producer", "begin_sink", "delete_sink"},
-    KEY_TIME: _APPENDS,
-    PRODUCER: frozenset({"append_to_partition"}),
-    EPOCH: frozenset({"append_to_partition"}),
-    SEQUENCE: frozenset({"append_to_partition"}),
+    header.name.lower(): frozenset(route.operation for route in ROUTES if header in route.parameters)
+    for header in GUARANTEES
 }
 # What is sent to a partition's leader, who may be named to a client that asks for that.
 _REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_upload"})
-
-# Of all requests, beside those of an append: what their modules enforce.
-_OTHER_LIMITS = {
-    "max_head_bytes": LONGEST_HEAD_BYTES,
-    "max_head_fields": MOST_HEADERS,
-    "max_target_bytes": LONGEST_TARGET_BYTES,
-    "max_fetch_bytes": MOST_BYTES,
-    "max_fetch_records": MOST_RECORDS,
-    "max_wait_ms": LONGEST_WAIT_MS,
-    "max_partitions": MAX_PARTITIONS,
-    "max_replicas": MAX_REPLICAS,
-    "max_upload_parts": MAX_PARTS,
-    "max_stages_of_partition": MAX_STAGES,
-    "max_uploads_of_partition": MAX_OPEN,
-}
 
 # What changes something of a system's topic, and is allowed: a person's decision, where its partitions wait.
 _ON_THE_SYSTEMS = frozenset(("recover_partition",))
@@ -319,8 +302,23 @@ class Api:
 
     def _limits(self, request: Request) -> Response:
         """Answer GET /v1/limits."""
-        of_settings = {"max_upload_bytes_of_partition": self._host.settings.max_upload_bytes}
-        return Response.json(self.limits.document() | _OTHER_LIMITS | of_settings)
+        return Response.json(
+            documents.RequestLimits(
+                **msgspec.structs.asdict(self.limits),
+                max_head_bytes=LONGEST_HEAD_BYTES,
+                max_head_fields=MOST_HEADERS,
+                max_target_bytes=LONGEST_TARGET_BYTES,
+                max_fetch_bytes=MAX_FETCH_BYTES,
+                max_fetch_records=MAX_FETCH_RECORDS,
+                max_wait_ms=MAX_WAIT_MS,
+                max_partitions=MAX_PARTITIONS,
+                max_replicas=MAX_REPLICAS,
+                max_upload_parts=MAX_UPLOAD_PARTS,
+                max_stages_of_partition=MAX_STAGES,
+                max_uploads_of_partition=MAX_OPEN,
+                max_upload_bytes_of_partition=self._host.settings.max_upload_bytes,
+            )
+        )
 
     # -- life ------------------------------------------------------------------------------
 

@@ -19,8 +19,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from laminar.http.api.documents import MAX_REPLICAS
+
 DEFAULT_PORT = 7070
-MAX_REPLICAS = 7
 _MI = 1 << 20
 _HOUR_MS = 3_600_000
 

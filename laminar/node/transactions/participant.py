@@ -15,6 +15,7 @@ import msgspec
 
 from laminar.batch import Header, Kind, as_staged
 from laminar.batch.header import HEADER_SIZE, seal
+from laminar.http.api.documents import MAX_STAGES
 from laminar.http.api.problems import Problem
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
@@ -30,7 +31,6 @@ from laminar.node.partition.state.staged_batches import (
 )
 
 # Stages of one batch in one partition: their numbers fit into one request, and one entry.
-MAX_STAGES = 262_144
 # Publishes that one entry makes forgotten.
 FORGOTTEN_IN_ONE = 1_000
 

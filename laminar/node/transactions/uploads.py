@@ -17,6 +17,7 @@ import msgspec
 from laminar.batch import Header, Kind
 from laminar.batch.header import HEADER_SIZE, seal
 from laminar.batch.large_record import combine
+from laminar.http.api.parameters import MAX_UPLOAD_PARTS
 from laminar.http.api.problems import Problem
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
@@ -32,7 +33,6 @@ from laminar.node.partition.state.staged_batches import (
 from laminar.node.transactions.participant import Batch, Participant
 
 # The most parts of a record: its publish, which is read before any of them, names each.
-MAX_PARTS = 50_000
 # Uploads under way in one partition: what they hold is kept from retention.
 MAX_OPEN = 256
 # What those of one partition hold at most, if no setting says otherwise.
@@ -69,8 +69,10 @@ class Uploads:
         partition.check_leads()
         header = Header.unpack(frame)
         number = header.checkpoint
-        if number >= MAX_PARTS:
-            raise _refused("parts are numbered from 0", field="part", value=number, limit=MAX_PARTS - 1)
+        if number >= MAX_UPLOAD_PARTS:
+            raise _refused(
+                "parts are numbered from 0", field="part", value=number, limit=MAX_UPLOAD_PARTS - 1
+            )
         done = self._stages.upload(upload)
         if done is not None:
             raise self._published_already(done)

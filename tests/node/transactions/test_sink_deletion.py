@@ -191,7 +191,7 @@ async def test_a_sink_that_is_being_deleted_is_listed(tmp_path: Path) -> None:
         gone = await coordinator.delete(SINK, "delete")
         (listed,) = await coordinator.listed(prefix="", after="", limit=10)
         assert ("s", Deletion.BEGUN) == (listed.name, listed.deletion)
-        assert described("s", listed)["deleting"] and not described("s", Sink("s", 1))["deleting"]
+        assert described("s", listed).deleting and not described("s", Sink("s", 1)).deleting
         await coordinator.deleted(SINK, gone.epoch)
         assert [] == await coordinator.listed(prefix="", after="", limit=10)
 

@@ -12,6 +12,7 @@ from crc32c import crc32c
 
 from laminar.batch import Batch, Header, Kind, build_part, verify
 from laminar.batch.large_record import build_stub, checksum_of, size_of
+from laminar.http.api.parameters import MAX_UPLOAD_PARTS
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
 from laminar.node.api.records.record_value import find_parts, pieces
@@ -21,7 +22,7 @@ from laminar.node.partition.state import staged_batches as stages_module
 from laminar.node.partition.state.staged_batches import StagedBatches
 from laminar.node.transactions import uploads as uploads_module
 from laminar.node.transactions.participant import Participant
-from laminar.node.transactions.uploads import MAX_PARTS, Uploads
+from laminar.node.transactions.uploads import Uploads
 from tests.node.alone import lone_partition
 from tests.node.entries import check_follows_its_log, part_entry, published_upload_entry
 
@@ -132,7 +133,11 @@ async def test_an_upload_that_is_not_what_it_says_is_refused(tmp_path: Path) -> 
         await refused("invalid", "part", 0, None, lambda: _awaited(put, partition, 0, b"ab"))
         await refused("invalid", "part", 0, None, lambda: _awaited(put, partition, 0, b"a"))
         await refused(
-            "invalid", "part", MAX_PARTS, MAX_PARTS - 1, lambda: _awaited(put, partition, MAX_PARTS, b"x")
+            "invalid",
+            "part",
+            MAX_UPLOAD_PARTS,
+            MAX_UPLOAD_PARTS - 1,
+            lambda: _awaited(put, partition, MAX_UPLOAD_PARTS, b"x"),
         )
         await refused("no_stage", "parts", 1, 2, lambda: publish(partition, b"aa", b"bb", b"cc"))
         await refused("no_stage", "parts", 0, 0, lambda: publish(partition, b"x", upload=b"v" * 16))

@@ -10,10 +10,11 @@ Nothing calls it automatically.
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
+from laminar.http.api import documents
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster.replica_status import ReplicaState, ReplicaStatus
@@ -165,31 +166,31 @@ class AcceptLossRoutes:
             )
         best = standing.best
         state = standing.here[best.node]
-        answer: dict[str, Any] = {
-            "topic": topic,
-            "partition": record.number,
-            "accept_loss": accept == "true",
-            "answering": sorted(standing.here),
-            "recovering": standing.recovering,
-            "absent": standing.absent,
+        answer = documents.LossReport(
+            topic=topic,
+            partition=record.number,
+            accept_loss=accept == "true",
+            answering=sorted(standing.here),
+            recovering=standing.recovering,
+            absent=standing.absent,
             # With a majority the absent ones may come back; without one they are abandoned for good.
-            "abandoned": [] if standing.has_majority else standing.absent,
+            abandoned=[] if standing.has_majority else standing.absent,
             # It goes on with the log of this one: what only an absent replica has after it is lost.
-            "goes_on_from": best.node,
-            "committed_offset": state.end_offset,
-            "kept_offset": state.last_offset,
-            "accepted": [],
-        }
+            goes_on_from=best.node,
+            committed_offset=state.end_offset,
+            kept_offset=state.last_offset,
+            accepted=[],
+        )
         if accept == "true" and standing.has_majority:
             reached = {
                 each: await self._tell(each, topic, record.number, of=standing.here[each], latest=state)
                 for each in sorted(standing.here)
             }
             # The others need no word to vote, but one of them may be a learner whose log is the latest.
-            answer["accepted"] = [node for node in standing.recovering if reached[node]]
+            answer.accepted = [node for node in standing.recovering if reached[node]]
         elif accept == "true":
             await self._decide(record, standing, best, state)
-            answer["accepted"] = [best.node]
+            answer.accepted = [best.node]
         return Response.json(answer)
 
     async def _decide(

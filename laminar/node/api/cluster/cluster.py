@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from laminar import __version__
+from laminar.http.api import documents
 from laminar.http.api.openapi import docs_page, openapi_document
+from laminar.http.api.parameters import MAX_WAIT_MS, OFFSET_LIMIT
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster.health import Watch
@@ -14,8 +15,6 @@ from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import HostServices
 from laminar.node.runtime.boot import ChildState, role_name
 from laminar.node.runtime.cluster_view import host_in_url
-
-LONGEST_WAIT_MS = 30_000
 
 
 class ClusterRoutes:
@@ -28,20 +27,20 @@ class ClusterRoutes:
     async def cluster(self, request: Request) -> Response:
         """Answer GET /v1/cluster; with `after` it waits for a newer version of the catalog."""
         view = self._services.view
-        after = integer(request, "after", 0, maximum=2**53)
-        wait_ms = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS)
+        after = integer(request, "after", 0, maximum=OFFSET_LIMIT)
+        wait_ms = integer(request, "wait_ms", 0, maximum=MAX_WAIT_MS)
         if "after" in request.query and not await self._changed_since(after, wait_ms / 1000):
             return Response(304)
         cluster_id = view.cluster_id
         return Response.json(
-            {
-                "cluster_id": cluster_id.hex() if cluster_id is not None else None,
-                "version": view.version,
-                "catalog_leader": view.message.catalog_leader if view.message is not None else "",
+            documents.Cluster(
+                cluster_id=cluster_id.hex() if cluster_id is not None else None,
+                version=view.version,
+                catalog_leader=view.message.catalog_leader if view.message is not None else "",
                 # Of the node that answers: other machines reach its HTTP ports, which need no credentials.
-                "insecure": self._services.settings.is_open,
-                "nodes": [self._node(name) for name in sorted(view.nodes())],
-            }
+                insecure=self._services.settings.is_open,
+                nodes=[self._node(name) for name in sorted(view.nodes())],
+            )
         )
 
     async def _changed_since(self, version: int, wait_s: float) -> bool:
@@ -55,29 +54,31 @@ class ClusterRoutes:
             await self._services.view_change(remaining)
         return True
 
-    def _node(self, name: str) -> dict[str, Any]:
+    def _node(self, name: str) -> documents.Node:
         view = self._services.view
         record = view.nodes()[name]
         host = host_in_url(record.host)
-        return {
-            "node": name,
-            "url": f"http://{host}:{record.http_port}",
-            "peer": f"{host}:{record.peer_ports[0]}",
-            "shards": [
-                {"shard": shard, "url": f"http://{host}:{port}"}
+        return documents.Node(
+            node=name,
+            url=f"http://{host}:{record.http_port}",
+            peer=f"{host}:{record.peer_ports[0]}",
+            shards=[
+                documents.ShardAddress(shard, f"http://{host}:{port}")
                 for shard, port in enumerate(record.shard_http_ports)
             ],
-            "weight": record.weight,
-            "status": view.message.statuses.get(name, "unknown") if view.message is not None else "unknown",
-            "alive": view.alive(name),
-            "rolled_back": record.rolled_back,
+            weight=record.weight,
+            status=view.message.statuses.get(name, "unknown") if view.message is not None else "unknown",
+            alive=view.alive(name),
+            rolled_back=record.rolled_back,
             # Which start of its data folder the catalog knows of: a copy older than that is refused.
-            "start": record.boot.number if record.boot is not None else 0,
-        }
+            start=record.boot.number if record.boot is not None else 0,
+        )
 
     async def nodes(self, request: Request) -> Response:
         """Answer GET /v1/nodes."""
-        return Response.json({"nodes": [self._node(name) for name in sorted(self._services.view.nodes())]})
+        return Response.json(
+            documents.Nodes([self._node(name) for name in sorted(self._services.view.nodes())])
+        )
 
     async def node(self, request: Request, node: str) -> Response:
         """Answer GET /v1/nodes/{node}."""
@@ -87,7 +88,7 @@ class ClusterRoutes:
 
     def livez(self, request: Request) -> Response:
         """Answer GET /livez: this process turns its loop."""
-        return Response.json({"status": "alive", "node": self._services.node, "shard": self._services.number})
+        return Response.json(documents.Alive("alive", self._services.node, self._services.number))
 
     async def readyz(self, request: Request) -> Response:
         """Answer GET /readyz: the whole node serves; 503 with the reasons if not.
@@ -114,26 +115,22 @@ class ClusterRoutes:
         if not reasons:
             space = self._services.space
             return Response.json(
-                {
-                    "status": "ready",
-                    "node": self._services.node,
-                    "warnings": await self._watch.warnings(),
-                    "disk": {
-                        "free_bytes": space.free_bytes,
-                        "low_water_bytes": space.threshold_bytes,
-                        "appends_refused": space.low,
-                    },
-                }
+                documents.Ready(
+                    "ready",
+                    self._services.node,
+                    await self._watch.warnings(),
+                    documents.DiskSpace(space.free_bytes, space.threshold_bytes, space.low),
+                )
             )
         return Response.json(
-            {"status": "not_ready", "node": self._services.node, "reasons": reasons},
+            documents.NotReady("not_ready", self._services.node, reasons),
             status=503,
             headers=[("Retry-After", "1")],
         )
 
     def version(self, request: Request) -> Response:
         """Answer GET /v1/version."""
-        return Response.json({"version": __version__, "api": "v1", "format": 1})
+        return Response.json(documents.Version(__version__, "v1", 1))
 
     def openapi(self, request: Request) -> Response:
         """Answer GET /openapi.json."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Literal
 
 import msgspec
 
+from laminar.http.api import documents
+from laminar.http.api.parameters import MAX_DESCRIBE_WAIT_MS
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster.health import in_sync_of
@@ -23,7 +25,7 @@ from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.transport.transport import Peer
 from membership.records import ReplicaRecord
 
-DESCRIBE_TIMEOUT_S = 2.0
+DESCRIBE_TIMEOUT_S = MAX_DESCRIBE_WAIT_MS / 1000
 # Once all leaders have spoken, who wants to know them waits so much longer for the others.
 OTHERS_WAIT_S = 0.1
 MOST_DAMAGE_SHOWN = 100
@@ -220,13 +222,12 @@ class PartitionRoutes:
         if read == "leader":
             await self._services.refresh_view()
         record = self._topics.record(topic)
-        most_ms = int(DESCRIBE_TIMEOUT_S * 1000)
-        wait_ms = integer(request, "wait_ms", most_ms, maximum=most_ms)
+        wait_ms = integer(request, "wait_ms", MAX_DESCRIBE_WAIT_MS, maximum=MAX_DESCRIBE_WAIT_MS)
         leaders = record.partitions if "wait_ms" in request.query else None
         states = await self._states.of(topic, wait_s=wait_ms / 1000, leaders=leaders)
         record = self._topics.record(topic)  # it may have been deleted while its shards were asked
         listed = [self._partition(topic, number, states) for number in range(record.partitions)]
-        return Response.json({"topic": topic, "route": 0, "partitions": listed})
+        return Response.json(documents.Partitions(topic, 0, listed))
 
     async def partition(self, request: Request, topic: str, partition: str) -> Response:
         """Answer GET /v1/topics/{topic}/partitions/{partition}."""
@@ -237,7 +238,7 @@ class PartitionRoutes:
 
     def _partition(
         self, topic: str, number: int, states: dict[tuple[int, str], ReplicaState]
-    ) -> dict[str, Any]:
+    ) -> documents.Partition:
         view = self._services.view
         record = view.partition(topic, number)
         assert record is not None
@@ -251,52 +252,54 @@ class PartitionRoutes:
             if state is not None and state.lost:
                 state = None
             replicas.append(
-                {
-                    "node": replica.node,
-                    "url": view.partition_url(replica.node, topic, number),
-                    "role": "leader" if leading is not None and leading.node == replica.node else "follower",
-                    "reachable": state is not None,
-                    "in_sync": leading is not None and replica.node in leading.in_sync,
-                    "reason": (state.failed if state is not None else "") or replica.reason,
-                    "state": "lost" if is_lost else _replica_state(replica, state),
-                    "catch_up": (
-                        {"received_bytes": state.catch_up[0], "source_bytes": state.catch_up[1]}
+                documents.ReplicaStatus(
+                    node=replica.node,
+                    url=view.partition_url(replica.node, topic, number),
+                    role="leader" if leading is not None and leading.node == replica.node else "follower",
+                    reachable=state is not None,
+                    in_sync=leading is not None and replica.node in leading.in_sync,
+                    reason=(state.failed if state is not None else "") or replica.reason,
+                    state="lost" if is_lost else _replica_state(replica, state),
+                    catch_up=(
+                        documents.CatchUpProgress(*state.catch_up)
                         if state is not None and state.catch_up is not None
                         else None
                     ),
-                    "recovering": state.recovering if state is not None else None,
-                    "abandoned": state.abandoned if state is not None else None,
-                    "end_offset": state.end_offset if state is not None else None,
-                    "lag": best.end_offset - state.end_offset
+                    recovering=state.recovering if state is not None else None,
+                    abandoned=state.abandoned if state is not None else None,
+                    end_offset=state.end_offset if state is not None else None,
+                    lag=best.end_offset - state.end_offset
                     if state is not None and best is not None
                     else None,
-                }
+                )
             )
-        return {
-            "partition": number,
-            "id": record.group.hex(),
-            "state": record.state,
-            "leader": (
-                {"node": leading.node, "url": view.partition_url(leading.node, topic, number)}
+        return documents.Partition(
+            partition=number,
+            id=record.group.hex(),
+            state=record.state,
+            leader=(
+                documents.Leader(leading.node, view.partition_url(leading.node, topic, number))
                 if leading is not None
                 else None
             ),
-            "term": best.term if best is not None else None,
-            "start_offset": best.start_offset if best is not None else None,
-            "end_offset": best.end_offset if best is not None else None,
-            "bytes": best.bytes if best is not None else None,
-            "damaged": [
-                {"node": state.node, "first_offset": first, "next_offset": end}
+            term=best.term if best is not None else None,
+            start_offset=best.start_offset if best is not None else None,
+            end_offset=best.end_offset if best is not None else None,
+            bytes=best.bytes if best is not None else None,
+            damaged=[
+                documents.DamagedOffsets(state.node, first, end)
                 for state in known
                 for first, end in state.damaged
             ],
-            "replicas": replicas,
+            replicas=replicas,
             # Those whose place another has now, until the group itself has let go of them.
-            "leaving": [{"node": each.replica.node, "why": each.why} for each in record.leaving],
-        }
+            leaving=[documents.LeavingReplica(each.replica.node, each.why) for each in record.leaving],
+        )
 
 
-def _replica_state(replica: ReplicaRecord, state: ReplicaState | None) -> str:
+def _replica_state(
+    replica: ReplicaRecord, state: ReplicaState | None
+) -> Literal["failed", "catching_up", "made", "joining"]:
     """Return a present replica's state: `joining` until it is made, `failed` when it has stopped."""
     if state is not None and state.failed:
         return "failed"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
+from laminar.http.api import documents
+from laminar.http.api.documents import Setting
+from laminar.http.api.parameters import MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
@@ -16,7 +18,7 @@ from laminar.node.api.cluster.replica_status import ReplicaStatus
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import ShardServices
-from laminar.node.api.common.topic_lookup import MAX_PARTITIONS, TopicLookup
+from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.catalog.service import (
     CatalogAnswer,
     CatalogRequest,
@@ -24,46 +26,13 @@ from laminar.node.catalog.service import (
     TopicRequest,
     TopicSettingsRequest,
 )
-from laminar.node.host.settings import MAX_REPLICAS
-from laminar.node.partition.flush_policy import check_flush
 from laminar.node.transport.transport import TransportError
-from laminar.wire.key_route import Route
-from membership.records import Result, Setting, TopicRecord
+from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
+from membership.records import Result, TopicRecord
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
-DEFAULT_PARTITIONS = 1
 LED_WAIT_S = 2.0
 LED_RETRY_S = 0.02
-
-SETTINGS: dict[str, tuple[type, str]] = {
-    "min_replicas": (
-        int,
-        "an append is refused while fewer replicas are in sync, and acknowledged when that many have it; not "
-        "set: a majority has it",
-    ),
-    "flush": (
-        str,
-        "when an append is acknowledged: `commit`, on disk; `interval`, written, and synced later",
-    ),
-    "flush_interval_ms": (int, "with `interval`: synced within this many ms; not set: 500"),
-    "flush_interval_records": (int, "with `interval`: synced after this many records at the latest"),
-    "retention_ms": (int, "sealed segments whose last batch is older are deleted; not set: kept for ever"),
-    "retention_bytes": (int, "sealed segments beyond this many bytes are deleted; not set: no bound"),
-}
-
-MOST_RETENTION = 2**53 - 1
-LEAST_RETENTION = {"retention_ms": 1, "retention_bytes": 0}
-
-
-class _NewTopic(msgspec.Struct, forbid_unknown_fields=True):
-    partitions: int = DEFAULT_PARTITIONS
-    replicas: int | None = None
-    settings: dict[str, Setting] = {}
-    allow_fewer_replicas: bool = False
-
-
-class _Patch(msgspec.Struct, forbid_unknown_fields=True):
-    settings: dict[str, Setting | None] = {}
 
 
 class TopicRoutes:
@@ -83,21 +52,21 @@ class TopicRoutes:
         )
         return min((len(each.replicas) for each in partitions if each is not None), default=0)
 
-    def _describe(self, record: TopicRecord) -> dict[str, Any]:
+    def _describe(self, record: TopicRecord) -> documents.Topic:
         partitions = [
             self._services.view.partition(record.name, number) for number in range(record.partitions)
         ]
-        return {
-            "topic": record.name,
-            "partitions": record.partitions,
-            "replicas": record.replicas,
-            "replicas_placed": self._placed(record),
-            "settings": record.settings,
-            "route": 0,
-            "state": "live" if all(p is not None and p.state == "live" for p in partitions) else "creating",
-            "created": format_time(record.created_ms),
-            "version": record.version,
-        }
+        return documents.Topic(
+            topic=record.name,
+            partitions=record.partitions,
+            replicas=record.replicas,
+            replicas_placed=self._placed(record),
+            settings=record.settings,
+            route=0,
+            state="live" if all(p is not None and p.state == "live" for p in partitions) else "creating",
+            created=format_time(record.created_ms),
+            version=record.version,
+        )
 
     def _etag(self, record: TopicRecord) -> tuple[str, str]:
         return ("ETag", f'"{record.version}"')
@@ -105,16 +74,16 @@ class TopicRoutes:
     async def topics(self, request: Request) -> Response:
         """Answer GET /v1/topics."""
         prefix = request.query.get("prefix", "")
-        limit = integer(request, "limit", 100, minimum=1, maximum=1000)
+        limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         after = request.query.get("after", "")
         names = sorted(
             name for name in self._services.view.topics() if name.startswith(prefix) and name > after
         )
         page = names[:limit]
-        answer: dict[str, Any] = {"topics": [self._describe(self._topics.record(name)) for name in page]}
+        answer = documents.TopicPage([self._describe(self._topics.record(name)) for name in page])
         headers = []
         if len(names) > limit:
-            answer["next"] = page[-1]
+            answer.next = page[-1]
             headers.append(next_link("/v1/topics", prefix=prefix, limit=limit, after=page[-1]))
         return Response.json(answer, headers=headers)
 
@@ -135,13 +104,11 @@ class TopicRoutes:
                 value=topic,
                 limit=200,
             )
-        new = json_body(request, _NewTopic)
+        new = json_body(request, documents.NewTopic)
         replicas = self._default_replicas if new.replicas is None else new.replicas
-        _within("partitions", new.partitions, MAX_PARTITIONS)
-        _within("replicas", replicas, MAX_REPLICAS)
-        _check_settings(new.settings)
-        _check_fewest(new.settings, replicas)
-        wanted = TopicRequest(topic, new.partitions, replicas, new.settings, new.allow_fewer_replicas)
+        settings: dict[str, Setting] = msgspec.to_builtins(new.settings)
+        _check_fewest(settings, replicas)
+        wanted = TopicRequest(topic, new.partitions, replicas, settings, new.allow_fewer_replicas)
         result = await self._make(wanted)
         if result.outcome == "already_exists":
             raise _already_exists(wanted, result.topic)
@@ -170,7 +137,7 @@ class TopicRoutes:
         assert result is not None
         if result.outcome != "already_exists":
             await self._until_seen(topic, answer.version)
-            if self._describe(self._topics.record(topic))["state"] == "live":
+            if self._describe(self._topics.record(topic)).state == "live":
                 await self._until_led(topic)
         return result
 
@@ -203,10 +170,10 @@ class TopicRoutes:
     async def update(self, request: Request, topic: str) -> Response:
         """Answer PATCH /v1/topics/{topic}: merge-patch of its settings, in the version If-Match names."""
         version = await self._if_match(request, topic)
-        patch = json_body(request, _Patch)
-        _check_settings({name: value for name, value in patch.settings.items() if value is not None})
-        _check_fewest(patch.settings, self._placed(self._topics.record(topic)))
-        answer = await self._ask(TopicSettingsRequest(topic, patch.settings, version))
+        patch = json_body(request, documents.TopicPatch)
+        changes: dict[str, Setting | None] = msgspec.to_builtins(patch.settings)
+        _check_fewest(changes, self._placed(self._topics.record(topic)))
+        answer = await self._ask(TopicSettingsRequest(topic, changes, version))
         self._changed(answer, topic)
         await self._until_version(topic, version)
         return await self.topic(request, topic)
@@ -224,7 +191,7 @@ class TopicRoutes:
         answer = await self._ask(DeleteTopicRequest(topic, version))
         self._changed(answer, topic)
         await self._until_version(topic, version)
-        return Response.json({"topic": topic, "state": "deleted"}, status=202)
+        return Response.json(documents.DeletedTopic(topic), status=202)
 
     async def _if_match(self, request: Request, topic: str) -> int:
         """Return the version that the change is for; refreshes the view if it does not match."""
@@ -294,7 +261,7 @@ class TopicRoutes:
     async def routes(self, request: Request, topic: str) -> Response:
         """Answer GET /v1/topics/{topic}/routes."""
         record = self._topics.record(topic)
-        return Response.json({"topic": topic, "routes": [_route(record)]})
+        return Response.json(documents.KeyRoutes(topic, [_route(record)]))
 
 
 def _names(etags: str, record: TopicRecord) -> bool:
@@ -302,16 +269,12 @@ def _names(etags: str, record: TopicRecord) -> bool:
     return etags == "*" or f'"{record.version}"' in [etag.strip() for etag in etags.split(",")]
 
 
-def _route(record: TopicRecord) -> dict[str, Any]:
+def _route(record: TopicRecord) -> documents.KeyRoute:
     route = Route.even(record.partitions)
-    return {
-        "version": route.version,
-        "logical_partitions": 65536,
-        "ranges": [
-            {"from": held.start, "to": held.stop, "partition": partition}
-            for partition, held in enumerate(route.ranges())
-        ],
-    }
+    ranges = [
+        documents.KeyRange(held.start, held.stop, partition) for partition, held in enumerate(route.ranges())
+    ]
+    return documents.KeyRoute(route.version, LOGICAL_PARTITIONS, ranges)
 
 
 def _too_few_nodes(request: TopicRequest, answer: CatalogAnswer) -> Problem:
@@ -368,49 +331,3 @@ def _check_fewest(settings: Mapping[str, Setting | None], replicas: int) -> None
             value=fewest,
             limit=replicas,
         )
-
-
-def _within(name: str, value: int, maximum: int) -> None:
-    if not 1 <= value <= maximum:
-        raise Problem(
-            "invalid", f"{name} must be between 1 and {maximum}", field=name, value=value, limit=maximum
-        )
-
-
-def _check_settings(settings: dict[str, Setting]) -> None:
-    for name, value in settings.items():
-        if name not in SETTINGS:
-            raise Problem(
-                "invalid",
-                "there is no such setting",
-                field=f"settings.{name}",
-                value=value,
-                limit=", ".join(SETTINGS),
-            )
-        if not isinstance(value, SETTINGS[name][0]):
-            raise Problem(
-                "invalid",
-                f"{name} is of type {SETTINGS[name][0].__name__}",
-                field=f"settings.{name}",
-                value=value,
-            )
-    fewest = settings.get("min_replicas", 1)
-    if not isinstance(fewest, int) or not 1 <= fewest <= MAX_REPLICAS:
-        raise Problem(
-            "invalid",
-            f"min_replicas must be between 1 and {MAX_REPLICAS}",
-            field="settings.min_replicas",
-            value=fewest,
-            limit=MAX_REPLICAS,
-        )
-    for name, least in LEAST_RETENTION.items():
-        value = settings.get(name, least)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_RETENTION:
-            raise Problem(
-                "invalid",
-                f"{name} must be between {least} and {MOST_RETENTION}; null sets no limit",
-                field=f"settings.{name}",
-                value=value,
-                limit=least if isinstance(value, int) and value < least else MOST_RETENTION,
-            )
-    check_flush(settings)

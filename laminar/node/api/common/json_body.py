@@ -10,6 +10,8 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
+from msgspec.inspect import Type
 
 from laminar.http.api.problems import Problem
 from laminar.http.api.routes import BODIES, Body
@@ -17,9 +19,11 @@ from laminar.http.protocol.messages import Request
 
 _Document = TypeVar("_Document", bound=msgspec.Struct)
 
+_STEP = re.compile(r"\[[^\]]*\]|[^.\[]+")
 _PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`\Z")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 
+_BOUND = re.compile(r"(?:<=|>=) (?P<bound>-?[0-9]+)\Z")
 
 MAX_DOCUMENT_BYTES = 1 << 20
 # What is allowed to be larger: it names the stages of one partition, or all partitions of a batch.
@@ -74,9 +78,54 @@ def _invalid(text: str, document: Any, kind: type[msgspec.Struct]) -> Problem:
             "there is no such field",
             field=f"{path}.{name}" if path else name,
             value=_at(document, f"{path}.{name}"),
-            limit=None if path else ", ".join(kind.__struct_encode_fields__),
+            limit=_limit(_kind_at(kind, path)),
         )
-    return Problem("invalid", text, field=path or "body", value=_at(document, path))
+    return Problem(
+        "invalid",
+        text,
+        field=path or "body",
+        value=_at(document, path),
+        limit=_limit(_kind_at(kind, path), text),
+    )
+
+
+def _kind_at(kind: type[msgspec.Struct], path: str) -> list[Type]:
+    """Return the types that may stand at a path as msgspec writes it; null is left out."""
+    found = _alternatives(inspect.type_info(kind))
+    for step in _STEP.findall(path):
+        below: list[Type] = []
+        for each in found:
+            if isinstance(each, inspect.StructType):
+                below += [field.type for field in each.fields if field.encode_name == step]
+            elif isinstance(each, inspect.DictType):
+                below.append(each.value_type)
+            elif isinstance(each, inspect.ListType):
+                below.append(each.item_type)
+        found = [kind for each in below for kind in _alternatives(each)]
+    return found
+
+
+def _alternatives(kind: Type) -> list[Type]:
+    while isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    return (
+        [part for each in kind.types for part in _alternatives(each)]
+        if isinstance(kind, inspect.UnionType)
+        else [kind]
+    )
+
+
+def _limit(kinds: list[Type], text: str = "") -> int | str | None:
+    """Return what is allowed there: the bound that `text` says is broken, or the names that there are."""
+    bound = _BOUND.search(text)
+    if bound is not None:
+        return int(bound["bound"])
+    for kind in kinds:
+        if isinstance(kind, inspect.StructType):
+            return ", ".join(field.encode_name for field in kind.fields)
+        if isinstance(kind, inspect.LiteralType):
+            return ", ".join(map(str, kind.values))
+    return None
 
 
 def _at(document: Any, path: str) -> Any:

@@ -6,9 +6,6 @@ from laminar.http.api.problems import Problem
 from laminar.node.runtime.cluster_view import View
 from membership.records import PartitionRecord, TopicRecord
 
-MAX_PARTITIONS = 4096
-"""Most partitions of a topic."""
-
 
 class TopicLookup:
     """Records of topics and partitions by the names in a request, from this shard's copy of the catalog."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from laminar.http.api import documents
 from laminar.http.api.deadlines import FORWARDED_STEP_S
+from laminar.http.api.documents import CursorChange
+from laminar.http.api.parameters import MAX_PAGE, OFFSET_LIMIT
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
@@ -24,16 +27,13 @@ from laminar.node.api.common.leader_call import STEP, LeaderCall
 from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import ShardServices
-from laminar.node.api.common.topic_lookup import MAX_PARTITIONS, TopicLookup
+from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.transport.transport import Peer
 
 if TYPE_CHECKING:
     from laminar.node.partition.partition import Partition
 
-_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z", re.ASCII)
-LONGEST_OWNER = 200
-OFFSET_LIMIT = 2**53
 # Partitions that an error lists.
 MOST_NAMED = 20
 # Of each partition of a topic, its start and end.
@@ -66,13 +66,6 @@ class CursorState(msgspec.Struct, frozen=True, array_like=True):
     end_offset: int
 
 
-class _Change(msgspec.Struct, forbid_unknown_fields=True):
-    positions: dict[str, int]
-    expected: dict[str, int | None] | None = None
-    owner: str = ""
-    expected_owner: str | None = None
-
-
 class CursorRoutes:
     """The handlers of cursor routes."""
 
@@ -89,25 +82,24 @@ class CursorRoutes:
     async def cursors(self, request: Request, topic: str) -> Response:
         """Answer GET /v1/topics/{topic}/cursors."""
         prefix = request.query.get("prefix", "")
-        limit = integer(request, "limit", 100, minimum=1, maximum=1000)
+        limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         after = request.query.get("after", "")
         found, bounds = await self.named(topic, lambda name: name.startswith(prefix) and name > after)
         names = sorted(found)
         page = names[:limit]
-        answer: dict[str, Any] = {
-            "topic": topic,
-            "cursors": [cursor_document(topic, name, found[name], bounds) for name in page],
-        }
+        answer = documents.CursorPage(
+            topic, [cursor_document(topic, name, found[name], bounds) for name in page]
+        )
         headers = []
         if len(names) > limit:
-            answer["next"] = page[-1]
+            answer.next = page[-1]
             path = f"/v1/topics/{topic}/cursors"
             headers.append(next_link(path, prefix=prefix, limit=limit, after=page[-1]))
         return Response.json(answer, headers=headers)
 
     async def cursor(self, request: Request, topic: str, cursor: str) -> Response:
         """Answer GET /v1/topics/{topic}/cursors/{cursor}."""
-        states, bounds = await self._everywhere(topic, _checked(cursor))
+        states, bounds = await self._everywhere(topic, cursor)
         if not states:
             raise Problem(
                 "no_such_cursor", f"topic {topic!r} has no cursor {cursor!r}", field="cursor", value=cursor
@@ -116,8 +108,7 @@ class CursorRoutes:
 
     async def set(self, request: Request, topic: str, cursor: str) -> Response:
         """Answer PUT /v1/topics/{topic}/cursors/{cursor}: each position compared and set in its partition."""
-        _checked(cursor)
-        change = json_body(request, _Change)
+        change = json_body(request, CursorChange)
         expected = change.expected
         _check_change(change)
         steps = []
@@ -141,9 +132,7 @@ class CursorRoutes:
     async def delete(self, request: Request, topic: str, cursor: str) -> Response:
         """Answer DELETE /v1/topics/{topic}/cursors/{cursor}."""
         record = self._topics.record(topic)
-        steps = [
-            CursorRequest(topic, number, "delete", _checked(cursor)) for number in range(record.partitions)
-        ]
+        steps = [CursorRequest(topic, number, "delete", cursor) for number in range(record.partitions)]
         await self._all(steps)
         return Response(204)
 
@@ -244,25 +233,12 @@ class CursorRoutes:
         return await self._perform(self._leaders.led_here(step.topic, step.partition), step)
 
 
-def _check_change(change: _Change) -> None:
+def _check_change(change: CursorChange) -> None:
     """Check a change as far as possible before any partition is asked.
 
     Raises:
         Problem: 422 `invalid`.
     """
-    if not change.positions:
-        raise Problem("invalid", "a change must name at least one partition", field="positions", limit=1)
-    if len(change.positions) > MAX_PARTITIONS:
-        raise Problem(
-            "invalid",
-            "a change names too many partitions",
-            field="positions",
-            value=len(change.positions),
-            limit=MAX_PARTITIONS,
-        )
-    for field, owner in (("owner", change.owner), ("expected_owner", change.expected_owner or "")):
-        if len(owner) > LONGEST_OWNER:
-            raise Problem("invalid", f"{field} is too long", field=field, value=owner, limit=LONGEST_OWNER)
     for field, offsets in (("positions", change.positions), ("expected", change.expected or {})):
         for number, offset in offsets.items():
             if number not in change.positions or _NUMBER.match(number) is None:
@@ -283,19 +259,7 @@ def _check_change(change: _Change) -> None:
                 )
 
 
-def _checked(name: str) -> str:
-    if _NAME.fullmatch(name) is None:
-        raise Problem(
-            "invalid",
-            "a cursor's name has 1 to 200 of A-Z a-z 0-9 . _ : @ -",
-            field="cursor",
-            value=name,
-            limit=200,
-        )
-    return name
-
-
-def cursor_document(topic: str, name: str, states: list[CursorState], bounds: Bounds) -> dict[str, Any]:
+def cursor_document(topic: str, name: str, states: list[CursorState], bounds: Bounds) -> documents.Cursor:
     """Return a cursor as JSON: by partition its position, how far behind the end, and its owner.
 
     `bounds` are start and end of each partition. A partition without a committed position counts as
@@ -314,14 +278,14 @@ def cursor_document(topic: str, name: str, states: list[CursorState], bounds: Bo
         for state in ordered
         if state.position < state.start_offset
     }
-    return {
-        "topic": topic,
-        "cursor": name,
-        "positions": {str(state.partition): state.position for state in ordered},
-        "lag": lags,
-        "total_lag": sum(lags.values()),
-        "overtaken": bool(gone),
-        "overtaken_by": gone,
-        "owners": {str(state.partition): state.owner for state in ordered if state.owner},
-        "changed": format_time(max((state.changed_ms for state in ordered), default=0)),
-    }
+    return documents.Cursor(
+        topic=topic,
+        cursor=name,
+        positions={str(state.partition): state.position for state in ordered},
+        lag=lags,
+        total_lag=sum(lags.values()),
+        overtaken=bool(gone),
+        overtaken_by=gone,
+        owners={str(state.partition): state.owner for state in ordered if state.owner},
+        changed=format_time(max((state.changed_ms for state in ordered), default=0)),
+    )

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING
 import mmh3
 import msgspec
 
+from laminar.http.api import documents
 from laminar.http.api.deadlines import FORWARDED_STEP_S
+from laminar.http.api.documents import MemberState
+from laminar.http.api.parameters import GROUP_PATTERN
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.forwarding import Exchange
@@ -31,11 +34,7 @@ if TYPE_CHECKING:
     from laminar.node.partition.partition import Partition
 
 # A cursor has a group's name, or that and a member's.
-NAME = r"[A-Za-z0-9._-]{1,90}"
-_NAME = re.compile(NAME)
-MODES = ("clustering", "broadcast")
-SESSION_MS = 6_000
-SHORTEST_SESSION_MS, LONGEST_SESSION_MS = 2_000, 60_000
+_NAME = re.compile(GROUP_PATTERN)
 
 
 class GroupRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -50,25 +49,11 @@ class GroupRequest(msgspec.Struct, frozen=True, array_like=True):
     session_ms: int = 0
 
 
-class MemberState(msgspec.Struct, frozen=True):
-    """A live member as it is answered."""
-
-    member: str
-    mode: str
-    session_ms: int
-    seen_ms_ago: int
-
-
 class GroupState(msgspec.Struct, frozen=True, array_like=True):
     """A group's live members by name, and whether this leader may not have heard of all of them yet."""
 
     members: list[MemberState]
     forming: bool
-
-
-class _Renewal(msgspec.Struct, forbid_unknown_fields=True):
-    mode: str = "clustering"
-    session_ms: int = SESSION_MS
 
 
 class GroupRoutes:
@@ -104,47 +89,31 @@ class GroupRoutes:
                 value=group,
             )
         return Response.json(
-            {
-                "topic": topic,
-                "group": group,
-                "mode": state.members[0].mode if state.members else None,
-                "forming": state.forming,
-                "members": state.members,
-                "cursors": [cursor_document(topic, name, found[name], bounds) for name in sorted(found)],
-            }
+            documents.Group(
+                topic=topic,
+                group=group,
+                mode=state.members[0].mode if state.members else None,
+                forming=state.forming,
+                members=state.members,
+                cursors=[cursor_document(topic, name, found[name], bounds) for name in sorted(found)],
+            )
         )
 
     async def renew(self, request: Request, topic: str, group: str, member: str) -> Response:
         """Answer PUT /v1/topics/{topic}/groups/{group}/members/{member}: renew its session."""
-        wanted = json_body(request, _Renewal)
-        if wanted.mode not in MODES:
-            raise Problem(
-                "invalid",
-                "there is no such mode of a group",
-                field="mode",
-                value=wanted.mode,
-                limit=", ".join(MODES),
-            )
-        if not SHORTEST_SESSION_MS <= wanted.session_ms <= LONGEST_SESSION_MS:
-            raise Problem(
-                "invalid",
-                f"session_ms must be between {SHORTEST_SESSION_MS} and {LONGEST_SESSION_MS}",
-                field="session_ms",
-                value=wanted.session_ms,
-                limit=LONGEST_SESSION_MS,
-            )
+        wanted = json_body(request, documents.Renewal)
         step = self._step(topic, "renew", group, member, mode=wanted.mode, session_ms=wanted.session_ms)
         state = await self._at_leader(step)
         return Response.json(
-            {
-                "topic": topic,
-                "group": group,
-                "member": member,
-                "mode": wanted.mode,
-                "session_ms": wanted.session_ms,
-                "forming": state.forming,
-                "members": state.members,
-            }
+            documents.RenewedMember(
+                topic=topic,
+                group=group,
+                member=member,
+                mode=wanted.mode,
+                session_ms=wanted.session_ms,
+                forming=state.forming,
+                members=state.members,
+            )
         )
 
     async def leave(self, request: Request, topic: str, group: str, member: str) -> Response:
@@ -160,7 +129,7 @@ class GroupRoutes:
         for field, name in (("group", group), ("member", member)):
             if (name or field == "group") and _NAME.fullmatch(name) is None:
                 raise Problem(
-                    "invalid", f"not a valid name of a {field}", field=field, value=name, limit=NAME
+                    "invalid", f"not a valid name of a {field}", field=field, value=name, limit=GROUP_PATTERN
                 )
         record = self._topics.record(topic)
         number = mmh3.hash(group.encode(), 0, signed=False) % record.partitions

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Sequence
 import msgspec
 
 from laminar.batch import BATCH_TYPE, Header, build
+from laminar.http.api import documents
 from laminar.http.api.append_body import Append, all_marked, parse_append, records_of
 from laminar.http.api.deadlines import FORWARDED_APPEND_S
 from laminar.http.api.problems import Problem
@@ -59,16 +60,6 @@ from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 
 _PART_GROWS = 3
 _CONDITION = re.compile(r'"?([0-9]{1,16})"?\Z', re.ASCII)
-
-
-class _Placed(msgspec.Struct):
-    partition: int
-    offset: int
-    count: int
-
-
-class _Answer(msgspec.Struct):
-    placed: list[_Placed]
 
 
 class AppendRoutes:
@@ -323,14 +314,11 @@ class AppendRoutes:
             headers.append(("Laminar-Replayed", "1"))
         flush = policy_of(record.settings).name
         return Response.json(
-            {
-                "appended": sum(receipt.count for receipt in placed),
-                "placed": [
-                    {"partition": receipt.partition, "offset": receipt.offset, "count": receipt.count}
-                    for receipt in placed
-                ],
-                "durable": {"replicas": replicas, "synced": flush == "commit", "flush": flush},
-            },
+            documents.Appended(
+                sum(receipt.count for receipt in placed),
+                [documents.Placed(receipt.partition, receipt.offset, receipt.count) for receipt in placed],
+                documents.Durability(replicas, flush == "commit", flush),
+            ),
             headers=headers,
         )
 
@@ -381,7 +369,7 @@ class AppendRoutes:
             where, msgspec.msgpack.encode(PassedRequest("POST", target, headers, frame))
         )
         assert isinstance(response.body, (bytes, bytearray, memoryview))
-        placed = msgspec.json.decode(response.body, type=_Answer).placed[0]
+        placed = msgspec.json.decode(response.body, type=documents.Appended).placed[0]
         replayed = any(name == "Laminar-Replayed" for name, _ in response.headers)
         return Receipt(placed.partition, placed.offset, placed.count, duplicate=replayed)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from laminar.http.api import documents
+from laminar.http.api.parameters import OFFSET_LIMIT
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
-from laminar.node.api.records.fetch import OFFSET_LIMIT, FetchRoutes
+from laminar.node.api.records.fetch import FetchRoutes
 from laminar.node.partition.partition import Partition
 
 
@@ -63,17 +65,17 @@ class DeleteRecordsRoute:
         if not dry_run and new_start > old_start:
             await partition.start_mover.propose(index)
         return Response.json(
-            {
-                "topic": partition.topic,
-                "partition": partition.number,
-                "before": before,
-                "dry_run": dry_run,
-                "deleted": new_start - old_start,
-                "from_offset": old_start,
-                "start_offset": new_start,
-                "rounded_down": index == border and new_start < before,
-                "held_back_by": held_back_by,
-            },
+            documents.DeletedRecords(
+                topic=partition.topic,
+                partition=partition.number,
+                before=before,
+                dry_run=dry_run,
+                deleted=new_start - old_start,
+                from_offset=old_start,
+                start_offset=new_start,
+                rounded_down=index == border and new_start < before,
+                held_back_by=held_back_by,
+            ),
             headers=[
                 ("Laminar-Node", self._services.node),
                 ("Laminar-Shard", str(self._services.number)),

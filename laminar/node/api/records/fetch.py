@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from laminar.batch import BatchError, Buffer, Header, Kind
+from laminar.http.api import documents
 from laminar.http.api.deadlines import FORWARDED_READ_S, SECOND_HOP_WAIT_S
 from laminar.http.api.fetch_body import FetchFormat, check_fields, encode_fetch, fetch_format, shows_long
+from laminar.http.api.parameters import MAX_FETCH_BYTES, MAX_FETCH_RECORDS, MAX_WAIT_MS, OFFSET_LIMIT
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import EARLIEST_MS, format_time, parse_time
 from laminar.http.protocol.messages import USUAL_ANSWER_BYTES, Request, Response
@@ -43,12 +45,8 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import Bounds, expired
 
 DEFAULT_BYTES = 1024 * 1024
-MOST_BYTES = 32 * 1024 * 1024
-MOST_RECORDS = 1_000_000
 # An answer's text may have this many times `max_bytes`, which counts batches as stored, and 1 MiB more.
 _SHOWN = 4
-LONGEST_WAIT_MS = 30_000
-OFFSET_LIMIT = 2**53
 DIGITS = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
 ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
 
@@ -62,7 +60,7 @@ def expected_bytes(query: Mapping[str, str]) -> int:
     text = query.get("max_bytes", "")
     asked = int(text) if len(text) < 10 and text.isdecimal() else DEFAULT_BYTES
     least = DEFAULT_BYTES if "wait_ms" in query else USUAL_ANSWER_BYTES
-    return min(max(asked, least), MOST_BYTES)
+    return min(max(asked, least), MAX_FETCH_BYTES)
 
 
 def _end_of(headers: Sequence[tuple[str, str]], bounds: Bounds, read: str) -> Sequence[tuple[str, str]]:
@@ -169,7 +167,7 @@ class FetchRoutes:
 
     async def pass_on(self, request: Request, where: ReplicaEndpoint) -> Response:
         """Return the answer of another shard to the request."""
-        wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
+        wait_s = integer(request, "wait_ms", 0, maximum=MAX_WAIT_MS) / 1000
         passed: PassedResponse = await self._exchange.ask(
             where.address,
             "http",
@@ -188,9 +186,9 @@ class FetchRoutes:
         if read not in ("replica", "leader"):
             raise Problem("invalid", "read must be `replica` or `leader`", field="read", value=read)
         format_ = fetch_format(request)
-        max_bytes = integer(request, "max_bytes", DEFAULT_BYTES, minimum=1, maximum=MOST_BYTES)
-        limit = integer(request, "limit", MOST_RECORDS, minimum=1, maximum=MOST_RECORDS)
-        wait_s = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS) / 1000
+        max_bytes = integer(request, "max_bytes", DEFAULT_BYTES, minimum=1, maximum=MAX_FETCH_BYTES)
+        limit = integer(request, "limit", MAX_FETCH_RECORDS, minimum=1, maximum=MAX_FETCH_RECORDS)
+        wait_s = integer(request, "wait_ms", 0, maximum=MAX_WAIT_MS) / 1000
         to = integer(request, "to", OFFSET_LIMIT, maximum=OFFSET_LIMIT)
         check_fields(query.get("fields"), format_)
         skip = skips(request)
@@ -213,7 +211,7 @@ class FetchRoutes:
         examined_to = 0
         skipped: list[str] = []
         to = min(to, bounds.end)
-        most_bytes = min(max(_SHOWN * max_bytes, DEFAULT_BYTES), MOST_BYTES)
+        most_bytes = min(max(_SHOWN * max_bytes, DEFAULT_BYTES), MAX_FETCH_BYTES)
         answered = partial(
             self._answer, request, bounds, format_, to=to, limit=limit, tag=tag, most_bytes=most_bytes
         )
@@ -419,12 +417,12 @@ class FetchRoutes:
         if offset is None:
             offset = bounds.end
         return Response.json(
-            {
-                "offset": offset,
-                "timestamp": format_time(timestamp_ms) if timestamp_ms is not None else None,
-                "start_offset": bounds.start,
-                "end_offset": bounds.end,
-            },
+            documents.Offsets(
+                offset,
+                format_time(timestamp_ms) if timestamp_ms is not None else None,
+                bounds.start,
+                bounds.end,
+            ),
             headers=self.place(bounds, offset),
         )
 
@@ -466,18 +464,18 @@ class FetchRoutes:
                 node = self._services.node
                 raise problem_of(damage, served, node=node, offset=damage.first_offset) from damage
         return Response.json(
-            {
-                "node": self._services.node,
-                "committed_index": served.committed_index,
-                "last_index": served.log.last_index,
-                "term": served.replica.core.term,
-                "to_index": last,
-                "start_index": start_index,
-                "digest": digest,
-                "segments": [
-                    {"first_index": first, "last_index": sealed.last_index, "digest": sealed.digest.hex()}
+            documents.Digest(
+                node=self._services.node,
+                committed_index=served.committed_index,
+                last_index=served.log.last_index,
+                term=served.replica.core.term,
+                to_index=last,
+                start_index=start_index,
+                digest=digest,
+                segments=[
+                    documents.SealedSegment(first, sealed.last_index, sealed.digest.hex())
                     for first, sealed in sorted(served.log.quarantine.sealed.items())
                     if sealed.last_index <= last and sealed.digest
                 ],
-            }
+            )
         )

@@ -16,6 +16,7 @@ from hashlib import sha256
 from laminar.batch import Header, build
 from laminar.batch.header import NO_PRODUCER, set_producer
 from laminar.http.api.append_body import Append
+from laminar.http.api.parameters import MAX_EPOCH
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
 from laminar.http.api.timestamps import parse_time
@@ -28,7 +29,6 @@ SEQUENCE = "laminar-sequence"
 KEY_TIME = "laminar-key-time"
 
 LONGEST_KEY = 255
-MAX_EPOCH = 2**32 - 1
 MAX_SEQUENCE = 2**63 - 1
 
 _KEY = re.compile(r"[!-~]{1,255}\Z", re.ASCII)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import re
 
 from laminar.batch import NO_PRODUCER
+from laminar.http.api import documents
+from laminar.http.api.parameters import MAX_EPOCH, MAX_NUMBER, MAX_WAIT_MS
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.records.ack_accepted import window
-from laminar.node.api.records.fetch import LONGEST_WAIT_MS, FetchRoutes
+from laminar.node.api.records.fetch import FetchRoutes
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.producer_progress import fence, read
 from laminar.node.partition.state.producers import Progress
 
-MAX_EPOCH = 2**32 - 1
-MAX_SEQUENCE = 2**53 - 1
 _ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
 
 
@@ -38,8 +38,8 @@ class ProducerProgressRoutes:
         """Answer GET /v1/topics/{topic}/partitions/{partition}/producers/{producer}."""
         producer_id = _id(producer)
         epoch = integer(request, "epoch", 0, maximum=MAX_EPOCH)
-        sequence = integer(request, "sequence", 0, maximum=MAX_SEQUENCE)
-        wait_ms = integer(request, "wait_ms", 0, maximum=LONGEST_WAIT_MS)
+        sequence = integer(request, "sequence", 0, maximum=MAX_NUMBER)
+        wait_ms = integer(request, "wait_ms", 0, maximum=MAX_WAIT_MS)
         led = await self._fetch.led(request, topic, partition)
         if isinstance(led, Response):
             return led
@@ -74,16 +74,16 @@ class ProducerProgressRoutes:
         taken = partition.producers.progress(bytes.fromhex(producer))
         same = taken is not None and taken.epoch == progress.epoch
         answer = Response.json(
-            {
-                "topic": partition.topic,
-                "partition": partition.number,
-                "producer": producer,
-                "epoch": progress.epoch,
-                "sequence": taken.sequence if same and taken is not None else progress.sequence,
-                "committed_sequence": progress.sequence,
-                "checkpoint": progress.checkpoint,
-                "floor": progress.floor,
-            }
+            documents.ProducerProgress(
+                topic=partition.topic,
+                partition=partition.number,
+                producer=producer,
+                epoch=progress.epoch,
+                sequence=taken.sequence if same and taken is not None else progress.sequence,
+                committed_sequence=progress.sequence,
+                checkpoint=progress.checkpoint,
+                floor=progress.floor,
+            )
         )
         answer.header_block = self._block + window(partition)
         return answer

@@ -17,6 +17,7 @@ from itertools import accumulate
 
 from laminar.batch import HEADER_SIZE, Batch, BatchError, Buffer, Header, Kind, body_of
 from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER
+from laminar.http.api.parameters import OFFSET_LIMIT
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
@@ -26,7 +27,7 @@ from laminar.node.api.common.forwarding import FORWARDED
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.records.damaged_reads import problem_of, unreadable
-from laminar.node.api.records.fetch import DIGITS, OFFSET_LIMIT, FetchRoutes
+from laminar.node.api.records.fetch import DIGITS, FetchRoutes
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import expired, read_some
 from laminar.node.partition.state.staged_batches import LargeRecord, publish_record

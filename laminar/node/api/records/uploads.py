@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable
 
 from laminar.batch import build_part
 from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER, build_stub
+from laminar.http.api import documents
 from laminar.http.api.append_body import parse_append, records_of
+from laminar.http.api.parameters import MAX_NUMBER, MAX_UPLOAD_PARTS
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Request, Response
@@ -24,7 +26,7 @@ from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.fetch import FetchRoutes
 from laminar.node.partition.partition import Partition
-from laminar.node.transactions.uploads import MAX_PARTS, Uploads, id_of
+from laminar.node.transactions.uploads import Uploads, id_of
 
 _CHECKSUM = re.compile(r"[0-9a-f]{8}\Z", re.ASCII)
 
@@ -55,15 +57,15 @@ class UploadRoutes:
         number = int(part)
         if not request.body:
             raise Problem("invalid", "a part must have at least one byte", field="body", value=0, limit=1)
-        if number >= MAX_PARTS:
+        if number >= MAX_UPLOAD_PARTS:
             raise Problem(
-                "invalid", "parts are numbered from 0", field="part", value=number, limit=MAX_PARTS - 1
+                "invalid", "parts are numbered from 0", field="part", value=number, limit=MAX_UPLOAD_PARTS - 1
             )
 
         async def here(led: Partition) -> Response:
             frame = build_part(request.body, upload=id_of(upload), number=number)
             receipt = await self._uploads(led).part(id_of(upload), frame)
-            answer = {"upload": upload, "part": number, "size_bytes": len(request.body)}
+            answer = documents.UploadedPart(upload, number, len(request.body))
             return _answer(answer, [], again=receipt.duplicate)
 
         return await self._at_leader(request, topic, partition, here)
@@ -73,8 +75,8 @@ class UploadRoutes:
         for name in ("parts", "size_bytes", "crc32c"):
             if name not in request.query:
                 raise Problem("invalid", f"the query parameter {name} is required", field=name)
-        parts = integer(request, "parts", 1, minimum=1, maximum=MAX_PARTS)
-        size_bytes = integer(request, "size_bytes", 1, minimum=1, maximum=2**53 - 1)
+        parts = integer(request, "parts", 1, minimum=1, maximum=MAX_UPLOAD_PARTS)
+        size_bytes = integer(request, "size_bytes", 1, minimum=1, maximum=MAX_NUMBER)
         checksum = request.query["crc32c"]
         if not _CHECKSUM.match(checksum):
             raise Problem(
@@ -91,11 +93,11 @@ class UploadRoutes:
                 id_of(upload), parts=parts, size_bytes=size_bytes, crc32c=int(checksum, 16), stub=stub
             )
             flush = led.log.policy.name
-            answer = {
-                "appended": 1,
-                "placed": [{"partition": led.number, "offset": receipt.offset, "count": 1}],
-                "durable": {"replicas": led.replicas, "synced": flush == "commit", "flush": flush},
-            }
+            answer = documents.Appended(
+                1,
+                [documents.Placed(led.number, receipt.offset, 1)],
+                documents.Durability(led.replicas, flush == "commit", flush),
+            )
             place = f"/v1/topics/{topic}/partitions/{led.number}/records/{receipt.offset}"
             return _answer(answer, [("Location", place)], again=receipt.duplicate)
 

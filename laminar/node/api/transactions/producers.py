@@ -9,18 +9,13 @@ processes: programs begin often.
 
 from __future__ import annotations
 
-import msgspec
-
+from laminar.http.api import documents
 from laminar.http.api.names import check_name
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.records.idempotency import key_of
 from laminar.node.api.transactions.sinks import SinkRoutes
-
-
-class _New(msgspec.Struct, forbid_unknown_fields=True):
-    name: str | None = None
 
 
 class ProducerRoutes:
@@ -32,10 +27,10 @@ class ProducerRoutes:
 
     async def begin(self, request: Request) -> Response:
         """Answer POST /v1/producers."""
-        name = json_body(request, _New).name
+        name = json_body(request, documents.NewProducer).name
         producer, epoch = self._services.rng.randbytes(16), 0
         if name is not None:
             named = key_of(request) or self._services.rng.randbytes(16).hex()
             taken = await self._sinks.take_name(check_name(name, field="name"), producer, named)
             producer, epoch = taken.producer, taken.epoch
-        return Response.json({"producer": producer.hex(), "epoch": epoch, "name": name}, status=201)
+        return Response.json(documents.Producer(producer.hex(), epoch, name), status=201)

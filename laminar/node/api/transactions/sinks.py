@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from laminar.batch import BatchError, build, merge, verify
+from laminar.http.api import documents
 from laminar.http.api.append_body import batch_problem, parse_append
 from laminar.http.api.deadlines import FORWARDED_SINK_STEP_S
+from laminar.http.api.parameters import MAX_EPOCH, MAX_NUMBER, MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.api.timestamps import format_time
@@ -36,43 +38,15 @@ from laminar.node.transactions.coordinator import (
     id_of_name,
     refuse_epoch,
 )
-from laminar.node.transactions.participant import MAX_STAGES, Batch, Participant
+from laminar.node.transactions.participant import Batch, Participant
 from laminar.node.transport.transport import Peer
 from laminar.wire.key_route import Route, logical_of_key
 
 COORDINATORS = 8
 CHECK_S = 0.5
-MAX_NUMBER = 2**53 - 1
-MAX_EPOCH = 2**32 - 1
-MAX_FINGERPRINT = 200
 # Partitions that are asked at a time to forget a sink.
 FORGOTTEN_AT_ONCE = 64
 _PLACES = [(TOPIC, number) for number in range(COORDINATORS)]
-
-
-# Partitions that one batch of a sink may change.
-MAX_PARTS = 16_384
-_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
-
-
-class _Part(msgspec.Struct, forbid_unknown_fields=True):
-    topic: str
-    partition: _Number
-    stages: list[_Number] = []
-    pinned: _Number = 0
-
-
-class _Pin(msgspec.Struct, forbid_unknown_fields=True):
-    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
-    topic: str
-    partition: _Number
-    stages: Annotated[list[_Number], msgspec.Meta(min_length=1, max_length=MAX_STAGES)]
-
-
-class _Commit(msgspec.Struct, forbid_unknown_fields=True):
-    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
-    parts: Annotated[list[_Part], msgspec.Meta(max_length=MAX_PARTS)]
-    fingerprint: Annotated[str, msgspec.Meta(max_length=MAX_FINGERPRINT)] = ""
 
 
 class StageRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -247,7 +221,7 @@ class SinkRoutes:
     async def sinks(self, request: Request) -> Response:
         """Answer GET /v1/sinks?prefix=&limit=&after=."""
         prefix, after = request.query.get("prefix", ""), request.query.get("after", "")
-        limit = integer(request, "limit", 100, minimum=1, maximum=1000)
+        limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         await self._refresh_for({TOPIC})
         found: list[Sink] = []
         if TOPIC in self._services.view.topics():
@@ -255,11 +229,11 @@ class SinkRoutes:
             for each in await asyncio.gather(*(self._at_leader(one, list[Sink]) for one in asked)):
                 found += each
         found.sort(key=lambda sink: sink.name)
-        answer: dict[str, Any] = {"sinks": [_described(sink.name, sink) for sink in found[:limit]]}
+        answer = documents.SinkPage([_described(sink.name, sink) for sink in found[:limit]])
         headers = []
         if len(found) > limit:
-            answer["next"] = found[limit - 1].name
-            headers.append(next_link("/v1/sinks", prefix=prefix, limit=limit, after=answer["next"]))
+            answer.next = found[limit - 1].name
+            headers.append(next_link("/v1/sinks", prefix=prefix, limit=limit, after=answer.next))
         return Response.json(answer, headers=headers)
 
     async def delete(self, request: Request, sink: str) -> Response:
@@ -338,12 +312,11 @@ class SinkRoutes:
             ),
             int,
         )
-        answer = {"topic": topic, "partition": record.number, "stage": stage, "count": count}
-        return Response.json(answer, status=201)
+        return Response.json(documents.Staged(topic, record.number, stage, count), status=201)
 
     async def pin_stages(self, request: Request, sink: str, number: str) -> Response:
         """Answer POST /v1/sinks/{sink}/batches/{number}/pins: for commits with many stages."""
-        body = json_body(request, _Pin)
+        body = json_body(request, documents.Pin)
         _refuse_system(body.topic, field="topic")
         await self._refresh_for({body.topic, TOPIC})
         self._topics.partition_record(body.topic, str(body.partition))
@@ -355,8 +328,7 @@ class SinkRoutes:
         await self._pin_for_driver(
             PinRequest(body.topic, body.partition, id_of(sink), int(number), body.epoch, body.stages)
         )
-        answer = {"topic": body.topic, "partition": body.partition, "pinned": len(set(body.stages))}
-        return Response.json(answer)
+        return Response.json(documents.Pinned(body.topic, body.partition, len(set(body.stages))))
 
     async def _pin_for_driver(self, request: PinRequest) -> None:
         try:
@@ -380,7 +352,7 @@ class SinkRoutes:
 
     async def commit(self, request: Request, sink: str, number: str) -> Response:
         """Answer PUT /v1/sinks/{sink}/batches/{number}."""
-        body = json_body(request, _Commit)
+        body = json_body(request, documents.Commit)
         parts = [
             Part(topic=part.topic, partition=part.partition, stages=part.stages, pinned=part.pinned)
             for part in body.parts
@@ -407,8 +379,9 @@ class SinkRoutes:
             parts=parts,
             fingerprint=body.fingerprint,
         )
-        result = "applied" if answer.applied else "already"
-        return Response.json({"sink": sink, "number": int(number), "result": result})
+        return Response.json(
+            documents.Committed(sink, int(number), "applied" if answer.applied else "already")
+        )
 
     async def take_name(self, name: str, producer: bytes, request: str) -> Sink:
         """Raise the epoch of a producer's name at its coordinator; `producer` is the id of a new name."""
@@ -642,14 +615,14 @@ def _refuse_system(topic: str, *, field: str) -> None:
         raise Problem("invalid", "this is an internal topic", field=field, value=topic)
 
 
-def _described(name: str, sink: Sink) -> dict[str, Any]:
-    return {
-        "sink": name,
-        "epoch": sink.epoch,
-        "committed": sink.number if sink.number >= 0 else None,
-        "publishing": sink.undone is not None,
-        "fingerprint": sink.fingerprint or None,
-        "once": sink.once,
-        "deleting": sink.deletion is Deletion.BEGUN,
-        "changed": format_time(sink.changed_ms),
-    }
+def _described(name: str, sink: Sink) -> documents.Sink:
+    return documents.Sink(
+        sink=name,
+        epoch=sink.epoch,
+        committed=sink.number if sink.number >= 0 else None,
+        publishing=sink.undone is not None,
+        fingerprint=sink.fingerprint or None,
+        once=sink.once,
+        deleting=sink.deletion is Deletion.BEGUN,
+        changed=format_time(sink.changed_ms),
+    )

@@ -12,9 +12,8 @@ import pyarrow
 import pyarrow.ipc
 import pytest
 
+from laminar.http.api.documents import MAX_PARTS, MAX_STAGES
 from laminar.node.api.common.json_body import MAX_COMMIT_BYTES
-from laminar.node.api.transactions.sinks import MAX_PARTS
-from laminar.node.transactions.participant import MAX_STAGES
 from tests.node.api.asking import ARROW, Partition, problem
 
 

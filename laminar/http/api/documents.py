@@ -1,0 +1,667 @@
+"""The JSON documents of requests and answers, as structs: what handlers read and write, and OpenAPI says.
+
+Limits and descriptions stand beside the members. A member of a request that has a default may be left out;
+every member of an answer is always there, unless its type has `UnsetType`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType, field
+
+from laminar.http.api.names import TOPIC_PATTERN
+from laminar.http.api.parameters import GROUP_PATTERN, ID_PATTERN, MAX_EPOCH, MAX_NUMBER, OFFSET_LIMIT
+
+MAX_PARTITIONS: Final = 4096
+MAX_REPLICAS: Final = 7
+MAX_OWNER: Final = 200
+MAX_FINGERPRINT: Final = 200
+# Stages of a batch in one partition, and partitions that one batch may change.
+MAX_STAGES: Final = 262_144
+MAX_PARTS: Final = 16_384
+SHORTEST_SESSION_MS: Final = 2_000
+LONGEST_SESSION_MS: Final = 60_000
+
+# A setting as it is stored: of a newer node it may be one that this one does not know.
+Setting = int | str
+
+_Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+_Id = Annotated[str, Meta(pattern=f"^{ID_PATTERN}$")]
+_Count = Annotated[int, Meta(ge=0)]
+_Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+_Epoch = Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+_Route = Annotated[int, Meta(description="Version of the key route.")]
+_Settings = Annotated[dict[str, Setting], Meta(description="As TopicSettings.")]
+
+
+class Request(msgspec.Struct, forbid_unknown_fields=True):
+    """A document of a request: an unknown member is refused."""
+
+
+class Answer(msgspec.Struct):
+    """A document of an answer."""
+
+
+# -- topics and partitions -------------------------------------------------------------------------------
+
+_MinReplicas = Annotated[
+    int,
+    Meta(
+        ge=1,
+        le=MAX_REPLICAS,
+        description="An append is refused while fewer replicas are in sync, and acknowledged when that "
+        "many have it. Not set: a majority has it.",
+    ),
+]
+_Flush = Annotated[
+    Literal["commit", "interval"],
+    Meta(description="An append is acknowledged: `commit`, on disk; `interval`, written, and synced later."),
+]
+_FlushIntervalMs = Annotated[
+    int, Meta(ge=10, le=60_000, description="With `interval`: synced within this time. Not set: 500.")
+]
+_FlushIntervalRecords = Annotated[
+    int,
+    Meta(ge=1, le=100_000_000, description="With `interval`: synced after this many records at the latest."),
+]
+_RetentionMs = Annotated[
+    int, Meta(ge=1, le=MAX_NUMBER, description="Sealed segments are deleted at this age. Not set: never.")
+]
+_RetentionBytes = Annotated[
+    int,
+    Meta(ge=0, le=MAX_NUMBER, description="Sealed segments beyond this size are deleted. Not set: no bound."),
+]
+
+
+class TopicSettings(Request):
+    """Settings of a topic; a setting that is left out has its default."""
+
+    min_replicas: _MinReplicas | UnsetType = UNSET
+    flush: _Flush | UnsetType = UNSET
+    flush_interval_ms: _FlushIntervalMs | UnsetType = UNSET
+    flush_interval_records: _FlushIntervalRecords | UnsetType = UNSET
+    retention_ms: _RetentionMs | UnsetType = UNSET
+    retention_bytes: _RetentionBytes | UnsetType = UNSET
+
+
+class TopicSettingsPatch(Request):
+    """A merge patch of a topic's settings (RFC 7396): null removes a setting."""
+
+    min_replicas: _MinReplicas | UnsetType | None = UNSET
+    flush: _Flush | UnsetType | None = UNSET
+    flush_interval_ms: _FlushIntervalMs | UnsetType | None = UNSET
+    flush_interval_records: _FlushIntervalRecords | UnsetType | None = UNSET
+    retention_ms: _RetentionMs | UnsetType | None = UNSET
+    retention_bytes: _RetentionBytes | UnsetType | None = UNSET
+
+
+class NewTopic(Request):
+    """A topic that is to be created."""
+
+    partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = 1
+    replicas: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | None,
+        Meta(description="null: the node's `default_replicas`."),
+    ] = None
+    settings: TopicSettings = field(default_factory=TopicSettings)
+    allow_fewer_replicas: bool = False
+
+
+class TopicPatch(Request):
+    """A change of a topic."""
+
+    settings: TopicSettingsPatch = field(default_factory=TopicSettingsPatch)
+
+
+class Topic(Answer):
+    """A topic."""
+
+    topic: str
+    partitions: int
+    replicas: int
+    replicas_placed: _Count
+    settings: _Settings
+    route: _Route
+    state: Literal["creating", "live"]
+    created: _Time
+    version: int
+
+
+class TopicPage(Answer):
+    """A page of the list of topics; `next` is there if there are more."""
+
+    topics: list[Topic]
+    next: str | UnsetType = UNSET
+
+
+class DeletedTopic(Answer):
+    """A topic that was deleted."""
+
+    topic: str
+    state: Literal["deleted"] = field(default="deleted")
+
+
+class CatchUpProgress(Answer):
+    """Progress of a replica whose log is rebuilt from whole segments."""
+
+    received_bytes: _Count
+    source_bytes: _Count
+
+
+class ReplicaStatus(Answer):
+    """A replica of a partition; what is null was not reported by its node."""
+
+    node: str
+    url: str | None
+    role: Literal["leader", "follower"]
+    reachable: bool
+    in_sync: bool
+    reason: str
+    state: Literal["made", "joining", "catching_up", "failed", "lost"]
+    catch_up: CatchUpProgress | None
+    recovering: bool | None
+    abandoned: bool | None
+    end_offset: _Count | None
+    lag: int | None
+
+
+class Leader(Answer):
+    """The replica that leads a partition."""
+
+    node: str
+    url: str | None
+
+
+class DamagedOffsets(Answer):
+    """A range of offsets that are damaged on a node; a control entry has none."""
+
+    node: str
+    first_offset: _Count
+    next_offset: _Count
+
+
+class LeavingReplica(Answer):
+    """A replica that was replaced and is still a member of the group."""
+
+    node: str
+    why: str
+
+
+class Partition(Answer):
+    """A partition; what is null is not known at the moment."""
+
+    partition: _Count
+    id: _Id
+    state: Literal["creating", "live"]
+    leader: Leader | None
+    term: _Count | None
+    start_offset: _Count | None
+    end_offset: _Count | None
+    bytes: _Count | None
+    damaged: list[DamagedOffsets]
+    replicas: list[ReplicaStatus]
+    leaving: list[LeavingReplica]
+
+
+class Partitions(Answer):
+    """The partitions of a topic."""
+
+    topic: str
+    route: _Route
+    partitions: list[Partition]
+
+
+class KeyRange(Answer):
+    """The logical partitions from `from` to before `to`, and the partition that has them."""
+
+    start: _Count = field(name="from")
+    to: _Count
+    partition: _Count
+
+
+class KeyRoute(Answer):
+    """A version of the key route of a topic."""
+
+    version: _Route
+    logical_partitions: int
+    ranges: list[KeyRange]
+
+
+class KeyRoutes(Answer):
+    """The key routes of a topic."""
+
+    topic: str
+    routes: list[KeyRoute]
+
+
+class LossReport(Answer):
+    """What accepting a loss means, or meant (docs/protocol.md#accepted-losses-and-trimming)."""
+
+    topic: str
+    partition: _Count
+    accept_loss: bool
+    answering: list[str]
+    recovering: list[str]
+    absent: list[str]
+    abandoned: list[str]
+    goes_on_from: str
+    committed_offset: _Count
+    kept_offset: _Count
+    accepted: list[str]
+
+
+# -- records ---------------------------------------------------------------------------------------------
+
+
+class Placed(Answer):
+    """Records of an append that a partition took."""
+
+    partition: _Count
+    offset: _Count
+    count: _Count
+
+
+class Durability(Answer):
+    """How durable an append is."""
+
+    replicas: _Count
+    synced: bool
+    flush: Annotated[str, Meta(extra_json_schema={"enum": ["commit", "interval"]})]
+
+
+class Appended(Answer):
+    """The receipt of an append."""
+
+    appended: _Count
+    placed: list[Placed]
+    durable: Durability
+
+
+class Accepted(Answer):
+    """The answer to an append with `ack=accepted`: not durable yet."""
+
+    durable: bool
+    partition: _Count
+    offset: _Count
+    count: _Count
+    term: _Count
+    route: _Route
+    committed: _Count
+    when_durable: Durability
+
+
+class FetchedRecord(Answer):
+    """A record: text as `value`, other bytes as `value_base64`; of a large record the length alone."""
+
+    offset: _Count | UnsetType = UNSET
+    timestamp: _Time | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    key_base64: str | UnsetType = UNSET
+    value: str | UnsetType = UNSET
+    value_base64: str | UnsetType = UNSET
+    value_bytes: _Count | UnsetType = UNSET
+    tag: str | UnsetType = UNSET
+    headers: dict[str, str] | UnsetType = UNSET
+    headers_base64: dict[str, str] | UnsetType = UNSET
+
+
+class FetchedRecords(Answer):
+    """Records of a fetch, and the offset to continue from."""
+
+    records: list[FetchedRecord]
+    next_offset: _Count
+
+
+class DeletedRecords(Answer):
+    """What a deletion of records removed, or would remove."""
+
+    topic: str
+    partition: _Count
+    before: _Count
+    dry_run: bool
+    deleted: _Count
+    from_offset: _Count
+    start_offset: _Count
+    rounded_down: bool
+    held_back_by: list[str]
+
+
+class Offsets(Answer):
+    """An offset of a partition, with the time of its batch if there is one, and the partition's bounds."""
+
+    offset: _Count
+    timestamp: _Time | None
+    start_offset: _Count
+    end_offset: _Count
+
+
+class SealedSegment(Answer):
+    """A sealed segment and its SHA-256."""
+
+    first_index: _Count
+    last_index: _Count
+    digest: str
+
+
+class Digest(Answer):
+    """The SHA-256 of a replica's committed log from `start_index` to `to_index`."""
+
+    node: str
+    committed_index: _Count
+    last_index: _Count
+    term: _Count
+    to_index: _Count
+    start_index: _Count
+    digest: str
+    segments: list[SealedSegment]
+
+
+class ProducerProgress(Answer):
+    """The progress of a producer in a partition; `sequence` is not durable yet, `committed_sequence` is."""
+
+    topic: str
+    partition: _Count
+    producer: _Id
+    epoch: _Epoch
+    sequence: Annotated[int, Meta(ge=-1)]
+    committed_sequence: Annotated[int, Meta(ge=-1)]
+    checkpoint: _Count
+    floor: _Count
+
+
+class UploadedPart(Answer):
+    """A part of an upload that is stored."""
+
+    upload: str
+    part: _Count
+    size_bytes: _Count
+
+
+# -- cursors and groups ----------------------------------------------------------------------------------
+
+_Owner = Annotated[str, Meta(max_length=MAX_OWNER)]
+# Checked by the handler, whose refusal names the partition.
+_Position = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": OFFSET_LIMIT - 1})]
+
+
+class CursorChange(Request):
+    """A change of a cursor; positions are by partition number."""
+
+    positions: Annotated[dict[str, _Position], Meta(min_length=1, max_length=MAX_PARTITIONS)]
+    expected: dict[str, _Position | None] | None = None
+    owner: _Owner = ""
+    expected_owner: _Owner | None = None
+
+
+class Cursor(Answer):
+    """A cursor: by partition its position, its lag and its owner."""
+
+    topic: str
+    cursor: str
+    positions: dict[str, _Count]
+    lag: dict[str, _Count]
+    total_lag: _Count
+    overtaken: bool
+    overtaken_by: dict[str, _Count]
+    owners: dict[str, str]
+    changed: _Time
+
+
+class CursorPage(Answer):
+    """A page of the list of a topic's cursors; `next` is there if there are more."""
+
+    topic: str
+    cursors: list[Cursor]
+    next: str | UnsetType = UNSET
+
+
+class Renewal(Request):
+    """A member's next session in its group."""
+
+    mode: Literal["clustering", "broadcast"] = "clustering"
+    session_ms: Annotated[int, Meta(ge=SHORTEST_SESSION_MS, le=LONGEST_SESSION_MS)] = 6_000
+
+
+class MemberState(msgspec.Struct, frozen=True):
+    """A live member of a group."""
+
+    member: Annotated[str, Meta(pattern=f"^{GROUP_PATTERN}$")]
+    mode: str
+    session_ms: int
+    seen_ms_ago: _Count
+
+
+class Group(Answer):
+    """A group: its live members and its cursors."""
+
+    topic: str
+    group: str
+    mode: str | None
+    forming: bool
+    members: list[MemberState]
+    cursors: list[Cursor]
+
+
+class RenewedMember(Answer):
+    """A member whose session was renewed, and all live members."""
+
+    topic: str
+    group: str
+    member: str
+    mode: str
+    session_ms: int
+    forming: bool
+    members: list[MemberState]
+
+
+# -- producers and sinks ---------------------------------------------------------------------------------
+
+
+class NewProducer(Request):
+    """A producer that is to begin: `name`, if any, is written as a topic's."""
+
+    name: Annotated[str, Meta(extra_json_schema={"pattern": f"^{TOPIC_PATTERN}$"})] | None = None
+
+
+class Producer(Answer):
+    """A producer's id and epoch."""
+
+    producer: _Id
+    epoch: _Epoch
+    name: str | None
+
+
+class Sink(Answer):
+    """A sink; `committed` is the number of the last batch that was decided."""
+
+    sink: str
+    epoch: _Epoch
+    committed: _Number | None
+    publishing: bool
+    fingerprint: str | None
+    once: bool
+    deleting: bool
+    changed: _Time
+
+
+class SinkPage(Answer):
+    """A page of the list of sinks; `next` is there if there are more."""
+
+    sinks: list[Sink]
+    next: str | UnsetType = UNSET
+
+
+class Staged(Answer):
+    """A stage that is stored."""
+
+    topic: str
+    partition: _Count
+    stage: _Number
+    count: _Count
+
+
+class Pin(Request):
+    """Stages of a batch in one partition that are to be kept for its commit."""
+
+    epoch: _Epoch
+    topic: str
+    partition: _Number
+    stages: Annotated[list[_Number], Meta(min_length=1, max_length=MAX_STAGES)]
+
+
+class Pinned(Answer):
+    """How many stages of a batch are kept in a partition."""
+
+    topic: str
+    partition: _Count
+    pinned: _Count
+
+
+class CommitPart(Request):
+    """What a batch commits in one partition: its stages, or how many were pinned."""
+
+    topic: str
+    partition: _Number
+    stages: list[_Number] = []
+    pinned: _Number = 0
+
+
+class Commit(Request):
+    """A commit of a batch; `fingerprint` tells this batch from others."""
+
+    epoch: _Epoch
+    parts: Annotated[list[CommitPart], Meta(max_length=MAX_PARTS)]
+    fingerprint: Annotated[str, Meta(max_length=MAX_FINGERPRINT)] = ""
+
+
+class Committed(Answer):
+    """The outcome of a commit."""
+
+    sink: str
+    number: _Number
+    result: Literal["applied", "already"]
+
+
+# -- the cluster and its nodes ---------------------------------------------------------------------------
+
+
+class ShardAddress(Answer):
+    """A shard of a node."""
+
+    shard: _Count
+    url: str
+
+
+class Node(Answer):
+    """A node; `start` is the number of the start of its data folder that the catalog knows of."""
+
+    node: str
+    url: str
+    peer: str
+    shards: list[ShardAddress]
+    weight: float
+    status: str
+    alive: bool
+    rolled_back: bool
+    start: _Count
+
+
+class Nodes(Answer):
+    """The nodes of the cluster."""
+
+    nodes: list[Node]
+
+
+class Cluster(Answer):
+    """The cluster as the node that answers sees it."""
+
+    cluster_id: str | None
+    version: int
+    catalog_leader: str
+    insecure: bool
+    nodes: list[Node]
+
+
+class Version(Answer):
+    """Versions of the server, of this API and of the format of batches."""
+
+    version: str
+    api: str
+    format: int
+
+
+class RequestLimits(Answer):
+    """The limits of requests."""
+
+    max_body_bytes: int
+    max_record_bytes: int
+    max_records: int
+    max_key_bytes: int
+    max_tag_bytes: int
+    max_headers_bytes: int
+    max_head_bytes: int
+    max_head_fields: int
+    max_target_bytes: int
+    max_fetch_bytes: int
+    max_fetch_records: int
+    max_wait_ms: int
+    max_partitions: int
+    max_replicas: int
+    max_upload_parts: int
+    max_stages_of_partition: int
+    max_uploads_of_partition: int
+    max_upload_bytes_of_partition: int
+
+
+class Alive(Answer):
+    """A shard that turns its event loop."""
+
+    status: Literal["alive"]
+    node: str
+    shard: _Count
+
+
+class DiskSpace(Answer):
+    """Free space of a node's disk; below the low-water mark appends are refused."""
+
+    free_bytes: int
+    low_water_bytes: int
+    appends_refused: bool
+
+
+class Ready(Answer):
+    """A node that serves."""
+
+    status: Literal["ready"]
+    node: str
+    warnings: list[str]
+    disk: DiskSpace
+
+
+class NotReady(Answer):
+    """A node that does not serve yet."""
+
+    status: Literal["not_ready"]
+    node: str
+    reasons: list[str]
+
+
+class ProblemDocument(msgspec.Struct, kw_only=True):
+    """An error (RFC 9457)."""
+
+    type: Annotated[str, Meta(description="Where the code is explained.")]
+    title: str
+    status: Annotated[int, Meta(ge=400, le=599)]
+    code: str
+    outcome: Annotated[
+        Literal["not_applied", "unknown"],
+        Meta(description="`unknown`: repeat only with the same idempotency key or sequence."),
+    ]
+    detail: str | UnsetType = UNSET
+    hint: str | UnsetType = UNSET
+    field: str | UnsetType = UNSET
+    value: Any = UNSET
+    limit: Any = UNSET
+    retry_after_ms: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
