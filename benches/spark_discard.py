@@ -25,10 +25,12 @@ class DiscardWriter(BatchWriter):
     """The sink up to the point where a stage would be sent."""
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
-        from laminar.spark.write.rows import Places, Rows
+        from laminar.spark.write.rows import Partitioner, Rows
 
         rows = Rows(
-            self._positions, topic=self._options.topic, places_of=lambda _: Places(PARTITIONS, first=0)
+            self._positions,
+            topic=self._options.topic,
+            partitioner_of=lambda _: Partitioner(PARTITIONS, first=0),
         )
         records = sum(stage[3] for batch in iterator for stage in rows.put(batch))
         records += sum(stage[3] for stage in rows.finish())

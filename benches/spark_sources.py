@@ -34,7 +34,7 @@ _made: dict[str, pyarrow.RecordBatch] = {}
 
 def record_batch(schema: StructType) -> pyarrow.RecordBatch:
     """Records as in the topic that is read; made once in a process."""
-    from laminar.spark.read.columns import Builder
+    from laminar.spark.read.columns import RecordBatchBuilder
 
     key = str(schema.simpleString())
     if key not in _made:
@@ -48,7 +48,7 @@ def record_batch(schema: StructType) -> pyarrow.RecordBatch:
             append_time_ms=1_700_000_000_000,
             committed_index=0,
         )
-        builder = Builder(schema, topic="memory", partition=0)
+        builder = RecordBatchBuilder(schema, topic="memory", partition=0)
         (_made[key],) = builder.record_batches([(Batch(bytes(frame)), 0, BATCH_ROWS)])
     return _made[key]
 

@@ -1,7 +1,7 @@
 """Laminar as a source and a sink of Spark: ``format("laminar")``, in batches and in streams.
 
-Spark finds it by itself (`pyspark_laminar`); `configure` sets what makes it fast. This
-module loads neither pyspark nor pyarrow: Spark's processes import it before they need them.
+Spark finds the data source by itself (`pyspark_laminar`). `configure` sets what makes it fast. This module
+loads neither pyspark nor pyarrow, because Spark's processes import it before they need them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SETTINGS", "LagListener", "LaminarDataSource", "QueryLag", "configure"]
 
-# What needs pyspark, and where it is.
+# Names that need pyspark, and the modules that hold them.
 _LATER = {
     "LagListener": "laminar.spark.lag",
     "LaminarDataSource": "laminar.spark.source",

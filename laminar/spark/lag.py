@@ -1,7 +1,8 @@
-"""How far each streaming query is behind, from the progress that Spark reports: a listener for the driver.
+"""The lag of each streaming query, computed by a listener in the driver from the progress that Spark reports.
 
-Spark keeps no metrics of a Python source; what a query has read and what there was to read stand in its
-progress as offsets. Here they become numbers, by partition, and Prometheus' text.
+Spark keeps no metrics of a Python source, but its progress reports hold two offsets: what a query has read,
+and what there was to read. This module turns them into records by partition, and into Prometheus' text
+format.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class QueryLag:
-    """Records between what a query has read and what there was when its last batch began, by partition.
+    """The lag of one query by partition: records that it had not read when its last batch began.
 
-    `name` is the query's, or its id where it has none.
+    `name` is the query's name, or its id if it has none. `read_to` holds the offsets read so far.
     """
 
     name: str
@@ -42,6 +43,7 @@ class QueryLag:
 
     @property
     def total(self) -> int:
+        """Records that the query has not read, over all partitions."""
         return sum(self.lags.values())
 
     @property
@@ -61,13 +63,10 @@ class QueryLag:
 
 
 class LagListener(StreamingQueryListener):
-    """Keeps the lag of all queries that read from Laminar::
+    """A listener that keeps the lag of every query that reads from Laminar.
 
-        lags = LagListener()
-        spark.streams.addListener(lags)
-        lags.serve(9464)
-
-    `report` is called with each `QueryLag` as it comes, on Spark's thread of listeners.
+    Register it by ``spark.streams.addListener(lags)``; ``lags.serve(9464)`` serves it to Prometheus. `report`
+    is called with each `QueryLag` as it arrives, on Spark's listener thread.
     """
 
     def __init__(self, report: Callable[[QueryLag], None] | None = None) -> None:
@@ -77,12 +76,12 @@ class LagListener(StreamingQueryListener):
         self._server: ThreadingHTTPServer | None = None
 
     def lags(self) -> list[QueryLag]:
-        """Of each query under way that has made a batch, by name."""
+        """Return the lag of each running query that has made a batch, sorted by name."""
         with self._lock:
             return sorted(self._known.values(), key=lambda each: each.name)
 
     def prometheus(self) -> str:
-        """All lags in Prometheus' text format."""
+        """Return all lags in Prometheus' text format."""
         lines = []
         for name, what, numbers in (
             ("laminar_spark_lag_records", "Records that a query has not read.", "lags"),
@@ -96,12 +95,13 @@ class LagListener(StreamingQueryListener):
         return "\n".join([*lines, ""])
 
     def serve(self, port: int = 0, host: str = "127.0.0.1") -> int:
-        """Answer GET with `prometheus`, on a thread of its own, until `close`; the port."""
-        assert self._server is None, "lags are served already"
+        """Answer GET with `prometheus`, on a thread of its own, until `close`. Return the port."""
+        assert self._server is None, "serve was called twice"
         listener = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                """Answer with the lags."""
                 body = listener.prometheus().encode()
                 self.send_response(200)
                 self.send_header("Content-Type", CONTENT_TYPE)
@@ -110,14 +110,14 @@ class LagListener(StreamingQueryListener):
                 self.wfile.write(body)
 
             def log_message(self, *args: Any) -> None:
-                """Not to the driver's output."""
+                """Log nothing: it would go to the driver's output."""
 
         self._server = ThreadingHTTPServer((host, port), Handler)
         threading.Thread(target=self._server.serve_forever, name="laminar-lag", daemon=True).start()
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """End `serve`. Idempotent."""
+        """Stop what `serve` began. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
@@ -126,9 +126,10 @@ class LagListener(StreamingQueryListener):
     # -- what Spark calls ----------------------------------------------------------------------
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing: there is no lag before the first batch."""
+        """Do nothing: there is no lag before the first batch."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Keep and report the lag that a query's progress tells, if it reads from Laminar."""
         progress = event.progress
         read_to: Positions = {}
         ends: Positions = {}
@@ -147,15 +148,16 @@ class LagListener(StreamingQueryListener):
             self._report(found)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing: what was last said still holds."""
+        """Do nothing: the last lag still holds."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Forget the query."""
         with self._lock:
             self._known.pop(str(event.id), None)
 
 
 def positions(text: str | None) -> Positions | None:
-    """The positions in an offset of a query's progress; None if it is another source's, or symbolic."""
+    """Return the positions in an offset of a query's progress; None if it is another source's or symbolic."""
     try:
         offset = json.loads(text or "")
     except ValueError:

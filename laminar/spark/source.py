@@ -1,8 +1,8 @@
-"""The class behind ``format("laminar")``: which reader or writer serves which kind of query.
+"""The data source class of ``format("laminar")``: it chooses the reader or writer for each kind of query.
 
-Spark makes one for every ``.load()``, in a process of its own, and pickles it: so it does no I/O and knows
-nothing but the options. Spark's look-up imports this module in sessions that never use it; so nothing but
-pyspark's base class is imported at the top.
+Spark makes an instance for every ``.load()``, in a process of its own, and pickles it. So it does no I/O and
+holds nothing but the options. Spark imports this module also in sessions that never use it, so only pyspark's
+base class is imported at the top.
 """
 
 from __future__ import annotations
@@ -24,17 +24,24 @@ class LaminarDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """Return the name that ``format`` takes."""
         return "laminar"
 
     def schema(self) -> str:
+        """Return the columns that the options choose, as Spark's DDL."""
         from laminar.spark.read.options import SUBJECTS, Options, parse
 
-        # Spark asks this of a write too, whose options are the sink's; a read without a subject is refused
-        # by its reader.
+        # Spark also asks for the schema of a write, whose options are the sink's. A read that names no topic
+        # is refused by its reader.
         reads = any(self.options.get(name) is not None for name in SUBJECTS)
         return parse(self.options).schema if reads else Options().schema
 
     def reader(self, schema: StructType) -> BatchReader:
+        """Return the reader of a batch query.
+
+        Raises:
+            ValueError: for a wrong option or column.
+        """
         from laminar.spark.read.batch_reader import BatchReader, PushdownReader
         from laminar.spark.read.options import parse
         from laminar.spark.settings import warn_if_slow
@@ -44,12 +51,18 @@ class LaminarDataSource(DataSource):
         return (PushdownReader if options.pushdown else BatchReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
+        """Return the reader of a streaming query.
+
+        Raises:
+            RuntimeError: when Spark is older than 4.2.
+            ValueError: for a wrong option or column.
+        """
         from laminar.spark.read.options import parse
 
         try:
             from laminar.spark.read.stream_reader import StreamReader
         except ImportError as missing:
-            # Without its rate limits and AvailableNow a stream could not be what `docs/spark.md` promises.
+            # Without rate limits and AvailableNow a stream could not keep what docs/spark.md promises.
             raise RuntimeError(f"streams from Laminar need Spark 4.2 or newer ({missing})") from missing
 
         from laminar.spark.settings import warn_if_slow
@@ -58,20 +71,30 @@ class LaminarDataSource(DataSource):
         return StreamReader(parse(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """Return the writer of a batch query.
+
+        Raises:
+            ValueError: for a wrong option or column, and for mode overwrite.
+        """
         from laminar.spark.write.options import parse_sink
         from laminar.spark.write.writers import BatchWriter
 
-        _refuse(overwrite, "mode overwrite")
+        _refuse_overwrite(overwrite, "mode overwrite")
         return BatchWriter(parse_sink(self.options, streaming=False), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """Return the writer of a streaming query.
+
+        Raises:
+            ValueError: for a wrong option or column, and for output mode complete.
+        """
         from laminar.spark.write.options import parse_sink
         from laminar.spark.write.writers import StreamWriter
 
-        _refuse(overwrite, "outputMode complete")
+        _refuse_overwrite(overwrite, "outputMode complete")
         return StreamWriter(parse_sink(self.options, streaming=True), schema)
 
 
-def _refuse(overwrite: bool, said: str) -> None:
+def _refuse_overwrite(overwrite: bool, mode: str) -> None:
     if overwrite:
-        raise ValueError(f"{said} can not be: a topic is only appended to, so it is append")
+        raise ValueError(f'{mode} is not supported: topics are append-only; use mode "append"')

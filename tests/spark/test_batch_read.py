@@ -97,7 +97,7 @@ def test_of_one_tag_only_its_records_are_read(topic: Topic, read: Read) -> None:
 
 
 def test_filters_can_be_taken_over(topic: Topic, read: Read) -> None:
-    """With `pushdown` the same rows come as without, and partitions nobody asked for have no task."""
+    """With `pushdown` the same rows come as without, and partitions that no filter asks for have no task."""
     fill(topic, 300)
     topic.append(b"x", "k", tag="red", timestamp_ms=1_600_000_000_001)
     conditions = {
@@ -181,8 +181,8 @@ def test_several_topics_by_pattern(client: laminar.Client, spark: SparkSession, 
     ("options", "schema", "said"),
     [
         ({"maxOffsetsPerTriger": "1"}, None, "did you mean maxOffsetsPerTrigger"),
-        ({}, "value string", "column value is binary, not string"),
-        ({"startingOffsets": '{"x": {"0": 1}}'}, None, "an offset is needed for each partition"),
+        ({}, "value string", "column value must be binary, not string"),
+        ({"startingOffsets": '{"x": {"0": 1}}'}, None, "give an offset for exactly the partitions"),
     ],
     ids=["option", "schema", "offsets"],
 )

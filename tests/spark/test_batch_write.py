@@ -74,7 +74,7 @@ def test_a_named_write_counts_once(spark: SparkSession, topic: Topic, write: Wri
 
     with pytest.raises(Exception, match=r"batch 3 is below the last that sink .* has committed, 4"):
         write(numbers(spark, 50), **name, txnVersion="3")
-    with pytest.raises(Exception, match=r"committed batch 4 with 50 records, .* with 51: nothing of this"):
+    with pytest.raises(Exception, match=r"another batch 4, with 50 records; .* with 51, is not written"):
         write(numbers(spark, 51), **name, txnVersion="4")
     assert sorted(2 * list(range(50))) == values(topic)
 
@@ -94,11 +94,11 @@ def test_a_write_that_fails_leaves_nothing(spark: SparkSession, topic: Topic, wr
     ("select", "mode", "options", "said"),
     [
         ("key", "append", {}, "column value is missing"),
-        ("value, 1L as partition", "append", {}, "column partition is int, not bigint"),
-        ("value", "overwrite", {}, "mode overwrite can not be"),
+        ("value, 1L as partition", "append", {}, "column partition must be int, not bigint"),
+        ("value", "overwrite", {}, "mode overwrite is not supported: topics are append-only"),
         ("value", "append", {"topic": "absent"}, "there is no topic 'absent'"),
         ("value", "append", {"txnVersion": "1", "txnAppId": "a b"}, "option txnAppId: .*'a b'"),
-        ("cast(null as string) as value", "append", {}, "column value: a record has a value"),
+        ("cast(null as string) as value", "append", {}, "column value: every record needs a value"),
     ],
 )
 def test_a_wrong_write_says_what_is_wrong(

@@ -40,7 +40,7 @@ def fill(topic: laminar.Topic[bytes], count: int, *, first: int = 0) -> None:
 
 
 def test_reads_are_spread_over_replicas(nodes: LocalCluster, topic: laminar.Topic[bytes]) -> None:
-    """Each range is complete, whoever serves it, and no replica serves them all."""
+    """Each range is complete, from any replica, and no replica serves them all."""
     fill(topic, 3_000)
     options = parse({"subscribe": topic.name, "laminar.endpoints": ",".join(nodes.urls)})
     here = Cluster(resolve_endpoints(options), timeout_s=30)

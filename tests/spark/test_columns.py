@@ -21,7 +21,7 @@ from laminar.spark.read.columns import (  # noqa: E402  # only where pyarrow is
     LEAST_BYTES,
     MOST_BYTES,
     MOST_ROWS,
-    Builder,
+    RecordBatchBuilder,
     check_schema,
 )
 from laminar.spark.read.plan import RowFilter  # noqa: E402  # behind what is skipped without pyspark
@@ -77,7 +77,9 @@ def rows(
     since_us: int | None = None,
 ) -> list[dict[str, object]]:
     found = []
-    for made in Builder(form, topic="t", partition=3, rows=RowFilter(tag, since_us)).record_batches(pieces):
+    for made in RecordBatchBuilder(
+        form, topic="t", partition=3, rows=RowFilter(tag, since_us)
+    ).record_batches(pieces):
         made.validate(full=True)
         assert to_arrow_schema(form, timezone="UTC").equals(made.schema)
         found += made.to_pylist()
@@ -145,7 +147,7 @@ def test_small_batches_are_joined_and_large_ones_cut() -> None:
     small = [batch(number * 10, [b"x" * 1000] * 10) for number in range(500)]
     large = batch(5000, [b"y" * 1000] * 10_000)
 
-    made = list(Builder(VALUE, topic="t", partition=0).record_batches(whole(*small, large)))
+    made = list(RecordBatchBuilder(VALUE, topic="t", partition=0).record_batches(whole(*small, large)))
 
     assert 15_000 == sum(each.num_rows for each in made)
     assert all(each.nbytes <= MOST_BYTES * 1.01 for each in made)
@@ -157,7 +159,7 @@ def test_narrow_columns_are_bounded_by_rows() -> None:
     many = [batch(number * 1000, [b""] * 1000) for number in range(200)]
     form = schema(offset="bigint")
 
-    made = list(Builder(form, topic="t", partition=0).record_batches(whole(*many)))
+    made = list(RecordBatchBuilder(form, topic="t", partition=0).record_batches(whole(*many)))
 
     assert list(range(200_000)) == pyarrow.concat_arrays([each.column(0) for each in made]).to_pylist()
     assert all(each.num_rows <= MOST_ROWS for each in made)
@@ -168,7 +170,7 @@ def test_values_stay_in_the_frame() -> None:
     given = batch(0, [b"z" * 1000] * 2000)
     frame = pyarrow.py_buffer(given.frame)
 
-    (made,) = Builder(VALUE, topic="t", partition=0).record_batches(whole(given))
+    (made,) = RecordBatchBuilder(VALUE, topic="t", partition=0).record_batches(whole(given))
 
     data = made.column(0).buffers()[2]
     assert frame.address <= data.address < frame.address + frame.size
@@ -206,7 +208,7 @@ def test_values_are_fetched_only_if_they_are_wanted() -> None:
     """A fetch names what it needs: what the frame's other columns are made of, not those."""
 
     def fields(tag: str | None = None, **columns: str) -> tuple[str, ...] | None:
-        return Builder(schema(**columns), topic="t", partition=0, rows=RowFilter(tag)).fields
+        return RecordBatchBuilder(schema(**columns), topic="t", partition=0, rows=RowFilter(tag)).fields
 
     assert fields(value="binary", offset="bigint") is None
     assert ("offset",) == fields(topic="string", partition="int")
@@ -224,8 +226,8 @@ def test_columns_without_the_frame_need_none_of_it() -> None:
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        (("value", "string"), "column value is binary, not string"),
-        (("offset", "int"), "column offset is bigint, not int"),
+        (("value", "string"), "column value must be binary, not string"),
+        (("offset", "int"), "column offset must be bigint, not int"),
         (("colour", "string"), "there is no column colour; there are key, value"),
     ],
 )

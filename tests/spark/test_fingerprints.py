@@ -48,7 +48,7 @@ def test_what_was_committed_before_is_told(caplog: pytest.LogCaptureFixture) -> 
 
     committed_before(known, 7, Fingerprint(5, "aa"))
     assert "batch 7 of sink s was committed before: its 5 records are not written again" in caplog.text
-    with pytest.raises(OtherBatch, match="batch 7 with 5 records, and it was another than this one, with 6"):
+    with pytest.raises(OtherBatch, match="another batch 7, with 5 records; this one, with 6, is not written"):
         committed_before(known, 7, Fingerprint(6, "bb"))
     with pytest.raises(OtherBatch, match="batch 6 is below the last"):
         committed_before(known, 6, Fingerprint(5, "aa"))

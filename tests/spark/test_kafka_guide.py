@@ -61,7 +61,7 @@ def test_what_is_absent_is_refused_by_name(name: str) -> None:
     if rows()[name][0] != "absent":
         assert name in OPTIONS
         return
-    with pytest.raises(ValueError, match=f"option {re.escape(name)} is of the Kafka source"):
+    with pytest.raises(ValueError, match=f"option {re.escape(name)} belongs to the Kafka source"):
         parse({"subscribe": "a", name: "1"})
 
 

@@ -69,7 +69,7 @@ def test_a_large_record_is_an_error_unless_the_query_says_how_to_read_it(
         read("value")
     assert [(b"first",), (None,), (b"last",)] == read("value", largeRecords="null")
     assert [(0,), (1,), (2,)] == read("offset")
-    with pytest.raises(ValueError, match="option largeRecords is one of error, null, fetch"):
+    with pytest.raises(ValueError, match="option largeRecords must be one of error, null, fetch"):
         read("value", largeRecords="all")
 
 
@@ -104,5 +104,5 @@ def test_pipelines_keep_large_records_or_say_that_they_can_not(
     sides = [Side(cluster=cluster, topic=each.name) for each in (topic, other)]
     found = compare(spark, *sides, columns=["value"])
     assert {"different": 1} == {each.kind: each.count for each in found.differences if each.count}
-    with pytest.raises(Exception, match=f"column value: a record of {LARGE} bytes; the sink writes values"):
+    with pytest.raises(Exception, match=f"column value: a value has {LARGE} bytes; the sink writes values"):
         replay(spark, cluster, other.name, archive=str(folder), checkpoint=str(tmp_path / "replay"))

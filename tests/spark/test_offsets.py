@@ -12,12 +12,12 @@ from laminar.spark.read.offsets import (
     EARLIEST,
     LATEST,
     Offset,
-    Place,
+    OffsetSpec,
     Positions,
     decode,
     encode,
     parse_offsets,
-    place_of_symbol,
+    spec_of_symbol,
 )
 
 PARTITIONS = st.tuples(st.text("aZ09._-", min_size=1, max_size=8), st.integers(0, 999))
@@ -56,12 +56,12 @@ def test_the_form_of_an_offset_is_fixed() -> None:
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_another_version_is_refused(version: int) -> None:
-    """Nobody guesses at a newer checkpoint; an older one does not say which partitions it belongs to."""
+    """No newer checkpoint is guessed at; an older one does not say which partitions it belongs to."""
     with pytest.raises(ValueError, match=f"version {version}.*new checkpoint"):
         decode({"a:0": 1, "v": version})
 
 
-def test_keys_that_nobody_knows_are_passed_over() -> None:
+def test_unknown_keys_are_skipped() -> None:
     """A later release may add to the offset without a new version."""
     assert {("a", 0): 1} == decode({"a:0": 1, "hint": "x", "v": 2}).positions
 
@@ -69,23 +69,23 @@ def test_keys_that_nobody_knows_are_passed_over() -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        Place("earliest"),
-        Place("latest"),
-        Place("timestamp", time_ms=17),
-        Place("offsets", values={("t", 1): EARLIEST, ("t", 0): 9}),
-        Place("timestamps", values={("t", 0): 1_700_000_000_000}),
+        OffsetSpec("earliest"),
+        OffsetSpec("latest"),
+        OffsetSpec("timestamp", time_ms=17),
+        OffsetSpec("offsets", values={("t", 1): EARLIEST, ("t", 0): 9}),
+        OffsetSpec("timestamps", values={("t", 0): 1_700_000_000_000}),
     ],
 )
-def test_a_symbolic_start_names_its_place(place: Place) -> None:
+def test_a_symbolic_start_names_its_place(place: OffsetSpec) -> None:
     """Through the journal's text and back it is the same place; a concrete offset is none."""
-    assert place == place_of_symbol(json.loads(json.dumps(place.symbol())))
-    assert place_of_symbol(encode({("t", 0): 1})) is None
+    assert place == spec_of_symbol(json.loads(json.dumps(place.symbol())))
+    assert spec_of_symbol(encode({("t", 0): 1})) is None
 
 
 def test_a_symbolic_start_is_the_same_text_each_time() -> None:
     """Spark asks for the first offset twice, and again after a restart."""
-    one = Place("offsets", values={("t", 1): 4, ("t", 0): 9})
-    other = Place("offsets", values={("t", 0): 9, ("t", 1): 4})
+    one = OffsetSpec("offsets", values={("t", 1): 4, ("t", 0): 9})
+    other = OffsetSpec("offsets", values={("t", 0): 9, ("t", 1): 4})
 
     assert json.dumps(one.symbol()) == json.dumps(other.symbol())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from laminar.spark import SETTINGS
-from laminar.spark.read.offsets import Place
+from laminar.spark.read.offsets import OffsetSpec
 from laminar.spark.read.options import COLUMNS, OPTIONS, parse
 from laminar.spark.write.options import SINK_COLUMNS, SINK_OPTIONS
 
@@ -26,9 +26,9 @@ def test_spark_hands_over_lower_case() -> None:
 
 def test_a_stream_starts_at_the_end_and_a_batch_at_the_begin() -> None:
     """As the Kafka source's defaults."""
-    assert Place("latest") == parse({"subscribe": "a"}, streaming=True).start
-    assert Place("earliest") == parse({"subscribe": "a"}, streaming=False).start
-    assert Place("latest") == parse({"subscribe": "a"}, streaming=False).end
+    assert OffsetSpec("latest") == parse({"subscribe": "a"}, streaming=True).start
+    assert OffsetSpec("earliest") == parse({"subscribe": "a"}, streaming=False).start
+    assert OffsetSpec("latest") == parse({"subscribe": "a"}, streaming=False).end
 
 
 def test_a_time_goes_before_times_and_those_before_offsets() -> None:
@@ -36,9 +36,9 @@ def test_a_time_goes_before_times_and_those_before_offsets() -> None:
     given = {"subscribe": "a", "startingOffsets": "earliest"}
     by_time = {"startingOffsetsByTimestamp": '{"a": {"0": 5}}'}
 
-    assert Place("earliest") == parse(given).start
-    assert Place("timestamps", values={("a", 0): 5}) == parse(given | by_time).start
-    assert Place("timestamp", time_ms=9) == parse(given | by_time | {"startingTimestamp": "9"}).start
+    assert OffsetSpec("earliest") == parse(given).start
+    assert OffsetSpec("timestamps", values={("a", 0): 5}) == parse(given | by_time).start
+    assert OffsetSpec("timestamp", time_ms=9) == parse(given | by_time | {"startingTimestamp": "9"}).start
 
 
 def test_partitions_can_be_assigned() -> None:
@@ -82,22 +82,28 @@ def test_columns_are_chosen_by_name() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "exactly one of the options subscribe"),
+        ({}, "give exactly one of the options subscribe"),
         ({"subscribe": "a", "assign": "{}"}, "exactly one"),
         ({"subscribe": " , "}, "names no topic"),
         ({"subscribePattern": "("}, "subscribePattern"),
-        ({"assign": "[1]"}, "assign is JSON"),
+        ({"assign": "[1]"}, "assign must be JSON"),
         ({"assign": "{}"}, "names no partition"),
         ({"subscribe": "a", "maxOffsetsPerTriger": "1"}, "did you mean maxOffsetsPerTrigger"),
-        ({"subscribe": "a", "kafka.bootstrap.servers": "h"}, "here it is laminar.endpoints"),
-        ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger is a number of at least 1"),
-        ({"subscribe": "a", "failOnDataLoss": "maybe"}, "failOnDataLoss is one of true, false"),
-        ({"subscribe": "a", "maxTriggerDelay": "soon"}, "maxTriggerDelay is a time"),
-        ({"subscribe": "a", "maxBytesPerPartition": "much"}, "maxBytesPerPartition is a size"),
-        ({"subscribe": "a", "maxBytesPerPartition": "0"}, "maxBytesPerPartition is a size"),
+        ({"subscribe": "a", "kafka.bootstrap.servers": "h"}, "use laminar.endpoints here"),
+        (
+            {"subscribe": "a", "maxOffsetsPerTrigger": "0"},
+            "maxOffsetsPerTrigger must be a number of at",
+        ),
+        ({"subscribe": "a", "failOnDataLoss": "maybe"}, "failOnDataLoss must be one of true, false"),
+        ({"subscribe": "a", "maxTriggerDelay": "soon"}, "maxTriggerDelay must be a duration"),
+        ({"subscribe": "a", "maxBytesPerPartition": "much"}, "maxBytesPerPartition must be a size"),
+        ({"subscribe": "a", "maxBytesPerPartition": "0"}, "maxBytesPerPartition must be a size"),
         ({"subscribe": "a", "tag": ""}, "tag is empty"),
         ({"subscribe": "a", "columns": "value,colour"}, "no column 'colour'"),
-        ({"subscribe": "a", "startingOffsets": "now"}, "startingOffsets is 'latest', 'earliest' or JSON"),
+        (
+            {"subscribe": "a", "startingOffsets": "now"},
+            "startingOffsets must be 'latest', 'earliest'",
+        ),
         ({"subscribe": "a", "startingOffsetsByTimestampStrategy": "x"}, "one of error, latest"),
     ],
 )
@@ -110,11 +116,11 @@ def test_a_wrong_option_is_named(given: dict[str, str], said: str) -> None:
 @pytest.mark.parametrize(
     ("given", "streaming", "said"),
     [
-        ({"endingOffsets": "latest"}, True, "endingOffsets means nothing in a stream"),
-        ({"maxOffsetsPerTrigger": "5"}, False, "maxOffsetsPerTrigger means nothing in a batch"),
-        ({"startingOffsets": "latest"}, False, "can not be latest"),
-        ({"endingOffsets": "earliest"}, False, "can not be earliest"),
-        ({"endingOffsets": '{"a": {"0": -2}}'}, False, r"can not be earliest \(-2\)"),
+        ({"endingOffsets": "latest"}, True, "endingOffsets is not supported in a stream"),
+        ({"maxOffsetsPerTrigger": "5"}, False, "maxOffsetsPerTrigger is not supported in a batch"),
+        ({"startingOffsets": "latest"}, False, "cannot be latest"),
+        ({"endingOffsets": "earliest"}, False, "cannot be earliest"),
+        ({"endingOffsets": '{"a": {"0": -2}}'}, False, r"cannot be earliest \(-2\)"),
     ],
 )
 def test_an_option_of_the_other_kind_of_query_is_refused(
@@ -138,9 +144,9 @@ def test_a_table_of_spark_s_catalog_is_refused_by_name() -> None:
     """Spark gives its own keys when a table is made, and nothing at all when it is read."""
     made = {"provider": "laminar", "owner": "me", "option.subscribe": "t", "subscribe": "t"}
 
-    with pytest.raises(ValueError, match=r"table of Spark's catalog .* use CREATE TEMPORARY VIEW"):
+    with pytest.raises(ValueError, match=r"options of a catalog table .* use CREATE TEMPORARY VIEW"):
         parse(made)
-    with pytest.raises(ValueError, match=r"exactly one of the options .* use CREATE TEMPORARY VIEW"):
+    with pytest.raises(ValueError, match=r"give exactly one of the options .* use CREATE TEMPORARY VIEW"):
         parse({}, streaming=False)
-    with pytest.raises(ValueError, match=r"says what to read$"):
+    with pytest.raises(ValueError, match=r"exactly one of the options subscribe, .*, assign$"):
         parse({"tag": "t"}, streaming=False)

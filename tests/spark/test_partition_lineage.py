@@ -29,7 +29,7 @@ def at(**positions: int) -> dict[Partition, int]:
 
 
 def test_who_replaced_whom_follows_from_ranges() -> None:
-    """Splits, merges and moves; in whatever order routes are listed. What stays replaced nobody."""
+    """Splits, merges and moves; in whatever order routes are listed. A partition that stays replaced none."""
     assert {} == predecessors([ONE])
     assert {2: {0}, 3: {0}} == predecessors([SPLIT, ONE])
     assert {2: {0}, 3: {0}, 4: {1, 3}, 5: {4}} == predecessors([MOVED, ONE, MERGED, SPLIT])

@@ -77,7 +77,7 @@ def test_an_archive_goes_on_and_is_replayed_once(
         row[0] for key, rows in by_key(topic).items() for row in rows if row not in by_key(out)[key]
     )
     assert RECORDS + 100 == sum(map(len, by_key(out).values()))
-    with pytest.raises(ValueError, match="is of a replay with slice_records 150, not 7"):
+    with pytest.raises(ValueError, match="belongs to a replay with slice_records 150, not 7"):
         replay(spark, cluster, out.name, archive=folder, **{**job, "slice_records": 7})
 
 
@@ -114,7 +114,7 @@ def test_a_replay_that_died_goes_on(
 def test_an_audit_finds_what_was_planted_and_nothing_else(
     spark: SparkSession, url: str, topic: Topic, make: Callable[[str], Topic], tmp_path: Path
 ) -> None:
-    """One lost, one doubled, one reordered, one that nobody claims; each with its key and place."""
+    """One lost, one doubled, one reordered, one unclaimed; each with its key and place."""
     from laminar.spark.pipelines.audit import audit, read_claims
 
     def finding(told: Any, kind: str) -> list[str]:
@@ -168,5 +168,5 @@ def test_an_id_that_is_no_place_in_a_record_is_refused(spark: SparkSession, give
     """The message says what there is."""
     from laminar.spark.pipelines.audit import identity
 
-    with pytest.raises(ValueError, match=f"an id is key, value, header:NAME or json:.*not '{given}'"):
+    with pytest.raises(ValueError, match=f"an id must be key, value, header:NAME or json:.*not '{given}'"):
         identity(given)

@@ -64,9 +64,9 @@ def test_loss_is_an_error_that_names_what_is_gone() -> None:
 
 def test_loss_can_be_lived_with() -> None:
     """Without failOnDataLoss what is left is read; a range that is gone whole makes no task."""
-    given_up = {A: 8, B: 99}
+    earliest = {A: 8, B: 99}
 
-    assert [Range("t", 0, 8, 10)] == ranges({A: 5, B: 1}, {A: 10, B: 4}, given_up, fail_on_data_loss=False)
+    assert [Range("t", 0, 8, 10)] == ranges({A: 5, B: 1}, {A: 10, B: 4}, earliest, fail_on_data_loss=False)
 
 
 def test_what_was_read_before_retention_took_it_is_no_loss() -> None:

@@ -15,7 +15,7 @@ from laminar.spark.read.cluster import (
     FETCH_BYTES,
     LEAST_FETCH_BYTES,
     Cluster,
-    Columns,
+    Projection,
 )
 from laminar.spark.read.loss import DataLoss
 from laminar.spark.read.plan import Range
@@ -46,7 +46,7 @@ class Scripted(Cluster):
         self.earliest = earliest
         self._record_bytes = {}
 
-    def _fetch(self, wanted: Range, offset: int, columns: Columns, replica: int | None) -> Future[Answer]:
+    def _fetch(self, wanted: Range, offset: int, columns: Projection, replica: int | None) -> Future[Answer]:
         self.asked.append(offset)
         coming: Future[Answer] = Future()
         answer = self.answers.pop(0)
@@ -59,7 +59,7 @@ class Scripted(Cluster):
     def _earliest(self, wanted: Range) -> int:
         return self.earliest
 
-    def values(self, *, fail_on_data_loss: bool = True, columns: Columns = EVERYTHING) -> list[int]:
+    def values(self, *, fail_on_data_loss: bool = True, columns: Projection = EVERYTHING) -> list[int]:
         pieces = self.read(WANTED, fail_on_data_loss=fail_on_data_loss, columns=columns)
         return [int(value) for batch, first, stop in pieces for value in batch.values[first:stop]]
 
@@ -85,7 +85,7 @@ def test_nothing_is_asked_for_behind_the_end() -> None:
 
 
 def test_a_hole_is_an_error() -> None:
-    """Records that nobody answered with are never passed over."""
+    """Records that no replica answered with are never skipped."""
     with pytest.raises(DataLoss, match=r"t/0: .* answered 13 for 12"):
         Scripted(frame(10, 2) + frame(13, 7)).values()
 
@@ -105,10 +105,10 @@ def test_with_a_tag_batches_may_be_left_out() -> None:
 
     script = Scripted(looked_to(14, frame(8, 3), frame(12, 1)), looked_to(17), looked_to(25, frame(18, 5)))
 
-    assert [10, 12, 18, 19] == script.values(columns=Columns(tag="red"))
+    assert [10, 12, 18, 19] == script.values(columns=Projection(tag="red"))
     assert [10, 14, 17] == script.asked
     with pytest.raises(Unavailable, match="no records at 14"):
-        Scripted(looked_to(14), *[looked_to(14)] * EMPTY_ANSWERS).values(columns=Columns(tag="red"))
+        Scripted(looked_to(14), *[looked_to(14)] * EMPTY_ANSWERS).values(columns=Projection(tag="red"))
 
 
 def test_retention_during_the_read_is_an_error_that_names_what_is_gone() -> None:

@@ -14,7 +14,7 @@ from laminar.wire.key_route import Route
 pyarrow = pytest.importorskip("pyarrow")
 
 from laminar.spark.write import rows as rows_module  # noqa: E402  # only where pyarrow is
-from laminar.spark.write.rows import STAGE_BYTES, Places, Rows, Stage  # noqa: E402  # only where pyarrow is
+from laminar.spark.write.rows import STAGE_BYTES, Partitioner, Rows, Stage  # noqa: E402  # only where pyarrow is
 
 TYPES = {
     "key": pyarrow.binary(),
@@ -38,7 +38,7 @@ def staged(*batches: Any, topic: str | None = "t") -> list[Stage]:
 
     def every() -> Iterator[Stage]:
         names = {name: at for at, name in enumerate(batches[0].schema.names)}
-        rows = Rows(names, topic=topic, places_of=lambda _: Places(PARTITIONS, first=0))
+        rows = Rows(names, topic=topic, partitioner_of=lambda _: Partitioner(PARTITIONS, first=0))
         for each in batches:
             yield from rows.put(each)
         yield from rows.finish()
@@ -134,13 +134,16 @@ def test_a_stage_keeps_to_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     ("columns", "said"),
     [
         ({"value": [None]}, "column value"),
-        ({"value": [b""], "topic": [None]}, "column topic: null"),
-        ({"value": [b""], "topic": ["t"], "partition": [3]}, "column partition: 3 is not one of 3"),
-        ({"value": [b""], "topic": ["t"], "partition": [-1]}, "column partition: -1"),
+        ({"value": [b""], "topic": [None]}, "column topic: a row has null"),
+        (
+            {"value": [b""], "topic": ["t"], "partition": [3]},
+            "there is no partition 3; the topic has 3",
+        ),
+        ({"value": [b""], "topic": ["t"], "partition": [-1]}, "column partition: there is no partition -1"),
         ({"value": [b""], "topic": ["t"], "headers": [[{"key": "a", "value": None}]]}, "column headers"),
         (
             {"value": [b""], "topic": ["t"], "headers": [[{"key": "a", "value": b""}] * 2]},
-            "column headers: 'a' is there twice",
+            "column headers: one record has 'a' twice",
         ),
     ],
 )

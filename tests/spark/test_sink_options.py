@@ -39,15 +39,15 @@ def test_options_are_those_of_kafkas_sink_and_a_transactions() -> None:
     ("given", "streaming", "said"),
     [
         ({"topics": "a"}, True, "there is no option topics; did you mean topic?"),
-        ({"kafka.bootstrap.servers": "a"}, True, "here it is laminar.endpoints"),
+        ({"kafka.bootstrap.servers": "a"}, True, "use laminar.endpoints here"),
         ({"txnAppId": "a"}, False, "option txnVersion is missing"),
         ({"txnVersion": "1"}, False, "option txnAppId is missing"),
-        ({"txnAppId": " ", "txnVersion": "1"}, False, "option txnAppId: ' ' is no name"),
-        ({"txnAppId": "a", "txnVersion": "-1"}, False, "option txnVersion is a number of at least 0"),
-        ({"txnAppId": "a", "txnVersion": "1"}, True, "txnAppId means nothing in a stream"),
+        ({"txnAppId": " ", "txnVersion": "1"}, False, "option txnAppId: ' ' is not a valid name"),
+        ({"txnAppId": "a", "txnVersion": "-1"}, False, "option txnVersion must be a number of at least 0"),
+        ({"txnAppId": "a", "txnVersion": "1"}, True, "txnAppId is not supported in a stream"),
         ({"checkpointLocation": "a"}, False, "there is no option checkpointLocation"),
         ({"topic": ""}, True, "option topic is empty"),
-        ({"laminar.timeoutMs": "soon"}, True, "option laminar.timeoutMs is a number"),
+        ({"laminar.timeoutMs": "soon"}, True, "option laminar.timeoutMs must be a number"),
     ],
 )
 def test_a_wrong_option_is_named(given: dict[str, str], streaming: bool, said: str) -> None:
@@ -65,12 +65,12 @@ def test_a_token_is_in_no_text() -> None:
     ("columns", "topic", "said"),
     [
         ({"key": BINARY}, "t", "column value is missing"),
-        ({"value": LONG}, "t", "column value is binary or string, not bigint"),
-        ({"value": BINARY, "key": INT}, "t", "column key is binary or string, not int"),
-        ({"value": BINARY, "partition": LONG}, "t", "column partition is int, not bigint"),
-        ({"value": BINARY, "offset": LONG}, "t", "column offset can not be written"),
-        ({"value": BINARY, "VALUE": TEXT}, "t", "column value is there twice"),
-        ({"value": BINARY}, None, "column topic is missing, and so is the option topic"),
+        ({"value": LONG}, "t", "column value must be binary or string, not bigint"),
+        ({"value": BINARY, "key": INT}, "t", "column key must be binary or string, not int"),
+        ({"value": BINARY, "partition": LONG}, "t", "column partition must be int, not bigint"),
+        ({"value": BINARY, "offset": LONG}, "t", "column offset cannot be written"),
+        ({"value": BINARY, "VALUE": TEXT}, "t", "column value is given twice"),
+        ({"value": BINARY}, None, "there is neither a column topic nor an option topic"),
     ],
 )
 def test_a_wrong_column_is_named(columns: dict[str, DataType], topic: str | None, said: str) -> None:

@@ -196,11 +196,11 @@ def test_an_exception_names_what_is_wrong(start: Start, topic: Topic) -> None:
     """A start that cannot be ends the query, with the reason in its exception."""
     query = start(startingOffsets=json.dumps({topic.name: {"0": 1}}))
 
-    with pytest.raises(Exception, match="an offset is needed for each partition"):
+    with pytest.raises(Exception, match="give an offset for exactly the partitions"):
         query.processAllAvailable()
 
 
-def test_a_query_of_a_topic_made_anew_fails_or_reads_all_of_the_new_one(
+def test_a_query_of_a_topic_created_again_fails_or_reads_all_of_the_new_one(
     topic: Topic, client: laminar.Client, start: Start, written: Callable[[], list[int]]
 ) -> None:
     """By default it does not go on; without `failOnDataLoss` nothing of the new topic is passed over."""
@@ -209,7 +209,7 @@ def test_a_query_of_a_topic_made_anew_fails_or_reads_all_of_the_new_one(
     topic.delete()
     fill(client.create_topic(topic.name, partitions=3, replicas=1), 20, first=100)
 
-    with pytest.raises(Exception, match=f"{topic.name}/0 was read to .*made anew.*failOnDataLoss"):
+    with pytest.raises(Exception, match=f"{topic.name}/0 was read to .*created again.*failOnDataLoss"):
         start(available_now=True).awaitTermination(PATIENCE_S)
     assert start(available_now=True, failOnDataLoss="false").awaitTermination(PATIENCE_S)
     assert [*range(30), *range(100, 120)] == written()

@@ -23,7 +23,7 @@ pytest.importorskip("pyarrow")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows  # noqa: E402  # only with pyspark
 
-from laminar.spark.read.end_offsets import Watch  # noqa: E402  # behind what is skipped without pyspark
+from laminar.spark.read.end_offsets import EndOffsetTracker  # noqa: E402  # behind what is skipped without pyspark
 from laminar.spark.read.stream_reader import StreamReader  # noqa: E402  # only with pyspark
 
 Topic = laminar.Topic[bytes]
@@ -260,7 +260,7 @@ def test_what_is_made_later_joins_without_a_restart(
     client: laminar.Client, reader: Callable[..., StreamReader], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A topic that fits the pattern, whenever it is made, from its first record on."""
-    monkeypatch.setattr(Watch, "LOOK_S", 0.05)
+    monkeypatch.setattr(EndOffsetTracker, "REFRESH_S", 0.05)
     client.create_topic("later-a", partitions=1, replicas=1).append(b"0")
     one = reader(subscribe=None, subscribePattern="later-.*", pollTimeoutMs="20")
     start = one.latestOffset(one.initialOffset(), ALL)
@@ -306,7 +306,7 @@ def test_a_successor_comes_after_the_last_record_of_what_it_replaced(
 def test_a_log_that_ends_before_what_was_read_is_a_loss(
     topic: Topic, reader: Callable[..., StreamReader]
 ) -> None:
-    """Somebody accepted a loss: a query must not wait in silence until the offsets come again."""
+    """An operator accepted a loss: a query must not wait in silence until the offsets come again."""
     fill(topic, 5)
     one = reader(startingOffsets="earliest", pollTimeoutMs="10")
     end = one.latestOffset(one.latestOffset(one.initialOffset(), ALL), ALL)
@@ -317,7 +317,7 @@ def test_a_log_that_ends_before_what_was_read_is_a_loss(
         one.latestOffset(behind, ALL)
 
 
-def made_anew(topic: Topic, client: laminar.Client, count: int) -> None:
+def created_again(topic: Topic, client: laminar.Client, count: int) -> None:
     """The topic, deleted and made again, with so many records."""
     topic.delete()
     fill(client.create_topic(topic.name, partitions=3, replicas=1), count)
@@ -334,26 +334,27 @@ def all_values(reader: StreamReader, start: dict[str, Any]) -> tuple[dict[str, A
 
 @pytest.mark.parametrize("count", [4, 15], ids=["fewer", "more"])
 @pytest.mark.parametrize("trigger", ["default", "available now"])
-def test_a_topic_made_anew_is_a_loss(
+def test_a_topic_created_again_is_a_loss(
     topic: Topic, client: laminar.Client, reader: Callable[..., StreamReader], count: int, trigger: str
 ) -> None:
     """After a restart, however many records the new one has: offsets of the old one mean nothing there."""
     fill(topic, 10)
     one = reader(startingOffsets="earliest", pollTimeoutMs="10")
     start, _ = all_values(one, one.initialOffset())
-    made_anew(topic, client, count)
+    created_again(topic, client, count)
     again = reader(startingOffsets="earliest", pollTimeoutMs="10")
     if trigger == "available now":
         again.prepareForTriggerAvailableNow()
 
     with pytest.raises(
-        ValueError, match=rf"{topic.name}/0 was read to 10, .*made anew.* there are {count} records.*failOn"
+        ValueError,
+        match=rf"{topic.name}/0 was read to 10, .*again: the new one has {count} records.*failOn",
     ):
         again.latestOffset(start, ALL)
 
 
 @pytest.mark.parametrize("trigger", ["default", "available now"])
-def test_a_topic_made_anew_is_read_from_its_start_if_losses_may_be(
+def test_a_topic_created_again_is_read_from_its_start_if_losses_may_be(
     topic: Topic,
     client: laminar.Client,
     reader: Callable[..., StreamReader],
@@ -364,7 +365,7 @@ def test_a_topic_made_anew_is_read_from_its_start_if_losses_may_be(
     fill(topic, 10)
     one = reader(startingOffsets="earliest", pollTimeoutMs="10", failOnDataLoss="false")
     start, _ = all_values(one, one.initialOffset())
-    made_anew(topic, client, 4)
+    created_again(topic, client, 4)
     if trigger == "available now":
         one.prepareForTriggerAvailableNow()
         end, found = all_values(one, start)
@@ -379,11 +380,11 @@ def test_a_topic_made_anew_is_read_from_its_start_if_losses_may_be(
         assert [0, 1] == more
 
     assert [0, 1, 2, 3] == found
-    assert f"{topic.name}/0 was read to 10, was deleted and made anew" in caplog.text
-    assert "there are 4 records" in caplog.text
+    assert f"{topic.name}/0 was read to 10, was deleted and created again" in caplog.text
+    assert "the new one has 4 records" in caplog.text
 
 
-def test_a_range_of_a_topic_made_anew_is_not_read_from_the_new_one(
+def test_a_range_of_a_topic_created_again_is_not_read_from_the_new_one(
     topic: Topic, client: laminar.Client, reader: Callable[..., StreamReader]
 ) -> None:
     """Whatever the driver knew when it planned the tasks: they name the partition by its id."""
@@ -392,7 +393,7 @@ def test_a_range_of_a_topic_made_anew_is_not_read_from_the_new_one(
     first = one.initialOffset()
     end = one.latestOffset(first, ALL)
     [planned] = one.partitions(first, end)
-    made_anew(topic, client, 20)
+    created_again(topic, client, 20)
 
     with pytest.raises(ValueError, match=rf"{topic.name}/0, 0 to 9: .*created again.*failOnDataLoss"):
         list(one.read(planned))
@@ -467,7 +468,7 @@ def test_a_topic_that_is_not_subscribed_any_more_was_read_to_its_end_or_is_a_los
     end, found = all_values(reader(pollTimeoutMs="10"), start)
     assert ([0, 1], {topic.name}) == (found, {name for name, _ in decode(end).positions})
     fill(client.topic("before"), 5)
-    with pytest.raises(ValueError, match=r"before/0 was read to 3 and ends at 8, and the options do not"):
+    with pytest.raises(ValueError, match=r"before/0 was read to 3 and ends at 8, and the options no longer"):
         reader().latestOffset(start, ALL)
     assert "" == caplog.text
     assert [0, 1] == all_values(reader(failOnDataLoss="false", pollTimeoutMs="10"), start)[1]

@@ -132,7 +132,7 @@ def test_whatever_fails_once_each_record_is_there_once(
     if survives:
         finish(first)
     else:
-        with pytest.raises(Exception, match="another driver works on" if fault == "taken" else None):
+        with pytest.raises(Exception, match="another driver uses" if fault == "taken" else None):
             finish(first)
         seen = sum(map(len, by_key(out).values()))
         assert (0 < seen <= 253) if fault == "after" else 0 == seen
@@ -172,7 +172,7 @@ def test_a_wiped_checkpoint_is_another_sink(topic: Topic, out: Topic, start: Sta
 
 @pytest.mark.parametrize(
     ("committed", "said"),
-    [(250, "has committed batch 1 with 250 records, and it was another"), (700, "batch 1 is below the last")],
+    [(250, "has committed another batch 1, with 250 records"), (700, "batch 1 is below the last")],
 )
 def test_a_checkpoint_that_was_put_back_ends_the_query_and_writes_nothing(
     topic: Topic, out: Topic, start: Start, tmp_path: Path, committed: int, said: str
@@ -199,7 +199,7 @@ def test_a_checkpoint_that_was_put_back_ends_the_query_and_writes_nothing(
     [
         ("key", "out", {}, "column value is missing"),
         ("value", "nowhere", {"topic": "absent"}, "there is no topic 'absent'"),
-        ("value, 7 as partition", "out", {}, "column partition: 7 is not one of 4 partitions"),
+        ("value, 7 as partition", "out", {}, "column partition: there is no partition 7; the topic has 4"),
     ],
 )
 def test_a_wrong_query_ends_with_what_is_wrong(

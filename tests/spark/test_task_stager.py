@@ -33,5 +33,5 @@ def test_attempts_at_a_task_draw_from_all_the_room_there_is(task: int, attempts:
 
 def test_more_tasks_than_there_are_numbers_for_are_refused() -> None:
     """Before such a task stages anything."""
-    with pytest.raises(ValueError, match=r"task 16777216 of a write: .* up to 16777216 tasks"):
+    with pytest.raises(ValueError, match=r"task 16777216: .* at most 16777216 tasks"):
         first_stage(LAST + 1, 0)

@@ -80,7 +80,7 @@ def test_no_batch_of_a_checkpoint_that_was_put_back_is_taken_for_an_older_one(
     for number, value in enumerate((b"a", b"b", b"c")):
         query.run(number, value, journal=f"{number} to {number + 1}")
 
-    with pytest.raises(OtherBatch, match=r"committed batch 2 with 1 records, and it was another"):
+    with pytest.raises(OtherBatch, match=r"committed another batch 2, with 1 records"):
         query.run(2, b"d", journal="2 to 4")
     with pytest.raises(OtherBatch, match=r"batch 1 is below the last that sink .* has committed, 2"):
         query.run(1, b"d", journal="1 to 4")
@@ -106,7 +106,7 @@ def test_a_query_whose_sink_was_deleted_ends_and_writes_nothing_twice(
 def test_a_write_that_spark_aborts_is_over_and_what_it_committed_stays(
     topic: Topic, url: str, client: laminar.Client, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
-    """Its sink is begun anew: else what it staged would wait for its driver for a day."""
+    """Its sink is begun again: otherwise its stages would be kept for its driver for a day."""
     monkeypatch.setattr(writers, "_context", Context)
     options = {"topic": topic.name, "laminar.endpoints": url}
     writer = writers.BatchWriter(parse_sink(options, streaming=False), SCHEMA)

@@ -1,5 +1,5 @@
-"""Work on topics that outgrows one machine, as Spark jobs: ``laminar pipeline NAME``, or these functions.
+"""Spark jobs on whole topics: ``laminar pipeline NAME``, or the functions of these modules.
 
-Each takes a SparkSession and where the cluster is, and returns what it found as plain values; none prints.
-A module is one job. ``docs/spark.md`` tells what each promises.
+Each function takes a SparkSession and the cluster's options, and returns plain values; none prints. A module
+holds one job. ``docs/spark.md`` says what each promises.
 """

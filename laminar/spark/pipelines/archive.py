@@ -1,7 +1,7 @@
-"""Archive: a topic into Parquet by day, each record once; run again, it goes on where it was.
+"""Archive: write a topic to Parquet by day, each record once. The next run continues where the last ended.
 
-A streaming query of Spark's that ends when all is read (``availableNow``). Its checkpoint lies in the folder
-it writes to, so nothing else need be kept; Spark's file sink takes each micro-batch once.
+It is a streaming query that ends when all is read (``availableNow``). Its checkpoint is in the folder that it
+writes to, so nothing else must be kept; Spark's file sink takes each micro-batch once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POLL_S = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What an archive holds of one partition; `missing` and `doubled` are 0, or it is damaged."""
+    """What an archive holds of one partition. It is damaged unless `missing` and `doubled` are 0."""
 
     partition: int
     records: int
@@ -40,10 +40,10 @@ def archive(
     batch_records: int = 5_000_000,
     progress: Callable[[int], None] = lambda records: None,
 ) -> int:
-    """Write what is committed in `topic` now, and not in the archive yet; returns how many records.
+    """Write the records that are committed now and not yet in the archive; return their number.
 
     `to` is a folder as Spark names it (a path, ``hdfs://``, ``s3a://``), one for each topic. `progress` is
-    told the records written so far. Raises what Spark raises.
+    called with the number of records written so far. Spark's exceptions are passed on.
     """
     from pyspark.sql import functions as f
 
@@ -79,14 +79,14 @@ def archive(
 
 
 def read_archive(spark: SparkSession, folder: str) -> DataFrame:
-    """The records of an archive, with the columns of the source that it holds and their `date`."""
+    """Return the records of an archive: the source's columns that it holds, and `date`."""
     return spark.read.parquet(folder)
 
 
 def check(spark: SparkSession, folder: str) -> list[Held]:
-    """What the archive holds, by partition: offsets are dense, so a gap or a double is damage.
+    """Return what the archive holds by partition. Offsets are dense, so a gap or a double is damage.
 
-    Reads one column of numbers. Where retention took the oldest records first, they are not missing.
+    It reads one column of integers. Records that retention trimmed before the first run are not missing.
     """
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as f
@@ -94,7 +94,7 @@ def check(spark: SparkSession, folder: str) -> list[Held]:
     try:
         held = read_archive(spark, folder)
     except AnalysisException:
-        return []  # of an empty topic nothing was written: there is not even a schema
+        return []  # for an empty topic nothing was written, so there is no schema
     rows: list[Any] = (
         held.groupBy("partition")
         .agg(

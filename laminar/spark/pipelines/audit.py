@@ -1,8 +1,9 @@
-"""Audit: what producers say they wrote against what a topic holds: lost, doubled, reordered, not claimed.
+"""Audit: compare what producers claim to have written with what a topic holds.
 
-A *claim* is one row for each record that a producer has a receipt for: an `id` that the record carries, and
-where order matters an `ordinal` that rises with each record of one key. Both sides meet in one join by id, so
-it scales as Spark's joins do; no record is held in the driver but the examples.
+It finds records that are lost, doubled, reordered or unclaimed. A *claim* is one row for each record that a
+producer has a receipt for: an `id` that the record carries, and where order matters an `ordinal` that rises
+with each record of one key. Both sides are joined by id, so it scales as Spark's joins do; the driver holds
+no records but the examples.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ KINDS = ("lost", "doubled", "reordered", "unclaimed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
-    """An unclaimed record is no fault by itself: a producer that got no receipt may have written it."""
+    """The findings of an audit.
+
+    An unclaimed record is no fault by itself: a producer that got no receipt may have written it.
+    """
 
     claims: int
     records: int
@@ -30,23 +34,29 @@ class Audited:
 
     @property
     def sound(self) -> bool:
+        """Whether no record is lost, doubled or reordered."""
         return not any(each.count for each in self.findings if each.kind != "unclaimed")
 
 
 def read_claims(spark: SparkSession, path: str) -> DataFrame:
-    """Claims in a folder or file of Parquet, or of JSON lines where the name ends in ``.json`` or ``.jsonl``.
+    """Return the claims in a folder or file of Parquet, or of JSON lines (``.json``, ``.jsonl``).
 
-    ValueError if it has no column `id`.
+    Raises:
+        ValueError: when there is no column `id`.
     """
     suffix = path.rstrip("/").rpartition(".")[2].lower()
     claims = spark.read.json(path) if suffix in ("json", "jsonl") else spark.read.parquet(path)
     if "id" not in claims.columns:
-        raise ValueError(f"{path}: claims have a column id, and may have ordinal; here are {claims.columns}")
+        raise ValueError(f"{path}: claims need a column id, and may have ordinal; found {claims.columns}")
     return claims
 
 
 def identity(given: str) -> Column:
-    """The column that a record carries its id in: ``key``, ``value``, ``header:NAME`` or ``json:$.path``."""
+    """Return the column of a record's id: ``key``, ``value``, ``header:NAME`` or ``json:$.path``.
+
+    Raises:
+        ValueError: for any other text.
+    """
     from pyspark.sql import functions as f
 
     kind, _, name = given.partition(":")
@@ -57,17 +67,17 @@ def identity(given: str) -> Column:
         return f.get(named, f.lit(0))["value"].cast("string")
     if kind == "json" and name.startswith("$"):
         return f.get_json_object(f.col("value").cast("string"), name)
-    raise ValueError(f"an id is key, value, header:NAME or json:$.path, not {given!r}")
+    raise ValueError(f"an id must be key, value, header:NAME or json:$.path, not {given!r}")
 
 
 def audit(
     spark: SparkSession, cluster: Mapping[str, str], topic: str, claims: DataFrame, *, id: str = "value"
 ) -> Audited:
-    """Compare `claims` (columns `id`, and `ordinal` or not) with what is committed in `topic` now.
+    """Compare `claims` (column `id`, and `ordinal` if there is one) with what is committed in `topic`.
 
-    Lost: claimed, and not there. Doubled: an id that is there more than once. Reordered: a record that
-    stands behind one of its key whose ordinal is higher. A record without an id is unclaimed. Raises what
-    Spark does.
+    Lost: claimed and not in the topic. Doubled: an id that occurs more than once. Reordered: a record after
+    one of its key whose ordinal is higher. A record without an id is unclaimed. Spark's exceptions are passed
+    on.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f

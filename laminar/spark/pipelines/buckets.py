@@ -1,4 +1,4 @@
-"""Buckets of time in round widths, as many as a picture can show, whatever the range. Pure."""
+"""Buckets of time in round widths, as many as a chart can show, for any range of times. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 MOST = 120
 
 _SECOND, _MINUTE, _HOUR, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
-# What a person can think of as one step of time. Below the first one would count batches, not records.
+# Widths that a person takes for one step of time. With less than the first, batches would be counted, not
+# records.
 WIDTHS_MS = (
     *(100, 200, 500),
     *(n * _SECOND for n in (1, 2, 5, 10, 15, 30)),
@@ -31,7 +32,7 @@ class Grid:
     count: int
 
     def bucket_of(self, time_ms: Column) -> Column:
-        """Each time's bucket; -1 before the first, `count` after the last."""
+        """Return each time's bucket; -1 before the first, `count` after the last."""
         from pyspark.sql import functions as f
 
         inside = f.floor((time_ms - self.since_ms) / self.width_ms)
@@ -40,14 +41,14 @@ class Grid:
 
 
 def grid_of(first_ms: int, last_ms: int) -> Grid:
-    """The finest buckets in round widths that are no more than `MOST`, and hold both times."""
+    """Return the finest buckets of round width, at most `MOST`, that hold both times."""
     for width in WIDTHS_MS:
         since = first_ms // width * width
         count = (last_ms - since) // width + 1
         if count <= MOST:
             break
     else:
-        # Some 10,000 years, which no clock shows, but a number may.
+        # Some 10,000 years: no clock shows that, but a timestamp may.
         width = -(-(last_ms - first_ms + 1) // MOST)
         since, count = first_ms, MOST
     return Grid(since, width, count)

@@ -1,11 +1,11 @@
-"""Compare: two topics, on one cluster or two, or the replicas of one: what one has and the other has not.
+"""Compare: find the differences of two topics, on one cluster or two, or of the replicas of one topic.
 
 By *place* the records at the same partition and offset are one pair: for replicas, and for a copy that kept
 partitions. Ranges of `CHUNK` offsets are digested on either side and only ranges whose digests differ are
-read again, so that no record crosses the network between executors while nothing is wrong.
+read again, so that no record crosses the network between executors while there is no difference.
 
-By *key* the records of a key are compared in their order, wherever they stand: for a copy with other
-partitions or offsets. Records of one key that are equal are paired in turn.
+By *key* the records of a key are compared in their order, at any place: for a copy with other partitions or
+offsets. Equal records of one key are paired in turn.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 By = Literal["place", "key"]
 KINDS: Final = ("missing", "extra", "different", "reordered")
-# Offsets of one digest: 10 million records are 150 of them, and one that differs is read in a moment.
+# Offsets of one digest: 10 million records have 150 digests, and a range that differs is read quickly.
 CHUNK: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two: a topic on a cluster (options of the source), and which replica of each partition.
+    """One side of a comparison: a topic on a cluster, which is given by options of the source.
 
-    Without `replica`, whichever answers. With `until`, only what lies before these offsets by partition.
+    Without `replica` any replica is read. With `until` only records before these offsets by partition are.
     """
 
     cluster: Mapping[str, str]
@@ -42,7 +42,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """`records` and `others` are how many there were on either side."""
+    """The result of a comparison. `records` and `others` are the numbers of records on either side."""
 
     records: int
     others: int
@@ -50,6 +50,7 @@ class Compared:
 
     @property
     def equal(self) -> bool:
+        """Whether there is no difference."""
         return not any(each.count for each in self.differences)
 
 
@@ -61,29 +62,32 @@ def compare(
     by: By = "place",
     columns: Sequence[str] = RECORD,
 ) -> Compared:
-    """What `other` has not of `one` (missing), has beyond it (extra), has otherwise (different, reordered).
+    """Return the records of `other` that are missing, extra, different or reordered, compared with `one`.
 
-    Compared are `columns` of key, value, headers, tag and timestamp: a copy that did not keep the times is
-    compared without them. By place a record is missing where its offset is; where retention took the oldest
-    of one side, they are missing or extra. By key nothing is *different*: it is missing, and another extra.
-    *Reordered* is a record that stands behind one of its key which it stands before in `one`. Raises
-    ValueError for a column that cannot be compared, and what Spark raises.
+    `columns` are of key, value, headers, tag and timestamp: a copy that did not keep the times is compared
+    without them. By place a record is missing where its offset is. Records that retention trimmed on one side
+    are missing or extra. By key no record is *different*: one is missing and another is extra. *Reordered* is
+    a record that comes after another of its key in `other` and before it in `one`.
+
+    Raises:
+        ValueError: for a column that cannot be compared, or another `by`. Spark's exceptions are passed on.
     """
     unknown = [name for name in columns if name not in RECORD]
     if unknown or not columns:
         raise ValueError(
-            f"columns to compare are of {', '.join(RECORD)}, not {unknown[0] if unknown else ''!r}"
+            f"columns to compare must be of {', '.join(RECORD)}, not {unknown[0] if unknown else ''!r}"
         )
     if by not in ("place", "key"):
-        raise ValueError(f"records are compared by place or by key, not by {by!r}")
+        raise ValueError(f"compare by place or by key, not by {by!r}")
     left, right = (_rows(spark, each, columns) for each in (one, other))
     return _by_place(left, right) if by == "place" else _by_key(left, right)
 
 
 def replicas_of(cluster: Mapping[str, str], topic: str) -> tuple[int, dict[int, int]]:
-    """How many replicas each partition of `topic` has at least, and where the partitions end now.
+    """Return the least number of replicas of a partition of `topic`, and where the partitions end now.
 
-    ValueError if there is only one.
+    Raises:
+        ValueError: when a partition has only one replica.
     """
     from laminar.spark.read.options import parse
 
@@ -100,9 +104,9 @@ def replicas_of(cluster: Mapping[str, str], topic: str) -> tuple[int, dict[int, 
 def compare_replicas(
     spark: SparkSession, cluster: Mapping[str, str], topic: str, *, columns: Sequence[str] = RECORD
 ) -> list[Compared]:
-    """Each further replica of each partition with the first, over what is committed now; see `compare`.
+    """Compare each further replica of each partition with the first, over what is committed now.
 
-    The node's own checks compare digests of stored batches; this reads what a client would be given.
+    See `compare`. The node's own checks compare digests of stored batches; this reads what a client gets.
     """
     count, until = replicas_of(cluster, topic)
     sides = [Side(cluster=cluster, topic=topic, replica=number, until=until) for number in range(count)]
@@ -110,8 +114,10 @@ def compare_replicas(
 
 
 def _rows(spark: SparkSession, side: Side, columns: Sequence[str]) -> DataFrame:
-    """Where each record stands, its key, and a hash of `columns`: 64 bits, against accidents, not against
-    intent."""
+    """Return each record's place and key, and a hash of `columns`.
+
+    The hash has 64 bits: it protects against accidents, not against intent.
+    """
     from pyspark.sql import functions as f
 
     options: dict[str, str] = {}
@@ -122,7 +128,7 @@ def _rows(spark: SparkSession, side: Side, columns: Sequence[str]) -> DataFrame:
         options["endingOffsets"] = json.dumps({side.topic: ends})
     needed = dict.fromkeys((*PLACE, "key", *columns))
     rows = read_topic(spark, side.cluster, side.topic, *needed, **options)
-    # Spark's hash passes nulls over: without their places, a null and a value could change theirs.
+    # Spark's hash skips nulls: without the null flags, a null and a value could swap columns unnoticed.
     hashed = f.xxhash64(*(part for name in columns for part in (f.col(name).isNull(), f.col(name))))
     return rows.select(*PLACE, "key", hashed.alias("hash"))
 
@@ -179,9 +185,9 @@ def _chunk() -> Column:
 
 
 def _digests(rows: DataFrame) -> DataFrame:
-    """Of each range of offsets: how many records, and their hashes bound to their places.
+    """Return for each range of offsets how many records it has, and a digest of their hashes and offsets.
 
-    No two of a range have one offset, so none cancels another out.
+    Offsets in a range are distinct, so no two records cancel each other out.
     """
     from pyspark.sql import functions as f
 
@@ -194,8 +200,8 @@ def _by_key(left: DataFrame, right: DataFrame) -> Compared:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    # Equal records of a key are told apart by their turn. Each key is in one partition, in order; where a
-    # route has moved it, the partition with the lower number is taken to be the older one.
+    # Equal records of a key are numbered by their turn. Each key is in one partition, in order; where a route
+    # has moved it, the partition with the lower number counts as the older one.
     turns = Window.partitionBy("key", "hash").orderBy(*PLACE)
     sides = [rows.withColumn("turn", f.row_number().over(turns)) for rows in (left, right)]
     a, b = f.col("a.hash"), f.col("b.hash")
@@ -221,15 +227,15 @@ def _by_key(left: DataFrame, right: DataFrame) -> Compared:
     here = (f.col("a_partition").alias("partition"), f.col("a_offset").alias("offset"), "key", "kind")
     there = (f.col("b_partition").alias("partition"), f.col("b_offset").alias("offset"), "key", "kind")
     with persisted(joined) as kept:
-        # Records without a key have no order over partitions.
+        # Records without a key have no order across partitions.
         in_order = kept.where("key is not null and a_offset is not null and b_offset is not null")
-        behind = in_order.withColumn("last", f.max(place).over(before)).where(place < f.col("last"))
+        late = in_order.withColumn("last", f.max(place).over(before)).where(place < f.col("last"))
         wrong = (
             kept.where("b_offset is null")
             .withColumn("kind", f.lit("missing"))
             .select(*here)
             .union(kept.where("a_offset is null").withColumn("kind", f.lit("extra")).select(*there))
-            .union(behind.withColumn("kind", f.lit("reordered")).select(*here))
+            .union(late.withColumn("kind", f.lit("reordered")).select(*here))
         )
         [total] = kept.agg(
             f.count("a_offset").alias("records"), f.count("b_offset").alias("others")
@@ -246,7 +252,7 @@ def _compared(counts: tuple[int, int], found: list[Finding]) -> Compared:
 
 
 def _differences(rows: DataFrame) -> list[Finding]:
-    """`rows` have partition, offset, key and kind; by kind."""
+    """Return one finding for each kind in `rows`, which have partition, offset, key and kind."""
     from pyspark.sql import functions as f
 
     counts = {row["kind"]: row["count"] for row in rows.groupBy("kind").count().collect()}

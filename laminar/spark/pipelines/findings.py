@@ -1,4 +1,4 @@
-"""What is wrong with records, as *audit* and *compare* tell it: a kind, how many, the first few of them."""
+"""Findings of *audit* and *compare*: a kind of fault, the number of records, and the first few of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Records of one kind: how many, and the first few of them, what they are and where they stand."""
+    """Records with one kind of fault: how many, and the first few with their places."""
 
     kind: str
     count: int
@@ -24,7 +24,7 @@ class Finding:
 
 
 def examples_of(rows: DataFrame, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """The first of `rows` by place: these columns, without what is null."""
+    """Return the first of `rows` by place: these columns, without nulls."""
     from pyspark.sql import functions as f
 
     first = rows.withColumn("key", f.col("key").cast("string")).orderBy(*PLACE, *columns)

@@ -1,11 +1,11 @@
-"""Replay: records of an archive, or of a time range of a topic, into another topic, each key in order.
+"""Replay: write records of an archive, or of a time range of a topic, into another topic, each key in order.
 
-The work is cut into slices of offsets, the same in each partition; a slice is one batch of a sink of the
-job's own. So each is written whole and once. What is replayed is found out by the first run, which puts it
-into the job's checkpoint before it writes anything: a job that died is started again and goes on with the
-slice after the last that was committed, and one that is done does nothing, however the source has grown.
+The work is cut into slices of offsets, the same in each partition; a slice is one batch of the job's own
+sink. So each is written whole and once. The first run determines what is replayed and stores it in the job's
+checkpoint before it writes anything. A job that died and is started again continues after the last committed
+slice; one that is done does nothing, even if the source has grown.
 
-A partition of the source is one task, and a task's rows keep their order in the sink: so a key does.
+A partition of the source is one task, and a task's rows keep their order in the sink, so keys keep theirs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What a run did: records and slices it wrote, slices that were there already, and the job's sink."""
+    """The result of a run: records and slices written, slices written before, and the job's sink."""
 
     sink: str
     records: int
@@ -35,14 +35,14 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Offsets of one partition of the source, the end exclusive."""
+    """A range of offsets of one partition of the source, the end exclusive."""
 
     partition: int
     start: int
     end: int
 
     def slice(self, number: int, records: int) -> Extent:
-        """The part of it that belongs to a slice; empty behind the end."""
+        """Return the part of it that belongs to a slice; empty after the end."""
         start = min(self.start + number * records, self.end)
         return Extent(self.partition, start, min(start + records, self.end))
 
@@ -63,16 +63,20 @@ def replay(
 ) -> Replayed:
     """Write what `archive` (a folder) or `topic` holds into the topic `to`.
 
-    Of records from `since_ms` to before `until_ms` only, epoch milliseconds, by the time that they carry;
-    within each partition all between the first and the last of them. Keys say where they go, unless
-    `keep_partitions`. A slice has up to `slice_records` of each partition.
+    With times, epoch milliseconds, it writes records from `since_ms` to `until_ms - 1` by their timestamps,
+    and within each partition all between the first and the last of them. Keys choose the partition, unless
+    `keep_partitions`. A slice has up to `slice_records` of each partition. `progress` is called with the
+    slices done and the slices in all.
 
     `checkpoint` is a folder as Spark names it, one for each job. The first run fixes there what is replayed:
-    later ones go on with that, whatever their times are and what came since. ValueError where the folder is
-    another job's. Raises what Spark raises.
+    later runs continue with that, whatever times they are given and whatever was appended since.
+
+    Raises:
+        ValueError: when the folder is another job's, or unless exactly one of `archive` and `topic` is given.
+            Spark's exceptions are passed on.
     """
     if (archive is None) is (topic is None):
-        raise ValueError("either an archive or a topic is replayed")
+        raise ValueError("give either an archive or a topic to replay")
     rows = (
         read_archive(spark, archive)
         if archive is not None
@@ -94,8 +98,8 @@ def replay(
     odd = [name for name, value in job.items() if pinned["job"].get(name) != value]
     if odd:
         raise ValueError(
-            f"checkpoint {checkpoint} is of a replay with {odd[0]} {pinned['job'].get(odd[0])!r},"
-            f" not {job[odd[0]]!r}: another replay wants a checkpoint of its own"
+            f"checkpoint {checkpoint} belongs to a replay with {odd[0]} {pinned['job'].get(odd[0])!r},"
+            f" not {job[odd[0]]!r}: use another checkpoint for another replay"
         )
     extents = [Extent(*each) for each in pinned["extents"]]
     sink = str(pinned["sink"])
@@ -126,7 +130,7 @@ def replay(
 
 
 def _pinned(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
-    """What the first run of this job has put into its checkpoint; None if this is the first."""
+    """Return the plan that the first run stored in the job's checkpoint; None if this is the first."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -140,7 +144,7 @@ def _pinned(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
 
 
 def _pin(spark: SparkSession, checkpoint: str, plan: Mapping[str, Any]) -> None:
-    # One file, which Spark renames when it is whole. A folder without it is of a run that died here.
+    # One file, which Spark renames when it is complete. A folder without it is left by a run that died here.
     rows = spark.createDataFrame([(json.dumps(plan),)], "value string").coalesce(1)
     rows.write.mode("overwrite").text(_plan(checkpoint))
 
@@ -164,13 +168,13 @@ def _extents(rows: DataFrame, *, since_ms: int | None, until_ms: int | None) -> 
 
 
 def _read_ranges(spark: SparkSession, cluster: Mapping[str, str], ranges: Mapping[str, str]) -> DataFrame:
-    """Ranges of offsets of a topic: a task for each partition, in order."""
+    """Return ranges of offsets of a topic: a task for each partition, in order."""
     options = {**cluster, **ranges, "columns": ",".join((*PLACE, *RECORD)), "largeRecords": "fetch"}
     return spark.read.format("laminar").options(**options).load()
 
 
 def _in_order(rows: DataFrame, parts: list[Extent]) -> DataFrame:
-    """These ranges of an archive: each partition in one task, by offset."""
+    """Return these ranges of an archive: each partition in one task, sorted by offset."""
     from pyspark.sql import functions as f
 
     chosen = f.lit(False)
@@ -181,7 +185,7 @@ def _in_order(rows: DataFrame, parts: list[Extent]) -> DataFrame:
 
 
 def _committed(cluster: Mapping[str, str], sink: str) -> int:
-    """The number of the last slice that is written, -1 before the first."""
+    """Return the number of the last slice that was written; -1 before the first."""
     from laminar.spark.write.task_stager import sink_info
 
     here = connected(cluster)

@@ -1,4 +1,4 @@
-"""The Spark session of a pipeline, and the topic as a DataFrame: what all of them begin with."""
+"""What all pipelines share: their Spark session, and a topic as a DataFrame."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from laminar.spark.read.cluster import Cluster
 
-# Of a record all that a topic gives and takes, and where it stood.
+# The columns that source and sink have in common, and a record's place.
 RECORD = ("key", "value", "headers", "tag", "timestamp")
 PLACE = ("partition", "offset")
 _COALESCE_PERSISTED = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
 
 
 def cluster_options(url: str | Sequence[str] | None, token: str | None = None) -> dict[str, str]:
-    """The options of source and sink for a cluster; found as `laminar.connect` finds it."""
+    """Return the options of source and sink for a cluster, found as `laminar.connect` finds it."""
     endpoints = resolve(url, token)
     options = {"laminar.endpoints": ",".join(endpoints.urls)}
     return options if endpoints.token is None else options | {"laminar.token": endpoints.token}
@@ -31,9 +31,10 @@ def cluster_options(url: str | Sequence[str] | None, token: str | None = None) -
 
 @contextmanager
 def session(name: str, *, master: str | None, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A session as `configure` sets it up; `conf` goes before. Without a master: Spark's own, or here.
+    """Yield a session set up by `configure`; `conf` takes precedence.
 
-    One that is there already is used as it is, and left.
+    Without `master` it is that of Spark's configuration, or else this machine. A session that is active
+    already is used as it is, and not stopped.
     """
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
@@ -46,9 +47,9 @@ def session(name: str, *, master: str | None, conf: Mapping[str, str]) -> Iterat
     master = master or SparkConf().get("spark.master") or "local[*]"
     builder = builder.master(master)
     if master.startswith("local"):
-        # Workers on this machine have what we have; Spark would take the first python3 of the path.
+        # Local workers need our environment; Spark would take the first python3 of the path.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Times are shown and written alike wherever the job runs.
+    # Times are shown and written in one time zone, wherever the job runs.
     builder = builder.config("spark.sql.session.timeZone", "UTC").config(
         "spark.ui.showConsoleProgress", "false"
     )
@@ -65,7 +66,7 @@ def session(name: str, *, master: str | None, conf: Mapping[str, str]) -> Iterat
 def read_topic(
     spark: SparkSession, cluster: Mapping[str, str], topic: str, *columns: str, **options: str
 ) -> DataFrame:
-    """What a topic holds now, as a batch: these columns, with values of any length."""
+    """Return what a topic holds now, as a batch: these columns, with values of any length."""
     columns_ = {"columns": ",".join(columns), "largeRecords": "fetch"}
     given = {**cluster, "subscribe": topic, **columns_, **options}
     return spark.read.format("laminar").options(**given).load()
@@ -73,9 +74,9 @@ def read_topic(
 
 @contextmanager
 def persisted(rows: DataFrame) -> Iterator[DataFrame]:
-    """`rows` computed once for all that is asked of them in the block, in as few parts as their size needs.
+    """Persist `rows` for the block, in as few partitions as their size needs.
 
-    Without being told Spark keeps all 200 parts of a shuffle, and each further step has as many tasks: 20 s
+    By default Spark keeps all 200 partitions of a shuffle, and each further step has as many tasks: 20 s
     instead of 3 for some thousand records.
     """
     conf = rows.sparkSession.conf
@@ -92,7 +93,7 @@ def persisted(rows: DataFrame) -> Iterator[DataFrame]:
 
 
 def connected(cluster: Mapping[str, str]) -> Cluster:
-    """The driver's own connection to a cluster of these options."""
+    """Return the driver's own connection to the cluster of these options."""
     from laminar.spark.read.cluster import cluster as connect
     from laminar.spark.read.options import endpoints_of
 

@@ -1,8 +1,9 @@
-"""How numbers are spread, when there are too many to hold: counted in classes, and read off these. Pure.
+"""Histograms of integers in classes of bounded relative width, and percentiles of them. Pure.
 
-A class is all numbers that agree in their length and their first seven bits. Below 128 that is one number;
-above, the numbers of a class are within 1.6 % of each other, and their count and sum are exact. So some 2,000
-classes hold the sizes of any number of records, and the frequencies of any number of keys.
+A class is all integers with the same length and the same first seven bits. Below 128 that is one integer;
+above, the integers of a class are within 1.6 % of each other. Count and sum of a class are exact. So some
+2,000 classes hold the sizes of any number of records, and the frequencies of any number of keys. It is the
+log-linear scheme of HdrHistogram.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _BITS = 7
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """Numbers of one class: how many, their sum, the least and the greatest."""
+    """The integers of one class: how many, their sum, the least and the greatest."""
 
     count: int
     total: int
@@ -29,13 +30,13 @@ class Class:
 
     @property
     def mean(self) -> int:
-        """One number for all of them."""
+        """The integer that stands for all of the class."""
         return round(self.total / self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """How many numbers there are from `low` to before `high`, powers of two; 0 has a bin of its own."""
+    """The number of integers from `low` to `high - 1`, powers of two. 0 has a bin of its own."""
 
     low: int
     high: int
@@ -43,10 +44,13 @@ class Bin:
 
 
 def class_of(numbers: Column) -> Column:
-    """Each number's class, as an integer that rises with the numbers; null for null. None is negative."""
+    """Return the class of each integer, which must not be negative; null for null.
+
+    Classes are integers that rise with the numbers.
+    """
     from pyspark.sql import functions as f
 
-    # The half keeps the logarithm away from whole numbers, where its last bit would decide.
+    # The half keeps the logarithm away from integers, where a rounding error would decide.
     shift = f.floor(f.log2(numbers + 0.5)).cast("int") - (_BITS - 1)
     first_bits = f.call_function("shiftright", numbers, shift).cast("int")
     fine = numbers < (1 << _BITS)
@@ -54,7 +58,7 @@ def class_of(numbers: Column) -> Column:
 
 
 def bins(classes: Sequence[Class]) -> list[Bin]:
-    """From the least number to the greatest; classes that rise. A bin between them may be empty."""
+    """Return the bins from the least integer to the greatest. `classes` rise. A bin between may be empty."""
     found: dict[int, int] = {}
     for each in classes:
         found[each.low.bit_length()] = found.get(each.low.bit_length(), 0) + each.count
@@ -65,7 +69,7 @@ def bins(classes: Sequence[Class]) -> list[Bin]:
 
 
 def percentile(classes: Sequence[Class], share: float) -> int:
-    """The least number that at least `share` of all are not above; classes that rise, at least one."""
+    """Return the percentile at `share`, of 0 to 1. `classes` rise and are not empty."""
     wanted = math.ceil(share * sum(each.count for each in classes))
     for each in classes:
         wanted -= each.count
@@ -75,7 +79,7 @@ def percentile(classes: Sequence[Class], share: float) -> int:
 
 
 def of_greatest(classes: Sequence[Class], rank: int) -> int:
-    """The number at a rank, 1 that of the greatest; classes that rise."""
+    """Return the integer at a rank; rank 1 is the greatest. `classes` rise."""
     for each in reversed(classes):
         rank -= each.count
         if rank <= 0:
@@ -84,11 +88,11 @@ def of_greatest(classes: Sequence[Class], rank: int) -> int:
 
 
 def sum_of_greatest(classes: Sequence[Class], count: int) -> int:
-    """The sum of the `count` greatest numbers; classes that rise."""
+    """Return the sum of the `count` greatest integers. `classes` rise."""
     total = 0
     for each in reversed(classes):
         if count < each.count:
-            # A class is cut at its mean, unless all its numbers are one.
+            # Of a class that is only partly in, each integer counts as its mean.
             return total + round(each.total * count / each.count)
         total += each.total
         count -= each.count

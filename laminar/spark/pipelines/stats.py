@@ -1,13 +1,13 @@
-"""Stats: what is in a topic, is it healthy, is it skewed: rates, sizes, keys, partitions, tags.
+"""Stats: rates, sizes, keys, partitions and tags of a topic, and how they are skewed.
 
-Two reads of the same range of offsets. The first takes only times and tags, which are a small part of a
-topic, and finds over which time the rates are counted. The second groups each record twice, by its key and by
-its partition, time and size; so values pass through Spark's socket once. What reaches the driver is bounded,
-whatever the topic holds: some hundred buckets of time for each partition, some thousand classes of sizes
+It reads the same range of offsets twice. The first read takes only times and tags, a small part of a topic,
+and finds the time range over which rates are counted. The second groups each record twice, by its key and by
+its partition, time and size; so values pass through Spark's socket once. What reaches the driver is bounded
+for any topic: some hundred buckets of time for each partition, some thousand classes of sizes
 (`size_histogram`), the first few keys and tags.
 
-Exact are all counts, sums and extremes, and the keys and tags at the top. Percentiles of sizes, and how often
-the keys further down are, are exact below 128 and within 1.6 % above.
+All counts, sums and extremes, and the keys and tags at the top, are exact. Percentiles of sizes, and the
+frequencies of further keys, are exact below 128 and within 1.6 % above.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TOP = 20
-# Few records with times far off, as of a clock that is wrong, must not squeeze all others into one bucket.
+# A few records with times far off, as of a wrong clock, must not squeeze all others into one bucket.
 _STRAY_SHARE = 0.01
 _FAR = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Survey:
-    """What the first read found; the core is without days of strays at either end."""
+    """The result of the first read. The core leaves out days of stray records at either end."""
 
     first_ms: int
     last_ms: int
@@ -58,18 +58,19 @@ class _Survey:
 
 
 def stats(spark: SparkSession, cluster: Mapping[str, str], topic: str, *, top: int = TOP) -> Stats:
-    """What is committed in `topic` now, with the `top` most frequent keys and tags.
+    """Return the stats of what is committed in `topic` now, with the `top` most frequent keys and tags.
 
-    Raises the client's `NotFound` if there is no such topic, ValueError if `top` is below 1, and what Spark
-    raises.
+    Raises:
+        NotFound: when there is no such topic.
+        ValueError: when `top` is below 1. Spark's exceptions are passed on.
     """
     if top < 1:
-        raise ValueError(f"top is at least 1, not {top}")
+        raise ValueError(f"top must be at least 1, not {top}")
     starts, ends = _extent(cluster, topic)
     numbers = sorted(number for _, number in ends)
     if starts == ends:
         return _assemble(topic, numbers, None, _Counted())
-    # Both reads are of the same records, though others come meanwhile.
+    # Both reads are of the same records, even if others are appended meanwhile.
     given = {
         option: json.dumps({topic: {str(number): offset for (_, number), offset in places.items()}})
         for option, places in (("startingOffsets", starts), ("endingOffsets", ends))
@@ -77,7 +78,7 @@ def stats(spark: SparkSession, cluster: Mapping[str, str], topic: str, *, top: i
     times = read_topic(spark, cluster, topic, "timestamp", "tag", **given)
     with persisted(_by_day(times)) as days:
         survey = _survey(days, top)
-    # Sizes are no reason to read values of a gigabyte: those larger than a batch are counted only.
+    # Values larger than a batch are only counted, not fetched.
     given["largeRecords"] = "null"
     rows = read_topic(spark, cluster, topic, "partition", "key", "value", "timestamp", **given)
     with persisted(_grouped(rows, survey.grid)) as grouped:
@@ -86,7 +87,7 @@ def stats(spark: SparkSession, cluster: Mapping[str, str], topic: str, *, top: i
 
 
 def _extent(cluster: Mapping[str, str], topic: str) -> tuple[dict[Any, int], dict[Any, int]]:
-    """First and next offset of each partition."""
+    """Return the first offset and the end offset of each partition."""
     from laminar.spark.read.offsets import AT_EARLIEST, AT_LATEST
     from laminar.spark.read.options import parse
 
@@ -98,7 +99,7 @@ def _extent(cluster: Mapping[str, str], topic: str) -> tuple[dict[Any, int], dic
 
 
 def _by_day(rows: DataFrame) -> DataFrame:
-    """Records by tag and day."""
+    """Return the number of records by tag and day."""
     from pyspark.sql import functions as f
 
     time = f.unix_millis("timestamp")
@@ -109,7 +110,7 @@ def _by_day(rows: DataFrame) -> DataFrame:
 
 
 def _survey(days: DataFrame, top: int) -> _Survey:
-    """Times and tags, from records by tag and day."""
+    """Return times and tags, computed from records by tag and day."""
     from pyspark.sql import functions as f
 
     shares = f.array(f.lit(_STRAY_SHARE), f.lit(1 - _STRAY_SHARE))
@@ -125,7 +126,7 @@ def _survey(days: DataFrame, top: int) -> _Survey:
         .agg(f.sum("records").alias("records"), f.min("first").alias("first"), f.max("last").alias("last"))
         .collect()[0]
     )
-    # Of few records a percentile lies between two of them, and leaves out more than was meant.
+    # A percentile of few records lies between two of them and leaves out more than intended.
     if (core["records"] or 0) < (1 - 2 * _STRAY_SHARE) * whole["records"]:
         core = whole
     by_tag = days.groupBy("tag").agg(f.sum("records").alias("records"))
@@ -151,7 +152,7 @@ def _survey(days: DataFrame, top: int) -> _Survey:
 
 
 def _grouped(rows: DataFrame, grid: Grid) -> DataFrame:
-    """Records by key, and by partition, bucket and size class; rows by key have no partition."""
+    """Group records by key, and by partition, bucket and size class. Rows by key have no partition."""
     from pyspark.sql import functions as f
 
     size = f.length("value")
@@ -179,7 +180,7 @@ def _grouped(rows: DataFrame, grid: Grid) -> DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Counted:
-    """What the second read found: rows of Spark's, and classes that rise."""
+    """The result of the second read: rows of Spark's, and classes that rise."""
 
     places: Sequence[Any] = ()
     values: Sequence[Class] = ()
@@ -242,7 +243,7 @@ def _classes(rows: Sequence[Any]) -> list[Class]:
 
 
 def _assemble(topic: str, numbers: Sequence[int], survey: _Survey | None, counted: _Counted) -> Stats:
-    """The rows of both reads as what they say; `numbers` are all partitions, also those without a record."""
+    """Return the stats that both reads amount to. `numbers` are all partitions, also the empty ones."""
     records = sum(row["records"] for row in counted.places)
     partitions = [
         _load(number, [row for row in counted.places if row["partition"] == number], records)
@@ -337,7 +338,7 @@ def _keys(counted: _Counted) -> Keys:
     ranks = [1 << power for power in range(distinct.bit_length())]
     if distinct and ranks[-1] < distinct:
         ranks.append(distinct)
-    # The first ranks are those of the top keys, which are counted one by one.
+    # The first ranks are those of the top keys, whose counts are exact.
     first = [row["records"] for row in counted.top]
     return Keys(
         distinct=distinct,
@@ -369,5 +370,5 @@ def _keys(counted: _Counted) -> Keys:
 
 
 def _held(first: Sequence[int], frequencies: Sequence[Class], rank: int) -> int:
-    """How many records the keys up to this rank have together."""
+    """Return the number of records that the keys up to this rank have together."""
     return sum(first[:rank]) if rank <= len(first) else sum_of_greatest(frequencies, rank)

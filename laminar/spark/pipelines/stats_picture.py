@@ -1,8 +1,7 @@
-"""The picture of `stats`: rates over time, sizes, partitions and keys, on one page.
+"""The chart of `stats`: rates over time, sizes, partitions and keys, on one page.
 
-A person asks what is in a topic, whether it is healthy, whether it is skewed. So the title says what stands
-out; and a partition has one colour in all panels, so that a hot key, the partition that it fills, and when it
-did, are seen together.
+It answers what is in a topic, and whether it is skewed. So the title names the skew, and a partition has one
+colour in all panels: a hot key, the partition that it fills, and the time when it did are seen together.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Those with most records; the others are grey together.
+# Colours of the partitions with most records; all others are grey.
 COLORS = ("#3b6fb6", "#e08a3c", "#4f9d69", "#c8504f", "#8468a8", "#4aa5b5", "#c9a93a", "#b06a8f")
 OTHERS = "#b8bec6"
 INK, PALE = "#2b2f36", "#6b7280"
@@ -31,13 +30,17 @@ _MOST_BARS_NAMED = 24
 
 
 def draw(stats: Stats, path: Path) -> None:
-    """Draw to a file, whose name says in what format: PNG, SVG, PDF. Needs matplotlib; raises OSError."""
+    """Draw to a file, whose suffix is the format: PNG, SVG or PDF. Needs matplotlib.
+
+    Raises:
+        OSError: when the file cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     figure_of(stats).savefig(path)
 
 
 def findings(stats: Stats) -> str:
-    """What stands out."""
+    """Return what is skewed, in a sentence."""
     if not stats.records:
         return "there are no records"
     found = []
@@ -55,7 +58,7 @@ def findings(stats: Stats) -> str:
 
 
 def colors_of(stats: Stats) -> dict[int, str]:
-    """Each partition's colour."""
+    """Return each partition's colour."""
     largest = sorted(stats.partitions, key=lambda each: (-each.records, each.partition))
     if len(largest) > len(COLORS):
         return {
@@ -66,7 +69,7 @@ def colors_of(stats: Stats) -> dict[int, str]:
 
 
 def figure_of(stats: Stats) -> Figure:
-    """The picture, not yet drawn. Needs matplotlib."""
+    """Return the chart, not yet drawn. Needs matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -112,12 +115,12 @@ def _totals(stats: Stats) -> str:
 
 
 def _caption(stats: Stats) -> str:
-    """What a reader must know to believe it, and what has no panel."""
-    parts = ["Times are the producers', where they gave one, else those of the append."]
+    """Return notes on how to read the chart, and what has no panel."""
+    parts = ["Times are the producers' where given, else those of the append."]
     rates = stats.rates
     if rates is not None and rates.before + rates.after:
         parts.append(
-            f"Over time records are left out whose times are far from all others: {rates.before:,} before,"
+            f"Rates leave out records whose times are far from all others: {rates.before:,} before,"
             f" {rates.after:,} after."
         )
     if stats.values.absent:
@@ -134,7 +137,7 @@ def _write(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
 
 
 def _title(axes: Axes, text: str, below: str = "") -> None:
-    """What the panel shows, in bold, and below it what is to be seen there, in words."""
+    """Write what the panel shows, in bold, and below it the main figures."""
     axes.set_title(text, loc="left", fontsize=12.5, color=INK, weight="bold", pad=26 if below else 10)
     axes.annotate(
         below,
@@ -162,12 +165,12 @@ def _empty(axes: Axes, text: str) -> None:
 
 
 def _edges(rates: Rates) -> list[float]:
-    """In seconds from the first bucket: floats of epoch times would not hold short ranges."""
+    """Return the edges of the buckets, in seconds from the first: floats hold no exact epoch times."""
     return [bucket * rates.width_ms / 1000 for bucket in range(rates.buckets + 1)]
 
 
 def _rates(axes: Axes, rates: Rates, colors: dict[int, str]) -> None:
-    """Areas of the partitions upon each other, the largest at the bottom."""
+    """Draw stacked areas of the partitions, the largest at the bottom."""
     totals = rates.total("records")
     unit, seconds = per(max(totals) * 1000 / rates.width_ms)
     scale = seconds * 1000 / rates.width_ms
@@ -179,7 +182,7 @@ def _rates(axes: Axes, rates: Rates, colors: dict[int, str]) -> None:
         together = [sum(column) for column in zip(*(each.records for each in grey), strict=True)]
         layers.append((f"{len(grey)} others", OTHERS, together))
     edges = _edges(rates)
-    # The last value once more: a step has two ends.
+    # The last value is repeated, because a step has two ends.
     heights = [[count * scale for count in (*layer[2], layer[2][-1])] for layer in layers]
     axes.stackplot(
         edges,
@@ -189,13 +192,13 @@ def _rates(axes: Axes, rates: Rates, colors: dict[int, str]) -> None:
         labels=[layer[0] for layer in layers],
         linewidth=0,
     )
-    said = [f"steps of {width(rates.width_ms)}"]
+    figures = [f"steps of {width(rates.width_ms)}"]
     if rates.mean_per_s is not None:
         axes.axhline(rates.mean_per_s * seconds, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        said.append(f"mean {number(rates.mean_per_s * seconds)}, the dashed line")
+        figures.append(f"mean {number(rates.mean_per_s * seconds)}, the dashed line")
     if rates.peak_per_s is not None:
-        said.append(f"peak {number(rates.peak_per_s * seconds)} at {instant(rates.peak_ms)}")
-    _title(axes, f"Records per {_UNIT[unit]}, by partition", " · ".join(said))
+        figures.append(f"peak {number(rates.peak_per_s * seconds)} at {instant(rates.peak_ms)}")
+    _title(axes, f"Records per {_UNIT[unit]}, by partition", " · ".join(figures))
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, max(totals) * scale * 1.08)
     axes.yaxis.set_major_formatter(lambda value, place: number(value))
@@ -221,7 +224,7 @@ def _bytes(axes: Axes, rates: Rates) -> None:
     axes.set_ylabel(f"bytes per {_UNIT[unit]}", fontsize=9.5, color=PALE)
     highest = max(*heights, 1)
     axes.set_ylim(0, highest * 1.1)
-    # Two or three marks, which are round in units of 1,024.
+    # Two or three ticks, which are round in units of 1,024.
     step = 1 << max(0, math.floor(math.log2(highest)) - 1)
     axes.set_yticks([step * place for place in range(4) if step * place <= highest])
     axes.yaxis.set_major_formatter(lambda value, place: size(value))
@@ -230,7 +233,7 @@ def _bytes(axes: Axes, rates: Rates) -> None:
 
 
 def time_ticks(since_ms: int, until_ms: int) -> tuple[list[int], list[str]]:
-    """Round times of a range, and what stands below them: a date only where it changes."""
+    """Return round times of a range and their labels, with a date only where it changes."""
     steps = (each for each in WIDTHS_MS if (until_ms - since_ms) // each < _MOST_TICKS)
     step = next(steps, -(-(until_ms - since_ms) // _MOST_TICKS))
     places = list(range(-(-since_ms // step) * step, until_ms + 1, step))
@@ -256,7 +259,7 @@ def time_ticks(since_ms: int, until_ms: int) -> tuple[list[int], list[str]]:
 
 
 def _sizes(axes: Axes, values: Sizes, keys: Sizes) -> None:
-    """Values by powers of two; keys are short as a rule, and have a line of words."""
+    """Draw values by powers of two. Keys are usually short: their median is in the subtitle."""
     of_keys = "" if keys.p50 is None else f"median of keys {size(keys.p50)}"
     if not values.count:
         _title(axes, "Sizes of values", of_keys)
@@ -282,7 +285,7 @@ def _sizes(axes: Axes, values: Sizes, keys: Sizes) -> None:
             color=INK,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
         )
-    # A narrow range is not blown up, and the words have room to the left.
+    # A narrow range is not stretched, which leaves room for the labels to the left.
     high = _power(values.histogram[-1].high)
     low = min(lefts[0] - 0.5, high - 8)
     axes.set_xlim(low, high + 0.5)
@@ -296,12 +299,12 @@ def _sizes(axes: Axes, values: Sizes, keys: Sizes) -> None:
 
 
 def _power(count: float) -> float:
-    """Where a size stands on the axis; 0 bytes have the place before 1."""
+    """Return a size's position on the axis; 0 bytes are left of 1."""
     return math.log2(count) if count else -1.0
 
 
 def _partitions(axes: Axes, stats: Stats, colors: dict[int, str]) -> None:
-    """Bars are shares of the records, dots of the bytes; the line is the mean."""
+    """Draw shares of the records as bars, of the bytes as dots, and the mean as a line."""
     loads = stats.partitions
     _title(axes, "Records by partition", f"the largest has {stats.largest_over_mean or 0:.2f} times the mean")
     places = range(len(loads))
@@ -354,7 +357,7 @@ def _top_keys(axes: Axes, stats: Stats, colors: dict[int, str]) -> None:
 
 
 def _ranks(axes: Axes, stats: Stats) -> None:
-    """Records by rank of the key, both logarithmic: a straight line is Zipf's law, a flat one is even."""
+    """Draw records by rank of the key on logarithmic axes, where Zipf's law is a straight line."""
     keys = stats.keys
     many = f"the top 1 %, {number(keys.top_percent_keys)} of {number(keys.distinct)}, have"
     below = f"{many} {percent(keys.top_percent_share)} of the records" if keys.top_percent_share else ""
@@ -382,7 +385,7 @@ def _ranks(axes: Axes, stats: Stats) -> None:
         linestyle=(0, (4, 2)),
     )
     together.set_ylim(0, 105)
-    together.set_ylabel("it and all before, of the records", fontsize=9.5, color=COLORS[1])
+    together.set_ylabel("cumulative share of the records", fontsize=9.5, color=COLORS[1])
     together.yaxis.set_major_formatter(lambda value, place: f"{value:g} %")
     together.tick_params(labelsize=9.5, colors=PALE)
     for spine in together.spines.values():

@@ -1,4 +1,4 @@
-"""What `stats` tells of a topic, as plain values: its JSON, and what its picture is drawn from."""
+"""The results of `stats` as plain values: they become its JSON, and its chart is drawn from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from laminar.spark.pipelines.size_histogram import Bin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Bytes of values, or of keys: of `count` records; `absent` have none, or one stored apart."""
+    """Sizes in bytes of the values, or of the keys, of `count` records.
+
+    `absent` records have none, or one that is stored apart.
+    """
 
     count: int
     absent: int
@@ -46,10 +49,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Counts in buckets of `width_ms`, the first from `since_ms`; `before` and `after` are outside of them.
+    """Records over time, in buckets of `width_ms` of which the first begins at `since_ms`.
 
-    These are 0, unless up to 1 % of the records at an end have times far from all others. The mean is
-    that of all buckets, the peak is the fullest; both are None if all have the same time.
+    `before` and `after` count records outside of the buckets: 0, unless up to 1 % of the records at an end
+    have times far from all others. The mean is over all buckets, the peak is that of the fullest; both are
+    None if all records have the same time.
     """
 
     since_ms: int
@@ -64,14 +68,14 @@ class Rates:
     partitions: list[Series]
 
     def total(self, what: str) -> list[int]:
-        """``records`` or ``bytes`` of all partitions, by bucket."""
+        """Return ``records`` or ``bytes`` of all partitions, by bucket."""
         columns = [getattr(each, what) for each in self.partitions]
         return [sum(column) for column in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key; `share` is of the records that have one. `partition` is None if it is in several."""
+    """A key and its records. `share` is of records with a key. `partition` is None if it is in several."""
 
     key: str
     records: int
@@ -84,7 +88,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """How many records the key of this rank has, and what share the keys up to it have together."""
+    """The records of the key at this rank, and the share that the keys up to it have together."""
 
     rank: int
     records: int
@@ -93,7 +97,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """Keys by their records. `ranks` are powers of two and the last; the top 1 % is one key at least."""
+    """Keys by frequency. `ranks` are powers of two and the last rank. The top 1 % is at least one key."""
 
     distinct: int
     keyless_records: int
@@ -106,6 +110,8 @@ class Keys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tag:
+    """A tag, its records, and their share of all records."""
+
     tag: str
     records: int
     share: float
@@ -113,6 +119,8 @@ class Tag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tags:
+    """Tags by frequency."""
+
     distinct: int
     untagged_records: int
     top: list[Tag]
@@ -120,11 +128,11 @@ class Tags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """What a topic holds. Bytes are those of keys and values as given, without values that are stored apart.
+    """The stats of a topic. Bytes are those of keys and values as appended, without values stored apart.
 
-    `largest_over_mean` compares the partition with most records with the mean of all, also of empty ones.
-    Times are of the column `timestamp`: the producer's, else that of the append. Of an empty topic, what has
-    no value is None.
+    `largest_over_mean` divides the records of the largest partition by the mean of all partitions, the empty
+    ones included. Times are of the column `timestamp`: the producer's, else that of the append. An empty
+    topic has None where there is no value.
     """
 
     topic: str

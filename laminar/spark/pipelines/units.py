@@ -1,4 +1,4 @@
-"""Numbers, sizes, rates and times in words short enough for a table or an axis. Pure."""
+"""Format numbers, sizes, rates and times for a table or an axis. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from datetime import UTC, datetime, timedelta
 from laminar.spark.pipelines.buckets import DAY_MS
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# The characters that the font of a picture has for sure, and every terminal.
+# Characters below this are in every font and terminal.
 _SHOWN_BELOW = 0x530
 
 
 def number(value: float) -> str:
-    """With thousands apart; three digits of what is small."""
+    """Return a number with thousands separators; a small one with three digits."""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def short(value: float) -> str:
-    """As ``100k`` or ``2M``: for the marks of an axis."""
+    """Return a number as ``100k`` or ``2M``, for the ticks of an axis."""
     for unit, of in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if value >= of:
             return f"{value / of:g}{unit}"
@@ -25,7 +25,7 @@ def short(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, as ``512 B`` or ``1.5 MiB``."""
+    """Return a number of bytes as ``512 B`` or ``1.5 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024:
             return f"{number(round(count, 1))} {unit}"
@@ -34,12 +34,12 @@ def size(count: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of one, as ``47 %``; as ``0.3 %`` where it is small."""
+    """Return a share of 0 to 1 as ``47 %``; a small one as ``0.3 %``."""
     return f"{share * 100:.0f} %" if share >= 0.0995 or not share else f"{share * 100:.2g} %"
 
 
 def per(rate_per_s: float) -> tuple[str, int]:
-    """In which unit of time a rate is a number that one can read, and its seconds."""
+    """Return the unit of time in which a rate is at least 1 if possible, and its seconds."""
     for unit, seconds in (("s", 1), ("min", 60), ("h", 3_600)):
         if rate_per_s * seconds >= 1:
             return unit, seconds
@@ -47,13 +47,13 @@ def per(rate_per_s: float) -> tuple[str, int]:
 
 
 def rate(rate_per_s: float) -> str:
-    """As ``2.5/min``."""
+    """Return a rate as ``2.5/min``."""
     unit, seconds = per(rate_per_s)
     return f"{number(rate_per_s * seconds)}/{unit}"
 
 
 def utc(time_ms: int) -> datetime | None:
-    """None before the year 1 and after 9999."""
+    """Return a time of epoch milliseconds; None before the year 1 and after 9999."""
     try:
         return _EPOCH + timedelta(milliseconds=time_ms)
     except OverflowError:
@@ -61,7 +61,7 @@ def utc(time_ms: int) -> datetime | None:
 
 
 def instant(time_ms: int) -> str:
-    """As ``2001-01-31 23:59:00``, in UTC, with a fraction where there is one."""
+    """Return a time as ``2001-01-31 23:59:00``, in UTC, with its fraction if it has one."""
     at = utc(time_ms)
     if at is None:
         return f"{time_ms} ms"
@@ -69,7 +69,7 @@ def instant(time_ms: int) -> str:
 
 
 def width(time_ms: int) -> str:
-    """A width of buckets, as ``100 ms``, ``5 min``, ``7 days``."""
+    """Return a width of buckets as ``100 ms``, ``5 min`` or ``7 days``."""
     for unit, unit_ms in (("day", DAY_MS), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
         if time_ms >= unit_ms and time_ms % unit_ms == 0:
             many = time_ms // unit_ms
@@ -78,7 +78,7 @@ def width(time_ms: int) -> str:
 
 
 def name(text: str, most: int = 18) -> str:
-    """A key or a tag: nothing that does not print, and its end left out if it is long."""
+    """Return a key or a tag with unprintable characters escaped, cut off after `most` characters."""
     safe = "".join(
         each if each.isprintable() and ord(each) < _SHOWN_BELOW else ascii(each)[1:-1] for each in text
     )

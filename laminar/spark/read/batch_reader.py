@@ -1,4 +1,4 @@
-"""``spark.read.format("laminar")``: a snapshot of topics from one place to another."""
+"""``spark.read.format("laminar")``: a snapshot of topics between a start and an end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class BatchReader(DataSourceReader):
-    """Finds start and end when Spark plans the DataFrame; all actions on it then see the same records."""
+    """The reader of a batch query.
+
+    It resolves start and end when Spark plans the DataFrame, so all actions on that see the same records.
+    """
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_schema(schema)
@@ -33,6 +36,13 @@ class BatchReader(DataSourceReader):
         self._pushed: Pushed | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
+        """Return the ranges of the snapshot, one for each task.
+
+        Raises:
+            ValueError: when the options name a start or end that a partition does not have.
+            DataLoss: when retention trimmed records of the snapshot and the query is to fail then.
+            Error: when the cluster does not answer.
+        """
         options = self._options
         here = cluster(self._endpoints, timeout_ms=options.timeout_ms)
         ids = here.run(here.ids(options))
@@ -43,7 +53,7 @@ class BatchReader(DataSourceReader):
             strict = options.start_beyond_is_error
             starts = here.run(here.positions(ids, options.start, starts=True, strict=strict))
         if options.end != AT_LATEST:
-            # A given end may lie behind the last record: there is nothing more to read than there is.
+            # An end that is given may lie after the last record.
             given = here.run(here.positions(ids, options.end))
             ends = {partition: min(end, latest[partition]) for partition, end in given.items()}
         whole = plan.ranges(starts, ends, earliest, ids=ids, fail_on_data_loss=options.fail_on_data_loss)
@@ -59,15 +69,21 @@ class BatchReader(DataSourceReader):
         return [RangePartition(piece, rows) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the records of one range, in an executor."""
         return read_partition(
             partition, endpoints=self._endpoints, options=self._options, schema=self._schema
         )
 
 
 class PushdownReader(BatchReader):
-    """Takes over filters. A class of its own: Spark refuses one that could, where its setting says no."""
+    """A batch reader that takes over filters.
+
+    It is a class of its own, because Spark refuses a reader with `pushFilters` where its setting forbids
+    that.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take over what can be; return the filters that Spark must apply itself."""
         from laminar.spark.read.filters import Pushed
 
         self._pushed = Pushed(plan.RowFilter(tag=self._options.tag))

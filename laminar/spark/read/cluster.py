@@ -1,6 +1,6 @@
-"""A cluster as Spark's processes see it: blocking calls over the client's session, one per process.
+"""A process's connection to a cluster: blocking calls over the client's session, for Spark's threads.
 
-It decides nothing about batches; it finds partitions and offsets, and fetches ranges. Connections live in
+It finds partitions and offsets and fetches ranges; it decides nothing about batches. Connections are kept in
 this module, not in readers: Spark unpickles a reader for every task, and keeps the process.
 """
 
@@ -28,24 +28,24 @@ from laminar.client.net.session import Session, topic_path
 from laminar.client.sync.portal import Portal
 from laminar.http.protocol.answer import Answer
 from laminar.spark.read.loss import DataLoss, partition_loss, retention_loss
-from laminar.spark.read.offsets import EARLIEST, LATEST, Ids, Partition, Place, Positions, partition_key
+from laminar.spark.read.offsets import EARLIEST, LATEST, Ids, OffsetSpec, Partition, Positions, partition_key
 from laminar.spark.read.options import Options
 from laminar.spark.read.partition_lineage import predecessors
 from laminar.spark.read.plan import Range
 
 T = TypeVar("T")
 
-# One stretch of a task's records: the rows from the second to before the third of a batch.
+# A batch, and the rows of it that a task reads: the first, and the one after the last.
 Piece = tuple[Batch, int, int]
 
 FETCH_BYTES: Final = 4 << 20
 LEAST_FETCH_BYTES: Final = 64 << 10
-# Answers without a record, from replicas that have them all, before that counts as a fault.
+# Empty answers in a row, from replicas that have all records of a range, before that is an error.
 EMPTY_ANSWERS: Final = 3
-# Of a record that is larger than a batch: Spark and Arrow hold a value whole, and below 2 GiB.
+# The largest value that is read: Spark and Arrow hold a value whole, and below 2 GiB.
 MOST_LARGE_BYTES: Final = 1 << 30
-# Codes that say of a partition that it is deleted, whatever has its name now.
-NO_MORE: Final = ("no_such_topic", "no_such_partition", "partition_recreated")
+# Error codes for a partition that was deleted, whether or not another has its name now.
+DELETED_CODES: Final = ("no_such_topic", "no_such_partition", "partition_recreated")
 
 _clusters: dict[tuple[int, Endpoints, int], Cluster] = {}
 _making = threading.Lock()
@@ -53,13 +53,16 @@ _tuned = False
 
 
 def resolve_endpoints(options: Options) -> Endpoints:
-    """Where the cluster is, by the options or else the environment; found in the driver, for everybody."""
+    """Return where the cluster is, by the options or else the environment.
+
+    It is called in the driver, for all tasks.
+    """
     return resolve(options.endpoints or None, options.token)
 
 
 def cluster(endpoints: Endpoints, *, timeout_ms: int) -> Cluster:
-    """This process's connection to the cluster; made at the first call."""
-    # By process as well: a thread does not survive a fork.
+    """Return this process's connection to the cluster, made at the first call."""
+    # The process id is part of the key: the connection's thread does not survive a fork.
     key = (os.getpid(), endpoints, timeout_ms)
     with _making:
         found = _clusters.get(key)
@@ -69,9 +72,9 @@ def cluster(endpoints: Endpoints, *, timeout_ms: int) -> Cluster:
 
 
 def tune() -> None:
-    """Once per worker process: take what is loaded out of the garbage collector's sight.
+    """Exclude all objects made so far from garbage collection. Acts once per worker process.
 
-    Spark's daemon collects after every task, 3 to 30 ms over imported modules alone.
+    Spark's daemon collects after every task, which takes 3 to 30 ms for imported modules alone.
     """
     global _tuned
     if not _tuned:
@@ -89,16 +92,16 @@ class Bounds(NamedTuple):
 
     @property
     def record_bytes(self) -> float:
-        """Bytes of a record in the mean, as they are stored; 0 if there is none."""
+        """Mean size of a stored record; 0 if there is none."""
         return self.size_bytes / (self.end - self.earliest) if self.end > self.earliest else 0.0
 
 
 class Description(NamedTuple):
     """The partitions of a query with their ids, and the version of each topic's route.
 
-    Bounds may be a moment old, and those of a partition that nobody can speak for just now are left out.
-    `left_out` are the ids of partitions of topics that were asked for beside the query's; `missing` are
-    topics that the query names and that are not there.
+    Bounds may be a moment old; those of a partition of which no replica answers are left out. `left_out` are
+    the ids of partitions of topics that were asked for beside the query's; `missing` are topics that the
+    query names and that do not exist.
     """
 
     ids: Ids
@@ -109,14 +112,14 @@ class Description(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """What of the records is wanted: `fields` as in the API (None: all), records with `tag` only if given."""
+class Projection:
+    """What is fetched: the `fields` of records, as in the API (None: all), and only those with `tag`."""
 
     fields: tuple[str, ...] | None = None
     tag: str | None = None
 
 
-EVERYTHING: Final = Columns()
+EVERYTHING: Final = Projection()
 
 
 class Cluster:
@@ -127,22 +130,25 @@ class Cluster:
         self._portal = Portal()
         self._client = Client(endpoints, timeout=timeout_s)
         self._portal.run(lambda: self._client.__aenter__())
-        # Bytes of a record in each partition, as last seen: a small range asks for no more than it needs.
+        # Mean size of a record in each partition, as last fetched: a small range asks for no more than it
+        # needs.
         self._record_bytes: dict[Partition, float] = {}
 
     @property
     def session(self) -> Session:
+        """The client's session, which runs on the client's thread."""
         return self._client.session
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the client's thread and return its result."""
         return self._portal.run(lambda: work)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin `work` on the client's thread."""
+        """Start `work` on the client's thread and return its future."""
         return asyncio.run_coroutine_threadsafe(work, self._portal.loop)
 
     def close(self) -> None:
-        """End connections and thread: for tests; a Spark worker keeps them as long as it lives."""
+        """Close connections and end the thread. For tests: a Spark worker keeps them as long as it lives."""
         self._portal.run(lambda: self._client.close())
         self._portal.close()
 
@@ -151,9 +157,10 @@ class Cluster:
     async def describe(
         self, options: Options, *, beside: Iterable[str] = (), confirmed: bool = False
     ) -> Description:
-        """What is known of every partition read, and of those of the topics `beside`; one request a topic.
+        """Return the partitions that the query reads, and those of the topics `beside`.
 
-        `confirmed`: as the catalog has them now, instead of as a node has heard.
+        It costs one request per topic. With `confirmed` the catalog itself is asked, else a node's view of
+        it, which may lag.
         """
         wanted = await self._topics(options, beside)
         described = await self._described(sorted({*wanted, *beside}), confirmed=confirmed)
@@ -174,7 +181,11 @@ class Cluster:
         return found
 
     async def ids(self, options: Options, *, confirmed: bool = False) -> Ids:
-        """Every partition that `options` name, with its id. NotFound if one is not there."""
+        """Return every partition that `options` name, with its id.
+
+        Raises:
+            NotFound: when one does not exist.
+        """
         described = await self.describe(options, confirmed=confirmed)
         if described.missing:
             raise NotFound(f"there is no topic {described.missing[0]!r}", code="no_such_topic")
@@ -184,7 +195,7 @@ class Cluster:
         return described.ids
 
     async def _topics(self, options: Options, beside: Iterable[str]) -> set[str]:
-        """The topics that `options` name, there or not; of a pattern those that are there, or `beside`."""
+        """Return the topics that `options` name. Of a pattern those that exist or are in `beside`."""
         if options.pattern is None:
             return {topic for topic, _ in options.assigned} or set(options.topics)
         pattern = re.compile(options.pattern)
@@ -192,7 +203,7 @@ class Cluster:
         return {name for name in listed if pattern.fullmatch(name)}
 
     async def _described(self, topics: Sequence[str], *, confirmed: bool) -> dict[str, dict[str, Any]]:
-        """What the ``/partitions`` of each topic answers, for those that are there."""
+        """Return the answer of each topic's ``/partitions``, for those that exist."""
         read = "?read=leader" if confirmed else ""
         paths = [f"{topic_path(topic)}/partitions{read}" for topic in topics]
         answers = await asyncio.gather(*map(self.session.get_json, paths), return_exceptions=True)
@@ -206,7 +217,7 @@ class Cluster:
         return found
 
     async def replaced(self, topic: str) -> dict[Partition, dict[Partition, int]]:
-        """See `laminar.spark.read.partition_lineage.Replaced`; of one topic."""
+        """Return the lineage of a topic's partitions: see `laminar.spark.read.partition_lineage.Replaced`."""
         answer = await self.session.get_json(f"{topic_path(topic)}/routes")
         found: dict[Partition, dict[Partition, int]] = {}
         for number, before in predecessors(answer["routes"]).items():
@@ -216,36 +227,38 @@ class Cluster:
         return found
 
     async def offset_at(self, partition: Partition, at: str, id_: str = "") -> int:
-        """The offset at ``earliest``, ``latest`` or an epoch time in ms, confirmed by a majority.
+        """Return the offset at ``earliest``, ``latest`` or an epoch time in ms, confirmed by a majority.
 
-        With `id_`: NotFound where the partition of that id is no more.
+        Raises:
+            NotFound: with `id_`, when the partition with that id was deleted.
         """
-        # A query compares ends with what it has read: an end by the word of one replica would be a loss.
+        # A query compares ends with what it has read: a lagging replica's end would count as a loss.
         return await self.session.offset_at(*partition, at, id_=id_, leader_only=True)
 
     async def positions(
-        self, ids: Mapping[Partition, str], place: Place, *, starts: bool = False, strict: bool = False
+        self, ids: Mapping[Partition, str], spec: OffsetSpec, *, starts: bool = False, strict: bool = False
     ) -> Positions:
-        """`place` as an offset in each of these partitions.
+        """Return the offset that `spec` means in each of these partitions.
 
-        ValueError if `place` leaves a partition out or names one that is not read; with `starts`, if an
-        offset is beyond a partition's end; with `strict`, if it is a time after all records.
+        Raises:
+            ValueError: when `spec` leaves a partition out or names one that is not read; with `starts`, when
+                an offset is after a partition's end; with `strict`, when it is a time after all records.
         """
-        if place.values and set(place.values) != set(ids):
-            odd = sorted(set(place.values) ^ set(ids))
-            raise ValueError(f"an offset is needed for each partition that is read, no other: {odd[0]}")
+        if spec.values and set(spec.values) != set(ids):
+            odd = sorted(set(spec.values) ^ set(ids))
+            raise ValueError(f"give an offset for exactly the partitions that are read; wrong: {odd[0]}")
         found = await asyncio.gather(
-            *(self._position(place, each, id_, starts, strict) for each, id_ in ids.items())
+            *(self._position(spec, each, id_, starts, strict) for each, id_ in ids.items())
         )
         return dict(zip(ids, found, strict=True))
 
     async def _position(
-        self, place: Place, partition: Partition, id_: str, starts: bool, strict: bool
+        self, spec: OffsetSpec, partition: Partition, id_: str, starts: bool, strict: bool
     ) -> int:
-        if place.kind in ("earliest", "latest"):
-            return await self.offset_at(partition, place.kind, id_)
-        if place.kind == "offsets":
-            given = place.values[partition]
+        if spec.kind in ("earliest", "latest"):
+            return await self.offset_at(partition, spec.kind, id_)
+        if spec.kind == "offsets":
+            given = spec.values[partition]
             if given in (EARLIEST, LATEST):
                 return await self.offset_at(partition, "earliest" if given == EARLIEST else "latest", id_)
             if starts and given > (end := await self.offset_at(partition, "latest", id_)):
@@ -253,7 +266,7 @@ class Cluster:
                     f"option startingOffsets: {partition_key(partition)} ends at {end}, before {given}"
                 )
             return given
-        time_ms = place.values[partition] if place.kind == "timestamps" else place.time_ms
+        time_ms = spec.values[partition] if spec.kind == "timestamps" else spec.time_ms
         offset = await self.offset_at(partition, str(time_ms), id_)
         if strict and offset >= await self.offset_at(partition, "latest", id_):
             raise ValueError(
@@ -263,18 +276,19 @@ class Cluster:
         return offset
 
     async def wait_past(self, partition: Partition, offset: int, *, id_: str, wait_ms: int) -> None:
-        """Return when there is a record at `offset`, or `wait_ms` (below 10 s) later.
+        """Wait for a record at `offset`, but no longer than `wait_ms`, which is below 10 s.
 
-        NotFound where the partition of this id is no more.
+        Raises:
+            NotFound: when the partition with this id was deleted.
         """
         topic, number = partition
         target = (
             f"{topic_path(topic)}/partitions/{number}/records?offset={offset}&id={id_}"
             f"&max_bytes=1&wait_ms={wait_ms}"
         )
-        places = await self.session.topic_map(topic)
-        # The leader hears first; HEAD, as only the news is wanted.
-        await self.session.call("HEAD", target, first=places.leader(number), timeout_s=30)
+        known = await self.session.topic_map(topic)
+        # The leader has new records first. HEAD, because the records themselves are not needed.
+        await self.session.call("HEAD", target, first=known.leader(number), timeout_s=30)
 
     # -- records -------------------------------------------------------------------------------
 
@@ -283,15 +297,18 @@ class Cluster:
         wanted: Range,
         *,
         fail_on_data_loss: bool = True,
-        columns: Columns = EVERYTHING,
+        columns: Projection = EVERYTHING,
         replica: int | None = None,
     ) -> Iterator[Piece]:
-        """The records of `wanted`, all of them, as (batch, first row, row behind the last).
+        """Yield all records of `wanted`, as (batch, first row, row after the last).
 
-        With a tag batches that cannot hold it are left out; the others are whole. With `replica` that one
-        alone is asked, see `laminar.client.policy.routing.readers`. The next fetch is under way
-        while the caller works on what it got. Raises DataLoss if some are gone (without `fail_on_data_loss`
-        they are left out), or the client's `Error`.
+        With a tag, batches that cannot hold it are left out; the others are whole. With `replica` only that
+        one is asked, see `laminar.client.policy.routing.readers`. The next fetch is under way while the
+        caller works on the last, and never more than one, which bounds memory.
+
+        Raises:
+            DataLoss: when records are gone and `fail_on_data_loss`; without that they are left out.
+            Error: when the cluster does not answer in time.
         """
         offset = wanted.start
         empty = 0
@@ -301,13 +318,13 @@ class Cluster:
                 try:
                     answer = pending.result()
                 except OffsetExpired as gone:
-                    offset = self._behind_loss(wanted, offset, gone, fail_on_data_loss=fail_on_data_loss)
+                    offset = self._after_loss(wanted, offset, gone, fail_on_data_loss=fail_on_data_loss)
                     if offset >= wanted.end:
                         return
                     pending = self._fetch(wanted, offset, columns, replica)
                     continue
                 except NotFound as gone:
-                    if gone.code not in NO_MORE:
+                    if gone.code not in DELETED_CODES:
                         raise
                     what = f"{wanted.topic}/{wanted.partition}, {offset} to {wanted.end - 1}: {gone.message}"
                     partition_loss([what], fail=fail_on_data_loss)
@@ -316,7 +333,7 @@ class Cluster:
                 empty = 0 if offset_then > offset else empty + 1
                 if empty == EMPTY_ANSWERS:
                     raise Unavailable(
-                        f"{wanted.topic}/{wanted.partition}: no records at {offset}, though it ends at"
+                        f"{wanted.topic}/{wanted.partition}: no records at {offset}, although it ends at"
                         f" {answer.headers.get('laminar-end-offset')}",
                         code="no_records",
                         value=offset,
@@ -333,14 +350,16 @@ class Cluster:
             pending.cancel()
 
     def large_value(self, wanted: Range, stub: Batch) -> bytes:
-        """The value of the record that `stub` stands for, compared with length and checksum as appended.
+        """Return the value of the record that `stub` stands for, its length and checksum verified.
 
-        ValueError for one over `MOST_LARGE_BYTES`, or the client's `Error`.
+        Raises:
+            ValueError: for a value over `MOST_LARGE_BYTES`, and for one that is not what was appended.
+            Error: when the cluster does not answer in time.
         """
         named = f"{wanted.topic}/{wanted.partition}: the value at {stub.base_offset}"
         size = size_of(stub)
         if size > MOST_LARGE_BYTES:
-            raise ValueError(f"{named} has {size} bytes; Spark is given up to {MOST_LARGE_BYTES}")
+            raise ValueError(f"{named} has {size} bytes; the source reads values of up to {MOST_LARGE_BYTES}")
         value = self.run(self._large_value(wanted, stub.base_offset))
         if (len(value), crc32c(value)) != (size, checksum_of(stub)):
             raise ValueError(f"{named} is not what was appended: {len(value)} bytes of {size}")
@@ -353,7 +372,7 @@ class Cluster:
         async with value:
             return await value.read()
 
-    def _fetch(self, wanted: Range, offset: int, columns: Columns, replica: int | None) -> Future[Answer]:
+    def _fetch(self, wanted: Range, offset: int, columns: Projection, replica: int | None) -> Future[Answer]:
         narrowed: dict[str, str | int] = {"to": wanted.end}
         if wanted.id:
             narrowed["id"] = wanted.id
@@ -375,18 +394,18 @@ class Cluster:
         )
 
     def _fetch_bytes(self, wanted: Range, offset: int) -> int:
-        """How much to ask for: what is wanted, by what records weighed so far, and a quarter more."""
+        """Return how much to ask for: the wanted records at their mean size so far, and a quarter more."""
         known = self._record_bytes.get((wanted.topic, wanted.partition))
         if known is None:
             return FETCH_BYTES
         return int(min(FETCH_BYTES, max(LEAST_FETCH_BYTES, (wanted.end - offset) * known * 1.25)))
 
     def _batches(
-        self, answer: Answer, wanted: Range, offset: int, columns: Columns
+        self, answer: Answer, wanted: Range, offset: int, columns: Projection
     ) -> tuple[list[Batch], int]:
-        """The answer's batches that hold records of `wanted` from `offset` on; and the offset behind them.
+        """Return the answer's batches with records of `wanted` from `offset` on, and the offset after them.
 
-        Behind what was looked at, with a tag: there may be nothing in between.
+        With a tag that is the offset after what the node searched, which may hold no match.
         """
         batches = []
         for frame in split(answer.body):
@@ -410,14 +429,12 @@ class Cluster:
     def _earliest(self, wanted: Range) -> int:
         return self.run(self.offset_at((wanted.topic, wanted.partition), "earliest", wanted.id))
 
-    def _behind_loss(
-        self, wanted: Range, offset: int, gone: OffsetExpired, *, fail_on_data_loss: bool
-    ) -> int:
-        """Where to go on when retention has overtaken the reading."""
+    def _after_loss(self, wanted: Range, offset: int, gone: OffsetExpired, *, fail_on_data_loss: bool) -> int:
+        """Return where to continue after retention trimmed the record at `offset`."""
         earliest = self._earliest(wanted)
         if earliest <= offset:
             raise gone
-        behind = min(earliest, wanted.end)
-        lost = f"{wanted.topic}/{wanted.partition}: {offset} to {behind - 1}"
+        first_left = min(earliest, wanted.end)
+        lost = f"{wanted.topic}/{wanted.partition}: {offset} to {first_left - 1}"
         retention_loss([lost], fail=fail_on_data_loss)
-        return behind
+        return first_left

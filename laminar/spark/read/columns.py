@@ -1,8 +1,9 @@
-"""From Laminar's batches to the record batches that Spark takes, without touching a record.
+"""Convert Laminar's batches to the record batches that Spark takes, without touching single records.
 
-Only the columns that were asked for are built, over the received frame's memory where it is not compressed.
-Spark is strict about Arrow: types, order and nullability as its own translation of the schema, or the query
-fails; `Builder` starts from that translation. Batches of 1 to 4 MB pass Spark's socket fastest.
+Only the columns that the query selects are built, over the received frame's memory where it is not
+compressed. Spark is strict about Arrow: a query fails unless types, order and nullability are those of
+Spark's own translation of the schema, so `RecordBatchBuilder` starts from that translation. Batches of 1 to
+4 MB pass Spark's socket fastest.
 """
 
 from __future__ import annotations
@@ -25,21 +26,26 @@ if TYPE_CHECKING:
 
 LEAST_BYTES: Final = 1 << 20
 MOST_BYTES: Final = 4 << 20
-# For narrow columns: a batch that is only offsets would else span a hundred frames.
+# For narrow columns: a batch of offsets alone would otherwise span a hundred frames.
 MOST_ROWS: Final = 1 << 16
 
-# `timestampType` as in Kafka: whose time it is.
+# `timestampType` as in Kafka: the producer's time, or that of the append.
 PRODUCER_TIME: Final = 0
 APPEND_TIME: Final = 1
 
-# Columns that `to_arrow` has; what a fetch calls the others; what is the same in each row.
+# Columns that `to_arrow` makes; the names of others in a fetch's `fields`; columns with one value for all
+# rows.
 _FROM_FRAME: Final = ("key", "value", "offset", "timestamp", "tag", "headers")
 _FIELDS: Final = {"timestampType": "timestamp", "traceId": "trace_id"}
 _CONSTANT: Final = ("topic", "partition")
 
 
 def check_schema(schema: StructType) -> list[str]:
-    """The columns of a schema, by their proper names. ValueError for a column or type that we do not have."""
+    """Return the columns of a schema by their proper names.
+
+    Raises:
+        ValueError: for a column or a type that the source does not have.
+    """
     by_lower = {name.lower(): name for name in COLUMNS}
     names = []
     for field in schema.fields:
@@ -48,16 +54,16 @@ def check_schema(schema: StructType) -> list[str]:
             raise ValueError(f"there is no column {field.name}; there are {', '.join(COLUMNS)}")
         given = field.dataType.simpleString()
         if given != COLUMNS[name]:
-            raise ValueError(f"column {name} is {COLUMNS[name]}, not {given}")
+            raise ValueError(f"column {name} must be {COLUMNS[name]}, not {given}")
         names.append(name)
     return names
 
 
-class Builder:
-    """Makes one partition's record batches in the form of `schema`, of the records that `rows` lets pass.
+class RecordBatchBuilder:
+    """A builder of one partition's record batches in the form of `schema`, of the records that match `rows`.
 
-    `large` is asked for the value of each record that is larger than a batch, if values are wanted; with None
-    for an answer the row has none.
+    `large` returns the value of a record that is larger than a batch, given its stub. It is called only if
+    the query selects values; for None the row's value is null.
     """
 
     def __init__(
@@ -74,7 +80,7 @@ class Builder:
         self._names = check_schema(schema)
         self._rows = rows
         self._large = large
-        # Columns that decide about rows, shown or not.
+        # Columns that the row filter needs, whether the query selects them or not.
         timed = rows.since_us is not None or rows.until_us is not None
         self._deciding = (["tag"] if rows.tag is not None else []) + (["timestamp"] if timed else [])
         self._schema = to_arrow_schema(schema, timezone="UTC")
@@ -87,14 +93,14 @@ class Builder:
 
     @property
     def fields(self) -> tuple[str, ...] | None:
-        """What a fetch must bring, as its ``fields``; None for all, where leaving out would save little."""
+        """The ``fields`` parameter of a fetch; None for all columns, where a selection would save little."""
         if "value" in self._names:
             return None
         wanted = {_FIELDS.get(name, name) for name in self._names if name not in _CONSTANT}
         return tuple(sorted(wanted | {"offset"} | set(self._deciding)))
 
     def record_batches(self, pieces: Iterable[tuple[Batch, int, int]]) -> Iterator[pyarrow.RecordBatch]:
-        """Record batches of the rows `first` to `stop - 1` of each (batch, first, stop), in order."""
+        """Yield record batches of rows `first` to `stop - 1` of each (batch, first, stop), in order."""
         held: list[dict[str, pyarrow.Array]] = []
         held_bytes = held_rows = 0
         for batch, first, stop in pieces:
@@ -118,9 +124,9 @@ class Builder:
             yield self._joined(held, held_rows)
 
     def _columns(self, batch: Batch, first: int, stop: int) -> tuple[dict[str, pyarrow.Array], int]:
-        """What comes from the frame, by name; what is the same in every row comes when batches are joined.
+        """Return the columns that come from the frame, by name, and the number of rows.
 
-        Also how many rows that are.
+        Columns with one value for all rows are added when batches are joined.
         """
         found = to_arrow(batch, self._frame_names)
         columns = dict(zip(self._frame_names, found.columns, strict=True))
@@ -140,7 +146,7 @@ class Builder:
         return columns, rows
 
     def _put_large(self, columns: dict[str, pyarrow.Array], stub: Batch) -> None:
-        """The one record's value in its place; without the headers that told of it, once it is there."""
+        """Put in the value of the stub's record, and take out the headers that describe a stub."""
         value = self._large(stub)
         if value is None:
             return
@@ -151,7 +157,7 @@ class Builder:
             columns["headers"] = pyarrow.array([own or None], columns["headers"].type)
 
     def _mask(self, rows: pyarrow.RecordBatch) -> pyarrow.Array:
-        """True for each row that passes; a row without a tag has none of any name."""
+        """Return a mask that is true for each row that matches; a row without a tag matches no tag."""
         compute = pyarrow.compute
         asked = self._rows
         checks = []
@@ -164,7 +170,7 @@ class Builder:
         return reduce(compute.and_, checks)
 
     def _cut(self, columns: dict[str, pyarrow.Array], rows: int, size: int) -> Iterator[pyarrow.RecordBatch]:
-        """A large batch in slices, which copy nothing. One record alone may be over the size."""
+        """Yield a large batch in slices, which copy nothing. A single record may exceed the size."""
         at_once = max(1, min(MOST_ROWS, rows * MOST_BYTES // max(1, size)))
         for first in range(0, rows, at_once):
             count = min(at_once, rows - first)
@@ -183,7 +189,7 @@ class Builder:
         return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _constant(self, name: str, rows: int) -> pyarrow.Array:
-        """A column of one value; made once, for as many rows as there ever were, and sliced."""
+        """Return a column of one value: a slice of the longest one made so far."""
         known = self._repeated.get(name)
         if known is None or len(known) < rows:
             known = self._repeated[name] = pyarrow.repeat(self._constants[name], rows)
@@ -195,7 +201,7 @@ def _time(at_us: int) -> pyarrow.Scalar:
 
 
 def _whose_time(batch: Batch) -> pyarrow.Array:
-    """For each row whether its time is the producer's or that of the append."""
+    """Return for each row whether its time is the producer's or that of the append."""
     kind = pyarrow.int32()
     if batch.entry(Column.TIMESTAMP) is None:
         return pyarrow.repeat(pyarrow.scalar(APPEND_TIME, kind), len(batch))
@@ -205,7 +211,7 @@ def _whose_time(batch: Batch) -> pyarrow.Array:
 
 
 def _trace_ids(batch: Batch) -> pyarrow.Array:
-    """Each row's 16 bytes, or null: few have one, and who reads them wants them as bytes."""
+    """Return each row's trace id of 16 bytes, or null."""
     entry = batch.entry(Column.TRACE_ID)
     if entry is None:
         return pyarrow.nulls(len(batch), pyarrow.binary())
@@ -213,7 +219,7 @@ def _trace_ids(batch: Batch) -> pyarrow.Array:
 
 
 def _as_structs(headers: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
-    """Arrow's map as Spark's ``array<struct<key, value>>``: the same buffers under another name."""
+    """Return Arrow's map as Spark's ``array<struct<key, value>>``, over the same buffers."""
     structs = pyarrow.StructArray.from_arrays(
         [headers.keys, headers.items], fields=list(kind.value_type.fields)
     )

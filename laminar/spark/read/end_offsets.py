@@ -1,7 +1,7 @@
-"""What a query's driver knows of its partitions, without asking often.
+"""The end offsets of a query's partitions, kept up to date in its driver with few requests.
 
-Spark asks a driver for news up to a hundred times a second; the cluster should hear of that only when there
-are some. It decides nothing about batches, and is apart from the calls themselves for its state.
+Spark asks a driver for new records up to a hundred times a second; the cluster should get a request only when
+there are some. This module decides nothing about batches.
 """
 
 from __future__ import annotations
@@ -16,55 +16,58 @@ from laminar.spark.read.offsets import Ids, Partition, Positions
 from laminar.spark.read.options import Options
 
 
-class Watch:
-    """What a query's driver knows of the partitions' ends, and how it waits for news without asking often.
+class EndOffsetTracker:
+    """The partitions of a query as last described, with one long poll for each while nothing is appended.
 
-    While nothing happens, each partition has one long poll at its leader, for seconds; a trigger waits on
-    those that are there already. So an idle query costs a request a partition every few seconds, however
-    often Spark asks.
+    A long poll waits at the partition's leader for seconds, and a trigger waits on those that are under way.
+    So an idle query costs a request per partition every few seconds, however often Spark asks.
     """
 
     POLL_MS: Final = 8_000
-    # After a poll that failed: not at once again.
+    # The pause after a poll that failed.
     PAUSE_S: Final = 0.25
-    # A long poll is a connection; with more partitions than this, a trigger just waits and looks.
+    # A long poll holds a connection. With more partitions than this, a trigger waits and then refreshes.
     MOST_POLLS: Final = 128
-    # New partitions and topics are looked for so often, while nothing else makes us look.
-    LOOK_S: Final = 5.0
+    # How often new partitions and topics are looked for while no record arrives.
+    REFRESH_S: Final = 5.0
 
     def __init__(self, cluster: Cluster, options: Options, ids: Mapping[Partition, str]) -> None:
-        """`ids` are those of the partitions that the query has read from, by its journal."""
+        """`ids` are those of the partitions that the query has read, by its journal."""
         self._cluster = cluster
         self._options = options
         self._polls: dict[Partition, asyncio.Task[None]] = {}
-        self._looked_at_s = float("-inf")
+        self._refreshed_at_s = float("-inf")
         self.ids: Ids = dict(ids)
-        # Partitions that the query knew, and that its options do not name.
+        # Partitions that the query has read and that its options no longer name.
         self.left_out: Ids = {}
-        # Topics that the options name and that are not there.
+        # Topics that the options name and that do not exist.
         self.missing: tuple[str, ...] = ()
         self.earliest: Positions = {}
         self.ends: Positions = {}
-        # The mean size of a partition's records, as they are stored.
+        # The mean size of a partition's records as stored.
         self.record_bytes: dict[Partition, float] = {}
         self.replaced: dict[Partition, dict[Partition, int]] = {}
         self._routes: dict[str, int] = {}
 
-    def look(self) -> Positions:
-        """Ask for all ends; the answer as it is.
+    def refresh(self) -> Positions:
+        """Ask for all end offsets and return them as answered.
 
-        `ends` never go back, as what is committed stays so; but a partition of another id begins anew.
+        `ends` never go back, because what is committed stays so. Only a partition with another id, which was
+        deleted and created again, starts at 0.
+
+        Raises:
+            Error: when the cluster does not answer in time.
         """
-        return self._cluster.run(self._look())
+        return self._cluster.run(self._refresh())
 
     def gone(self, ids: Mapping[Partition, str]) -> list[Partition]:
-        """Those of these partitions that are not there any more, as far as it was heard."""
+        """Return those of these partitions that were deleted, as of the last refresh."""
         return [each for each, id_ in ids.items() if id_ not in (self.ids.get(each), self.left_out.get(each))]
 
-    async def _look(self) -> Positions:
+    async def _refresh(self) -> Positions:
         described = await self._describe(confirmed=False)
         if any(described.ids.get(partition) != id_ for partition, id_ in self.ids.items()):
-            # A node may not have heard yet of what is new: of such news the catalog itself is asked.
+            # A node's view of the catalog may lag, so a change of ids is confirmed by the catalog itself.
             described = await self._describe(confirmed=True)
         for partition in [each for each, id_ in self.ids.items() if described.ids.get(each) != id_]:
             for known in (self.ids, self.earliest, self.ends, self.record_bytes, self.replaced):
@@ -84,15 +87,15 @@ class Watch:
         beside = {topic for topic, _ in (*self.ids, *self.left_out)}
         described = await self._cluster.describe(self._options, beside=beside, confirmed=confirmed)
         for topic, version in described.routes.items():
-            # Route 0 has partitions that never replaced any.
+            # No partition of route 0 replaced another.
             if version != self._routes.get(topic, 0):
                 self.replaced |= await self._cluster.replaced(topic)
                 self._routes[topic] = version
-        self._looked_at_s = asyncio.get_running_loop().time()
+        self._refreshed_at_s = asyncio.get_running_loop().time()
         return described
 
     def wait_for_news(self, timeout_ms: int) -> bool:
-        """Wait up to `timeout_ms`; whether it is worth to `look` again."""
+        """Wait up to `timeout_ms` for a record; return whether to `refresh` now."""
         return self._cluster.run(self._wait_for_news(timeout_ms / 1000))
 
     async def _wait_for_news(self, timeout_s: float) -> bool:
@@ -104,25 +107,25 @@ class Watch:
                 self._polls[partition] = asyncio.create_task(self._poll(partition, end))
         if not self._polls:
             await asyncio.sleep(timeout_s)
-            return self._is_time_to_look()
+            return self._is_refresh_due()
         await asyncio.wait(self._polls.values(), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         done = [partition for partition, poll in self._polls.items() if poll.done()]
         for partition in done:
             self._polls.pop(partition).result()
-        return bool(done) or self._is_time_to_look()
+        return bool(done) or self._is_refresh_due()
 
-    def _is_time_to_look(self) -> bool:
-        return asyncio.get_running_loop().time() - self._looked_at_s >= self.LOOK_S
+    def _is_refresh_due(self) -> bool:
+        return asyncio.get_running_loop().time() - self._refreshed_at_s >= self.REFRESH_S
 
     async def _poll(self, partition: Partition, end: int) -> None:
         try:
             await self._cluster.wait_past(partition, end, id_=self.ids[partition], wait_ms=self.POLL_MS)
         except Error:
-            # Whatever is wrong, the next look meets it as well, with retries and a deadline, and says so.
+            # The next refresh meets the same fault, with retries and a deadline, and reports it.
             await asyncio.sleep(self.PAUSE_S)
 
     def close(self) -> None:
-        """End the polls."""
+        """Cancel the long polls."""
         self._cluster.run(self._close())
 
     async def _close(self) -> None:

@@ -1,8 +1,8 @@
-"""Which of a query's filters this source takes over, and what they leave to read. Pure.
+"""Filter pushdown: which of a query's filters this source takes over, and which ranges they leave. Pure.
 
-Spark hands over conjunctions of simple comparisons. Topics, partitions and offsets cut the ranges; a tag lets
-nodes leave out batches; times are compared in Arrow, before records pass Spark's socket: a record's time may
-be its producer's, so no offset follows from it. What is not exactly so is left to Spark.
+Spark hands over conjunctions of simple comparisons. Topics, partitions and offsets narrow the ranges. A tag
+lets nodes leave out batches. Times are compared in Arrow, before records pass Spark's socket: a record's time
+may be its producer's, so no offset follows from it. All other filters are left to Spark.
 """
 
 from __future__ import annotations
@@ -26,41 +26,39 @@ from pyspark.sql.datasource import (
 from laminar.spark.read.plan import EVERY_ROW, Range, RowFilter
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Columns of which no cell is ever null. A value is, of a record larger than a batch.
+# Columns that are never null. A value may be: that of a record larger than a batch.
 _NEVER_NULL = ("topic", "partition", "offset", "timestamp", "timestampType")
-# What a comparison with a whole number says of the lowest, and of the one behind the highest.
+# What a comparison with an integer adds to it for the lowest number, and for the one after the highest.
 _LOWEST = {GreaterThan: 1, GreaterThanOrEqual: 0, EqualTo: 0}
-_BEHIND = {LessThan: 0, LessThanOrEqual: 1, EqualTo: 1}
+_STOP = {LessThan: 0, LessThanOrEqual: 1, EqualTo: 1}
 
 
 @dataclass(slots=True)
 class Interval:
-    """Whole numbers from `lowest` to before `behind`; None: without an end."""
+    """Integers from `lowest` to `stop - 1`; None is unbounded."""
 
     lowest: int | None = None
-    behind: int | None = None
+    stop: int | None = None
 
     def narrow(self, comparison: type[Filter], number: int) -> bool:
-        """Whether `comparison` with `number` is one that this can hold; then it does."""
-        if comparison not in _LOWEST and comparison not in _BEHIND:
+        """Apply `comparison` with `number` and return True; return False for one that is not supported."""
+        if comparison not in _LOWEST and comparison not in _STOP:
             return False
         if comparison in _LOWEST:
             lowest = number + _LOWEST[comparison]
             self.lowest = lowest if self.lowest is None else max(self.lowest, lowest)
-        if comparison in _BEHIND:
-            behind = number + _BEHIND[comparison]
-            self.behind = behind if self.behind is None else min(self.behind, behind)
+        if comparison in _STOP:
+            stop = number + _STOP[comparison]
+            self.stop = stop if self.stop is None else min(self.stop, stop)
         return True
 
     def __contains__(self, number: int) -> bool:
-        return (self.lowest is None or number >= self.lowest) and (
-            self.behind is None or number < self.behind
-        )
+        return (self.lowest is None or number >= self.lowest) and (self.stop is None or number < self.stop)
 
 
 @dataclass(slots=True)
 class Pushed:
-    """What was taken over so far. `rows` begins with what the query's options say."""
+    """The filters taken over so far. `rows` begins with what the query's options say."""
 
     rows: RowFilter = EVERY_ROW
     topics: set[str] | None = None
@@ -70,13 +68,13 @@ class Pushed:
     _time_us: Interval = field(default_factory=Interval)
 
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Take over what can be; the others, for Spark."""
+        """Take over what can be; return the other filters, for Spark."""
         left = [each for each in filters if not self._take(each)]
-        self.rows = replace(self.rows, since_us=self._time_us.lowest, until_us=self._time_us.behind)
+        self.rows = replace(self.rows, since_us=self._time_us.lowest, until_us=self._time_us.stop)
         return left
 
     def cut(self, whole: Iterable[Range]) -> list[Range]:
-        """What is left of the ranges."""
+        """Return what the filters leave of these ranges."""
         found = []
         for each in whole:
             if self.topics is not None and each.topic not in self.topics:
@@ -86,7 +84,7 @@ class Pushed:
             if self.numbers is not None and each.partition not in self.numbers:
                 continue
             start = max(each.start, self.offset.lowest or 0)
-            end = each.end if self.offset.behind is None else min(each.end, self.offset.behind)
+            end = each.end if self.offset.stop is None else min(each.end, self.offset.stop)
             if start < end:
                 found.append(replace(each, start=start, end=end))
         return found

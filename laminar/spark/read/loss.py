@@ -1,6 +1,6 @@
-"""Records that a query has not read and never will: an error, or what ``failOnDataLoss=false`` lets pass.
+"""Data loss: records that are gone before a query read them.
 
-Pure but for the log: what is let pass is a warning, so that nothing goes in silence.
+A loss is an error, or with ``failOnDataLoss=false`` a warning, so that none is silent. Pure but for the log.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from laminar.spark.read.offsets import Ids, Offset, Partition, Positions
 
 log = logging.getLogger(__name__)
 
-_GOES_ON = "With the option failOnDataLoss=false the query goes on with what is there"
+_GOES_ON = "With the option failOnDataLoss=false the query continues with the records that are left"
 
 
 class DataLoss(ValueError):
@@ -20,22 +20,30 @@ class DataLoss(ValueError):
 
 
 def retention_loss(what: Sequence[str], *, fail: bool) -> None:
-    """Retention took `what` before it was read. Raises `DataLoss` if the query is to `fail`, else warns."""
-    _tell(f"records are gone before they were read: {', '.join(what)}. Retention was faster", fail=fail)
+    """Report that retention trimmed the ranges `what` before they were read.
+
+    Raises:
+        DataLoss: with `fail`; without it a warning is logged.
+    """
+    _report(f"retention removed records before they were read: {', '.join(what)}", fail=fail)
 
 
 def partition_loss(what: Sequence[str], *, fail: bool) -> None:
-    """Partitions are not what was read so far. Raises `DataLoss` if the query is to `fail`, else warns."""
-    _tell(f"records may be gone before they were read: {'; '.join(what)}", fail=fail)
+    """Report that partitions are not those that were read so far.
+
+    Raises:
+        DataLoss: with `fail`; without it a warning is logged.
+    """
+    _report(f"records may be gone before they were read: {'; '.join(what)}", fail=fail)
 
 
-def _tell(message: str, *, fail: bool) -> None:
+def _report(message: str, *, fail: bool) -> None:
     if fail:
         raise DataLoss(f"{message}. {_GOES_ON}.")
-    log.warning("%s. The query goes on with what is there: failOnDataLoss is false.", message)
+    log.warning("%s. The query continues with the records that are left: failOnDataLoss is false.", message)
 
 
-def settle(
+def positions_now(
     read: Offset,
     ids: Ids,
     ends: Mapping[Partition, int],
@@ -44,12 +52,15 @@ def settle(
     confirmed: Mapping[Partition, int],
     fail: bool,
 ) -> Positions:
-    """Where a query goes on that has `read` so far, in the partitions that are there now: `ids`.
+    """Return where a query that has `read` so far continues, in the partitions that exist now: `ids`.
 
-    A partition of another id begins at 0, one that is gone is left out, and one whose `confirmed` end lies
-    before what was read goes on there. Each of these is a loss, which `partition_loss` tells: but where all
-    of a partition was read that the options do not name any more: `left_out` has the ends of such. `ends` are
-    told for people.
+    A partition with another id begins at 0. One that is gone is left out. One whose `confirmed` end lies
+    before what was read continues there. Each of these is reported as a loss, unless the partition was read
+    to its end and the options no longer name it: `left_out` has the ends of such partitions. `ends` is for
+    messages only.
+
+    Raises:
+        DataLoss: with `fail`, for any such loss.
     """
     found: Positions = {}
     lost: list[str] = []
@@ -63,15 +74,15 @@ def settle(
                 lost.append(f"{was} and ends at {end}")
             found[partition] = min(end, offset)
         elif id_ is not None:
-            there = f"{ends[partition]} records" if partition in ends else "nobody knows just now what"
-            lost.append(f"{was}, was deleted and made anew: in the new one there are {there}")
+            there = f"{ends[partition]} records" if partition in ends else "an unknown number of records"
+            lost.append(f"{was}, was deleted and created again: the new one has {there}")
             found[partition] = 0
         else:
             end_there = left_out.get(partition)
             if end_there is None:
-                lost.append(f"{was} and is deleted: nobody knows how many records came after that")
+                lost.append(f"{was} and is deleted: how many records came after that is unknown")
             elif end_there > offset:
-                lost.append(f"{was} and ends at {end_there}, and the options do not name it any more")
+                lost.append(f"{was} and ends at {end_there}, and the options no longer name it")
     if lost:
         partition_loss(lost, fail=fail)
     return found

@@ -1,17 +1,17 @@
-"""Offsets of a streaming query as Spark journals them, and places to start or end. Pure.
+"""Offsets of a streaming query as Spark journals them, and the offsets where queries start or end. Pure.
 
-Spark compares offsets as JSON *text*: the same positions in another order would be news for ever. So
-there is one way to write them, keys sorted::
+Spark compares offsets as JSON *text*, so the same positions in another order would count as new records. So
+there is one way to write them, with sorted keys::
 
     {"TOPIC:PARTITION": n, ..., "ids": {"TOPIC:PARTITION": "ID", ...}, "v": 2}
 
-The ids are those of the partitions (`/partitions` shows them): a topic that is deleted and made again has
+The ids are those of the partitions (`/partitions` shows them). A topic that is deleted and created again has
 others, and offsets of the old one mean nothing in it.
 
 A query's first offset is symbolic, ``{"start": ..., "v": 2}``: Spark asks for it again after a restart
-within batch 0, and "latest" would then mean something later, with the records between lost. The first
-`latestOffset` makes it concrete: the end of batch 0 also says, as ``since``, where that batch begins. So the
-journal has it before anything is read.
+within batch 0, and "latest" would then be a later offset, with the records in between lost. The first
+`latestOffset` makes it concrete: the end of batch 0 also holds, as ``since``, where that batch begins. So
+Spark's journal has it before anything is read.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ Ids = dict[Partition, str]
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """An offset of the journal that is not symbolic. `since`: where the batch begins that it is the end of,
-    if that is the query's first.
+    """A concrete offset of the journal.
+
+    At the end of the query's first batch `since` is where that batch begins.
     """
 
     positions: Positions
@@ -44,7 +45,7 @@ class Offset:
 
 
 def partition_key(partition: Partition) -> str:
-    """``TOPIC:PARTITION``; a colon is in no topic's name."""
+    """Return ``TOPIC:PARTITION``. No topic's name holds a colon."""
     return f"{partition[0]}:{partition[1]}"
 
 
@@ -54,7 +55,7 @@ def encode(
     *,
     since: Mapping[Partition, int] | None = None,
 ) -> dict[str, Any]:
-    """The one offset that stands for these positions and ids, in the order in which it is written."""
+    """Return the one offset for these positions and ids, with keys in the order in which it is written."""
     flat: dict[str, Any] = dict(_keyed(positions))
     if ids is not None:
         flat["ids"] = _keyed(ids)
@@ -69,10 +70,11 @@ def _keyed(values: Mapping[Partition, Any]) -> dict[str, Any]:
 
 
 def decode(offset: Mapping[str, Any]) -> Offset:
-    """An offset that is not symbolic. ValueError if another version wrote it.
+    """Return the content of a concrete offset.
 
-    What version 1 wrote does not say which partitions it belongs to: nobody can tell whether they are still
-    the same.
+    Raises:
+        ValueError: when another version wrote it. Version 1 wrote no ids, so it is unknown whether its
+            partitions still exist.
     """
     version = offset.get("v", VERSION)
     if version != VERSION:
@@ -98,8 +100,8 @@ def _by_partition(keyed: Mapping[str, Any]) -> dict[Partition, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where to start or end: by `kind`, with values by partition where it needs some.
+class OffsetSpec:
+    """Where a query starts or ends, before it is resolved to offsets.
 
     Kinds: ``earliest``, ``latest``, ``offsets`` (`values` by partition, LATEST and EARLIEST too),
     ``timestamp`` (`time_ms`, for all partitions) and ``timestamps`` (`values` are epoch ms).
@@ -110,7 +112,7 @@ class Place:
     values: Mapping[Partition, int] = field(default_factory=dict)
 
     def symbol(self) -> dict[str, Any]:
-        """The symbolic offset of a query that starts here, in canonical order."""
+        """Return the symbolic offset of a query that starts here, with keys in canonical order."""
         meaning: Any = self.kind
         if self.kind == "timestamp":
             meaning = {self.kind: self.time_ms}
@@ -119,29 +121,32 @@ class Place:
         return {"start": meaning, "v": VERSION}
 
 
-AT_EARLIEST: Final = Place("earliest")
-AT_LATEST: Final = Place("latest")
+AT_EARLIEST: Final = OffsetSpec("earliest")
+AT_LATEST: Final = OffsetSpec("latest")
 
 
-def place_of_symbol(offset: Mapping[str, Any]) -> Place | None:
-    """The place that a symbolic offset names; None if the offset is concrete."""
+def spec_of_symbol(offset: Mapping[str, Any]) -> OffsetSpec | None:
+    """Return the start that a symbolic offset names; None if the offset is concrete."""
     meaning = offset.get("start")
     if meaning is None:
         return None
     if isinstance(meaning, str):
-        return Place(meaning)
+        return OffsetSpec(meaning)
     ((kind, given),) = meaning.items()
     if kind == "timestamp":
-        return Place(kind, time_ms=int(given))
-    return Place(kind, values={partition: int(n) for partition, n in _by_partition(given).items()})
+        return OffsetSpec(kind, time_ms=int(given))
+    return OffsetSpec(kind, values={partition: int(n) for partition, n in _by_partition(given).items()})
 
 
 def parse_offsets(text: str, *, option: str, names: Mapping[str, int]) -> dict[Partition, int]:
-    """``{"TOPIC": {"0": 23, "1": -2}}`` as the Kafka source has it; `names` are the numbers with a meaning.
+    """Return offsets by partition from the Kafka source's JSON, ``{"TOPIC": {"0": 23, "1": -2}}``.
 
-    ValueError for anything else.
+    `names` are the words with their negative numbers, as "latest" with -1. `option` is named in errors.
+
+    Raises:
+        ValueError: for any other text.
     """
-    form = f'{option} is {", ".join(repr(name) for name in names)} or JSON as {{"topic": {{"0": 23}}}}'
+    form = f'{option} must be {", ".join(repr(name) for name in names)} or JSON as {{"topic": {{"0": 23}}}}'
     try:
         given = json.loads(text)
         found = {

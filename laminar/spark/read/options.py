@@ -1,7 +1,7 @@
 """The source's options: the Kafka source's names wherever they mean the same. Pure.
 
-Spark hands options over with lower-cased names. One that nobody knows is an error with a suggestion, so
-that a misspelt ``maxOffsetsPerTriger`` is not a query without a limit. ``docs/spark.md`` has the list.
+Spark hands options over with lower-cased names. An unknown one is an error with a suggestion, so that a
+misspelt ``maxOffsetsPerTriger`` does not become a query without a limit. ``docs/spark.md`` has the list.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from laminar.spark.read.offsets import AT_LATEST, EARLIEST, LATEST, Partition, Place, parse_offsets
+from laminar.spark.read.offsets import AT_LATEST, EARLIEST, LATEST, OffsetSpec, Partition, parse_offsets
 
-# Columns of the Kafka source, and our own that must be asked for. Types in Spark's words.
+# Columns of the Kafka source, and our own, which a query must name. Types in Spark's words.
 COLUMNS: Final = {
     "key": "binary",
     "value": "binary",
@@ -30,7 +30,7 @@ COLUMNS: Final = {
 }
 DEFAULT_COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 
-# Each option: "both", "stream" or "batch", where it means something.
+# Each option, and the kind of query that takes it: "both", "stream" or "batch".
 OPTIONS: Final = {
     "subscribe": "both",
     "subscribePattern": "both",
@@ -63,9 +63,9 @@ OPTIONS: Final = {
     "tag": "both",
     "gcFreeze": "both",
 }
-# Which of them say what to read: one must.
+# The options that name what to read; exactly one is given.
 SUBJECTS: Final = ("subscribe", "subscribePattern", "assign")
-# Options of the Kafka source that are none here, by their lower-cased names, and what to use.
+# Options of the Kafka source that do not exist here, by their lower-cased names, and what to use instead.
 _KAFKA_WORDS: Final = {
     "kafka.bootstrap.servers": "laminar.endpoints",
     "kafka.group.id": "cursor",
@@ -75,7 +75,7 @@ _KAFKA_WORDS: Final = {
     "fetchoffset.retryintervalms": "laminar.timeoutMs",
 }
 
-# What Spark gives a task of a file, by default.
+# What Spark reads of a file in one task, by default.
 MAX_BYTES_PER_PARTITION: Final = 128 << 20
 
 _SIZE: Final = re.compile(r"(\d+)\s*(?:([kmg])b?)?")
@@ -94,7 +94,7 @@ _UNITS_MS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What was asked for, checked. Exactly one of `topics`, `pattern` and `assigned` is given."""
+    """The options of a query, checked. Exactly one of `topics`, `pattern` and `assigned` is given."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -102,8 +102,8 @@ class Options:
     endpoints: tuple[str, ...] = ()
     token: str | None = field(default=None, repr=False)
     timeout_ms: int = 120_000
-    start: Place = AT_LATEST
-    end: Place = AT_LATEST
+    start: OffsetSpec = AT_LATEST
+    end: OffsetSpec = AT_LATEST
     start_beyond_is_error: bool = True
     fail_on_data_loss: bool = True
     large_records: str = "error"
@@ -124,22 +124,27 @@ class Options:
 
     @property
     def schema(self) -> str:
-        """The columns as Spark's DDL."""
+        """The selected columns as Spark's DDL."""
         return ", ".join(f"{name} {COLUMNS[name]}" for name in self.columns)
 
 
 def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
-    """The options of a query; what only a stream or only a batch has is an error in the other.
+    """Return the options of a query.
 
-    With `streaming` None, what depends on it is left alone: when only the schema is asked for. Raises
-    ValueError, which names the option.
+    With `streaming` None, when only the schema is needed, options of either kind of query are accepted.
+
+    Raises:
+        ValueError: for an option that is wrong or unknown, or that the other kind of query takes. It names
+            the option.
     """
     options = Given(given, streaming, OPTIONS)
     topics, pattern, assigned = _subject(options)
     default_start = "earliest" if streaming is False else "latest"
     strategy = options.word("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
-    start = _place(options, "starting", default_start, barred=None if streaming is not False else "latest")
-    end = _place(options, "ending", "latest", barred="earliest")
+    start = _offset_spec(
+        options, "starting", default_start, barred=None if streaming is not False else "latest"
+    )
+    end = _offset_spec(options, "ending", "latest", barred="earliest")
     return Options(
         topics=topics,
         pattern=pattern,
@@ -169,15 +174,20 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     )
 
 
-# Spark asks for the schema of a table that is made, but does not hand its options to whoever reads it.
+# Spark asks for the schema of a table when it is created, but does not pass the table's options to its
+# reader.
 _NO_TABLES: Final = (
-    "A table of Spark's catalog gives its options to no source in Python: use CREATE TEMPORARY VIEW name"
+    "Spark passes the options of a catalog table to no Python source: use CREATE TEMPORARY VIEW name"
     " USING laminar OPTIONS (...) to read, and df.write.format('laminar') to write"
 )
 
 
 class Given:
-    """Options of a `table` by their proper names, read as what they should be."""
+    """The options that were given, by their proper names in `table`, with typed getters.
+
+    Raises:
+        ValueError: for an unknown option, and for one that `streaming` does not take.
+    """
 
     def __init__(self, given: Mapping[str, str], streaming: bool | None, table: Mapping[str, str]) -> None:
         self._table = table
@@ -191,77 +201,113 @@ class Given:
                 raise ValueError(_unknown(key, by_lower))
             where = table[name]
             if where != "both" and streaming is not None and (where == "stream") is not streaming:
-                raise ValueError(f"option {name} means nothing in a {'stream' if streaming else 'batch'}")
+                raise ValueError(f"option {name} is not supported in a {'stream' if streaming else 'batch'}")
             self._values[name] = value
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was given."""
+        """Whether no option was given."""
         return not self._values
 
     def get(self, name: str) -> str | None:
+        """Return the option's text; None if it was not given."""
         assert name in self._table, f"{name} is not in the table of options"
         return self._values.get(name)
 
     def text(self, name: str) -> str | None:
+        """Return the option's text; None if it was not given.
+
+        Raises:
+            ValueError: when it is empty.
+        """
         found = self.get(name)
         if found == "":
             raise ValueError(f"option {name} is empty")
         return found
 
     def number(self, name: str, default: int, *, least: int = 1) -> int:
+        """Return the option as an integer.
+
+        Raises:
+            ValueError: when it is not one, or is below `least`.
+        """
         found = self.optional_number(name, least=least)
         return default if found is None else found
 
     def optional_number(self, name: str, *, least: int = 1) -> int | None:
+        """Return the option as an integer; None if it was not given.
+
+        Raises:
+            ValueError: when it is not one, or is below `least`.
+        """
         text = self.get(name)
         if text is None:
             return None
         if not text.strip().isdecimal() or int(text) < least:
-            raise ValueError(f"option {name} is a number of at least {least}, not {text!r}")
+            raise ValueError(f"option {name} must be a number of at least {least}, not {text!r}")
         return int(text)
 
     def flag(self, name: str, default: bool) -> bool:
+        """Return an option that is true or false.
+
+        Raises:
+            ValueError: when it is neither.
+        """
         return self.word(name, str(default).lower(), ("true", "false")) == "true"
 
     def word(self, name: str, default: str, words: tuple[str, ...]) -> str:
+        """Return an option that is one of `words`, in lower case.
+
+        Raises:
+            ValueError: when it is not.
+        """
         text = (self.get(name) or default).strip().lower()
         if text not in words:
-            raise ValueError(f"option {name} is one of {', '.join(words)}, not {text!r}")
+            raise ValueError(f"option {name} must be one of {', '.join(words)}, not {text!r}")
         return text
 
     def size_bytes(self, name: str) -> int | None:
+        """Return a size, as 64m, in bytes; None if it was not given.
+
+        Raises:
+            ValueError: when it is not a size, or is 0.
+        """
         text = self.get(name)
         if text is None:
             return None
         found = _SIZE.fullmatch(text.strip().lower())
         if found is None or int(found[1]) == 0:
-            raise ValueError(f"option {name} is a size as 500000, 64m or 1g, not {text!r}")
+            raise ValueError(f"option {name} must be a size like 500000, 64m or 1g, not {text!r}")
         return int(found[1]) << _UNITS_BITS[found[2]]
 
     def duration_ms(self, name: str, default_ms: int) -> int:
+        """Return a duration, as 30s, in milliseconds.
+
+        Raises:
+            ValueError: when it is not a duration.
+        """
         text = self.get(name)
         if text is None:
             return default_ms
         found = _DURATION.fullmatch(text.strip().lower())
         if found is None:
-            raise ValueError(f"option {name} is a time as 500ms, 30s or 15m, not {text!r}")
+            raise ValueError(f"option {name} must be a duration like 500ms, 30s or 15m, not {text!r}")
         return int(found[1]) * _UNITS_MS[found[2]]
 
 
 def _unknown(key: str, by_lower: Mapping[str, str]) -> str:
     if key.lower().startswith("kafka.") or key.lower() in _KAFKA_WORDS:
         ours = _KAFKA_WORDS.get(key.lower())
-        return f"option {key} is of the Kafka source" + (f"; here it is {ours}" if ours else "")
+        return f"option {key} belongs to the Kafka source" + (f"; use {ours} here" if ours else "")
     near = difflib.get_close_matches(key.lower(), by_lower, n=1)
     return f"there is no option {key}" + (f"; did you mean {by_lower[near[0]]}?" if near else "")
 
 
 def _subject(options: Given) -> tuple[tuple[str, ...], str | None, tuple[Partition, ...]]:
-    """(topics, pattern, partitions), of which one is not empty."""
+    """Return (topics, pattern, partitions), of which exactly one is given."""
     if len([way for way in SUBJECTS if options.get(way) is not None]) != 1:
         hint = f". {_NO_TABLES}" if options.is_empty else ""
-        raise ValueError(f"exactly one of the options {', '.join(SUBJECTS)} says what to read{hint}")
+        raise ValueError(f"give exactly one of the options {', '.join(SUBJECTS)}{hint}")
     subscribed, pattern, assigned = map(options.get, SUBJECTS)
     if subscribed is not None:
         topics = tuple(sorted({name.strip() for name in subscribed.split(",") if name.strip()}))
@@ -279,36 +325,36 @@ def _subject(options: Given) -> tuple[tuple[str, ...], str | None, tuple[Partiti
         named = json.loads(assigned)
         partitions = sorted({(str(topic), int(number)) for topic, many in named.items() for number in many})
     except (ValueError, TypeError, AttributeError):
-        raise ValueError(f'option assign is JSON as {{"topic": [0, 1]}}, not {assigned!r}') from None
+        raise ValueError(f'option assign must be JSON like {{"topic": [0, 1]}}, not {assigned!r}') from None
     if not partitions:
         raise ValueError("option assign names no partition")
     return (), None, tuple(partitions)
 
 
-def _place(options: Given, side: str, default: str, *, barred: str | None) -> Place:
-    """Where to start or end; a time goes before times by partition, and those before offsets."""
+def _offset_spec(options: Given, side: str, default: str, *, barred: str | None) -> OffsetSpec:
+    """Return where to start or end. One time takes precedence over times by partition, those over offsets."""
     timestamp = options.optional_number(f"{side}Timestamp", least=0)
     if timestamp is not None:
-        return Place("timestamp", time_ms=timestamp)
+        return OffsetSpec("timestamp", time_ms=timestamp)
     option = f"{side}OffsetsByTimestamp"
     by_time = options.get(option)
     if by_time is not None:
-        return Place("timestamps", values=parse_offsets(by_time, option=option, names={}))
+        return OffsetSpec("timestamps", values=parse_offsets(by_time, option=option, names={}))
     option = f"{side}Offsets"
     text = (options.get(option) or default).strip()
     if text.lower() in ("earliest", "latest"):
         if text.lower() == barred:
-            raise ValueError(f"option {option} of a batch can not be {barred}")
-        return Place(text.lower())
+            raise ValueError(f"option {option} of a batch cannot be {barred}")
+        return OffsetSpec(text.lower())
     values = parse_offsets(text, option=option, names={"latest": LATEST, "earliest": EARLIEST})
     wrong = {"latest": LATEST, "earliest": EARLIEST}.get(barred or "")
     if wrong is not None and wrong in values.values():
-        raise ValueError(f"option {option} of a batch can not be {barred} ({wrong}) anywhere")
-    return Place("offsets", values=values)
+        raise ValueError(f"option {option} of a batch cannot be {barred} ({wrong}) for any partition")
+    return OffsetSpec("offsets", values=values)
 
 
 def endpoints_of(text: str | None) -> tuple[str, ...]:
-    """URLs; ``host:port`` alone is one of HTTP."""
+    """Return the URLs of a comma-separated list; ``host:port`` alone becomes an HTTP URL."""
     urls = [url.strip() for url in (text or "").split(",") if url.strip()]
     return tuple(url if ":/" in url or url.startswith("unix:") else f"http://{url}" for url in urls)
 
@@ -323,6 +369,6 @@ def _columns(options: Given) -> tuple[str, ...]:
     unknown = [name for name in names if name.lower() not in by_lower]
     if unknown or not names:
         raise ValueError(
-            f"option columns: no column {unknown[0] if unknown else ''!r}; there are {', '.join(COLUMNS)}"
+            f"option columns: there is no column {unknown[0] if unknown else ''!r}; use {', '.join(COLUMNS)}"
         )
     return tuple(by_lower[name.lower()] for name in names)

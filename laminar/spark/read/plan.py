@@ -1,4 +1,4 @@
-"""Which records a batch reads, and in which tasks. Pure: positions in, positions and ranges out."""
+"""Planning: which records a batch reads, and in which tasks. Pure: positions in, positions and ranges out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from laminar.spark.read.offsets import Partition, Positions
 
 @dataclass(frozen=True, slots=True, order=True)
 class Range:
-    """Records ``start`` to ``end - 1`` of the partition with this `id`: what one task reads."""
+    """What one task reads: records ``start`` to ``end - 1`` of the partition with this `id`."""
 
     topic: str
     partition: int
@@ -28,9 +28,9 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Which records of a range a query gets: with `tag`, of a time from `since_us` to before `until_us`.
+    """A filter on the records of a range: those with `tag` whose time is `since_us` to `until_us - 1`.
 
-    Times are microseconds since the epoch; None leaves all.
+    Times are microseconds since the epoch. None does not filter.
     """
 
     tag: str | None = None
@@ -49,11 +49,11 @@ def limited(
     max_bytes: int | None = None,
     record_bytes: Mapping[Partition, float] | None = None,
 ) -> Positions:
-    """`ends` moved back so that about `max_records` lie before them, each partition in proportion to its lag.
+    """Return `ends` moved back to about `max_records` or `max_bytes`, whichever is less.
 
-    Or of about `max_bytes`, if that is less, by the mean size of a partition's records. A share below one
-    record counts as one, so that a small partition beside a large one gets on; the sum may pass the limit by
-    as many records as there are partitions.
+    Each partition's share is in proportion to its lag. Bytes are estimated by the mean size of a partition's
+    records. A share below one record counts as one, so that a small partition beside a large one advances;
+    the sum may exceed the limit by as many records as there are partitions.
     """
     lags = {partition: end - starts.get(partition, 0) for partition, end in ends.items()}
     total = sum(lag for lag in lags.values() if lag > 0)
@@ -71,16 +71,15 @@ def limited(
 
 
 def forward(start: Mapping[Partition, int], ends: Mapping[Partition, int]) -> Positions:
-    """How far a batch from `start` could go: to `ends`, and nowhere backwards.
+    """Return how far a batch from `start` can go: to `ends`, and never backwards.
 
-    A partition that `start` does not know is new and begins at 0; one that `ends` does not know stays where
-    it is.
+    A partition that is not in `start` is new and begins at 0. One that is not in `ends` stays where it is.
     """
     return dict(start) | {partition: max(end, start.get(partition, 0)) for partition, end in ends.items()}
 
 
 def lag(start: Mapping[Partition, int], end: Mapping[Partition, int]) -> int:
-    """Records from `start` to `end`, over all partitions."""
+    """Return the number of records from `start` to `end`, over all partitions."""
     return sum(max(0, offset - start.get(partition, 0)) for partition, offset in end.items())
 
 
@@ -92,9 +91,12 @@ def ranges(
     ids: Mapping[Partition, str] | None = None,
     fail_on_data_loss: bool,
 ) -> list[Range]:
-    """What lies from `start` to `end` of the partitions with these `ids`, without empty ranges, sorted.
+    """Return the ranges from `start` to `end` of the partitions with these `ids`, sorted, none empty.
 
-    Where retention overtook the start: `DataLoss`, or, without `fail_on_data_loss`, what is left.
+    Where retention trimmed the start of a range, that begins at `earliest`.
+
+    Raises:
+        DataLoss: with `fail_on_data_loss`, where retention trimmed records of a range.
     """
     found = []
     lost = []
@@ -119,10 +121,10 @@ def split(
     max_bytes: int | None = None,
     record_bytes: Mapping[Partition, float] | None = None,
 ) -> list[Range]:
-    """`whole` cut into at least `min_partitions` ranges, none over `max_records` or about `max_bytes`.
+    """Return `whole` cut into at least `min_partitions` ranges, none over `max_records` or about `max_bytes`.
 
-    Cut in order, and evenly within a range; never into empty ones, so a batch of few records may stay below
-    `min_partitions`. Bytes are estimated, by the mean size of a partition's records.
+    Ranges are cut evenly and stay in order. None becomes empty, so a batch of few records may stay below
+    `min_partitions`. Bytes are estimated by the mean size of a partition's records.
     """
     total = sum(map(len, whole))
     cut: list[Range] = []

@@ -1,8 +1,7 @@
-"""How far a query has come, kept as a named cursor, so that its lag shows beside other consumers'.
+"""A query's progress as a named cursor, so that its lag shows beside that of other consumers.
 
-For people only: where a query goes on stands in Spark's checkpoint, and nothing here may fail or hold up a
-query. So a cursor that can't be written is a warning, and while there is much to read it is written once a
-second.
+It is for people only: a query continues from Spark's checkpoint, and nothing here may fail or delay a query.
+So a cursor that cannot be written is a warning, and while there is more to read it is written once a second.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from laminar.spark.read.offsets import Partition, Positions
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 1.0
-# Longer than that a trigger does not wait for it.
-PATIENCE_S: Final = 2.0
+# How long a trigger waits for the write.
+TIMEOUT_S: Final = 2.0
 
 
 class ProgressCursor:
-    """Writes a query's committed positions to the cursor `name` of each topic that it reads."""
+    """A writer of a query's committed positions to the cursor `name` of each topic that it reads."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
@@ -36,17 +35,20 @@ class ProgressCursor:
         self._written: Positions = {}
         self._tried_at_s = float("-inf")
 
-    def write(self, positions: Mapping[Partition, int], *, at_rest: bool) -> None:
-        """Spark has committed `positions`; `at_rest`: there is nothing more to read just now."""
-        changed = {place: offset for place, offset in positions.items() if self._written.get(place) != offset}
+    def write(self, positions: Mapping[Partition, int], *, caught_up: bool) -> None:
+        """Write `positions`, which Spark has committed.
+
+        It writes at most once a second, unless the query has `caught_up`.
+        """
+        changed = {each: offset for each, offset in positions.items() if self._written.get(each) != offset}
         now_s = time.monotonic()
-        if not changed or (not at_rest and now_s - self._tried_at_s < EVERY_S):
+        if not changed or (not caught_up and now_s - self._tried_at_s < EVERY_S):
             return
         self._tried_at_s = now_s
         try:
             self._cluster.run(self._put(changed))
         except TimeoutError:
-            log.warning("cursor %s was not moved: no answer within %g s", self._name, PATIENCE_S)
+            log.warning("cursor %s was not moved: no answer within %g s", self._name, TIMEOUT_S)
         except Error as error:
             log.warning("cursor %s was not moved: %s", self._name, error)
         else:
@@ -56,7 +58,7 @@ class ProgressCursor:
         topics: dict[str, dict[str, int]] = {}
         for (topic, partition), offset in changed.items():
             topics.setdefault(topic, {})[str(partition)] = offset
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await asyncio.gather(*(self._put_topic(topic, found) for topic, found in topics.items()))
 
     async def _put_topic(self, topic: str, positions: Mapping[str, int]) -> None:

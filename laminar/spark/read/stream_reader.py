@@ -1,9 +1,9 @@
 """``spark.readStream.format("laminar")``: the driver's side of a streaming query.
 
-One instance lives as long as the query, in a process that Spark keeps for it; another is pickled into the
-tasks and only reads. What must survive a restart is in Spark's journal alone: ranges follow from two
-journaled offsets. Spark asks `latestOffset` up to a hundred times a second, so it waits for news itself; and
-an exception ends the query, so the client below retries until its deadline.
+One instance lives as long as the query, in a process that Spark keeps for it; copies are pickled into the
+tasks and only read. All that must survive a restart is in Spark's journal: ranges follow from two journaled
+offsets. Spark calls `latestOffset` up to a hundred times a second, so that waits for records itself. An
+exception ends the query, so the client below retries until its deadline.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from laminar.client.errors import NotFound
 from laminar.spark.read import plan
 from laminar.spark.read.cluster import Cluster, cluster, resolve_endpoints
 from laminar.spark.read.columns import check_schema
-from laminar.spark.read.end_offsets import Watch
-from laminar.spark.read.loss import partition_loss, settle
+from laminar.spark.read.end_offsets import EndOffsetTracker
+from laminar.spark.read.loss import partition_loss, positions_now
 from laminar.spark.read.offsets import (
     AT_LATEST,
     Ids,
     Offset,
-    Place,
+    OffsetSpec,
     Positions,
     decode,
     encode,
-    place_of_symbol,
+    spec_of_symbol,
 )
 from laminar.spark.read.options import Options
 from laminar.spark.read.partition_lineage import admitted
@@ -52,18 +52,18 @@ log = logging.getLogger(__name__)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets and ranges of one query."""
+    """The reader of a streaming query: its offsets and ranges."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_schema(schema)
         self._options = options
         self._schema = schema
         self._endpoints = resolve_endpoints(options)
-        self._watch: Watch | None = None
+        self._tracker: EndOffsetTracker | None = None
         self._progress: ProgressCursor | None = None
         self._target: Offset | None = None
         self._idle_at: Offset | None = None
-        # Ends that a majority confirmed, of partitions that were read further than that.
+        # Ends that a majority confirmed and that lie before what was read.
         self._shorter: Positions = {}
         self._warned: set[str] = set()
         self._last_batch_s: float | None = None
@@ -71,83 +71,93 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- offsets -------------------------------------------------------------------------------
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit of a batch that the options set."""
         records, size_bytes = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
         if records is not None:
             return ReadMaxRows(records)
         return ReadAllAvailable() if size_bytes is None else ReadMaxBytes(size_bytes)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where the query starts, as a symbol: see `laminar.spark.read.offsets`."""
+        """Return the symbolic offset where the query starts: see `laminar.spark.read.offsets`."""
         return self._options.start.symbol()
 
     def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of the query: all that is committed now, as a majority confirms it."""
         here = self._cluster()
         described = here.run(here.describe(self._options, confirmed=True))
         ends = here.run(here.positions(described.ids, AT_LATEST))
         self._target = Offset(ends, described.ids)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        place = place_of_symbol(start)
-        if place is not None:
-            return self._first_end(place, limit)
+        """Return where the batch from `start` ends; `start` itself if there is none to make.
+
+        Waits up to `pollTimeoutMs` for records.
+
+        Raises:
+            DataLoss: when records are gone before they were read, unless the query continues then.
+            Error: when the cluster does not answer in time.
+        """
+        spec = spec_of_symbol(start)
+        if spec is not None:
+            return self._first_end(spec, limit)
         read = decode(start)
-        self._report(read.positions, at_rest=False)
-        positions = self._settled(read)
+        self._report(read.positions, caught_up=False)
+        positions = self._positions_now(read)
         reached = self._reach(positions)
         enough = self._is_enough(plan.lag(positions, reached))
         if not enough and self._target is None and self._is_as_read(read, positions):
-            self._await_news(read)
-            positions = self._settled(read)
+            self._await_records(read)
+            positions = self._positions_now(read)
             reached = self._reach(positions)
             enough = self._is_enough(plan.lag(positions, reached))
         if not enough and self._is_as_read(read, positions):
-            self._report(read.positions, at_rest=True)
-            return start  # the very same text: anything else would be news
-        # Where some partition is not what was read, a batch of no records puts down where to go on.
+            self._report(read.positions, caught_up=True)
+            return start  # the same text: Spark takes any other for new records
+        # Where a partition is not the one that was read, an empty batch journals where to continue.
         ends = self._limited(positions, reached, limit) if enough else positions
         self._last_batch_s = time.monotonic()
         return encode(ends, self._ids(ends))
 
-    def _first_end(self, place: Place, limit: ReadLimit) -> dict[str, Any]:
-        """The end of the query's first batch; it says where that begins, so the journal does."""
+    def _first_end(self, spec: OffsetSpec, limit: ReadLimit) -> dict[str, Any]:
+        """Return the end of the query's first batch, which holds where that begins, for the journal."""
         here = self._cluster()
         ids = here.run(here.ids(self._options))
         strict = self._options.start_beyond_is_error
-        since = here.run(here.positions(ids, place, starts=True, strict=strict))
-        self._watching(ids)
-        # What was made since is not in `since`: the next batch begins it at its first record.
+        since = here.run(here.positions(ids, spec, starts=True, strict=strict))
+        self._tracked(ids)
+        # A partition created since is not in `since`: the next batch begins it at its first record.
         reached = {partition: n for partition, n in self._reach(since).items() if partition in since}
         self._last_batch_s = time.monotonic()
         return encode(self._limited(since, reached, limit), ids, since=since)
 
     def _limited(self, positions: Positions, reached: Positions, limit: ReadLimit) -> Positions:
-        """`reached`, or less far from `positions` where a batch has limits."""
+        """Return `reached`, or positions closer to `positions` where the batch has a limit."""
         if not isinstance(limit, (ReadMaxRows, ReadMaxBytes)):
             return reached
-        # Spark knows one limit a query; there may be two.
+        # Spark knows one limit for each query; the options may set two.
         return plan.limited(
             positions,
             reached,
             max_records=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
             max_bytes=self._options.max_bytes_per_trigger,
-            record_bytes=self._watching({}).record_bytes,
+            record_bytes=self._tracked({}).record_bytes,
         )
 
     def _is_as_read(self, read: Offset, positions: Positions) -> bool:
-        """Whether what there is goes on from what was `read`, in the same partitions."""
+        """Return whether the query continues exactly where it `read` to, in the same partitions."""
         return positions == read.positions and self._ids(positions) == read.ids
 
     def _ids(self, positions: Positions) -> Ids:
-        """The ids of these partitions, as the query reads them now."""
-        known = self._watching({}).ids
+        """Return the ids of these partitions as the query reads them now."""
+        known = self._tracked({}).ids
         if self._target is not None:
             known = known | self._target.ids
         return {partition: known[partition] for partition in positions}
 
-    def _settled(self, read: Offset) -> Positions:
-        """Where to go on after `read`, in what is there now. Raises `DataLoss`, or warns; see `settle`."""
-        watch = self._watching(read.ids)
-        ids, ends, confirmed = watch.ids, watch.ends, self._shorter
+    def _positions_now(self, read: Offset) -> Positions:
+        """Return where to continue after `read`. Raises `DataLoss` or warns: see `positions_now`."""
+        tracker = self._tracked(read.ids)
+        ids, ends, confirmed = tracker.ids, tracker.ends, self._shorter
         if self._target is not None:
             ids, ends, confirmed = (
                 ids | self._target.ids,
@@ -158,37 +168,37 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         here = self._cluster()
         left_out = {
             partition: here.run(here.offset_at(partition, "latest", id_))
-            for partition, id_ in watch.left_out.items()
+            for partition, id_ in tracker.left_out.items()
             if read.ids.get(partition) == id_
         }
-        positions = settle(read, ids, ends, left_out=left_out, confirmed=confirmed, fail=fail)
-        for topic in watch.missing:
+        positions = positions_now(read, ids, ends, left_out=left_out, confirmed=confirmed, fail=fail)
+        for topic in tracker.missing:
             if fail:
                 raise NotFound(f"there is no topic {topic!r}", code="no_such_topic")
             if topic not in self._warned:
                 self._warned.add(topic)
-                log.warning("there is no topic %r; the query goes on with the others", topic)
+                log.warning("there is no topic %r; the query continues with the others", topic)
         return positions
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The ends as last heard, for the query's progress; asks nobody."""
-        return encode(self._watch.ends) if self._watch is not None else None
+        """Return the ends as of the last refresh, for the query's progress; makes no request."""
+        return encode(self._tracker.ends) if self._tracker is not None else None
 
-    def _report(self, committed: Positions, *, at_rest: bool) -> None:
-        # What Spark asks to go on from is committed: the batch before is.
+    def _report(self, committed: Positions, *, caught_up: bool) -> None:
+        # Spark continues from an offset only when the batch that ends there is committed.
         if self._options.cursor is not None:
             if self._progress is None:
                 self._progress = ProgressCursor(self._cluster(), self._options.cursor)
-            self._progress.write(committed, at_rest=at_rest)
+            self._progress.write(committed, caught_up=caught_up)
 
     def _reach(self, positions: Positions) -> Positions:
-        # The target was confirmed by a majority, while what the watch heard may be older than that.
-        watch = self._watching({})
-        ends = watch.ends if self._target is None else self._target.positions
-        return plan.forward(positions, admitted(positions, ends, watch.replaced))
+        # The target was confirmed by a majority; the tracker's ends may be older than that.
+        tracker = self._tracked({})
+        ends = tracker.ends if self._target is None else self._target.positions
+        return plan.forward(positions, admitted(positions, ends, tracker.replaced))
 
     def _is_enough(self, records: int) -> bool:
-        """Whether `records` make a batch now, or more are waited for."""
+        """Return whether `records` make a batch now; False to wait for more."""
         least = self._options.min_offsets_per_trigger
         if records == 0 or least is None or records >= least or self._target is not None:
             return records > 0
@@ -196,25 +206,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return True
         return (time.monotonic() - self._last_batch_s) * 1000 >= self._options.max_trigger_delay_ms
 
-    def _await_news(self, read: Offset) -> None:
-        watch = self._watching(read.ids)
+    def _await_records(self, read: Offset) -> None:
+        tracker = self._tracked(read.ids)
         if read != self._idle_at:
-            # A batch was made since we were here: meanwhile, most likely, more was appended.
+            # A batch was made since the last call: most likely more was appended meanwhile.
             self._idle_at = read
-            self._look(watch, read)
+            self._refresh(tracker, read)
             if self._is_enough(plan.lag(read.positions, self._reach(read.positions))):
                 return
-        if watch.wait_for_news(self._options.poll_timeout_ms):
-            self._look(watch, read)
+        if tracker.wait_for_news(self._options.poll_timeout_ms):
+            self._refresh(tracker, read)
 
-    def _look(self, watch: Watch, read: Offset) -> None:
-        """Hear of the ends; one before what was read already is old news, or records were lost."""
-        heard = watch.look()
+    def _refresh(self, tracker: EndOffsetTracker, read: Offset) -> None:
+        """Refresh the ends. One before what was read is out of date, or records were lost: ask the leader."""
+        ends = tracker.refresh()
         here = self._cluster()
         self._shorter = {}
         for partition, offset in read.positions.items():
-            id_ = watch.ids.get(partition)
-            if id_ == read.ids.get(partition) and heard.get(partition, offset) < offset:
+            id_ = tracker.ids.get(partition)
+            if id_ == read.ids.get(partition) and ends.get(partition, offset) < offset:
                 end = here.run(here.offset_at(partition, "latest", id_ or ""))
                 if end < offset:
                     self._shorter[partition] = end
@@ -222,18 +232,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- batches -------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the ranges of the batch from `start` to `end`, one for each task.
+
+        Raises:
+            DataLoss: when records of the batch are gone, unless the query continues then.
+        """
         options = self._options
         until = decode(end)
-        watch = self._watching(until.ids)
-        gone = watch.gone(until.ids)
+        tracker = self._tracked(until.ids)
+        gone = tracker.gone(until.ids)
         if gone:
-            watch.look()
-            gone = watch.gone(until.ids)
+            tracker.refresh()
+            gone = tracker.gone(until.ids)
         starts = _starts(start, until)
         whole = plan.ranges(
             starts,
             until.positions,
-            {partition: n for partition, n in watch.earliest.items() if partition not in gone},
+            {partition: n for partition, n in tracker.earliest.items() if partition not in gone},
             ids=until.ids,
             fail_on_data_loss=options.fail_on_data_loss,
         )
@@ -248,39 +263,40 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             min_partitions=options.min_partitions,
             max_records=options.max_records_per_partition,
             max_bytes=options.max_bytes_per_partition,
-            record_bytes=watch.record_bytes,
+            record_bytes=tracker.record_bytes,
         )
         rows = plan.RowFilter(tag=options.tag)
         return [RangePartition(piece, rows) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the records of one range, in an executor."""
         return read_partition(
             partition, endpoints=self._endpoints, options=self._options, schema=self._schema
         )
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: Spark says it a batch late, and never of the last one, so nothing may rest on it."""
+        """Do nothing: Spark calls it a batch late, and never for the last, so nothing may depend on it."""
 
     def stop(self) -> None:
-        """End the long polls. Spark ends the process instead; a test calls it."""
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        """End the long polls. Spark ends the process instead; tests call this."""
+        if self._tracker is not None:
+            self._tracker.close()
+            self._tracker = None
 
     def _cluster(self) -> Cluster:
         return cluster(self._endpoints, timeout_ms=self._options.timeout_ms)
 
-    def _watching(self, ids: Ids) -> Watch:
-        """The watch; made at the first call, when `ids` are those of the journal."""
-        if self._watch is None:
-            self._watch = Watch(self._cluster(), self._options, ids)
-            self._watch.look()
-        return self._watch
+    def _tracked(self, ids: Ids) -> EndOffsetTracker:
+        """Return the tracker, made at the first call, when `ids` are those of the journal."""
+        if self._tracker is None:
+            self._tracker = EndOffsetTracker(self._cluster(), self._options, ids)
+            self._tracker.refresh()
+        return self._tracker
 
 
 def _starts(start: dict[str, Any], until: Offset) -> Positions:
-    """Where a batch from `start` to `until` begins; a partition that `start` does not know begins at 0."""
-    if place_of_symbol(start) is not None:
+    """Return where a batch from `start` to `until` begins. A partition that is not in `start` begins at 0."""
+    if spec_of_symbol(start) is not None:
         assert until.since is not None, f"the end of a query's first batch does not say its begin: {until}"
         return until.since
     read = decode(start)

@@ -1,6 +1,6 @@
-"""What a task does: its partition is a range of records, its answer record batches.
+"""A task of the source: it reads one range of records and yields record batches.
 
-The same for batches and streams. Everything a task needs is in its partition or pickled with the reader.
+Batch and streaming queries share it. All that a task needs is in its partition or pickled with the reader.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class RangePartition(InputPartition):
-    """One task's records."""
+    """The range that one task reads, as Spark pickles it."""
 
     def __init__(self, wanted: Range, rows: RowFilter) -> None:
         super().__init__(
@@ -38,32 +38,40 @@ class RangePartition(InputPartition):
 
     @property
     def range(self) -> Range:
+        """The records to read."""
         return Range(*self.value[0])
 
     @property
     def rows(self) -> RowFilter:
+        """The filter on them."""
         return RowFilter(*self.value[1])
 
 
 class LargeRecord(ValueError):
-    """A value that is larger than a batch, which the query did not say how to read."""
+    """A record is larger than a batch, and the option `largeRecords` is ``error``."""
 
     def __init__(self, wanted: Range, stub: Batch) -> None:
         super().__init__(
-            f"{wanted.topic}/{wanted.partition}: the value at {stub.base_offset} has {size_of(stub)} bytes,"
-            " and is not in the batches. With the option largeRecords=fetch each such value is read by"
-            " itself, with largeRecords=null it is null"
+            f"{wanted.topic}/{wanted.partition}: the value at {stub.base_offset} has {size_of(stub)} bytes"
+            " and is stored apart from its batch. Set the option largeRecords=fetch to fetch each such value,"
+            " or largeRecords=null to read it as null"
         )
 
 
 def read_partition(
     partition: InputPartition, *, endpoints: Endpoints, options: Options, schema: StructType
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The records of `partition`, in an executor."""
+    """Yield the records of `partition`. Runs in an executor.
+
+    Raises:
+        DataLoss: when records of the range are gone, unless the query continues then.
+        LargeRecord: for a record larger than a batch, unless the options say how to read it.
+        Error: when the cluster does not answer in time.
+    """
     if not isinstance(partition, RangePartition):
-        return  # Spark's stand-in when there are no partitions at all
-    from laminar.spark.read.cluster import Columns, cluster, tune
-    from laminar.spark.read.columns import Builder
+        return  # Spark's placeholder when there are no partitions at all
+    from laminar.spark.read.cluster import Projection, cluster, tune
+    from laminar.spark.read.columns import RecordBatchBuilder
 
     wanted = partition.range
     here = cluster(endpoints, timeout_ms=options.timeout_ms)
@@ -73,10 +81,10 @@ def read_partition(
             raise LargeRecord(wanted, stub)
         return here.large_value(wanted, stub) if options.large_records == "fetch" else None
 
-    builder = Builder(
+    builder = RecordBatchBuilder(
         schema, topic=wanted.topic, partition=wanted.partition, rows=partition.rows, large=large
     )
-    columns = Columns(builder.fields, partition.rows.tag)
+    columns = Projection(builder.fields, partition.rows.tag)
     if options.gc_freeze:
         tune()
     pieces = here.read(

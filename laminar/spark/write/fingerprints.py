@@ -1,12 +1,12 @@
-"""What tells a batch of the sink from others, so that none is taken for one that was committed before.
+"""Fingerprints of batches: they tell whether a batch is the one that was committed under its number.
 
-Spark runs a batch again when it crashed between the sink's commit and its own: the sink knows its number, and
-does not write it twice. But a checkpoint that was put back to an older state counts from there again, and its
-batches are new. Those below the last committed number are refused; under that number itself the fingerprint
-decides, which the cluster keeps with each decision.
+Spark runs a batch again when it crashed between the sink's commit and its own. The sink knows the number and
+does not write the batch twice. But a checkpoint that was restored to an older state counts from there again,
+and its batches are new. Those below the last committed number are refused. For that number itself the
+fingerprint decides, which the cluster keeps with each decision.
 
-Spark writes down what a batch reads before it runs it, and never changes that: the digest of this file is the
-batch. Where a task of Python's can't read the checkpoint, the number of records stands for it.
+Spark journals what a batch reads before it runs it, and never changes that: the digest of this file
+identifies the batch. Where Python cannot read the checkpoint, only the number of records is compared.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _FORM: Final = re.compile(r"records=(\d+)(?: journal=([0-9a-f]+))?")
 
 
 class OtherBatch(ValueError):
-    """What is committed under a batch's number is not this batch: nothing of it was written."""
+    """Another batch is committed under this batch's number: nothing of this one was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Of one batch: its records, and the digest of Spark's journal of it, if it can be read."""
+    """The fingerprint of one batch: how many records, and the digest of Spark's journal of it if readable."""
 
     records: int
     journal: str | None = None
@@ -40,14 +40,14 @@ class Fingerprint:
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint | None:
-        """What `str` gave; None for another text, as of a commit that others made."""
+        """Return the fingerprint that `str` wrote; None for the text of another program's commit."""
         found = _FORM.fullmatch(text)
         return None if found is None else cls(int(found[1]), found[2])
 
     def is_of(self, other: Fingerprint) -> bool:
-        """Whether both may be of one batch: by the journal, or else the number of records.
+        """Return whether both may be of one batch: by the journal, or else by the number of records.
 
-        A query that is not deterministic may have other records when it is run again, under one journal.
+        A query that is not deterministic may have other records when it runs again, with the same journal.
         """
         if self.journal is not None and other.journal is not None:
             return self.journal == other.journal
@@ -55,7 +55,7 @@ class Fingerprint:
 
 
 def journal_of(checkpoint: str | None, number: int) -> str | None:
-    """The digest of what Spark has journaled of a batch, in the driver; None where it can't be read."""
+    """Return the digest of what Spark has journaled of a batch; None if unreadable. Runs in the driver."""
     if checkpoint is None:
         return None
     from pyarrow import ArrowException, fs
@@ -63,7 +63,7 @@ def journal_of(checkpoint: str | None, number: int) -> str | None:
     try:
         files, folder = fs.FileSystem.from_uri(re.sub(r"^s3[an]://", "s3://", checkpoint))
     except (ArrowException, OSError):
-        # A relative path is no URI; an unknown scheme is one of a file system that only Spark knows.
+        # A relative path is no URI. An unknown scheme names a file system that only Spark can read.
         if ":" in checkpoint:
             return None
         files, folder = fs.LocalFileSystem(), checkpoint
@@ -71,19 +71,23 @@ def journal_of(checkpoint: str | None, number: int) -> str | None:
         with files.open_input_stream(f"{folder.rstrip('/')}/offsets/{number}") as journal:
             return hashlib.sha256(journal.read()).hexdigest()[:32]
     except (ArrowException, OSError) as error:
-        log.info("the journal of batch %d in %s is not read: %s", number, checkpoint, error)
+        log.info("the journal of batch %d in %s cannot be read: %s", number, checkpoint, error)
         return None
 
 
 def committed_before(known: SinkInfo, number: int, fingerprint: Fingerprint) -> None:
-    """Batch `number` is committed, as `known` tells: it is not written again. OtherBatch if it is another."""
+    """Check that the committed batch `number` of a sink is this one, and log that it is not written again.
+
+    Raises:
+        OtherBatch: when it is another batch, or when a later one is committed.
+    """
     if known.committed is not None and known.committed > number:
         raise older_than_its_sink(known.sink, number, known.committed)
     other = Fingerprint.parse(known.fingerprint)
     if other is not None and not fingerprint.is_of(other):
         raise OtherBatch(
-            f"sink {known.sink!r} has committed batch {number} with {other.records} records, and it was"
-            f" another than this one, with {fingerprint.records}: nothing of this one is written. {_HOW}"
+            f"sink {known.sink!r} has committed another batch {number}, with {other.records} records; this"
+            f" one, with {fingerprint.records}, is not written. {_HOW}"
         )
     log.warning(
         "batch %d of sink %s was committed before: its %d records are not written again",
@@ -94,14 +98,14 @@ def committed_before(known: SinkInfo, number: int, fingerprint: Fingerprint) -> 
 
 
 def older_than_its_sink(sink: str, number: int, committed: int) -> OtherBatch:
-    """Batch `number` comes after a later one was committed."""
+    """Return the error for a batch `number` below the last committed one."""
     return OtherBatch(
-        f"batch {number} is below the last that sink {sink!r} has committed, {committed}: nobody can tell"
-        f" whether it is written already, and nothing of it is written now. {_HOW}"
+        f"batch {number} is below the last that sink {sink!r} has committed, {committed}. Whether it was"
+        f" written is unknown, and nothing of it is written now. {_HOW}"
     )
 
 
 _HOW: Final = (
-    "Was the checkpoint put back to an older state, or is txnAppId used for something else? Go on with a"
-    " checkpoint or txnAppId of its own, from where the target ends"
+    "Was the checkpoint restored to an older state, or is txnAppId used by another job? Continue with a new"
+    " checkpoint or txnAppId, from where the target ends"
 )

@@ -1,6 +1,6 @@
 """The sink's options and columns, checked: those of Kafka's sink where they mean the same. Pure.
 
-What nobody knows is an error, as in the source. ``docs/spark.md`` has the list.
+An unknown option or column is an error, as in the source. ``docs/spark.md`` has the list.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from laminar.spark.read.options import Given, endpoints_of
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-# Each option: "both", "stream" or "batch", where it means something.
+# Each option, and the kind of query that takes it: "both", "stream" or "batch".
 SINK_OPTIONS: Final = {
     "topic": "both",
     "laminar.endpoints": "both",
@@ -28,7 +28,7 @@ SINK_OPTIONS: Final = {
     "gcFreeze": "both",
 }
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
-# Each column that can be written, and the types it may have, in Spark's words.
+# Each column that can be written, with its possible types in Spark's words.
 SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
@@ -38,14 +38,16 @@ SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "tag": ("string",),
     "timestamp": ("timestamp",),
 }
-# What Spark itself adds to the options of a stream.
+# Options that Spark itself adds to those of a stream.
 _SPARKS_OWN: Final = ("checkpointlocation", "queryname", "path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """What was asked for. `transaction` is (sink, number) of a batch that must not be written twice;
-    `checkpoint` is where Spark keeps that of a stream, if an option said so.
+    """The options of a write, checked.
+
+    `transaction` is (sink, number) of a batch that must not be written twice. `checkpoint` is the folder of a
+    stream's checkpoint, if an option names it.
     """
 
     topic: str | None = None
@@ -58,7 +60,11 @@ class SinkOptions:
 
 
 def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """The options of a sink. Raises ValueError, which names the option."""
+    """Return the options of a sink.
+
+    Raises:
+        ValueError: for an option that is wrong or unknown; it names the option.
+    """
     by_lower = {name.lower(): value for name, value in given.items()}
     own = {name: value for name, value in given.items() if not (streaming and name.lower() in _SPARKS_OWN)}
     options = Given(own, streaming, SINK_OPTIONS)
@@ -67,9 +73,9 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     version = options.optional_number("txnVersion", least=0)
     if (application is None) is not (version is None):
         missing = "txnAppId" if application is None else "txnVersion"
-        raise ValueError(f"option {missing} is missing: txnAppId and txnVersion are given together")
+        raise ValueError(f"option {missing} is missing: give txnAppId and txnVersion together")
     if application is not None and not re.fullmatch(TOPIC_PATTERN, application):
-        raise ValueError(f"option txnAppId: {application!r} is no name of a sink ({TOPIC_PATTERN})")
+        raise ValueError(f"option txnAppId: {application!r} is not a valid name of a sink ({TOPIC_PATTERN})")
     topic = options.get("topic")
     if topic is not None and not topic.strip():
         raise ValueError("option topic is empty")
@@ -85,25 +91,27 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 
 
 def check_sink_schema(schema: StructType, *, topic: str | None) -> dict[str, int]:
-    """The position of each column, by its proper name. ValueError names the one that is wrong or missing."""
+    """Return the position of each column, by its proper name.
+
+    Raises:
+        ValueError: for a column that is unknown, of another type, or missing; it names the column.
+    """
     positions: dict[str, int] = {}
     for position, column in enumerate(schema.fields):
         name = column.name.lower()
         if name not in SINK_COLUMNS:
             raise ValueError(
-                f"column {column.name} can not be written; a record has {', '.join(SINK_COLUMNS)}:"
-                " select those, and put the rest into value (to_json, for instance)"
+                f"column {column.name} cannot be written; a record has {', '.join(SINK_COLUMNS)}:"
+                " select those, and put the rest into value, for instance by to_json"
             )
         if name in positions:
-            raise ValueError(f"column {name} is there twice")
+            raise ValueError(f"column {name} is given twice")
         given = column.dataType.simpleString()
         if given not in SINK_COLUMNS[name]:
-            raise ValueError(f"column {name} is {' or '.join(SINK_COLUMNS[name])}, not {given}")
+            raise ValueError(f"column {name} must be {' or '.join(SINK_COLUMNS[name])}, not {given}")
         positions[name] = position
     if "value" not in positions:
         raise ValueError("column value is missing")
     if topic is None and "topic" not in positions:
-        raise ValueError(
-            "column topic is missing, and so is the option topic: one of them says where to write"
-        )
+        raise ValueError("there is neither a column topic nor an option topic: give one of them")
     return positions

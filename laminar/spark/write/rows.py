@@ -1,8 +1,8 @@
-"""Record batches of a task on their way into a topic: by topic and partition, as frames. No I/O.
+"""Split a task's rows by topic and partition, and build frames of them. No I/O.
 
-1. Records of one key keep their order: rows are gathered by partition in the order in which they come.
-2. No Python object is made of a record, but for its headers, and of each distinct key.
-3. What is gathered and not handed out stays below `OPEN_BYTES` and what came last.
+1. Records of one key keep their order: rows are gathered by partition in the order in which they arrive.
+2. No Python object is made of a record, except of its headers and of each distinct key.
+3. What is gathered and not yielded stays below `OPEN_BYTES` and one record batch.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from laminar.batch.arrow.pyarrow_in import frame
 from laminar.client.policy.record_accumulator import MAX_RECORD_BYTES
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 
-# A stage is an entry in its partition's log: see `bench_state` for what smaller ones cost.
+# A stage is an entry in its partition's log; `bench_state` measures what smaller ones cost.
 STAGE_BYTES: Final = 1 << 20
 STAGE_RECORDS: Final = 65_536
 OPEN_BYTES: Final = 32 << 20
 
 
-class Places:
-    """Which partition of a topic a row belongs to."""
+class Partitioner:
+    """The choice of a topic's partition for each row, as the client's producers choose it."""
 
     def __init__(self, partitions: int, *, first: int) -> None:
         route = Route.even(partitions)
         self.partitions = partitions
-        # Rows without a key go to one partition for as long as a batch lasts, then to the next.
+        # Rows without a key of one record batch go to one partition, those of the next to the next one.
         self._sticky = first % partitions
         self._partition_of = [
             number for number, logicals in enumerate(route.ranges()) for _ in range(len(logicals))
@@ -37,7 +37,13 @@ class Places:
         assert len(self._partition_of) == LOGICAL_PARTITIONS, "a route covers all logical partitions"
 
     def of(self, keys: pyarrow.Array | None, given: pyarrow.Array | None, rows: int) -> pyarrow.Array | int:
-        """The partition of each row: the given one, else the key's, else this batch's. One number: of all."""
+        """Return the partition of each row: the given one, else the key's, else this batch's.
+
+        A single number stands for all rows.
+
+        Raises:
+            ValueError: for a given partition that does not exist.
+        """
         sticky = self._sticky
         self._sticky = (sticky + 1) % self.partitions
         if given is not None and given.null_count == rows:
@@ -49,8 +55,8 @@ class Places:
         else:
             coded = keys.dictionary_encode()
             table = [self._partition_of[logical_of_key(key)] for key in coded.dictionary.to_pylist()]
-            places = pyarrow.array(table, pyarrow.int32()).take(coded.indices)
-            found = pyarrow.compute.fill_null(places, sticky) if keys.null_count else places
+            by_key = pyarrow.array(table, pyarrow.int32()).take(coded.indices)
+            found = pyarrow.compute.fill_null(by_key, sticky) if keys.null_count else by_key
         if given is None:
             return found
         return pyarrow.compute.coalesce(
@@ -61,38 +67,44 @@ class Places:
         bounds = pyarrow.compute.min_max(given).as_py()
         for number in (bounds["min"], bounds["max"]):
             if not 0 <= number < self.partitions:
-                raise ValueError(f"column partition: {number} is not one of {self.partitions} partitions")
+                raise ValueError(
+                    f"column partition: there is no partition {number}; the topic has {self.partitions}"
+                )
 
 
-# Where a frame goes: topic, partition, frame, records.
+# A frame and where it goes: topic, partition, frame, number of records.
 Stage = tuple[str, int, bytearray, int]
 
 
 class Rows:
-    """The rows of one task. `places_of` tells of a topic's partitions; it may ask the cluster."""
+    """The rows of one task. `partitioner_of` returns the partitioner of a topic; it may ask the cluster."""
 
     def __init__(
-        self, positions: Mapping[str, int], *, topic: str | None, places_of: Callable[[str], Places]
+        self, positions: Mapping[str, int], *, topic: str | None, partitioner_of: Callable[[str], Partitioner]
     ) -> None:
         self._positions = positions
         self._topic = topic
-        self._places_of = places_of
-        self._known: dict[str, Places] = {}
+        self._partitioner_of = partitioner_of
+        self._known: dict[str, Partitioner] = {}
         self._open: dict[tuple[str, int], list[pyarrow.RecordBatch]] = {}
         self._sizes: dict[tuple[str, int], int] = {}
 
     def put(self, batch: pyarrow.RecordBatch) -> Iterator[Stage]:
-        """Gather the rows of a batch; yields the stages that are full."""
+        """Gather the rows of a batch; yield the stages that are full.
+
+        Raises:
+            ValueError: for a row that cannot be written; it names the column.
+        """
         if not batch.num_rows:
             return
         columns = {name: _plain(name, batch.column(at)) for name, at in self._positions.items()}
         if columns["value"].null_count:
-            raise ValueError("column value: a record has a value, and here one is null")
+            raise ValueError("column value: every record needs a value, but one is null")
         longest = pyarrow.compute.max(pyarrow.compute.binary_length(columns["value"])).as_py()
         if longest > MAX_RECORD_BYTES:
             raise ValueError(
-                f"column value: a record of {longest} bytes; the sink writes values of up to"
-                f" {MAX_RECORD_BYTES}. Larger ones are appended by a client, as a stream (append_stream)"
+                f"column value: a value has {longest} bytes; the sink writes values of up to"
+                f" {MAX_RECORD_BYTES}. Append larger ones by a client (append_stream)"
             )
         topics = columns.pop("topic", None)
         names = [name for name in columns if name != "partition"]
@@ -107,28 +119,28 @@ class Rows:
             yield from self.finish()
 
     def finish(self) -> Iterator[Stage]:
-        """The stages that are left: of all that was put and not yielded yet."""
+        """Yield the stages of all rows that were put and not yielded yet."""
         for where in list(self._open):
             yield self._close(where)
 
     def _by_topic(self, topics: pyarrow.Array | None) -> Iterator[tuple[str, pyarrow.Array | None]]:
-        """Each topic, and which rows are its; None is all of them."""
+        """Yield each topic with a mask of its rows; None stands for all rows."""
         if self._topic is not None:
             yield self._topic, None
             return
         assert topics is not None, "neither a topic nor a column of topics"
         if topics.null_count:
-            raise ValueError("column topic: null, and there is no option topic")
+            raise ValueError("column topic: a row has null, and no option topic is given")
         distinct = topics.unique().to_pylist()
         for topic in distinct:
             yield topic, None if len(distinct) == 1 else pyarrow.compute.equal(topics, topic)
 
     def _put(self, topic: str, rows: pyarrow.RecordBatch, given: pyarrow.Array | None) -> Iterator[Stage]:
-        places = self._known.get(topic)
-        if places is None:
-            places = self._known[topic] = self._places_of(topic)
+        partitioner = self._known.get(topic)
+        if partitioner is None:
+            partitioner = self._known[topic] = self._partitioner_of(topic)
         keys = rows.column("key") if "key" in rows.schema.names else None
-        for partition, part in _split(rows, places.of(keys, given, rows.num_rows)):
+        for partition, part in _split(rows, partitioner.of(keys, given, rows.num_rows)):
             for piece in _cut(part):
                 where = (topic, partition)
                 size, held = piece.nbytes, self._open.get(where, [])
@@ -161,7 +173,7 @@ class Rows:
 
 
 def _plain(name: str, column: pyarrow.Array) -> pyarrow.Array:
-    """A column in the one type that a frame is made of, whatever Spark was told to write text as."""
+    """Return a column in the type that a frame is built of, whichever type the query gave it."""
     if name in ("key", "value"):
         return column.cast(pyarrow.binary())
     if name in ("tag", "topic"):
@@ -173,18 +185,18 @@ def _plain(name: str, column: pyarrow.Array) -> pyarrow.Array:
 
 
 def _split(
-    rows: pyarrow.RecordBatch, places: pyarrow.Array | int
+    rows: pyarrow.RecordBatch, partitions: pyarrow.Array | int
 ) -> Iterator[tuple[int, pyarrow.RecordBatch]]:
-    """The rows of each partition, in their order."""
-    if isinstance(places, int):
-        yield places, rows
+    """Yield the rows of each partition, in their order."""
+    if isinstance(partitions, int):
+        yield partitions, rows
         return
-    counts = sorted((each["values"], each["counts"]) for each in places.value_counts().to_pylist())
+    counts = sorted((each["values"], each["counts"]) for each in partitions.value_counts().to_pylist())
     if len(counts) == 1:
         yield counts[0][0], rows
         return
-    # Stable: what has one key stays in order.
-    ordered = rows.take(pyarrow.compute.array_sort_indices(places))
+    # The sort is stable: records of one key stay in order.
+    ordered = rows.take(pyarrow.compute.array_sort_indices(partitions))
     first = 0
     for partition, count in counts:
         yield partition, ordered.slice(first, count)
@@ -192,7 +204,7 @@ def _split(
 
 
 def _cut(rows: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
-    """Rows in pieces for one stage each; a record alone may be larger."""
+    """Yield rows in pieces for one stage each; a single record may be larger."""
     if rows.num_rows > 1 and (rows.nbytes > STAGE_BYTES or rows.num_rows > STAGE_RECORDS):
         half = rows.num_rows // 2
         yield from _cut(rows.slice(0, half))
@@ -202,14 +214,14 @@ def _cut(rows: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
 
 
 def _header_map(cell: list[dict[str, Any]] | None) -> dict[str, bytes] | None:
-    """A cell of Spark's ``array<struct<key, value>>`` as a record has it."""
+    """Return a cell of Spark's ``array<struct<key, value>>`` as a record's headers."""
     if cell is None:
         return None
     found: dict[str, bytes] = {}
     for each in cell:
         if each["key"] is None or each["value"] is None:
-            raise ValueError("column headers: a header has a key and a value, and here one is null")
+            raise ValueError("column headers: every header needs a key and a value, but one is null")
         if each["key"] in found:
-            raise ValueError(f"column headers: {each['key']!r} is there twice in one record")
+            raise ValueError(f"column headers: one record has {each['key']!r} twice")
         found[each["key"]] = each["value"]
     return found

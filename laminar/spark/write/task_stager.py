@@ -1,10 +1,10 @@
-"""What a task does for the sink: it stages its rows for a batch, and tells its driver what it staged.
+"""A task of the sink: it stages its rows for a batch and reports to the driver what it staged.
 
-A stage is seen by nobody until the driver commits it. A commit publishes the stages of a partition in the
-order of their numbers: so a number begins with that of the task, for rows to stand in Spark's order and for
-tasks not to meet, and goes on with one drawn at random for the attempt. What counts Spark says; the rest goes
-away. Of each task one attempt counts: where two draw the same, what is equal is taken once and counts once,
-and what is not is refused, so the later attempt fails and Spark makes another.
+A stage is invisible until the driver commits it. A commit publishes the stages of a partition in the order of
+their numbers. So a number begins with that of the task, which keeps rows in Spark's order and tasks apart,
+and continues with a number drawn at random for the attempt. Spark names the attempts that count; the stages
+of others are dropped. Where two attempts draw the same number, an equal stage is taken once and counts once,
+and another one is refused: the later attempt fails and Spark starts a new one.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from laminar.client.records import SinkInfo, Staged, StagedPart
 from laminar.client.transact.sinks import Sink
 from laminar.client.transact.stage_sender import batch_path
 from laminar.spark.read.cluster import Cluster
-from laminar.spark.write.rows import Places, Rows, Stage
+from laminar.spark.write.rows import Partitioner, Rows, Stage
 
 if TYPE_CHECKING:
     import pyarrow
 
-# The 53 bits of a stage's number: whether the task's number is large, that number, attempt, stage of that.
+# The 53 bits of a stage's number: a bit for a large task number, the task, the attempt, its stages counted.
 SMALL_TASK_BITS: Final = 13
 TASK_BITS: Final = 24
 ATTEMPT_BITS: Final = 21
 COUNT_BITS: Final = 18
-# Stages on their way at a time, of up to 1 MiB each.
+# Stages sent at a time, of up to 1 MiB each.
 WIDTH: Final = 12
 
 
 async def sink_info(cluster: Cluster, name: str) -> SinkInfo:
-    """The sink as it is now; before its first begin of the epoch that is one below its first."""
+    """Return the sink's state. One that was never begun has the epoch below its first."""
     try:
         return await Sink(cluster.session, name).describe()
     except NotFound as error:
@@ -44,12 +44,16 @@ async def sink_info(cluster: Cluster, name: str) -> SinkInfo:
 
 
 def first_stage(task: int, attempt: int) -> int:
-    """Where the numbers of an attempt at a task begin: those of two tasks are apart, and in their order.
+    """Return the first stage number of an attempt at a task.
 
-    `attempt` has `ATTEMPT_BITS`, of which as many count as there is room for. ValueError for too many tasks.
+    The numbers of two tasks are disjoint and in the order of the tasks. `attempt` has `ATTEMPT_BITS`; with a
+    large task number only the highest of them are used.
+
+    Raises:
+        ValueError: for too many tasks.
     """
     if task >> TASK_BITS:
-        raise ValueError(f"task {task} of a write: Laminar takes up to {1 << TASK_BITS} tasks in one batch")
+        raise ValueError(f"task {task}: a batch has at most {1 << TASK_BITS} tasks")
     if task >> SMALL_TASK_BITS == 0:
         return (task << ATTEMPT_BITS | attempt) << COUNT_BITS
     bits = ATTEMPT_BITS + SMALL_TASK_BITS - TASK_BITS
@@ -58,7 +62,7 @@ def first_stage(task: int, attempt: int) -> int:
 
 
 class TaskStager:
-    """Stages rows for batch `number` of the sink `name`, under `epoch`; one for each attempt at a `task`."""
+    """Stages the rows of one attempt at a `task`, for batch `number` of the sink `name` under `epoch`."""
 
     def __init__(self, cluster: Cluster, name: str, *, number: int, epoch: int, task: int) -> None:
         self._cluster = cluster
@@ -71,17 +75,19 @@ class TaskStager:
         self._under_way: deque[Future[None]] = deque()
         self._staged: dict[tuple[str, int], list[int]] = {}
         self._records = 0
-        # What it was given, staged or not.
+        # Rows received, staged or not.
         self.rows = 0
 
     def stage(
         self, batches: Iterable[pyarrow.RecordBatch], positions: dict[str, int], *, topic: str | None
     ) -> Staged | None:
-        """Stage all rows; None when the batch was committed meanwhile, by an earlier try of it.
+        """Stage all rows and return what was staged; None if the batch is committed already.
 
-        Raises ValueError for rows that cannot be written, `Error` for what the cluster refused.
+        Raises:
+            ValueError: for rows that cannot be written.
+            Error: for what the cluster refused.
         """
-        rows = Rows(positions, topic=topic, places_of=self._places)
+        rows = Rows(positions, topic=topic, partitioner_of=self._partitioner)
         try:
             for batch in batches:
                 self.rows += batch.num_rows
@@ -105,12 +111,12 @@ class TaskStager:
         )
         return Staged(self._name, self._number, self._epoch, parts, self._records)
 
-    def _places(self, topic: str) -> Places:
+    def _partitioner(self, topic: str) -> Partitioner:
         try:
             known = self._cluster.run(self._cluster.session.topic_map(topic))
         except NotFound:
-            raise ValueError(f"there is no topic {topic!r} to write to: topics are made beforehand") from None
-        return Places(len(known.places), first=self._attempt)
+            raise ValueError(f"there is no topic {topic!r} to write to: create it first") from None
+        return Partitioner(len(known.places), first=self._attempt)
 
     def _send(self, stage: Stage) -> None:
         topic, partition, frame, records = stage
@@ -118,7 +124,7 @@ class TaskStager:
             self._under_way.popleft().result()
         number = self._next_stage
         if number > self._last_stage:
-            raise ValueError(f"a task writes at most {1 << COUNT_BITS} stages of a batch: use more tasks")
+            raise ValueError(f"a task writes at most {1 << COUNT_BITS} stages per batch: use more tasks")
         self._next_stage += 1
         self._staged.setdefault((topic, partition), []).append(number)
         self._records += records

@@ -1,11 +1,11 @@
 """``df.write`` and ``df.writeStream`` into topics: tasks stage, the driver commits, each batch counts once.
 
 A stream's sink is named after the query, whose id is in its checkpoint, and its batches have Spark's numbers.
-Spark tells the id and the number to the tasks alone. So a task reads the sink's epoch and stages under the
-next one; the driver begins that very epoch and commits. It cannot, if another driver of the same checkpoint
-did so since. A batch write begins its sink in the driver, before its tasks.
+Spark passes the id and the number only to tasks. So a task reads the sink's epoch and stages under the next
+one; the driver begins exactly that epoch and commits. That fails if another driver of the same checkpoint has
+begun it since. A batch write begins its sink in the driver, before its tasks.
 
-Spark pickles a writer into each task, and makes another for each commit: none keeps anything.
+Spark pickles a writer into each task and makes another for each commit, so a writer keeps no state.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ if TYPE_CHECKING:
 
 STREAM_PREFIX = "spark-"
 WRITE_PREFIX = "spark-write-"
-# How long an aborted write tries to say so.
+# How long an aborted write tries to drop its stages.
 ABORT_S = 10.0
 
 
 @dataclass(frozen=True)
 class StagedMessage(WriterCommitMessage):
-    """What a task tells its driver: how many rows it had; no `staged` if the batch was committed before."""
+    """A task's message to its driver: how many rows it had, and what it staged.
+
+    `staged` is None if the batch was committed before.
+    """
 
     sink: str
     number: int
@@ -55,12 +58,12 @@ class StagedMessage(WriterCommitMessage):
 
 
 class _Writer:
-    """What both kinds of writers do in a task, and where."""
+    """What the writers of batches and of streams have in common."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
         self._positions = check_sink_schema(schema, topic=options.topic)
-        # Found in the driver, for everybody.
+        # Resolved in the driver, for all tasks.
         self._endpoints: Endpoints = resolve(options.endpoints or None, options.token)
 
     def _cluster(self) -> Cluster:
@@ -89,16 +92,16 @@ class _Writer:
     def _committed_before(
         self, rows: Iterable[pyarrow.RecordBatch], name: str, *, number: int, epoch: int
     ) -> StagedMessage:
-        # Spark waits until all is taken.
+        # The rows are read to the end, because Spark waits for that.
         return StagedMessage(name, number, epoch, sum(each.num_rows for each in rows), None)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """``df.write.format("laminar").mode("append").save()``; made in the driver, when the write begins."""
+    """The writer of ``df.write.format("laminar").mode("append").save()``, made in the driver."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        # Without a name of its own a write is atomic, and the sink is its alone.
+        # A write without a transaction is atomic too: it has a sink of its own.
         self._name, self._number = options.transaction or (f"{WRITE_PREFIX}{uuid.uuid4()}", 0)
         sink = self._sink(self._name)
         self._epoch = self._cluster().run(sink.begin(once=options.transaction is None))
@@ -107,13 +110,20 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             raise older_than_its_sink(self._name, self._number, sink.committed)
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
+        """Stage the rows of a task."""
         do = self._committed_before if self._already else self._stage
         return do(iterator, self._name, number=self._number, epoch=self._epoch)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        told = _told(messages)
-        staged = [each.staged for each in told if each.staged is not None]
-        fingerprint = Fingerprint(sum(each.records for each in told))
+        """Commit what the tasks staged, in the driver.
+
+        Raises:
+            OtherBatch: when another batch is committed under this number.
+            Fenced: when another driver took over the sink.
+        """
+        reported = _staged_messages(messages)
+        staged = [each.staged for each in reported if each.staged is not None]
+        fingerprint = Fingerprint(sum(each.records for each in reported))
         here, sink = self._cluster(), self._sink(self._name)
         if self._already:
             committed_before(here.run(sink.describe()), self._number, fingerprint)
@@ -122,9 +132,10 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             here.run(sink.commit(self._number, staged, epoch=self._epoch, fingerprint=str(fingerprint)))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """What is not committed goes away, and what is stays, though Spark was not told so.
+        """Drop the stages of a write that failed. What is committed stays, although Spark does not know it.
 
-        A sink of this write alone is begun anew: so the nodes know that it is over, and wait for nobody.
+        A sink of this write alone is begun once more: so the nodes know that the write is over, and drop its
+        stages at once.
         """
         if self._options.transaction is None:
             with contextlib.suppress(Error):
@@ -133,9 +144,17 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """``df.writeStream.format("laminar").start()``; made anew for each batch, and for each commit."""
+    """The writer of ``df.writeStream.format("laminar").start()``.
+
+    Spark makes one for each batch and one for each commit.
+    """
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
+        """Stage the rows of a task, under the epoch after the sink's.
+
+        Raises:
+            OtherBatch: when a later batch is committed.
+        """
         from laminar.spark.write.task_stager import sink_info
 
         name, number = _batch_of_task()
@@ -148,28 +167,34 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         return do(iterator, name, number=number, epoch=known.epoch + 1)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        told = _told(messages)
-        staged = [each.staged for each in told if each.staged is not None]
-        if len(staged) == len(told) and not any(each.parts for each in staged):
+        """Commit what the tasks of batch `batchId` staged, in the driver.
+
+        Raises:
+            OtherBatch: when another batch is committed under this number.
+            Fenced: when another driver of this checkpoint took over.
+        """
+        reported = _staged_messages(messages)
+        staged = [each.staged for each in reported if each.staged is not None]
+        if len(staged) == len(reported) and not any(each.parts for each in staged):
             return
         fingerprint = Fingerprint(
-            sum(each.records for each in told), journal_of(self._options.checkpoint, batchId)
+            sum(each.records for each in reported), journal_of(self._options.checkpoint, batchId)
         )
-        self._cluster().run(self._commit(told, staged, batchId, fingerprint))
+        self._cluster().run(self._commit(reported, staged, batchId, fingerprint))
 
     async def _commit(
-        self, told: list[StagedMessage], staged: list[Staged], number: int, fingerprint: Fingerprint
+        self, reported: list[StagedMessage], staged: list[Staged], number: int, fingerprint: Fingerprint
     ) -> None:
-        sink = self._sink(told[0].sink)
-        if len(staged) < len(told):
-            # Committed in an earlier run: what may be missing is that all partitions show it.
+        sink = self._sink(reported[0].sink)
+        if len(staged) < len(reported):
+            # Committed in an earlier run, but some partitions may not have published it yet.
             epoch = await sink.begin()
-            # Else this would commit the batch as an empty one.
+            # Otherwise this would commit an empty batch.
             assert sink.committed is not None and sink.committed >= number, (sink.committed, number)
             committed_before(await sink.describe(), number, fingerprint)
             await sink.commit(number, [], epoch=epoch)
             return
-        epochs = {each.epoch for each in told}
+        epochs = {each.epoch for each in reported}
         if len(epochs) > 1:
             raise _fenced(sink.name, number, f"its epoch rose to {max(epochs)} while tasks were staging")
         epoch = epochs.pop()
@@ -182,10 +207,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         await sink.commit(number, staged, epoch=epoch, fingerprint=str(fingerprint))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: what is not committed goes away, and what is stays, though Spark was not told so."""
+        """Do nothing: stages that are not committed are dropped, and what is committed stays."""
 
 
-def _told(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
+def _staged_messages(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
     return [each for each in messages if isinstance(each, StagedMessage)]
 
 
@@ -193,26 +218,24 @@ def _context() -> TaskContext:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    assert context is not None, "only a task may ask"
+    assert context is not None, "called outside of a task"
     return context
 
 
 def _batch_of_task() -> tuple[str, int]:
-    """The sink and the number of the batch that this task belongs to, as Spark tells its tasks."""
+    """Return the sink and the number of this task's batch, as Spark passes them to its tasks."""
     context = _context()
     query = context.getLocalProperty("sql.streaming.queryId")
     number = context.getLocalProperty("streaming.sql.batchId")
     if query is None or number is None:
-        raise RuntimeError(
-            "Spark did not tell this task its query and batch: continuous mode is not supported"
-        )
+        raise RuntimeError("this task has no query id and batch number: continuous mode is not supported")
     return STREAM_PREFIX + query, int(number)
 
 
 def _fenced(sink: str, number: int, why: str) -> Fenced:
     return Fenced(
-        f"another driver works on this query's checkpoint: of sink {sink!r} {why}; batch {number} is not"
-        " committed by this one",
+        f"another driver uses this query's checkpoint: of sink {sink!r} {why}; this driver does not commit"
+        f" batch {number}",
         code="fenced",
         field="epoch",
         outcome="not_applied",

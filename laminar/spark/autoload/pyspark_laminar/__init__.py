@@ -1,7 +1,7 @@
-"""What Spark looks for at the top level: the class behind ``format("laminar")``.
+"""The module by which Spark finds the class of ``format("laminar")``.
 
-Spark imports every module named ``pyspark_*``, in sessions that never read from Laminar too, and a
-module that raises breaks them all. So nothing is loaded until the attribute is asked for.
+Spark imports every top-level module named ``pyspark_*``, also in sessions that never use Laminar, and a
+module that raises breaks them all. So nothing is loaded before the attribute is read.
 """
 
 from __future__ import annotations
