@@ -81,7 +81,7 @@ def register_node(state: CatalogState, request: RegisterNode) -> Change:
 
     next_replica_id = state.next_replica_id
     if known is not None:
-        # What comes late may show an earlier page.
+        # A late message may show an earlier boot record.
         record = replace(record, catalog_replica=known.catalog_replica, boot=newer(record.boot, known.boot))
     elif record.catalog_replica == 0:
         record = replace(record, catalog_replica=next_replica_id)

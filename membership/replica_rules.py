@@ -138,7 +138,8 @@ def report_replicas(state: CatalogState, request: ReportReplicas) -> Change:
     """Record what a node reports of its own replicas: made, lost, deleted."""
 
     def own(replica: ReplicaRecord, ids: list[int]) -> bool:
-        # A lost one may have lost its store with it; of the other two only the store itself can tell.
+        # A lost replica may have lost its store with it; the other two reports only the store itself can
+        # make.
         return replica.node == request.node and replica.replica_id in ids
 
     changed = {}

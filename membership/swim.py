@@ -364,7 +364,7 @@ class Swim:
             probe.answered, probe.indirect_ms = True, None
             self.doubt = max(0, self.doubt - 1)
 
-    # Telling.
+    # Dissemination.
 
     def _seek(self, now_ms: int) -> None:
         """Ping addresses of members that are not seen: unknown seeds, and one that counts as offline."""

@@ -108,7 +108,7 @@ class Candidacy:
         # Our log is being replaced: we do not campaign at all.
         self.inhibited = False
         self._tally: VoteTally | None = None
-        # The (last term, last index) that a log must reach for a grant of ours to count in spite of our mark.
+        # The (last term, last index) that a log must reach for our grant to count while we are recovering.
         self._floor: tuple[int, int] | None = None
 
     # Campaigning

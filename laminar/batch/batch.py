@@ -96,7 +96,7 @@ class Batch:
         self.header: Header = header
         self.frame = frame
         self._entries: dict[int, Entry] | None = None
-        # By name what was unpacked, by column its plain bytes.
+        # What was unpacked, by name; and plain bytes, by column.
         self._cache: dict[str | Column, Any] = {}
 
     def __len__(self) -> int:

@@ -50,7 +50,7 @@ VARIABLE = 1  # int32 offsets (count + 1, from 0), then bytes; else elements of 
 NULLS = 2  # a bitmap in front, one bit a record from the lowest: 1 is present
 _KNOWN_COLUMN_FLAGS = VARIABLE | NULLS
 
-# What a time may be: in microseconds it still fits 64 bits, as Arrow and Spark want it. 292,000 years.
+# The largest time: in microseconds it still fits 64 bits, as Arrow and Spark want it. 292,000 years.
 MAX_TIME_MS = (2**63 - 1) // 1000
 
 _WIDTHS = {Column.TIMESTAMP: 8, Column.TAG_HASH: 8, Column.DELIVERY_TIME: 8, Column.TRACE_ID: 16}

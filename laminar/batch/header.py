@@ -84,10 +84,10 @@ def _adjacent(*names: str) -> struct.Struct:
     return struct.Struct("<" + "".join(_FIELDS[name] for name in names))
 
 
-# What names an entry, and that with both checksums.
+# The fields that identify an entry; and these with both checksums.
 PLACE_FIELDS = fields("index", "term")
 SEALED_PLACE_FIELDS = fields("index", "term", "body_crc", "header_crc")
-# What a log keeps of each batch, and checks when it is appended.
+# The fields that a log keeps of each batch, and checks when it is appended.
 LOG_FIELDS = fields(
     *("kind", "flags", "index", "term", "prev_term", "base_offset", "count", "body_length"),
     *("append_time_ms", "tag_mask", "header_crc"),
@@ -121,7 +121,7 @@ class Flag(IntFlag):
     """Bits of the header's flags."""
 
     OPENS_SEGMENT = 1
-    # Id and sequence of the producer are the hashes of an idempotency key and of what came with it.
+    # Producer id and sequence are the hashes of an idempotency key and of the request.
     KEYED = 2
     # Its one record is larger than a batch, and its value empty here (`laminar.batch.large_record`): only as
     # it is read.

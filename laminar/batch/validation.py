@@ -38,7 +38,7 @@ _HEADERS = msgspec.msgpack.Decoder(dict[str, bytes])
 # Lengths are compared in runs of this many cells first: few batches have a run that is too long in all.
 _RUN = 64
 
-# What is checked where it arrives, in the event loop: about a millisecond or two each.
+# Limits up to which a batch is checked in the event loop: about a millisecond or two each.
 _UNFOLDED_HERE_BYTES = 64 << 10
 _DECODED_HERE = 2048
 
@@ -209,7 +209,7 @@ def _check_headers(frame: Buffer, header: Header, entry: Entry, ends: Ends, most
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             field = f"records[{row}].headers"
             raise malformed(field, str(error), "a map of text to bytes", "batch") from None
-        # What a map takes in msgpack is more than what its names and values take.
+        # A map in msgpack takes more bytes than its names and values.
         if len(cell) > most:
             size = sum(len(name.encode()) + len(value) for name, value in fields.items())
             if size > most:

@@ -56,7 +56,7 @@ _GRACE_MS = 2_000
 """Children drain for `drain_ms` and then end; what has not ended this much later is killed."""
 PASSED_ON_SIGNALS = (signal.SIGHUP, signal.SIGUSR1)
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, *PASSED_ON_SIGNALS)
-# What a person can do.
+# Advice for the operator.
 DAMAGED_DOCUMENT = (
     "Put a whole copy of one of these files back; or, where other nodes hold replicas of all that this one "
     "holds, move its data folder away and start it again under another name"

@@ -180,7 +180,7 @@ class Reader:
 
 
 def _checked(form: struct.Struct, buffer: memoryview, position: int) -> int:
-    # `unpack_from` counts a negative place from the end; here it is a lie.
+    # `unpack_from` counts a negative position from the end; here it is an error.
     if not 0 <= position <= len(buffer) - form.size:
         raise _outside(position, len(buffer))
     number: int = form.unpack_from(buffer, position)[0]

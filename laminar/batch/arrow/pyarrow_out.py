@@ -17,7 +17,7 @@ from laminar.batch.arrow.ipc_writer import COLUMNS
 from laminar.batch.batch import Batch
 from laminar.batch.columns import NULLS, Column, Entry
 
-# Bytes, of what Arrow reads as numbers.
+# Arrow reads numbers at addresses that are multiples of this.
 _ALIGNMENT = 8
 _VARIABLE = {"key": Column.KEY, "value": Column.VALUE, "tag": Column.TAG}
 
@@ -162,7 +162,7 @@ def _cells(batch: Batch, entry: Entry, *, column: Column, kind: pyarrow.DataType
     validity = _validity(batch, entry) if entry.flags & NULLS else None
     array = pyarrow.Array.from_buffers(kind, count, [validity, offsets, plain], entry.null_count)
     try:
-        # Arrow believes offsets, and text to be UTF-8; here they are looked at, faster than we could.
+        # Arrow trusts offsets, and text to be UTF-8; `validate` checks both, faster than we could.
         array.validate(full=True)
     except pyarrow.ArrowInvalid as error:
         raise batch.bad(error) from error

@@ -118,7 +118,7 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
                 max_plain_bytes=limits.max_body_bytes - plain_bytes,
             )
             if header.flags & Flag.KEYED and not keyed:
-                # It was fetched, and is appended again: by another request than that of the key.
+                # It was fetched and is appended again, by a request that has nothing to do with the key.
                 frames[place] = _without_key(frame)
     except BatchError as error:
         raise batch_problem(error) from error

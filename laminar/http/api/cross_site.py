@@ -23,9 +23,10 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.routes import BODIES, Body
 from laminar.http.protocol.request_head import RequestHead
 
-# What `curl -d` calls every body. A form can send it too, with `Origin` or from a page of this server only.
+# The content type that `curl -d` gives every body. A form can send it too, with `Origin` or from a page of
+# this server only.
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
-# What a page can send to any site without asking, beside `FORM_TYPE`.
+# Content types that a page can send to any site without asking, beside `FORM_TYPE`.
 PAGE_TYPES: Final = ("text/plain", "multipart/form-data")
 
 
@@ -99,7 +100,7 @@ def check_body_type(head: RequestHead, operation: str) -> None:
     given = head.headers.get("content-type", "")
     name = given.partition(";")[0].strip().lower()
     if kind is Body.JSON:
-        # A form has a type always, and what else a page sends without one has an `Origin`.
+        # A form always has a type, and any other request of a page without one has an `Origin`.
         if name in ("", "application/json") or name.endswith("+json"):
             return
         # Pages of other sites cannot PUT or PATCH without asking first, whatever the type.

@@ -21,7 +21,7 @@ from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request
 
 _COLUMNS: Final = ("offset", "timestamp", "key", "value", "tag", "headers")
-# What a batch holds of each of them, and of what only a batch can show. Offsets are in its head.
+# The batch's columns for each name, and names that only batches have. Offsets are in the header.
 _OF_BATCH: Final = {
     "offset": (),
     "timestamp": (Column.TIMESTAMP,),
@@ -33,9 +33,9 @@ _OF_BATCH: Final = {
 }
 
 
-# What an answer of records taken out of their batches may hold of text or columns, if nothing else is said.
+# Default limit of text or columns in an answer whose records are taken out of their batches, in bytes.
 MOST_SHOWN_BYTES: Final = 32 << 20
-# Above one of these it is made in a thread.
+# Above one of these limits the answer is made in a thread.
 _SHOWN_HERE_BYTES: Final = 64 * 1024
 _SHOWN_HERE_RECORDS: Final = 500
 

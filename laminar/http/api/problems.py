@@ -206,7 +206,7 @@ _ROWS: Final = (
         hint="GET the resource and send its ETag.",
     ),
     _row("headers_too_large", 431, "The head of the request is too large"),
-    # The state of the world is wrong: the same request may succeed later.
+    # The server's state is wrong: the same request may succeed later.
     _row("quota", 429, "A quota is used up", retriable=True, family="Overloaded"),
     _row("no_leader", 503, "The partition has no leader at the moment", retriable=True, family="Unavailable"),
     _row("overloaded", 503, "A resource of the node is exhausted", retriable=True, family="Overloaded"),
@@ -273,9 +273,9 @@ _ROWS: Final = (
 CODES: Final[Mapping[str, ErrorCode]] = {row.code: row for row in _ROWS}
 assert len(CODES) == len(_ROWS), "a code occurs twice"
 
-# What a retriable answer without a better guess tells the client to wait.
+# Default `Retry-After` of a retriable answer, in ms.
 DEFAULT_RETRY_AFTER_MS: Final = 200
-# Names and numbers of clients come back in problems; what is longer is cut there.
+# A client's values come back in problems; longer ones are cut to this.
 LONGEST_VALUE: Final = 200
 
 

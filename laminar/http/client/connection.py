@@ -25,7 +25,7 @@ from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, OnAns
 from laminar.http.protocol.chunked import ChunkedDecoder
 from laminar.http.protocol.response_head import ResponseHead, parse_response_head
 
-# What was received of an answer before its body's length is known; no head is longer.
+# Bytes received of an answer before its body's length is known; no head is longer.
 HEAD_BUFFER_BYTES: Final = 64 << 10
 # Below this, head and body are joined into one write: a system call costs more than the copy.
 JOINED_BODY_BYTES: Final = 32 << 10
@@ -136,7 +136,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if transport is not None and not transport.is_closing():
             sock = transport.get_extra_info("socket") if self._waiting else None
             if sock is not None and _is_tcp(sock):
-                # A mere end might only end our sending: the server would keep up a long poll in vain.
+                # A plain end of file might only end our sending: the server would keep up a long poll in
+                # vain.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             transport.abort()
         self._end(reason, sent=True)

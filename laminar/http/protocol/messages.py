@@ -19,7 +19,7 @@ from laminar.http.protocol.request_head import RequestHead
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Body: TypeAlias = Buffer | Sequence[Buffer] | AsyncIterator[Buffer]
 
-# A body above this is unfolded and parsed in another thread, while the loop serves other connections.
+# A body above this is decompressed and parsed in another thread, while the loop serves other connections.
 OFF_LOOP_BYTES: Final = 256 * 1024
 
 USUAL_ANSWER_BYTES: Final = 64 * 1024

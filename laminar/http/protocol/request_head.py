@@ -25,7 +25,7 @@ LONGEST_TARGET_BYTES: Final = 8192
 END_OF_HEAD: Final = b"\r\n\r\n"
 
 _HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*\Z")
-# What llhttp would take as well: HTTP/0.9 and 2.0, ICE and RTSP.
+# llhttp would also accept HTTP/0.9 and 2.0, ICE and RTSP.
 _VERSIONS: Final = {b"HTTP/1.1": True, b"HTTP/1.0": False}
 # Headers that may occur once. Two that differ would be read differently by two readers.
 _SINGLE: Final = frozenset(

@@ -37,9 +37,9 @@ from laminar.http.server.writer import GO_ON, Exchange, ResponseWriter
 # After a refusal the rest of the request is thrown away for a while: a socket
 # closed over unread bytes resets the connection, and with it the answer.
 LINGER_BYTES: Final = 16 << 20
-# What so small a body costs beside its request isn't worth counting.
+# A body this small costs little beside its request, so it is not counted.
 UNCOUNTED_BODY_BYTES: Final = 4096
-# Stands where no head could be read: what was asked isn't known, but an answer is due.
+# Substitute for a head that could not be read, for which an answer is due.
 _NO_HEAD: Final = RequestHead("GET", "/", {})
 
 

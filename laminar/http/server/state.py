@@ -41,7 +41,8 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     body_timeout_s: float = 30.0
     write_timeout_s: float = 30.0
     floor_bytes_per_s: int = 1024
-    # What is announced, or waits to be taken, comes or goes within about this time: its floor is higher.
+    # Bytes announced, or waiting to be taken, must be transferred within about this time: that raises the
+    # floor.
     transfer_timeout_s: float = 120.0
     linger_s: float = 2.0
 

@@ -55,10 +55,10 @@ class Exchange:
         self.held = 0
 
 
-# Stands in the queue for an interim answer.
+# Placeholder in the queue for an interim answer.
 GO_ON: Final = Response(100)
 
-# Receipts have few lengths.
+# A cache of Content-Length headers: receipts have few lengths.
 _length_lines: Final[dict[int, bytes]] = {}
 _LONGEST_KEPT_LENGTH: Final = 4096
 

@@ -211,7 +211,7 @@ class LogFolder:
         """
         await self._changing.acquire()
         deleting = asyncio.ensure_future(self._delete(name))
-        # The one that was cancelled hears of no error; no other change comes between, however it ends.
+        # The cancelled caller gets no error; no other change comes between, however this one ends.
         deleting.add_done_callback(self._changed)
         await asyncio.shield(deleting)
 

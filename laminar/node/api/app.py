@@ -79,13 +79,13 @@ _IDEMPOTENCY_HEADERS = {
     header.name.lower(): frozenset(route.operation for route in ROUTES if header in route.parameters)
     for header in GUARANTEES
 }
-# What is sent to a partition's leader, who may be named to a client that asks for that.
+# Operations that a partition's leader carries out; a client that asks for it is redirected there.
 _REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_upload"})
 
-# What changes something of a system's topic, and is allowed: a person's decision, where its partitions wait.
+# The one change of an internal topic that is allowed: a person's decision where its partitions wait.
 _ON_THE_SYSTEMS = frozenset(("recover_partition",))
 
-# Whose bodies are records, and may be large.
+# Operations whose bodies are records, and may be large.
 _PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})
 
 Handler = Callable[..., Response | Awaitable[Response]]

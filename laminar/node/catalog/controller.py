@@ -307,7 +307,7 @@ class Controller(Process):
     async def _on_join(self, peer: Peer, payload: bytes) -> bytes:
         join = msgspec.msgpack.decode(payload, type=Join)
         if self.group is None or self.boot.node not in self.group.catalog.state().nodes:
-            # Also a founder that has not registered yet: the joining node would be given the founder's
+            # Also while a founder has not registered yet: the joining node would be given the founder's
             # replica id, and lead a second group of the same name.
             return msgspec.msgpack.encode(JoinAnswer())
         assert self.cluster_id is not None

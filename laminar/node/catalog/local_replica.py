@@ -166,7 +166,7 @@ class LocalReplica:
         if replica is None:
             return
         group.replica = replica
-        # Who waits to hear a node looks again after each message.
+        # Waiters for contact with a node check again after each message.
         replica.on_match = self._on_match
         self.group = group
         group.committed(replica.core.committed_index)
@@ -204,7 +204,8 @@ class LocalReplica:
                     entry,
                     name=CATALOG_NAME,
                     machine=group,
-                    # A command is applied when it is whole again. A configuration says who may lead.
+                    # A damaged command is applied once repaired. A configuration is needed now: it says which
+                    # nodes may lead.
                     past_damage=lambda index: log.index_entry(index).kind in (Kind.COMMAND, Kind.NOOP),
                 )
             except BadTerm as error:

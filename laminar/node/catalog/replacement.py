@@ -111,7 +111,7 @@ def _step(
         taken = {each.node for each in others} | set(gone)
         free = {node: weight for node, weight in weights.items() if node not in taken}
         if not others and len(free) > 1:
-            # No group is left that would let go of the lost one, and its node makes no other beside it.
+            # No group is left that could remove the lost replica, and its node makes no other beside it.
             free.pop(replica.node, None)
         best = place(partition_hash(partition.topic, partition.number), free, 1)
         if best:

@@ -26,8 +26,8 @@ from membership.records import NodeRecord, ReplicaChange, Result, Setting
 from router import partition_hash, place
 
 LIVE_WAIT_S = 10.0
-# How long a topic's creation waits for nodes that gossip has not heard of yet; and, counted from when this
-# node began to lead the catalog, for nodes that it has not heard as the leader yet.
+# How long a topic's creation waits for nodes that gossip does not know yet; and, counted from when this
+# node began to lead the catalog, for nodes without contact to it as the leader.
 COME_UP_WAIT_S = 2.0
 FORWARD_TIMEOUT_S = 15.0
 LEADER_WAIT_S = 5.0

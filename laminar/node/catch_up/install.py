@@ -46,14 +46,14 @@ _log = logging.getLogger("laminar.catch_up")
 
 # New logs that are built at one time; others wait for the leader's next offer.
 AT_ONCE = 2
-# A round of at most this many pieces is the last: what came meanwhile is left to appends.
+# A round of at most this many pieces is the last: later entries are left to appends.
 LAST_PIECES = 4
-# For a piece of 256 KiB, at the source's pace. A source that hangs keeps the replica from standing so long.
+# Timeout of one piece of 256 KiB, at the source's pace. The replica does not campaign while it waits.
 CALL_TIMEOUT_S = 20.0
 PAUSE_S = 0.2
-# So long a replica that is caught up is kept from standing because its shard has no room.
+# A replica is kept from campaigning at most this long because its shard has no room.
 ROOM_PATIENCE_S = 30.0
-# After a try that came to nothing the next from the same source waits so long, and each time twice as long.
+# Pause after a failed attempt before the next from the same source; it doubles each time.
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 # Suffix of the name of a log being built: if it is there at a start, its replica never switched.
@@ -281,7 +281,7 @@ class Installer:
         """Write the one record that makes the new log the replica's. Durable when this returns."""
         host, replica, old = self._host, partition.replica, partition.log
         await host.storage.sync_log(new)
-        # From here to the record nothing may come between.
+        # No await from here to the record: nothing may change in between.
         entry = host.entry_of(replica.group)
         if entry is None or not host.driver.is_current(replica):
             raise Abandoned("the replica has gone meanwhile")
@@ -313,7 +313,7 @@ class Installer:
         request = PieceRequest(offer.group, offer.receiver, index)
         frames = whole_frames(await self._call(partition, node, PIECE, request), index)
         if not frames:
-            # The file's bytes are not what they should be: let the source check each frame.
+            # The file's bytes are damaged: let the source verify each frame.
             request = msgspec.structs.replace(request, verified=True)
             frames = whole_frames(await self._call(partition, node, PIECE, request), index)
         if not frames:

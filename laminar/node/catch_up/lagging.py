@@ -26,7 +26,7 @@ from raft.progress import Flow, Progress
 _log = logging.getLogger("laminar.catch_up")
 
 OFFER_TIMEOUT_S = 5.0
-# So long appends wait for a catch-up that does not begin, or has stopped; then it is not tried for a while.
+# Appends wait this long for a catch-up that does not begin, or has stopped; then it is not tried for a while.
 PATIENCE_S = 20.0
 NOT_AGAIN_S = 300.0
 
@@ -50,7 +50,7 @@ class Lagging:
         self._source = source
         self._address_of = address_of
         self._far_bytes = far_bytes
-        # When appends go on if nothing comes of the offer; and until when no other is made.
+        # When appends resume if the offer leads to nothing; and until when no other offer is made.
         self._until_s: dict[tuple[bytes, int], float] = {}
         self._not_before_s: dict[tuple[bytes, int], float] = {}
         self.offers = 0

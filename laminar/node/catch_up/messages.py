@@ -16,7 +16,7 @@ PIECE = "catch_up_piece"
 # A piece on the wire: small enough that another call waits only a few milliseconds for it.
 PIECE_BYTES = 256 * 1024
 
-# Codes of refusals: the source has not got these entries (any more), or not whole.
+# Codes of refusals: the source does not hold these entries (any more), or holds them damaged.
 GONE = "gone"
 DAMAGED = "damaged"
 

@@ -116,7 +116,7 @@ class CatchUp:
                 ]
             )
         except StorageError as error:
-            # Until it does, the journal's record leads from the old one to the new.
+            # Until it does, the journal's record maps the old log to the new one.
             _log.warning("the manifest cannot be written: %s", error)
             asyncio.get_running_loop().call_later(1.0, self._shard.request_reconcile)
             return
@@ -174,7 +174,7 @@ class CatchUp:
         """Open the replica with its new log, and have the manifest written."""
         partition = self._by_group.get(entry.group)
         if partition is None or partition.replica.replica_id != entry.replica_id:
-            # Deleted while the record was on its way: what took its log's place goes too.
+            # The replica was deleted while the record was being written: delete the new log, too.
             if entry.log_id in self.storage.logs:
                 await self.storage.delete_log(entry.log_id, replica_id=entry.replica_id)
             return

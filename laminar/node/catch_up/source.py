@@ -26,7 +26,7 @@ from laminar.node.catch_up.pace import Pace
 from laminar.node.partition.partition import Partition
 from laminar.node.transport.transport import Peer, RemoteError
 
-# A receiver that has asked for nothing for so long has gone away.
+# A receiver without a request for this long has gone away.
 SILENT_S = 15.0
 
 ReadBytes = Callable[[str, int, int], Awaitable[bytes]]

@@ -76,7 +76,7 @@ def threads() -> int:
 
     A fork copies only the one that calls it.
     """
-    # The folder has an entry for each, and every folder in it is a link to its parent.
+    # /proc/self/task has a folder for each thread, each of which adds a link to the count.
     return os.stat("/proc/self/task").st_nlink - 2
 
 

@@ -53,7 +53,7 @@ class PeriodicTasks:
             timer.cancel()
 
     def _round(self, period_s: float) -> None:
-        # A loop that is late looks less often, and never twice for that.
+        # A late loop checks less often, and never catches up by checking twice.
         self._timers[period_s] = self._loop.call_later(period_s, self._round, period_s)
         for entry in tuple(self._entries[period_s]):
             if entry.work is not None:

@@ -124,7 +124,7 @@ class AppendBatcher:
             if len(appends) == 1:
                 fail(appends[0].future, Problem("invalid", str(error), outcome="not_applied"))
                 return
-            # One of them makes no batch: it alone fails.
+            # One of the appends makes no valid batch: it alone fails.
             for append in appends:
                 self._propose_together([append])
             return
@@ -137,7 +137,7 @@ class AppendBatcher:
             for append in appends:
                 fail(append.future, problem)
         except Exception as error:  # noqa: BLE001  # answers the appends
-            # How far it came is not known.
+            # It is not known how far the proposal got.
             _fail_by_bug(appends, error, outcome="unknown")
         else:
             if index is not None:

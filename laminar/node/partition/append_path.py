@@ -209,7 +209,8 @@ class AppendPath:
             self.check_room()
             self._copies.check()
         if self._batcher:
-            # They came first: no batch overtakes them or moves the end that one of them was checked against.
+            # Pending appends came first: no batch overtakes them or moves the end that one was checked
+            # against.
             self._batcher.flush()
             self._context.check_leads()
 
@@ -252,7 +253,7 @@ class AppendPath:
         try:
             placed = context.driver.propose(context.replica, frame, opens_segment=opens_segment)
         except Exception as error:
-            # It was not proposed: the next batch has this place, and its own waiters.
+            # It was not proposed: the next batch gets this index, with its own waiters.
             self.waiters.pop(index, None)
             self._forget(index)
             match error:

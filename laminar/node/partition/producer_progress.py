@@ -18,7 +18,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.producers import Progress, Refused
 
-# How long a request waits for a replica that lags by an instant.
+# How long a request waits for a replica that lags slightly.
 COPIES_WAIT_S = 1.0
 
 

@@ -119,7 +119,7 @@ class Retention:
         replica = partition.replica
         low = self._space_is_low()
         if not low:
-            # This ends by itself: a replica in catch-up reads on, or soon no longer counts as a reader.
+            # This ends by itself: a replica in catch-up makes progress, or soon no longer counts as a reader.
             index = min(index, self._read_up_to(replica))
         match_index = self.floor(replica)
         if match_index >= index:

@@ -15,7 +15,7 @@ from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.derived_state import encode_state
 
-# A start that deletes so much of the segment that is written to ends that segment.
+# A start that deletes this much of the active segment seals it.
 WORTH_A_SEGMENT = 1024 * 1024
 
 
@@ -38,7 +38,7 @@ class StartMover:
             return
         _, record = due
         state.due_start = None
-        # One that was carried out before a restart changes nothing.
+        # A start that was carried out before a restart changes nothing.
         if record.index > log.start.index:
             log.set_start(index=record.index, term=record.term, offset=record.offset, time_ms=record.time_ms)
 

@@ -225,7 +225,8 @@ def _begin_life(
     except DiskError as error:
         if not error.is_full:
             raise
-        # A full disk must not keep a node from serving what it holds: it goes on as the life before.
+        # A full disk must not keep a node from serving what it holds: it continues under the boot record of
+        # the start before.
         return identity
     return after
 

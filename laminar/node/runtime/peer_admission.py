@@ -53,7 +53,7 @@ class PeerAdmission:
         if admitted:
             self._remember(peer)
         elif known is not None:
-            # The last messages of a process that has ended may arrive after its successor's first.
+            # The last messages of an ended process may arrive after its successor's first.
             _log.log(
                 logging.ERROR if known is recorded else logging.WARNING,
                 "ignoring Raft messages from process %d of node %s: its data folder is an older copy "

@@ -98,7 +98,7 @@ class ReplicaFactory:
             )
         assert hard is not None or log.last_index == 0, f"{name}: a log without a term and vote is lost"
         if log.least_term > (hard.term if hard is not None else 0):
-            # Its folder went back: in the term of that copy, and in later ones, it may have voted.
+            # Its folder is an older copy: it may have voted in the term of that copy, and in later ones.
             self._storage.record_hard_state(entry.replica_id, term=log.least_term, vote=0)
             hard = self._storage.hard_states[entry.replica_id]
         return Replica(
@@ -106,7 +106,7 @@ class ReplicaFactory:
             cluster=cluster_id,
             group=entry.group,
             replica_id=entry.replica_id,
-            # The log's rises with every loss, and is durable since the recovery that found it.
+            # The log's incarnation rises with every loss, and is durable since the recovery that found it.
             incarnation=entry.incarnation + log.incarnation,
             log=log,
             machine=machine,

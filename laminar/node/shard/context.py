@@ -37,7 +37,7 @@ class ShardContext(Protocol):
     lost: list[ReplicaEntry]
     """Replicas of the manifest whose files are missing."""
     failed: dict[int, tuple[ReplicaEntry, str]]
-    """Replicas that no state could be made for from their logs, by a mistake of ours: why, by replica id."""
+    """Replicas that could not be opened because of a bug: the error, by replica id."""
 
     @property
     def node(self) -> str:

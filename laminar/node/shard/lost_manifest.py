@@ -66,7 +66,8 @@ class LostManifest:
                 shard=shard.number,
                 shards=shard.shards,
             )
-            # What is in the manifest has been there since its birth: no other replica of its group was.
+            # An entry of the new manifest has been there since its creation, and is its group's only replica
+            # here.
             if entry.group not in held
         ]
         await shard.storage.change_manifest(lambda entries: [*entries, *lost], known=True)

@@ -27,7 +27,7 @@ from router import owner_shard, partition_hash
 _log = logging.getLogger("laminar.shard")
 
 RETRY_S = 0.2
-# How soon it is looked again at a batch that is being committed.
+# How soon a batch that is being committed is checked again.
 PINNED_S = 1.0
 FIRST_TERM = 1
 
@@ -58,8 +58,8 @@ class Reconciler:
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
-        # Groups whose first replica has stood, or need not.
-        self._stood: set[bytes] = set()
+        # Groups whose first replica has campaigned, or need not.
+        self._campaigned: set[bytes] = set()
 
     async def make_missing(self) -> None:
         """Create the replicas that the catalog wants here, and report those that are made."""
@@ -76,12 +76,12 @@ class Reconciler:
             return
         held = {entry.group: entry for entry in shard.storage.manifest.entries}
         ours = {record.group for record, _ in wanted}
-        # The manifest could be written once, and not twice.
+        # The first write of the manifest succeeded, the second did not.
         await self._finish([each for each in held.values() if each.state == "making" and each.group in ours])
         new = [(record, replica_id) for record, replica_id in wanted if record.group not in held]
         if new:
             # The copy of the catalog in the view passes through old states; only the leader's
-            # confirmed word lets a replica be born.
+            # confirmation lets a replica be created.
             answer = await shard.ask_catalog(ConfirmRequest([record.group for record, _ in new]))
             creating = set(answer.creating)
             await self._make([(record, replica) for record, replica in new if record.group in creating])
@@ -131,14 +131,14 @@ class Reconciler:
             log.append([first])
             shard.storage.record_hard_state(entry.replica_id, term=FIRST_TERM, vote=0)
         await shard.storage.sync()
-        # Only now: a replica's first entry outlives also a power loss.
+        # Only now: until here the policy is `commit`, so the first entry survives a power loss, too.
         await asyncio.gather(
             *(
                 shard.storage.set_policy(shard.storage.logs[entry.log_id], policy_of(entry.settings))
                 for entry in entries
             )
         )
-        # Not in place: what the manifest in memory says is what stands on the disk.
+        # A copy, not in place: the manifest in memory must equal the one on disk.
         made = {entry.replica_id: msgspec.structs.replace(entry, state="made") for entry in entries}
         await shard.storage.change_manifest(lambda known: [made.get(each.replica_id, each) for each in known])
         for entry in made.values():
@@ -216,12 +216,12 @@ class Reconciler:
         """Let the first replica of each partition that just became live campaign at once."""
         shard = self._shard
         for record in shard.view.partitions().values():
-            if record.state != "live" or record.group in self._stood:
+            if record.state != "live" or record.group in self._campaigned:
                 continue
             partition = shard.by_group.get(record.group)
             if partition is None:
                 continue
-            self._stood.add(record.group)
+            self._campaigned.add(record.group)
             core = partition.replica.core
             fresh = core.term == FIRST_TERM and not core.leader_id
             if fresh and record.replicas[0].node == shard.node:

@@ -117,7 +117,7 @@ class ReplicaMover:
             self._moving = any(
                 record.leaving
                 or not all(each.made for each in record.replicas)
-                # Those of a node that is gone for good stay for good.
+                # Replicas of a node that is gone for good stay listed for good.
                 or any(self._is_own(each) for each in record.removed)
                 for record in message.catalog.partitions.values()
             )
@@ -306,8 +306,8 @@ class ReplicaMover:
                 each.made and each.replica_id not in members and not each.abandoned
                 for each in record.replicas
             ):
-                # Who is made was a member once. Its addition was cut, or it has left since this view was new;
-                # then its node may be about to delete what it would acknowledge again.
+                # A replica that is made was a member once. Its addition was truncated, or it has left since
+                # this view; then its node may be about to delete what it would acknowledge again.
                 if not await self._view_is_newest():
                     continue
                 record = self._record_of(partition)
@@ -341,7 +341,8 @@ class ReplicaMover:
         core = replica.core
 
         def caught_up(replica_id: int) -> bool:
-            # Roughly; exactly, the core says: it refuses one that lacks what was committed a heartbeat ago.
+            # An estimate; the core decides: it refuses a replica that lacks what was committed a heartbeat
+            # ago.
             progress = core.progress.get(replica_id)
             return progress is not None and progress.flow is Flow.REPLICATE
 
@@ -367,8 +368,8 @@ class ReplicaMover:
         index, configuration = history[-1]
         members = configuration.nodes()
         gone = [each for each in record.leaving if each.replica.replica_id not in members]
-        # What is committed here is committed for good, and no replica comes back: an old leader's word is as
-        # good as a new one's.
+        # What is committed here is committed for good, and no replica comes back: an old leader's report is
+        # as good as a new one's.
         if gone and index > record.configuration_index:
             await self._tell(
                 ReportConfiguration(f"{record.topic}/{record.number}", record.group, index, sorted(members))

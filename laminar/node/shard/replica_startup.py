@@ -37,7 +37,7 @@ from laminar.node.shard.replica_moves import EMPTY
 
 _log = logging.getLogger("laminar.shard")
 
-# A replica whose state needs damaged entries waits so long for them before it votes without.
+# A replica whose state needs damaged entries waits this long for them before it votes without.
 REPAIR_PATIENCE_S = 3.0
 REPAIR_CHECK_S = 1.0
 READ_BYTES = 4 * 1024 * 1024
@@ -59,7 +59,7 @@ class ReplicaOpener:
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
-        # Only voters of their groups that do not stand before the catalog has confirmed this node's folder.
+        # Lone voters, which do not campaign before the catalog has confirmed this node's folder.
         self._alone: list[Partition] = []
 
     async def open_all(self) -> None:
@@ -126,13 +126,13 @@ class ReplicaOpener:
             _log.error("%s/%d: this replica is lost, its files are missing", entry.topic, entry.partition)
             return
         if log.recovering:
-            # Mark and incarnation are durable: the recovery that found the loss wrote them before all else.
+            # Recovery state and incarnation are durable: the recovery that found the loss wrote them first.
             _log.warning("%s", recovering_text(f"{entry.topic}/{entry.partition}", log))
         shard.repairs.keep(entry, log)
         try:
             await self._start(entry, log, comes_back=comes_back)
         except DamagedRange:
-            # Others have what is missing. Who opens the rest need not wait for them.
+            # Other replicas have what is missing. Opening the rest need not wait for them.
             shard.spawn(self._start_damaged(entry, log, comes_back=comes_back))
         except StorageError as error:
             # One log that cannot be read stays away alone; the shard's others serve.
@@ -178,7 +178,8 @@ class ReplicaOpener:
 
         def past_damage(index: int) -> bool:
             if shard.repairs.is_trimmed(entry.group, index):
-                # What its group kept of it comes with the entry after which this log, too, will start.
+                # The group kept what matters of it in the `log_start` entry that this log, too, will carry
+                # out.
                 partition.state.left_out.append(index)
                 return True
             # No other replica could answer, and most of it can be served.
@@ -249,7 +250,7 @@ class ReplicaOpener:
         new = storage.create_log(new_name(entry.topic, entry.partition))
         named = msgspec.structs.replace(emptied, log_id=new.log_id)
         replaced = storage.replace_log(log.log_id, new)
-        # At once: who lets go of the replica meanwhile finds the log that it has.
+        # At once: a removal of the replica meanwhile then finds the log that it has.
         shard.repairs.keep(named, new)
         await replaced
         await storage.change_manifest(lambda entries: _replaced(entries, named))
@@ -329,7 +330,7 @@ class ReplicaOpener:
                 return  # the next pass tries again
             replay(frames, whole)
             index += len(frames)
-        # Nothing was waited for since the end of the log was looked at.
+        # No await since the end of the log was read, so it still holds.
         partition.state.adopt(whole)
         self._shard.repairs.drives(partition.replica)
 

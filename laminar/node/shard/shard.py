@@ -99,11 +99,11 @@ class Shard(Process):
         self.number = boot.role
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.lost: list[ReplicaEntry] = []
-        # Replicas that could not be made from their logs by a mistake of ours, and what it was.
+        # Replicas that could not be opened because of a bug, and the error.
         self.failed: dict[int, tuple[ReplicaEntry, str]] = {}
         self._snapshots = snapshot.SnapshotWriter(storage)
         self.by_group: dict[bytes, Partition] = {}
-        # Whether a view has come that is not followed yet, and whether there is that or something to move.
+        # Whether a new view is not reconciled yet; and whether that, or a move, is to be done.
         self._view_is_new = False
         self._reconcile_due = asyncio.Event()
         self._opened = False
@@ -554,7 +554,7 @@ class Shard(Process):
         self.lost = [each for each in self.lost if each.replica_id != entry.replica_id]
         self.failed.pop(entry.replica_id, None)
         partition = self.by_group.pop(entry.group, None)
-        # A topic of the same name may have been made since: what has its place now stays.
+        # A topic of the same name may have been created since: its replica stays.
         if partition is not None and self.partitions.get((entry.topic, entry.partition)) is partition:
             del self.partitions[(entry.topic, entry.partition)]
 

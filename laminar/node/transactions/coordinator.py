@@ -41,7 +41,7 @@ _log = logging.getLogger("laminar.transactions")
 TOPIC = "_transactions"
 RETRY_S = 0.05
 SLOWEST_RETRY_S = 2.0
-# A batch whose stages are gone from a partition.
+# The problem code of a batch whose stages are gone from a partition.
 LOST_RETRY_S = 30.0
 # A decision that was not published by then is answered as such: asking again waits on.
 PUBLISH_WAIT_S = 20.0
@@ -99,7 +99,7 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         # By sink, a decision of which some partition has nothing left, and since when that is known.
         self._lost: dict[bytes, tuple[Decision, Problem, float]] = {}
-        # Sinks whose decision is being published here, and who waits for that.
+        # Sinks whose decision is being published here, and the futures that wait for it.
         self._finishing: dict[bytes, asyncio.Future[None]] = {}
 
     def _sink(self, sink_id: bytes) -> Sink:
@@ -126,7 +126,8 @@ class Coordinator:
         """
         sink = self._sink(sink_id)
         if epoch > sink.last_epoch + 1:
-            # A leader that was deposed unawares does not know those between: only a real one may deny them.
+            # A deposed leader that has not noticed does not know the epochs between: only the real one may
+            # deny them.
             await self.partition.reader.confirmed_end()
             sink = self._sink(sink_id)
         if sink.deletion is Deletion.BEGUN:
@@ -168,7 +169,7 @@ class Coordinator:
                 outcome="not_applied",
             )
         elif sink.deletion:
-            # Another one; no epoch of the old one comes again.
+            # Another sink; no epoch of the old one comes again.
             sink = Sink("", epoch=sink.epoch, first=sink.epoch + 1, deleted_by=sink.begun_by)
         elif unknown:
             # Nor does an epoch of one that was deleted and forgotten since.
@@ -192,7 +193,7 @@ class Coordinator:
             await partition.appends.when_committed(partition.log.last_index, Receipt(partition.number, 0, 0))
             return sink
         if not sink.exists:
-            # A leader that was deposed unawares does not know of it: only a real one may deny it.
+            # A deposed leader that has not noticed does not know of it: only the real one may deny it.
             await self.partition.reader.confirmed_end()
             if not self._sink(sink_id).exists:
                 raise Problem("no_such_sink", "there is no such sink", outcome="not_applied")
@@ -216,7 +217,7 @@ class Coordinator:
 
     async def deleted(self, sink_id: bytes, epoch: int) -> Sink:
         """Record that every partition has forgotten the sink up to this epoch: its name is free."""
-        # A leader that was deposed unawares may not know of the deletion, or know an end of it that is lost.
+        # A deposed leader that has not noticed may not know of the deletion, or of an end of it that is lost.
         await self.partition.reader.confirmed_end()
         sink = self._sink(sink_id)
         if sink.deletion is Deletion.BEGUN and sink.epoch == epoch:
@@ -300,7 +301,7 @@ class Coordinator:
                 `other_batch` where this number is decided with another: what is committed is not this batch.
         """
         if epoch > self._sink(sink_id).epoch:
-            # A leader that was deposed unawares does not know of it: only a real one may deny it.
+            # A deposed leader that has not noticed does not know of it: only the real one may deny it.
             await self.partition.reader.confirmed_end()
         if self._decided(sink_id, number, epoch, fingerprint):
             await self._finished(sink_id, number)
@@ -315,7 +316,8 @@ class Coordinator:
             return False
         for pin in pins:
             if isinstance(pin, BaseException):
-                # A leader that was deposed unawares may not know that it was committed, and forgotten there.
+                # A deposed leader that has not noticed may not know that it was committed, and forgotten
+                # there.
                 await self.partition.reader.confirmed_end()
                 if self._decided(sink_id, number, epoch, fingerprint):
                     await self._finished(sink_id, number)
@@ -415,7 +417,7 @@ class Coordinator:
         """Resume publishing what earlier leaders decided."""
         if self.partition.leads:
             for sink_id in self.partition.state.sinks.undone():
-                # What is gone comes back with its topic's deletion at most: then the sink goes on.
+                # A lost decision ends only with the deletion of its topic: then the sink continues.
                 lost = self._lost.get(sink_id)
                 if lost is None or self._loop.time() - lost[2] >= LOST_RETRY_S:
                     self._finish(sink_id)

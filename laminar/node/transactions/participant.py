@@ -31,7 +31,7 @@ from laminar.node.partition.state.staged_batches import (
 )
 
 # Stages of one batch in one partition: their numbers fit into one request, and one entry.
-# Publishes that one entry makes forgotten.
+# Publishes that one entry may forget.
 FORGOTTEN_IN_ONE = 1_000
 
 
@@ -205,7 +205,7 @@ class Participant:
             tag_mask |= each.tag_mask
         count = sum(each.records for each in stages)
         frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
-        # It is decided, and takes little room: also where new records are refused for want of it.
+        # It is decided and small, so it is taken even while new records are refused for lack of room.
         return partition.appends.append_control(
             seal(frame, Kind.PUBLISH, count=count, tag_mask=tag_mask), count=count, even_if_full=True
         )

@@ -35,7 +35,7 @@ from laminar.node.transactions.participant import Batch, Participant
 # The most parts of a record: its publish, which is read before any of them, names each.
 # Uploads under way in one partition: what they hold is kept from retention.
 MAX_OPEN = 256
-# What those of one partition hold at most, if no setting says otherwise.
+# Bytes that the uploads of one partition may hold, if no setting says otherwise.
 MAX_BYTES = 64 << 30
 # When there are too many, or too much, one that had no part added for this time makes way for a new one.
 IDLE_MS = 60_000
@@ -112,7 +112,7 @@ class Uploads:
                 receipt = Receipt(partition.number, done.offset, 1, duplicate=True)
                 return partition.appends.when_committed(done.index, receipt)
             held = self._parts(upload, parts)
-            # Others have their turn while it is computed: what is proposed is what was looked at.
+            # The loop turns while this is computed: propose exactly what was checked.
             if held == checked:
                 break
             await _check(held, size_bytes=size_bytes, crc32c=crc32c)
@@ -126,7 +126,7 @@ class Uploads:
         )
         frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
         seal(frame, Kind.PUBLISH, count=1, tag_mask=Header.unpack(stub).tag_mask)
-        # It takes little room, and ends what was begun: also where new records are refused for want of it.
+        # It is small and ends what was begun, so it is taken even while records are refused for lack of room.
         return partition.appends.append_control(frame, count=1, even_if_full=True)
 
     def drop(self, upload: bytes) -> asyncio.Future[Receipt]:

@@ -234,7 +234,7 @@ class Connections:
                     await self._connect_unix(link, address)
                 await opened
         except TimeoutError:
-            # Silence is no news: the process may be starting, or busy. The election timeout is there for it.
+            # Silence reports no loss: the process may be starting, or busy. The election timeout covers that.
             self._fail_to_connect(link, f"no greeting from {address} in time")
         except OSError as error:
             self._fail_to_connect(link, f"{address}: {error}")

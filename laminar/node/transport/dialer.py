@@ -17,7 +17,7 @@ from laminar.node.transport.link import Link
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
-# After a secret that differs.
+# Pause after a peer was refused for a differing secret.
 BACK_OFF_S = 5.0
 
 

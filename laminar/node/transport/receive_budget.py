@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
-# Eight windows of one group.
+# As much as eight groups' windows of unacknowledged appends.
 RECEIVE_BUDGET_BYTES: Final = 64 << 20
 
 

@@ -57,7 +57,7 @@ class _Standing:
         leaving = [each.replica for each in record.leaving]
         self.members = [each for each in (*record.replicas, *leaving) if not each.abandoned]
         self.here: dict[str, ReplicaState] = {}
-        # Their nodes say that their files are gone: nothing more will come of them.
+        # Replicas whose nodes report that their files are gone: they will never answer.
         self.lost: set[str] = set()
         for replica in self.members:
             state = states.get((record.number, replica.node))
@@ -186,7 +186,7 @@ class AcceptLossRoutes:
                 each: await self._tell(each, topic, record.number, of=standing.here[each], latest=state)
                 for each in sorted(standing.here)
             }
-            # The others need no word to vote, but one of them may be a learner whose log is the latest.
+            # The others vote anyway, but one of them may be a learner whose log is the latest.
             answer.accepted = [node for node in standing.recovering if reached[node]]
         elif accept == "true":
             await self._decide(record, standing, best, state)

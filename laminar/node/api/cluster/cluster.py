@@ -37,7 +37,8 @@ class ClusterRoutes:
                 cluster_id=cluster_id.hex() if cluster_id is not None else None,
                 version=view.version,
                 catalog_leader=view.message.catalog_leader if view.message is not None else "",
-                # Of the node that answers: other machines reach its HTTP ports, which need no credentials.
+                # Whether other machines reach the HTTP ports of the answering node, which need no
+                # credentials.
                 insecure=self._services.settings.is_open,
                 nodes=[self._node(name) for name in sorted(view.nodes())],
             )

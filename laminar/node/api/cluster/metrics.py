@@ -106,7 +106,7 @@ class _Scrape(Collector):
             if partition["leading"]:
                 staged.add_metric(where, partition["staged_batches"])
                 staged_bytes.add_metric(where, partition["staged_bytes"])
-                # One that was never committed here has everything to read.
+                # A cursor that was never committed here has everything to read.
                 unread = partition["end_offset"] - partition["start_offset"], 0
                 for name in sorted(cursors[partition["topic"]]):
                     lagging, gone = partition["cursors"].get(name, unread)

@@ -26,7 +26,7 @@ from laminar.node.transport.transport import Peer
 from membership.records import ReplicaRecord
 
 DESCRIBE_TIMEOUT_S = MAX_DESCRIBE_WAIT_MS / 1000
-# Once all leaders have spoken, who wants to know them waits so much longer for the others.
+# Once all leaders have answered, a request for them waits this much longer for other replicas.
 OTHERS_WAIT_S = 0.1
 MOST_DAMAGE_SHOWN = 100
 
@@ -45,14 +45,14 @@ class ReplicaState(msgspec.Struct, frozen=True):
     last_index: int = 0
     bytes: int = 0
     in_sync: list[str] = []
-    # It may have forgotten what it acknowledged; and what it holds, committed or not.
+    # It may have forgotten what it acknowledged. Then: the end of its log, committed or not.
     recovering: bool = msgspec.field(default=False, name="marked")
     incarnation: int = 0
     # The replica ids of the voters, as its log has them.
     voters: list[int] = []
     last_term: int = 0
     last_offset: int = 0
-    # It holds committed entries that the others gave up: it takes no part any more.
+    # It holds committed entries that its group abandoned: it takes no part any more.
     abandoned: bool = msgspec.field(default=False, name="given_up")
     # (first offset, offset after the last) of each range whose bytes are damaged there; a control entry
     # has none.
@@ -117,7 +117,7 @@ class ReplicaStatus:
         return {
             (state.partition, state.node): state
             for record, state in known
-            # A lost one does not know its group any more.
+            # A lost replica does not know its group any more.
             if record is not None and state.group in ("", record.group.hex())
         }
 
@@ -292,7 +292,7 @@ class PartitionRoutes:
                 for first, end in state.damaged
             ],
             replicas=replicas,
-            # Those whose place another has now, until the group itself has let go of them.
+            # Replicas that were replaced, until their removal from the group is committed.
             leaving=[documents.LeavingReplica(each.replica.node, each.why) for each in record.leaving],
         )
 

@@ -32,7 +32,7 @@ def may_retry(problem: Problem, repeatable: bool, *, again: bool = False) -> boo
 def combine_outcomes(unknown: Sequence[Problem], last: Problem) -> Problem:
     """Return the problem that answers an append: 504 unless it is sure that nothing of it was appended."""
     if unknown and last.outcome == "not_applied":
-        # That is true of the last attempt alone.
+        # A refusal speaks for the last attempt alone.
         return Problem("outcome_unknown", f"{unknown[0].detail}; then: {last.detail or last.title}")
     return client_problem(last)
 
@@ -78,7 +78,7 @@ def merge_receipts(results: Sequence[Any], topic: str) -> list[Receipt]:
     durable = ", ".join(f"{r.partition}: {r.offset} to {r.offset + r.count - 1}" for r in receipts)
     detail = f"{worst.detail or worst.title}; durable in {topic} all the same: {durable}"
     if CODES[worst.code].retriable:
-        # The whole of it may not be repeated as if nothing had been done.
+        # Part of it was done, so it must not be repeated as a whole.
         raise Problem("outcome_unknown", detail) from worst
     worst.detail, worst.outcome = detail, "unknown"
     raise worst

@@ -26,9 +26,9 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _BOUND = re.compile(r"(?:<=|>=) (?P<bound>-?[0-9]+)\Z")
 
 MAX_DOCUMENT_BYTES = 1 << 20
-# What is allowed to be larger: it names the stages of one partition, or all partitions of a batch.
+# Bodies that may be larger: they name the stages of one partition, or all partitions of a batch.
 MAX_COMMIT_BYTES = 5 << 20
-# Nothing reads it.
+# Operations whose body is not read.
 MAX_NO_DOCUMENT_BYTES = 64 << 10
 _MOST = (
     {operation: MAX_DOCUMENT_BYTES for operation, body in BODIES.items() if body is Body.JSON}
@@ -59,7 +59,7 @@ def json_body(request: Request, kind: type[_Document]) -> _Document:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
-            # What comes after the place that doesn't fit was not read yet, and may be no JSON.
+            # The text after the value that doesn't fit was not parsed yet, and may not be JSON.
             raise _invalid(str(error), msgspec.json.decode(body), kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem("malformed", f"the body is not JSON: {error}", field="body") from error

@@ -74,7 +74,7 @@ SINK_STEP = RetryPolicy(
     repeatable=True,
     conclude=keep_code,
     election_wait_s=STEP_ATTEMPTS_S,
-    # A step may publish to many partitions: a leader that is busy with that is not asked for twice.
+    # A step may publish to many partitions: it is not repeated while its leader is busy with it.
     replaces_leader=False,
 )
 

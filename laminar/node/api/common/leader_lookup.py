@@ -58,7 +58,7 @@ class Locator:
         if record is None:
             return []
         nodes = [replica.node for replica in record.replicas]
-        # One that leaves may lead to the last.
+        # A replica that is being removed may lead until it is.
         nodes += [each.replica.node for each in record.leaving if each.replica.node not in nodes]
         nodes.sort(key=lambda node: not self._services.view.alive(node))
         found = [self.where(node, topic, number) for node in nodes]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z", re.ASCII)
 # Partitions that an error lists.
 MOST_NAMED = 20
-# Of each partition of a topic, its start and end.
+# Start and end of each partition of a topic.
 Bounds = Mapping[int, tuple[int, int]]
 
 
@@ -195,7 +195,7 @@ class CursorRoutes:
             names = [step.name] if step.name else partition.cursors.known()
         else:
             names = [step.name]
-            # Deleting what only an uncommitted entry knows of is work too: that entry may be lost or last.
+            # A cursor that only an uncommitted entry made is deleted too: that entry may yet be committed.
             if step.operation == "set" or step.name in partition.cursors.known():
                 await partition.cursor_commands.set(
                     step.name,
@@ -208,7 +208,7 @@ class CursorRoutes:
                 )
         found = []
         if step.operation == "get":
-            # Of no cursor: how much there is to read where one was never committed.
+            # Without a cursor: everything there is to read.
             start, end = partition.start_offset, partition.end_offset
             found.append(CursorState("", partition.number, start, 0, "", start, end))
         for name in names:
@@ -272,7 +272,7 @@ def cursor_document(topic: str, name: str, states: list[CursorState], bounds: Bo
     }
     lags = {str(state.partition): max(0, state.end_offset - state.position) for state in ordered}
     lags |= unread
-    # Records that it never passed, and that retention gave up.
+    # Records that it never passed, and that retention deleted.
     gone = {
         str(state.partition): state.start_offset - state.position
         for state in ordered

@@ -294,7 +294,7 @@ class AppendRoutes:
             self._spread = (self._spread + 1) % record.partitions
             spread = self._spread
         else:
-            # Where a retry finds it.
+            # A retry with the same key goes to the same partition.
             spread = route.partition_of(logical_of_key(mark.producer_id))
         parts = _split(records, route, logical if "logical" in request.query else None, spread)
         work = [

@@ -37,7 +37,7 @@ _log = logging.getLogger("laminar.datagrams")
 MOST_WAITING = 10_000
 """Questions of this shard that may wait for their answers; what comes then is dropped."""
 
-# What the client finds by the code in its own table of errors.
+# Members that the client finds by the code in its own table of errors.
 _LEFT_OUT = ("type", "title", "hint")
 
 

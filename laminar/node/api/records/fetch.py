@@ -436,7 +436,7 @@ class FetchRoutes:
             try:
                 row = await partition.log.find_index_entry(index)
             except EntriesTrimmed:
-                # What was found is removed meanwhile: the time is found again in what is left.
+                # The entry found was trimmed meanwhile: search for the time again in what is left.
                 index = await partition.log.find_time(time_ms)
                 continue
             if row.kind in (Kind.DATA, Kind.PUBLISH) and row.count:

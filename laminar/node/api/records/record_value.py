@@ -60,7 +60,8 @@ class RecordValueRoutes:
         self._services = services
         self._fetch = fetch
         self._locator = locator
-        # Of records that are read now, as each range of one is a request: what is committed never changes.
+        # A cache of the parts of records read lately, as each range is a request; committed data never
+        # changes.
         self._parts: OrderedDict[tuple[bytes, int, int], Parts] = OrderedDict()
 
     async def value(self, request: Request, topic: str, partition: str, offset: str) -> Response:
@@ -146,7 +147,7 @@ class RecordValueRoutes:
             headers.append((_REST, f"{some}-{stop}"))
             return Response(status, headers, [piece async for piece in pieces(partition, parts, start, some)])
         body = pieces(partition, parts, start, stop)
-        # So that damage of the first part is met while another replica may still be asked.
+        # Read the first part now: if it is damaged, another replica can still be asked.
         first = await anext(body)
         return Response(status, headers, _chained(first, body), length=stop - start)
 
@@ -228,7 +229,7 @@ async def pieces(partition: Partition, parts: Parts, start: int, stop: int) -> A
         part_start, part_stop = parts.ends[place - 1] if place else 0, parts.ends[place]
         if part_start >= stop:
             break
-        # Of one entry, so that none is read ahead of a reader who may be slow.
+        # One entry at a time, so that nothing is read ahead of a reader that may be slow.
         index, size = parts.indexes[place], part_stop - part_start
         frame = (await read_some(partition.log, index, index, max_bytes=size))[0]
         header = Header.unpack(frame)
@@ -240,7 +241,7 @@ async def pieces(partition: Partition, parts: Parts, start: int, stop: int) -> A
         view = body_of(frame)
         for position in range(first, end, PIECE_BYTES):
             yield view[position - part_start : min(end, position + PIECE_BYTES) - part_start]
-        # What memory has takes no turn of the loop: between parts others get theirs.
+        # Reading from memory does not yield to the loop, so yield between parts.
         await asyncio.sleep(0)
 
 

@@ -30,16 +30,16 @@ from laminar.node.transactions.participant import Batch, Participant
 
 _log = logging.getLogger("laminar.transactions")
 
-# Of what nothing was added to for so long, and of an older pin, the coordinator is asked.
+# The coordinator is asked about batches that were idle, or pinned, for longer than this.
 STAGE_AGE_MS = 3_600_000
 # Stages that were not pinned are removed this long after the first, without asking the coordinator.
 OPEN_AGE_MS = 24 * 3_600_000
 JANITOR_S = 10.0
-# Batches of one partition that are asked for in one look, by lot: none is passed over for ever.
+# Batches of one partition checked in one pass, drawn by lot so that none is passed over for ever.
 ASKED_AT_ONCE = 64
 # Publishes of sinks that write once that a partition keeps, if they are younger than ONCE_MS.
 KEPT_PUBLISHED = 10_000
-# Such sinks that are asked for in one look, by lot.
+# Single-use sinks checked in one pass, drawn by lot.
 ASKED_PUBLISHED = 10_000
 
 
@@ -104,7 +104,7 @@ class AbandonedStages:
             try:
                 Participant(partition).forget_published(published)
             except Problem as problem:
-                # The next look tries again.
+                # The next pass tries again.
                 _log.debug(
                     "%s/%d: published batches are forgotten later: %s",
                     partition.topic,
@@ -147,7 +147,7 @@ class AbandonedStages:
                 # That stays so: whatever was added or pinned meanwhile can't be decided either.
                 await Participant(partition).drop(Batch(sink=key[0], number=key[1], epoch=key[2]))
         except Problem as problem:
-            # The next look tries again.
+            # The next pass tries again.
             _log.debug(
                 "%s/%d: abandoned stages are removed later: %s", partition.topic, partition.number, problem
             )

@@ -129,11 +129,11 @@ class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
     epoch: int = 0
     parts: list[Part] = []
     producer: bytes = b""
-    # What names a `begin` or `name`, so that it may be asked again.
+    # Names a `begin` or `name`, so that it may be repeated.
     request: str = ""
-    # Of a sink that begins: it is single-use, for one batch.
+    # For `begin`: the sink is single-use, for one batch.
     once: bool = False
-    # Of a commit: what tells this batch from others.
+    # For `commit`: distinguishes this batch from others.
     fingerprint: str = ""
 
 
@@ -336,7 +336,7 @@ class SinkRoutes:
         except Problem as problem:
             if problem.code != "no_stage":
                 raise
-            # It may have been committed, and forgotten there: the coordinator tells.
+            # It may have been committed, and forgotten by the partition: ask the coordinator.
             known = await self.status(request.sink)
             refuse_epoch(known, request.epoch)
             if request.number > known.number:
@@ -472,7 +472,7 @@ class SinkRoutes:
         if isinstance(request, OverRequest):
             return await self._coordinator(partition).over(request.sinks)
         if isinstance(request, ForgetRequest):
-            # A leader that was deposed unawares does not know of all that it would have to forget.
+            # A deposed leader that has not noticed does not know all that it would have to forget.
             await partition.reader.confirmed_end()
             await Participant(partition).forget(request.sink, request.epoch)
             return None
@@ -494,11 +494,13 @@ class SinkRoutes:
             await pinning
             return Pinned(partition.replica.group, pin)
         if partition.replica.group != request.group:
-            # Another of this name. Whether the one that was meant is no more only the catalog can say.
+            # Another partition of this name. Only the catalog can say whether the one that was meant is
+            # deleted.
             detail = f"{request.topic}/{request.partition} here is another group's"
             raise Problem("not_leader", detail, outcome="not_applied")
         if not staging.knows(batch, request.pin):
-            # A leader that was deposed unawares does not know of the pin: only a real one may call it lost.
+            # A deposed leader that has not noticed may not know of the pin: only the real one may call it
+            # lost.
             await partition.reader.confirmed_end()
         await staging.publish(batch, request.pin)
         return None
@@ -522,7 +524,7 @@ class SinkRoutes:
         if request.operation == "end":
             return SinkAnswer(await coordinator.end(request.sink, request.epoch))
         if request.operation != "commit":
-            # Of a node that is newer than this one.
+            # The request comes from a node of a newer version.
             detail = f"this node knows no operation {request.operation!r} of sinks"
             raise Problem("invalid", detail, outcome="not_applied")
         applied = await coordinator.commit(

@@ -14,7 +14,7 @@ import msgspec
 
 from laminar.batch import Buffer, Header
 
-# Of one partition: each is in memory on every replica, and in what a start begins with.
+# Most cursors of one partition: each is in memory on every replica, and in every snapshot.
 MAX_CURSORS = 10_000
 
 

@@ -104,7 +104,7 @@ class IdempotencyKeys:
             else:
                 self._keys[key_id] = before
         if touched:
-            # What was forgotten came back at the end; the order is that of the log.
+            # Entries restored by the rollback were put at the end; sort them back into the log's order.
             self._keys = dict(sorted(self._keys.items(), key=lambda item: item[1].index))
 
     def committed(self, index: int) -> None:

@@ -68,7 +68,7 @@ class _Producer:
     next_sequence: int
     batches: deque[Place]
     seen_ms: int
-    # Of the last entry: what the order of the table goes by.
+    # Index of the producer's last entry, by which the table is ordered.
     index: int
     checkpoint: int
     floor: int
@@ -200,7 +200,7 @@ class Producers:
             else:
                 self._producers[producer_id] = before
         if touched:
-            # Order of last use again, as it was: the rolled back ones went to the end. The
+            # Restore the order of last use: producers that were rolled back went to the end. The
             # sort is stable and by index, which is what the order means.
             ordered = sorted(self._producers.items(), key=lambda item: item[1].index)
             self._producers = dict(ordered)

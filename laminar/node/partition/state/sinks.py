@@ -58,9 +58,9 @@ class Deletion(IntEnum):
     """The progress of a sink's deletion."""
 
     NONE = 0
-    # Nothing more is decided; partitions may still know of it.
+    # Nothing more is decided; partitions may still hold state of it.
     BEGUN = 1
-    # No partition does: its name may be begun again.
+    # No partition holds state of it: its name may be used again.
     DONE = 2
 
 
@@ -104,7 +104,7 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     undone: Decision | None = None
     changed_ms: int = 0
     producer: bytes = b""
-    # What a log written before there were such says nothing of.
+    # The fields from here on were added later: older logs lack them.
     begun_by: str = ""
     first: int = 1
     once: bool = False

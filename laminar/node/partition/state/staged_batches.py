@@ -100,7 +100,7 @@ class OpenBatch:
         self, stages: Iterable[Stage] = (), *, pinned: bool = False, pinned_ms: int = 0, pin: int = 0
     ) -> None:
         self._all = list(stages)
-        # Where each number stands in the list.
+        # The position of each number in the list.
         self._places = {stage.number: place for place, stage in enumerate(self._all)}
         self.count = len(self._all)
         self.pinned = pinned
@@ -416,7 +416,7 @@ class StagedBatches:
         elif pin.operation is PinOperation.FORGET_PUBLISHED:
             for sink, index in pin.published:
                 published = self.published(sink)
-                # A later one may be under way yet.
+                # A later batch may still be under way.
                 if published is not None and published.index == index:
                     self._forget(header.index, sink)
         elif pin.operation is PinOperation.DROP:
@@ -462,7 +462,7 @@ class StagedBatches:
         for earlier in list(reversed(named)):
             if earlier < first:
                 break
-            # They overlap: neither can be the border of anything.
+            # They overlap: neither may be a boundary.
             first = min(first, named[earlier])
             self._put(publish, 2, earlier, None)
         self._put(publish, 2, publish, first)
@@ -503,7 +503,7 @@ class StagedBatches:
                 table.pop(key, None)
             else:
                 table[key] = before
-        # What comes back comes last: a start, or a forgetting, that was rolled back had taken the first.
+        # Restored items were the first ones, and were put at the end: sort them back.
         if 2 in numbers:
             ordered = sorted(self._maps[2].items())
             self._maps[2].clear()

@@ -43,7 +43,7 @@ class PartitionState:
         self._starts: deque[tuple[int, LogStartRecord]] = deque()
         # The last that is committed, without its state.
         self._last_start: tuple[int, LogStartRecord] | None = None
-        # The same until it is carried out.
+        # The last committed `log_start` entry, until it is carried out.
         self.due_start: tuple[int, LogStartRecord] | None = None
         # Configurations by the entry that set each: all that may be truncated, and the last before them.
         self._configurations: list[tuple[int, ConfigurationRecord]] = []
@@ -52,7 +52,7 @@ class PartitionState:
         # Entries that damage kept from being replayed: the tables are those of all others. Until they are
         # repaired, or known to be nowhere, nothing that rests on these is decided here.
         self.left_out: list[int] = []
-        # What a start would replay if it came now.
+        # Bytes of log that a start would replay now.
         self.underived_bytes = 0
 
     def appended(self, header: Header, frame: Buffer) -> None:
@@ -63,7 +63,8 @@ class PartitionState:
             if not header.flags & Flag.KEYED:
                 self.producers.appended(header)
             self.keys.appended(header)
-            # What the header says is committed needs no way back: so a replayed log piles up no history.
+            # What the header says is committed is never rolled back, so a replayed log piles up no undo
+            # history.
             self.producers.committed(header.committed_index)
             self.keys.committed(header.committed_index)
         elif header.kind == Kind.CURSOR:
