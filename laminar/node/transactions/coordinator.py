@@ -316,8 +316,7 @@ class Coordinator:
             return False
         for pin in pins:
             if isinstance(pin, BaseException):
-                # A deposed leader that has not noticed may not know that it was committed, and forgotten
-                # there.
+                # A deposed leader that has not noticed may not know of the commit, forgotten there since.
                 await self.partition.reader.confirmed_end()
                 if self._decided(sink_id, number, epoch, fingerprint):
                     await self._finished(sink_id, number)

@@ -253,7 +253,7 @@ TRANSACTIONS = [
     case(
         "a coordinator that was deposed denies a batch that was committed",
         "laminar.node.transactions.coordinator:Coordinator.commit",
-        "# A leader that was deposed unawares may not know that it was committed, and forgotten there.",
+        "# A deposed leader that has not noticed may not know of the commit, forgotten there since.",
         "raise pin",
         tests=PUBLISHED_ONCE,
     ),

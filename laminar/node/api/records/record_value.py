@@ -82,7 +82,7 @@ class RecordValueRoutes:
         if wanted < served.start_offset:
             raise expired(served.context, wanted)
         if wanted >= served.end_offset and served.leads:
-            await served.reader.confirmed_end()  # a leader that was deposed unawares would deny what is there
+            await served.reader.confirmed_end()  # a deposed leader that has not noticed would deny it
         if wanted >= served.end_offset:
             raise Problem(
                 "no_such_record",
