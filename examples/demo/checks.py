@@ -25,6 +25,7 @@ class Finding:
 
     @property
     def held(self) -> bool:
+        """Whether nothing refutes the claim."""
         return not self.faults
 
     def lines(self) -> list[str]:

@@ -28,6 +28,7 @@ class Flight(msgspec.Struct, frozen=True):
 
     @property
     def month(self) -> str:
+        """Year and month of the date."""
         return self.date[:7]
 
 
@@ -39,6 +40,7 @@ class Delay(NamedTuple):
 
     @property
     def mean_minutes(self) -> float:
+        """Mean delay in minutes."""
         return self.total_minutes / self.flights
 
 

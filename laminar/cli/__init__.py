@@ -1,8 +1,8 @@
 """The `laminar` command.
 
-It stands above everything else in the house: it may import any package, and none may import it. Each command
-is a module that is imported when it is called, and imports the client inside itself, so that `laminar --help`
-stays quick. Here is what every command ends in: its exit code, and one line on standard error.
+It may import any package, and none may import it. Each command is a module that is imported when it is
+called, and imports the client inside itself, so that `laminar --help` stays quick. Here is what every command
+ends with: its exit code, and one line on standard error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; its exit code. What is wrong is one line on standard error."""
+    """Run one command line and return its exit code. Errors are one line on standard error."""
     try:
         from laminar.cli.app import app
 
@@ -27,7 +27,7 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read us has seen enough (`| head`). What is left in the buffer goes nowhere at exit.
+        # The reader of our output has seen enough (`| head`). What is left in the buffer is dropped at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     except Exception as error:
@@ -40,5 +40,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """The console script: parse the arguments, run one command, exit with its code."""
+    """Parse the arguments, run one command, and exit with its code. The console script."""
     sys.exit(run(sys.argv[1:]))

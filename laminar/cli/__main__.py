@@ -1,4 +1,4 @@
-"""``python -m laminar.cli``, the same as `laminar`: for who starts nodes by the interpreter's path."""
+"""``python -m laminar.cli``, the same as `laminar`: to start nodes by the interpreter's path."""
 
 from __future__ import annotations
 

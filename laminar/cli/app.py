@@ -1,4 +1,4 @@
-"""The tree of commands, as a table: name, where it is, what it does, one example.
+"""The tree of commands, as a table: name, module, summary, one example.
 
 A command's module is imported only when the command is called. Each help page ends with its example, which
 `tests/cli/test_help.py` parses and, where it needs no server, runs.
@@ -30,9 +30,9 @@ class Family:
 
 
 FAMILIES = (
-    Family("topic", "Make, list, describe and delete topics."),
-    Family("cursor", "Positions of named consumers."),
-    Family("sink", "What commits batches over partitions."),
+    Family("topic", "Create, list, describe, trim and delete topics."),
+    Family("cursor", "Cursors: the positions of consumers."),
+    Family("sink", "Sinks: batches committed over several partitions."),
     Family("cluster", "The cluster as a whole."),
     Family("node", "The nodes of the cluster."),
     Family("group", "The replicas of one partition together."),
@@ -72,7 +72,7 @@ COMMANDS = (
     Command(
         "topic create",
         "topic:create",
-        "Make a topic.",
+        "Create a topic.",
         "laminar topic create flights --partitions 12 --replicas 3 --if-not-exists",
     ),
     Command("topic list", "topic:list_topics", "List topics.", "laminar topic list -o names"),
@@ -85,7 +85,7 @@ COMMANDS = (
     Command(
         "topic trim",
         "topic:trim",
-        "Give up the oldest records of a topic.",
+        "Remove the oldest records of a topic.",
         "laminar topic trim flights --before=-7d --dry-run",
     ),
     Command(
@@ -97,7 +97,7 @@ COMMANDS = (
     Command(
         "cursor list",
         "cursor:list_cursors",
-        "Show the cursors of a topic and how far behind they are.",
+        "Show the cursors of a topic and their lag.",
         "laminar cursor list flights",
     ),
     Command(
@@ -127,19 +127,19 @@ COMMANDS = (
     Command(
         "cluster status",
         "cluster:status",
-        "Show whether every node and every partition is well.",
+        "Show nodes, and partitions with a problem.",
         "laminar cluster status --url http://127.0.0.1:7070",
     ),
     Command(
         "group recover",
         "group:recover",
-        "Let partitions go on that wait for replicas that never come back.",
+        "Let partitions continue without replicas that never come back.",
         "laminar group recover flights/3 --accept-loss",
     ),
     Command(
         "catalog recover",
         "catalog:recover",
-        "Let the cluster's catalog go on when a majority of its voters is gone for good.",
+        "Let the cluster's catalog continue when a majority of its voters is gone for good.",
         "laminar catalog recover /var/lib/laminar",
     ),
     Command(
@@ -163,7 +163,7 @@ COMMANDS = (
     Command(
         "log reindex",
         "log:reindex",
-        "Make the index files of a stopped node anew.",
+        "Rebuild the index files of a stopped node.",
         "laminar log reindex /var/lib/laminar",
     ),
     Command(
@@ -181,7 +181,7 @@ COMMANDS = (
     Command(
         "pipeline archive",
         "pipeline:archive",
-        "Write a topic to Parquet by day, each record once; run again, it goes on where it was.",
+        "Write a topic to Parquet by day, each record once; run again, it continues where it was.",
         "laminar pipeline archive flights archive/flights",
     ),
     Command(
@@ -199,13 +199,13 @@ COMMANDS = (
     Command(
         "pipeline compare",
         "pipeline:compare",
-        "Compare two topics, or the replicas of one: what one has and the other has not.",
+        "Compare two topics, or the replicas of one: what only one of them has.",
         "laminar pipeline compare flights flights-again --by key",
     ),
     Command(
         "pipeline stats",
         "pipeline_stats:stats",
-        "Tell what is in a topic: rates over time, sizes, keys, partitions, tags, and how even they are.",
+        "Show what is in a topic: rates over time, sizes, keys, partitions, tags, and how even they are.",
         "laminar pipeline stats flights --plot stats.png",
     ),
     Command(
@@ -237,7 +237,7 @@ def _version() -> str:
 
 
 def build() -> App:
-    """The whole tree, with no command's module imported."""
+    """Return the whole tree, with no command's module imported."""
     # Options that every command has come last on its page.
     groups = Group("Commands", sort_key=1), Group("Parameters", sort_key=1)
     app = App(

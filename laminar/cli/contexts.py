@@ -1,7 +1,8 @@
-"""The context file: clusters by name, and which is the current one. Written here; the client reads it too.
+"""The context file: clusters by name, and which is the current one.
 
+It is written here; the client reads it too.
 Its form is in `laminar.client.net.endpoints`. One key is the command line's alone: ``create_topics``, by
-which `laminar dev` says that producing to a topic makes it.
+which `laminar dev` says that producing to a topic creates it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from laminar.client.net.endpoints import context_file, is_left_behind
 
 @dataclass(slots=True)
 class Contexts:
-    """What the file holds. `save` writes all of it."""
+    """Content of the context file. `save` writes all of it."""
 
     path: Path
     current: str | None = None
@@ -30,7 +31,7 @@ class Contexts:
 
     @classmethod
     def load(cls, environment: Mapping[str, str] | None = None) -> Contexts:
-        """The file as it is; none is an empty one. UsageError if it can't be read."""
+        """Read the file; a missing one is empty. Raises UsageError if it cannot be read."""
         path = context_file(os.environ if environment is None else environment)
         try:
             content = tomllib.loads(path.read_text("utf-8"))
@@ -47,7 +48,7 @@ class Contexts:
         return cls(path, current if isinstance(current, str) and current in named else None, named)
 
     def save(self) -> None:
-        """Write it whole, or leave it as it was. For our eyes only, as it may hold tokens."""
+        """Write the file whole, or leave it as it was. Readable by its owner only, as it may hold tokens."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
@@ -61,7 +62,7 @@ class Contexts:
                 fresh.unlink()
 
     def text(self) -> str:
-        """The file's content, as TOML."""
+        """Return the file's content, as TOML."""
         lines = [] if self.current is None else [f"current = {_toml(self.current)}", ""]
         for name, context in sorted(self.by_name.items()):
             lines.append(f"[contexts.{_toml(name)}]")
@@ -76,7 +77,7 @@ def _toml(value: str | bool | int | float | list[str]) -> str:
 
 
 def creates_topics(url: str | None) -> bool:
-    """Whether a topic that is not there may be made: the current context says so, and it is the one used."""
+    """Return whether a missing topic may be created: the current context says so, and it is the one used."""
     if url is not None or os.environ.get("LAMINAR_URL"):
         return False
     contexts = Contexts.load()

@@ -1,4 +1,4 @@
-"""What went wrong, as one line for a person and one exit code for a script."""
+"""Errors as one line for a person and one exit code for a script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HINTS = {
 
 
 class UsageError(Exception):
-    """The command was used in a way that can't work; nothing was done."""
+    """The command was used in a way that cannot work; nothing was done."""
 
 
 class Failed(Exception):
@@ -31,7 +31,7 @@ class Failed(Exception):
 
 
 def line_of(error: Error) -> str:
-    """``code: message (field=…, value=…, limit=…); hint``, with what is known of it, on one line."""
+    """Return ``code: message (field=…, value=…, limit=…); hint`` on one line, with what is known of it."""
     facts = [
         f"{name}={value}"
         for name, value in (("field", error.field), ("value", error.value), ("limit", error.limit))
@@ -47,7 +47,7 @@ def line_of(error: Error) -> str:
 
 
 def code_of(error: Error) -> int:
-    """The exit code for an error of the client."""
+    """Return the exit code for an error of the client."""
     if isinstance(error, ConfigError):
         return EXIT_USAGE
     if isinstance(error, Unavailable) or (isinstance(error, Overloaded) and error.retriable):
@@ -56,12 +56,12 @@ def code_of(error: Error) -> int:
 
 
 def complain(text: str) -> None:
-    """One line on standard error."""
+    """Print one line on standard error."""
     print(f"laminar: {text}", file=sys.stderr, flush=True)
 
 
 def report(error: Exception) -> int | None:
-    """Say what happened; the exit code, or None for what is our own mistake and wants its traceback."""
+    """Print the error; return its exit code, or None for a bug of ours, which gets its traceback."""
     if isinstance(error, Error):
         complain(line_of(error))
         return code_of(error)

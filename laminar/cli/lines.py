@@ -1,4 +1,4 @@
-"""Records as text and text as records: what produce and consume do to a line. Pure.
+"""Records as text and text as records: what produce and consume do with a line. Pure.
 
 A format is compiled once into a function of a record, so that a million lines cost a join each.
 """
@@ -20,7 +20,7 @@ _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
 class Record(Protocol):
-    """The part of a record that can be shown."""
+    """The parts of a record that can be shown."""
 
     @property
     def topic(self) -> str: ...
@@ -46,7 +46,7 @@ Show = Callable[[Record], bytes]
 
 
 def rfc3339(time_ms: int) -> str:
-    """Epoch milliseconds as UTC."""
+    """Return epoch milliseconds as an RFC 3339 time in UTC."""
     moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -68,14 +68,18 @@ _SHOWN: Mapping[str, Show] = {
 
 
 def compile_format(text: str) -> Show:
-    r"""A function from record to bytes, for text like ``%p %o %k %v\n``. UsageError for an unknown place."""
+    """Return a function from record to bytes, for text like ``%p %o %k %v\\n``.
+
+    Raises:
+        UsageError: for an unknown placeholder.
+    """
     parts: list[bytes | Show] = []
     characters = iter(text)
     for character in characters:
         if character == "%":
             place = next(characters, "")
             if place != "%" and place not in _SHOWN:
-                raise UsageError(f"--format: %{place} is no place; there are {PLACES}")
+                raise UsageError(f"--format: %{place} is unknown; known are {PLACES}")
             parts.append(b"%" if place == "%" else _SHOWN[place])
         elif character == "\\":
             escape = next(characters, "\\")
@@ -86,7 +90,7 @@ def compile_format(text: str) -> Show:
 
 
 def as_json(record: Record) -> bytes:
-    """A record as one line of JSON; bytes that are not UTF-8 are ``..._base64``, as in the HTTP interface."""
+    """Return a record as one line of JSON; bytes that are not UTF-8 are ``..._base64``, as over HTTP."""
     shown: dict[str, Any] = {
         "topic": record.topic,
         "partition": record.partition,
@@ -122,7 +126,10 @@ class Pointer:
         self._flag = flag
 
     def pick(self, line: bytes, *, number: int) -> str | None:
-        """What it names in a line, as text; None for null, or nothing there. `number` is for the message."""
+        """Return what the pointer names in a line, as text; None for null, or nothing there.
+
+        `number` is the line's, for the message.
+        """
         try:
             found: Any = msgspec.json.decode(line)
         except msgspec.DecodeError as error:

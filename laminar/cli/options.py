@@ -24,7 +24,7 @@ Format = Literal["table", "json", "names"]
 @Parameter(name="*", group=CLUSTER)
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Which cluster a command speaks to."""
+    """The cluster that a command uses."""
 
     url: Annotated[
         str | None,
@@ -39,7 +39,7 @@ class Cluster:
 
     @contextmanager
     def connect(self, *, timeout: float = 10.0) -> Iterator[Client]:
-        """A client of it; `timeout` is for when the person gave none."""
+        """Return a client of it; `timeout` is the default where none was given."""
         from laminar.client.sync.client import connect
 
         seconds = timeout if self.timeout is None else self.timeout
@@ -50,7 +50,7 @@ class Cluster:
 
 
 def say_if_nobody_answers(client: Client, *, timeout: float) -> None:
-    """A command that waits for a cluster says so after a moment: else it would look as if it hung."""
+    """Print a note when a command waits for a cluster: else it would look as if it hung."""
     from laminar.cli.errors import complain
     from laminar.client.errors import Error, Unavailable
 
@@ -61,7 +61,7 @@ def say_if_nobody_answers(client: Client, *, timeout: float) -> None:
             f"{error.message}; trying for {timeout:g} s more. Is a node running? `laminar dev` starts three"
         )
     except Error:
-        pass  # somebody answers; what is wrong the command's own question will bring to light
+        pass  # a node answers; the command's own request will show what is wrong
 
 
 @Parameter(name="*", group=OUTPUT)
@@ -76,6 +76,7 @@ class Listing:
 
     @property
     def format(self) -> Format:
+        """Format chosen by the options."""
         return "json" if self.json else self.output
 
 

@@ -1,7 +1,7 @@
-"""Lists on standard output: for eyes, for programs, for pipes.
+"""Lists on standard output: for people, for programs, for pipes.
 
-JSON has every field under its own name; a table has the columns the command chose, and is cut to the width
-of a terminal, but never in a pipe. Colour is rich's affair, which honours NO_COLOR.
+JSON has every field under its own name; a table has the columns the command chose, and is cut to the width of
+a terminal, but never in a pipe. Colour is rich's, which honours NO_COLOR.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def show_json(document: Any) -> None:
 
 
 def console_of(file: Any) -> Console:
-    """A console that writes to `file`, as wide as it is, or as wide as needed where it is no terminal."""
+    """Return a console that writes to `file`, as wide as the terminal, or as needed where it is none."""
     from rich.console import Console
 
     return Console(file=file, highlight=False, width=None if file.isatty() else _UNBOUNDED)
 
 
 def table_of(rows: Sequence[Row], columns: Sequence[str]) -> Table:
-    """Columns of words; numbers to the right. An underscore in a name is a space in the heading."""
+    """Return an empty table: numbers to the right; an underscore in a name is a space in the heading."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -65,7 +65,7 @@ def table_of(rows: Sequence[Row], columns: Sequence[str]) -> Table:
 
 
 def plain(value: Any) -> str:
-    """A value in a cell: nothing for None, thousands apart, lists with commas."""
+    """Return a value as a cell's text: nothing for None, thousands apart, lists with commas."""
     from rich.markup import escape
 
     if value is None:

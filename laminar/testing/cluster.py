@@ -42,7 +42,8 @@ _PAUSE_S = 0.02
 class LoopbackNet:
     """Addresses 127.77.N.1 to .254 that no other cluster on this machine uses while this is open.
 
-    The claim is the name of an abstract Unix socket: taken atomically, given back by the kernel if we die.
+    The claim is the name of an abstract Unix socket: taken atomically, released by the kernel if this process
+    dies.
     """
 
     def __init__(self) -> None:
@@ -59,11 +60,11 @@ class LoopbackNet:
         raise ServerFailed(f"all {len(_NETS)} loopback nets are taken")
 
     def hosts(self, count: int) -> list[str]:
-        """The first `count` addresses."""
+        """Return the first `count` addresses."""
         return [f"127.77.{self.number}.{position + 1}" for position in range(count)]
 
     def close(self) -> None:
-        """Give the net back. Idempotent."""
+        """Release the net. Idempotent."""
         self._claim.close()
 
 
@@ -88,22 +89,26 @@ class Node:
 
     @property
     def url(self) -> str:
+        """URL of its HTTP interface."""
         return f"http://{self.host}:{self.port}"
 
     @property
     def data(self) -> Path:
+        """Its data folder."""
         return self.folder / "data"
 
     @property
     def log(self) -> Path:
+        """Its log file."""
         return self.folder / "log"
 
     @property
     def running(self) -> bool:
+        """Whether its process runs."""
         return self.process is not None and self.process.poll() is None
 
     def log_tail(self, *, size_bytes: int = 4_000) -> str:
-        """The end of its log, for a message."""
+        """Return the end of its log, for a message."""
         try:
             return self.log.read_bytes()[-size_bytes:].decode("utf-8", "replace")
         except FileNotFoundError:
@@ -141,7 +146,7 @@ class LocalCluster:
             )
             for number, (host, port) in enumerate(zip(hosts, ports, strict=True))
         ]
-        # The write end of each process's own pipe, held by nobody else: see `parent_death`.
+        # The write end of each process's own pipe, held by no other process: see `parent_death`.
         self._lifelines: list[int] = []
         self._names = self.nodes
         self._stopped = False
@@ -174,7 +179,7 @@ class LocalCluster:
         self.wait_ready(timeout=timeout)
 
     def stop(self) -> None:
-        """End every node, asked first, then not, and give back what was held. Idempotent."""
+        """End every node, first by request, then by force, and release what was held. Idempotent."""
         for node in self.members:
             if node.running:
                 assert node.process is not None
@@ -196,13 +201,13 @@ class LocalCluster:
             self._net.close()
 
     def leftovers(self) -> list[int]:
-        """Processes of this cluster, or started with its `environment`, that are alive: pids."""
+        """Return the pids of this cluster's living processes, also of those with its `environment`."""
         return marked_processes(f"{MARK}={self.mark}")
 
     # -- life of a node ------------------------------------------------------------------------
 
     def environment(self) -> dict[str, str]:
-        """For a process that belongs to the cluster: no LAMINAR_ variable of ours, but the mark."""
+        """Return the environment of the cluster's processes: no LAMINAR_ variable of ours, but the mark."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -211,7 +216,7 @@ class LocalCluster:
         return kept | {MARK: self.mark}
 
     def command(self, number: int) -> list[str]:
-        """The command line of a node."""
+        """Return the command line of a node."""
         node = self.members[number]
         given: dict[str, str | int] = {
             "data": str(node.data),
@@ -232,14 +237,14 @@ class LocalCluster:
         return [sys.executable, "-P", "-m", "laminar.cli", "serve", *flags]
 
     def spawn(self, number: int) -> None:
-        """Start a node, and do not wait for it."""
+        """Start a node without waiting for it."""
         node = self.members[number]
         assert not node.running, f"{node.name} runs already"
         node.folder.mkdir(parents=True, exist_ok=True)
         node.process = self.open_process(self.command(number), log=node.log)
 
     def open_process(self, command: Sequence[str], *, log: Path) -> subprocess.Popen[bytes]:
-        """A process that belongs to the cluster: marked, in a group of its own, and gone when we are."""
+        """Start a process of the cluster: marked, in a group of its own, and ended when this process ends."""
         assert not self._stopped, "the cluster was stopped"
         lifeline, end = os.pipe()
         self._lifelines.append(end)
@@ -260,7 +265,7 @@ class LocalCluster:
             os.close(lifeline)
 
     def kill(self, number: int) -> None:
-        """SIGKILL to all processes of a node at once; returns when none is left."""
+        """Send SIGKILL to all processes of a node at once; return when none is left."""
         node = self.members[number]
         if node.process is None:
             return
@@ -276,22 +281,22 @@ class LocalCluster:
         node.joins = tuple(other for other in range(self.nodes) if other != number)
 
     def rename(self, number: int) -> None:
-        """The node that is started next is another one, at the same address."""
+        """Let the node that is started next be another one, at the same address."""
         self._names += 1
         self.members[number].name = f"node-{self._names}"
 
     def restart(self, number: int, *, timeout: float = START_TIMEOUT_S) -> None:
-        """Start a node that was killed, on its data and address; returns when it serves."""
+        """Start a node that was killed, on its data and address; return when it serves."""
         self.spawn(number)
         self.wait_ready([number], timeout=timeout)
 
     def pids(self, number: int) -> list[int]:
-        """Of a node that is ready: the supervisor's pid, then its children's."""
+        """Return the pids of a node that is ready: the supervisor's, then its children's."""
         process = self.members[number].process
-        told = self._node_file(number)
-        if process is None or told is None:
+        document = self._node_file(number)
+        if process is None or document is None:
             return []
-        return [process.pid, *(int(pid) for pid in told["pids"].values())]
+        return [process.pid, *(int(pid) for pid in document["pids"].values())]
 
     # -- readiness -----------------------------------------------------------------------------
 
@@ -321,23 +326,23 @@ class LocalCluster:
             return False
         if get_json(f"{node.url}/readyz") is None:
             return False
-        told = get_json(f"{node.url}/v1/cluster") or {}
-        seen = {each["node"] for each in told.get("nodes", ()) if each.get("alive", True)}
+        cluster = get_json(f"{node.url}/v1/cluster") or {}
+        seen = {each["node"] for each in cluster.get("nodes", ()) if each.get("alive", True)}
         return {member.name for member in self.members if member.running} <= seen
 
     def _node_file(self, number: int) -> dict[str, Any] | None:
         node = self.members[number]
         try:
-            told = json.loads((node.data / "node.json").read_bytes())
+            document = json.loads((node.data / "node.json").read_bytes())
         except FileNotFoundError:
             return None
-        assert isinstance(told, dict), f"node.json holds {told!r}"
+        assert isinstance(document, dict), f"node.json holds {document!r}"
         # A node that was killed leaves its file behind; its successor's carries another pid.
-        return told if node.process is not None and told["pid"] == node.process.pid else None
+        return document if node.process is not None and document["pid"] == node.process.pid else None
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the whole group that a process leads; returns when none of it is left."""
+    """Send SIGKILL to the whole group that a process leads; return when none of it is left."""
     # Not killpg: it would go on finding those that are dead, and that their new parent has not asked about.
     while members := processes_of_group(process.pid):
         for pid in members:
@@ -349,8 +354,8 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def get_json(url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 2.0) -> Any:
-    """What exactly this address answers, None if it does not answer 200. No retry, no other node."""
-    # Imported here: pytest loads this package in every session of whoever installed us.
+    """Return what exactly this address answers, None if it does not answer 200. No retry, no other node."""
+    # Imported here: pytest loads this package in every session where Laminar is installed.
     import urllib.error
     import urllib.request
 
@@ -364,9 +369,9 @@ def get_json(url: str, *, headers: Mapping[str, str] | None = None, timeout: flo
 
 
 def _living() -> Iterator[tuple[Path, list[str]]]:
-    """Each process that lives: its folder in /proc, and its `stat` behind the name (state, parent, group...).
+    """Yield each living process: its folder in /proc, and its `stat` after the name (state, parent, ...).
 
-    One that ended and that its parent has not asked about (Z) lives no more.
+    One that ended and that its parent has not reaped (Z) counts as ended.
     """
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -380,12 +385,12 @@ def _living() -> Iterator[tuple[Path, list[str]]]:
 
 
 def processes_of_group(group: int) -> list[int]:
-    """The living processes of a process group: pids."""
+    """Return the pids of the living processes of a process group."""
     return [int(entry.name) for entry, stat in _living() if int(stat[2]) == group]
 
 
 def marked_processes(mark: str) -> list[int]:
-    """The living processes, this one aside, that have ``NAME=value`` in the environment they began with."""
+    """Return the living processes, this one aside, that began with ``NAME=value`` in their environment."""
     found = []
     for entry, _ in _living():
         try:

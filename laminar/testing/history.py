@@ -91,10 +91,10 @@ def check_history(
     *,
     uncertain: Collection[tuple[Key, int]] | None = None,
 ) -> list[Violation]:
-    """Everything that is wrong with a history, in the order of the rules above.
+    """Return everything that is wrong with a history, in the order of the rules above.
 
-    `uncertain` names records that were sent and got no receipt: they may be there or not. With None
-    nothing is known of such records, and `unknown` is not checked.
+    `uncertain` names records that were sent and got no receipt: they may be there or not. With None nothing
+    is known of such records, and `unknown` is not checked.
     """
     sent = list(acknowledged)
     found = list(read)
@@ -132,7 +132,7 @@ def _lost_or_moved(sent: list[Sent], found: list[Read]) -> list[Violation]:
 
 
 def _duplicates(found: list[Read]) -> list[Violation]:
-    """Each reading of a record after its first, the place of the first named."""
+    """Yield each reading of a record after its first, the place of the first named."""
     first: dict[tuple[Key, int], Read] = {}
     violations = []
     for each in found:
@@ -149,7 +149,7 @@ def _duplicates(found: list[Read]) -> list[Violation]:
 
 
 def _conflicts(found: list[Read]) -> list[Violation]:
-    """Places that were read with different records in them."""
+    """Yield places that were read with different records in them."""
     held: dict[tuple[int, int], Read] = {}
     violations = []
     for each in found:
@@ -183,7 +183,7 @@ def _offsets(found: list[Read]) -> list[Violation]:
 
 
 def _order_per_key(found: list[Read]) -> list[Violation]:
-    """By offset, not by order of reading: a reader's disorder is rule 3's, the log's is this one's."""
+    """Check by offset, not by order of reading: a reader's disorder is rule 3's, the log's is this one's."""
     home: dict[Key, int] = {}
     highest: dict[Key, Read] = {}
     violations = []
@@ -236,7 +236,7 @@ def _unknown(
 
 
 def check_replicas(digests: Mapping[int, Mapping[str, str]]) -> list[Violation]:
-    """The replicas whose committed bytes differ: `digests` is partition -> node -> digest.
+    """Return the replicas whose committed bytes differ: `digests` is partition -> node -> digest.
 
     The digest most replicas have counts as right; where there is no majority, each of a tie is named.
     """

@@ -34,7 +34,7 @@ class ServerFailed(Exception):
 
 
 def free_host() -> str:
-    """A loopback address of this test's own: with it every port is free, and nothing else listens."""
+    """Return a loopback address of this test's own: every port of it is free."""
     return f"127.77.{secrets.randbelow(250) + 1}.{secrets.randbelow(250) + 1}"
 
 
@@ -42,9 +42,12 @@ def free_host() -> str:
 def serve(
     *, shards: int = 1, settings: Mapping[str, str | int] | None = None, timeout: float = START_TIMEOUT_S
 ) -> Iterator[str]:
-    """A node in a process of its own; yields its URL once it is ready to serve.
+    """Run a node in a process of its own; yield its URL once it is ready to serve.
 
-    `settings` are further settings of the node by their names. Raises ServerFailed.
+    `settings` are further settings of the node by their names.
+
+    Raises:
+        ServerFailed: it did not start.
     """
     with tempfile.TemporaryDirectory(prefix="laminar-node-") as folder:
         data = Path(folder) / "data"
@@ -89,7 +92,7 @@ def _url_of(node_file: Path) -> str | None:
 
 
 def _is_ready(url: str) -> bool:
-    # Imported here: pytest loads this module in every session of whoever installed us.
+    # Imported here: pytest loads this module in every session where Laminar is installed.
     import urllib.error
     import urllib.request
 
@@ -106,7 +109,7 @@ def _tail(log: IO[bytes]) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server: asked first, then not. Its children end with it."""
+    """End the server: first by request, then by force. Its children end with it."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
@@ -120,7 +123,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def node(
     *, shards: int = 1, settings: Mapping[str, str | int] | None = None, timeout: float = START_TIMEOUT_S
 ) -> Iterator[sync.Client]:
-    """A server and a client of it: ``with laminar.testing.node() as client``."""
+    """Run a server and yield a client of it: ``with laminar.testing.node() as client``."""
     from laminar.client.sync.client import connect
 
     with serve(shards=shards, settings=settings, timeout=timeout) as url, connect(url) as client:
@@ -131,7 +134,7 @@ def node(
 async def aio_node(
     *, shards: int = 1, settings: Mapping[str, str | int] | None = None, timeout: float = START_TIMEOUT_S
 ) -> AsyncIterator[aio_client.Client]:
-    """`node` for a program with an event loop. Starting and stopping run in a thread."""
+    """Do as `node`, for a program with an event loop. Starting and stopping run in a thread."""
     import asyncio
 
     from laminar.client.client import connect

@@ -1,4 +1,4 @@
-"""Ties a process group to the life of whoever holds the other end of a pipe.
+"""Ties a process group to the life of the process that holds the other end of a pipe.
 
 Run as ``python parent_death.py FD COMMAND...`` in a process group of its own: it asks the kernel to send
 SIGKILL to the group when the last writer of pipe `FD` is gone, and becomes COMMAND. The kernel keeps the
@@ -18,7 +18,7 @@ import sys
 
 
 def tie(fd: int) -> None:
-    """From now on our process group dies with the last writer of the pipe `fd`."""
+    """Let this process group die with the last writer of the pipe `fd`."""
     fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def laminar_url() -> Iterator[str]:
-    """The URL of a real server, started for this session."""
+    """Return the URL of a real server, started for this session."""
     from laminar.testing.nodes import serve
 
     with serve() as url:
@@ -26,7 +26,7 @@ def laminar_url() -> Iterator[str]:
 
 @pytest.fixture
 def laminar_client(laminar_url: str) -> Iterator[Client]:
-    """A client of the session's server. Name topics after the test: the server is shared."""
+    """Return a client of the session's server. Name topics after the test: the server is shared."""
     from laminar.client.sync.client import connect
 
     with connect(laminar_url) as client:

@@ -1,8 +1,8 @@
-"""Asks each replica of a topic for the digest of its committed log, at its own shard, with nobody in between.
+"""Asks each replica of a topic for the digest of its committed log, directly at its own shard.
 
-The client would ask whoever answers best; here the answer must come from the replica itself, so each is asked
-by plain HTTP with ``Laminar-Local: 1``, and one that does not answer is waited for. Whether the digests are
-equal is for `laminar.testing.history.check_replicas` to say.
+The client would ask the replica that answers best; here the answer must come from the replica itself, so each
+is asked by plain HTTP with ``Laminar-Local: 1``, and one that does not answer is waited for. Whether the
+digests are equal is for `laminar.testing.history.check_replicas` to say.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ _PAUSE_S = 0.1
 
 
 def committed_digests(urls: Sequence[str], topic: str, *, timeout: float = 30.0) -> Digests:
-    """Partition -> node -> sha256 of the log up to one committed index, once every replica got there.
+    """Return partition -> node -> sha256 of the log up to a committed index that all replicas reached.
 
-    `urls` are nodes to ask where the replicas are. Raises ServerFailed, naming the replica that is behind
-    or silent, when `timeout` seconds are over.
+    `urls` are nodes to ask where the replicas are.
+
+    Raises:
+        ServerFailed: when `timeout` seconds are over; it names the replica that is behind or silent.
     """
     deadline = time.monotonic() + timeout
     target = f"/v1/topics/{quote(topic, safe='')}/partitions"
     while True:
         answer = next(filter(None, (get_json(url + target) for url in urls)), None)
-        missing = "nobody says where the replicas are"
+        missing = "no node says where the replicas are"
         if answer is not None:
             digests: Digests = {}
             missing = ""
@@ -46,7 +48,7 @@ def committed_digests(urls: Sequence[str], topic: str, *, timeout: float = 30.0)
 
 
 def _digests_of(partition: dict[str, Any], target: str, found: dict[str, str]) -> str:
-    """Fill `found` with the digest of each replica at one index; what is missing, or nothing."""
+    """Fill `found` with the digest of each replica at one index; return what is missing, or ""."""
     local = {"Laminar-Local": "1"}
     states = {}
     for replica in partition["replicas"]:

@@ -1,4 +1,4 @@
-"""`laminar catalog`: the cluster's own records, where a person must decide for them."""
+"""`laminar catalog`: the cluster's own records, where an operator must decide for them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ def recover(
     folder: Annotated[Path, Parameter(help="The data folder of a node that is stopped.")],
     *,
     accept_loss: Annotated[
-        bool, Parameter(negative="", help="Give up the other controllers. Without it: say what is there.")
+        bool,
+        Parameter(negative="", help="Remove the other controllers for good. Without it: show what is there."),
     ] = False,
     into: Annotated[
         str | None, Parameter(help="Take the folder into the epoch that another one's recovery has printed.")
     ] = None,
     listing: Listing = AS_TABLE,
 ) -> int:
-    """Let the catalog go on with the copy in this folder, when a majority of its voters is gone for good.
+    """Let the catalog continue with this folder's copy, when a majority of its voters is gone for good.
 
     Stop all nodes that are left, run it without an option on each of their folders, and choose the one with
     the latest last term, then the highest last index. Changes of topics and places that only the lost nodes
@@ -68,6 +69,6 @@ def recover(
     }
     show([row], listing, columns=tuple(row), name="node")
     if not accept_loss and into is None:
-        complain("nothing was done: with --accept-loss the voters on other nodes are given up for good")
+        complain("nothing was done: with --accept-loss the voters on other nodes are removed for good")
         return EXIT_FAILED
     return EXIT_DONE

@@ -1,4 +1,4 @@
-"""`laminar cluster` and `laminar node`: who is there, and is all well."""
+"""`laminar cluster` and `laminar node`: which nodes there are, and what is wrong."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def list_nodes(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -
 
 
 def node_row(node: Mapping[str, Any]) -> dict[str, Any]:
-    """A node's answer as a row."""
+    """Return a node's answer as a row."""
     status = "alive" if node.get("alive", True) else (node.get("status") or "dead")
     return {**node, "status": status, "shards": len(node.get("shards") or ())}
 
 
 def status(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> int:
-    """Show nodes, and partitions that are not well. Exit code 1 if anything is not."""
+    """Show nodes, and partitions with a problem. Exit code 1 if there is any."""
     from laminar.cli.commands.topic import all_topics
     from laminar.cli.output import show, show_json
 
@@ -58,7 +58,7 @@ Partitions = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def node_rows(nodes: Sequence[Mapping[str, Any]], topics: Partitions) -> list[dict[str, Any]]:
-    """Nodes with how many partitions each leads and holds."""
+    """Return the nodes, with how many partitions each leads and holds."""
     rows = {node["node"]: node_row(node) | {"leads": 0, "replicas": 0} for node in nodes}
     for partition in (each for partitions in topics.values() for each in partitions):
         leader = (partition.get("leader") or {}).get("node")
@@ -89,7 +89,7 @@ def _of_nodes(ready: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
 
 
 def waits_for(partition: Mapping[str, Any]) -> str:
-    """After "has no leader": for whom it waits, if replicas of it may have forgotten something."""
+    """Return the end of "has no leader": the replicas it waits for, if some may have forgotten entries."""
     replicas = partition.get("replicas") or ()
     recovering = [each["node"] for each in replicas if each.get("recovering")]
     absent = [each["node"] for each in replicas if not each.get("reachable")]
@@ -100,7 +100,7 @@ def waits_for(partition: Mapping[str, Any]) -> str:
 
 
 def readyz(url: str) -> Mapping[str, Any] | None:
-    """What a node says of itself; None if it does not answer."""
+    """Return a node's own state; None if it does not answer."""
     import json
     import urllib.error
     import urllib.request
@@ -124,7 +124,7 @@ def troubles_of(
     described: Mapping[str, Mapping[str, Any]] | None = None,
     ready: Mapping[str, Mapping[str, Any] | None] | None = None,
 ) -> list[str]:
-    """What is not well, a sentence each. `described` are the topics, `ready` what nodes say of themselves."""
+    """Return a sentence for each problem. `described` are the topics, `ready` the nodes' own states."""
     found = _of_nodes(ready or {})
     for topic, it in sorted((described or {}).items()):
         if it["replicas_placed"] < it["replicas"]:
@@ -150,7 +150,7 @@ def troubles_of(
             elif behind:
                 found.append(f"{place} is not in sync on {', '.join(behind)}")
             found += [
-                f"{place} on {each['node']} holds records that were given up, and stays behind"
+                f"{place} on {each['node']} holds records that the cluster has discarded, and takes no part"
                 for each in partition.get("replicas") or ()
                 if each.get("abandoned")
             ]

@@ -1,7 +1,7 @@
 """`laminar consume`: print records, from a place or a cursor, to the end or for ever.
 
 A cursor is committed at what was written and flushed, when the end is reached or Ctrl-C ends a following
-reader; not when whoever reads our output went away, as nobody knows what it took.
+reader; not when the program that reads our output went away, as it is unknown what it took.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def consume(
             allow_leading_hyphen=True,
         ),
     ] = None,
-    last: Annotated[int | None, Parameter(help="Begin with the last so many records.")] = None,
-    limit: Annotated[int | None, Parameter(name=["--limit", "-n"], help="End after so many records.")] = None,
+    last: Annotated[int | None, Parameter(help="Begin with this number of last records.")] = None,
+    limit: Annotated[
+        int | None, Parameter(name=["--limit", "-n"], help="End after this number of records.")
+    ] = None,
     key: Annotated[str | None, Parameter(help="Only records with this key.")] = None,
     partition: Annotated[int | None, Parameter(name=["--partition", "-p"], help="Only of this one.")] = None,
-    cursor: Annotated[
-        str | None, Parameter(help="Go on where this cursor is, and move it at the end.")
-    ] = None,
+    cursor: Annotated[str | None, Parameter(help="Continue at this cursor, and move it at the end.")] = None,
     on_expired: Annotated[
-        Literal["error", "earliest"], Parameter(help="What to do where records to be read were given up.")
+        Literal["error", "earliest"], Parameter(help="What to do where records to be read were trimmed.")
     ] = "error",
     on_damage: Annotated[
-        Literal["error", "skip"], Parameter(help="What to do where records cannot be read by anybody.")
+        Literal["error", "skip"], Parameter(help="What to do where no replica can read records.")
     ] = "error",
     leader: Annotated[bool, Parameter(negative="", help="Read from leaders only.")] = False,
     format: Annotated[str, Parameter(help=PLACES + r"; \n, \t as in C.", group=OUTPUT)] = DEFAULT_FORMAT,
@@ -95,7 +95,7 @@ def consume(
 def check(
     *, since: str | None, last: int | None, limit: int | None, cursor: str | None, follow: bool
 ) -> None:
-    """Refuse what can't be meant together."""
+    """Refuse options that exclude each other."""
     if sum(each is not None for each in (since, last, cursor)) > 1:
         raise UsageError("only one of --since, --last and --cursor can say where to begin")
     for flag, value in (("--last", last), ("--limit", limit)):
@@ -104,7 +104,11 @@ def check(
 
 
 def start_of(since: str | None) -> str:
-    """The client's word for where to begin; ``10m`` is short for ``-10m``. ConfigError for what is none."""
+    """Return where to begin, as the client takes it; ``10m`` is short for ``-10m``.
+
+    Raises:
+        ConfigError: for what is no place to begin.
+    """
     from laminar.client.consume.reader import start_parameter
 
     if since is None:
@@ -115,7 +119,7 @@ def start_of(since: str | None) -> str:
 
 
 def partition_of(topic: Topic[bytes], key: bytes) -> int:
-    """Where records with this key are."""
+    """Return the partition of records with this key."""
     from laminar.wire.key_route import Route, logical_of_key
 
     return Route.even(topic.describe().partitions).partition_of(logical_of_key(key))
@@ -136,7 +140,7 @@ def copy(reader: Reader[bytes], show: Show, *, key: bytes | None, limit: int | N
 
 
 def reader_follows(reader: Reader[Any]) -> bool:
-    """Whether this reader has no end of its own."""
+    """Return whether this reader has no end of its own."""
     return not reader.ends
 
 
@@ -163,7 +167,7 @@ def _copy(
 
 @contextmanager
 def _not_interrupted() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, so that what was written is what is noted; a second does not."""
+    """Delay Ctrl-C to the end of the block, so that what was written is committed; not a second one."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -187,7 +191,7 @@ def newest(
     key: bytes | None,
     on_damage: OnDamage,
 ) -> tuple[list[Record[bytes]], dict[int, int]]:
-    """The last `count` records by time, and where each partition goes on behind them."""
+    """Return the last `count` records by time, and where each partition continues after them."""
     known = [each for each in topic.partitions() if partitions is None or each.partition in partitions]
     # A key's records may lie anywhere in its partition, and all of it is looked through; the last of all lie
     # among the last of each.
@@ -211,7 +215,7 @@ def _back(partition: PartitionInfo, count: int) -> int:
 def _between(
     topic: Topic[bytes], starts: dict[int, int], goes_on: dict[int, int], on_damage: OnDamage
 ) -> Iterator[Record[bytes]]:
-    """Records from `starts`; `goes_on` becomes where the reading ended."""
+    """Yield records from `starts`; `goes_on` becomes where the reading ended."""
     if not starts:
         return
     reader = topic.read(dict(starts), partitions=list(starts), on_damage=on_damage)

@@ -1,4 +1,4 @@
-"""`laminar cursor`: named consumers' positions and how far behind they are."""
+"""`laminar cursor`: cursors, their positions and their lag."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def list_cursors(topic: Topic, *, listing: Listing = AS_TABLE, cluster: Cluster 
 
 
 def cursor_row(topic: str, cursor: CursorInfo) -> dict[str, Any]:
-    """A cursor as a row: records passed, left, and given up unread, summed over its partitions."""
+    """Return a cursor as a row: records passed, left, and trimmed unread, over its partitions."""
     return {
         "topic": topic,
         "cursor": cursor.cursor,
@@ -59,7 +59,7 @@ def set_cursor(
     ] = False,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Move a cursor; makes it if it is not there."""
+    """Move a cursor; create it if it does not exist."""
     from laminar.client.errors import Fenced
 
     if (at is None) == (offset is None):
@@ -80,7 +80,9 @@ def set_cursor(
         try:
             handle.set_cursor(name, positions, force=force)
         except Fenced as error:
-            raise Failed(f"{line_of(error)}; --force takes it from its owner, who may be long gone") from None
+            raise Failed(
+                f"{line_of(error)}; --force takes it from its owner, which may be long gone"
+            ) from None
 
 
 def delete(

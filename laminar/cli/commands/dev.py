@@ -1,7 +1,7 @@
 """`laminar dev`: a cluster of real nodes on this machine, in the foreground, until Ctrl-C.
 
-While it runs there is a context `dev`, in which a topic is made when it is first used; it is the current one
-if there was none. What the table shows is computed by pure functions from what any client can ask.
+While it runs there is a context `dev`, in which a topic is created when it is first used; it is the current
+one if there was none. What the table shows is computed by pure functions from what any client can ask.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def dev(
 
 
 def welcome(url: str, *, context: str | None = None) -> str:
-    """What to do next: lines to copy. `context`: to be chosen first, as another is the current one."""
+    """Return the next steps: lines to copy. `context` is to be chosen first if another is current."""
     choose = [] if context is None else [f"laminar context use {context}"]
     lines = [
         *choose,
@@ -97,10 +97,11 @@ def welcome(url: str, *, context: str | None = None) -> str:
 
 @contextlib.contextmanager
 def own_context(urls: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """A context for this cluster while the block runs: its name, and whether it is the current one.
+    """Keep a context for this cluster while the block runs; yield its name and whether it is current.
 
-    Nobody's context is touched: where `dev` is taken, ours has a number. It becomes the current one only if
-    there is none, as what other terminals type would else go elsewhere. If we are killed it counts as gone.
+    No existing context is changed: where `dev` is taken, ours has a number. It becomes the current one only
+    if there is none, as what other terminals type would else go elsewhere. If this process is killed it
+    counts as gone.
     """
     mine = {"urls": list(urls), "create_topics": True, "process": process_mark(os.getpid())}
     contexts = Contexts.load()
@@ -123,13 +124,13 @@ def own_context(urls: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 @dataclass(slots=True)
 class Rates:
-    """Records a second of each node, from how far the partitions it leads have got since the last look."""
+    """Records a second of each node, from how far the partitions it leads have grown."""
 
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     looked_at_s: float | None = None
 
     def look(self, topics: Partitions, *, now_s: float) -> dict[str, float]:
-        """Node -> records a second; a partition that was not there before counts from its beginning."""
+        """Return records a second by node; a new partition counts from its beginning."""
         seconds = now_s - self.looked_at_s if self.looked_at_s is not None else None
         rates: dict[str, float] = {}
         ends: dict[tuple[str, int], int] = {}
@@ -148,7 +149,7 @@ class Rates:
 def table_rows(
     nodes: Sequence[Mapping[str, Any]], topics: Partitions, rates: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """The table's rows: `records` are those in partitions the node leads."""
+    """Return the table's rows: `records` are those in partitions the node leads."""
     records: dict[str, int] = {}
     for partition in (each for partitions in topics.values() for each in partitions):
         leader = (partition.get("leader") or {}).get("node")
@@ -163,14 +164,18 @@ def table_rows(
 
 @dataclass(slots=True)
 class Revival:
-    """Starts nodes again that ended by themselves (or by a `kill -9` that wanted to see what happens)."""
+    """Restarts of nodes that ended by themselves (or by a `kill -9` to try it out)."""
 
     cluster: LocalCluster
     starts_at_s: dict[int, float] = field(default_factory=dict)
     ends: Counter[int] = field(default_factory=Counter)
 
     def look(self, *, now_s: float) -> None:
-        """Note who has ended, and start whose pause is over. Failed for one that ends again and again."""
+        """Note which nodes ended, and start those whose pause is over.
+
+        Raises:
+            Failed: one ends repeatedly.
+        """
         for node in self.cluster.members:
             if node.running:
                 continue
@@ -187,7 +192,7 @@ class Revival:
 
 
 def watch(cluster: LocalCluster, client: Client, table: Live | None) -> None:
-    """Keep the table up to date until Ctrl-C; None: only wait. Nodes that end are started again."""
+    """Update the table until Ctrl-C; None: only wait. Nodes that end are started again."""
     rates = Rates()
     revival = Revival(cluster)
     with table or contextlib.nullcontext():
@@ -199,7 +204,7 @@ def watch(cluster: LocalCluster, client: Client, table: Live | None) -> None:
 
 
 def _table() -> Live | None:
-    """The table, still empty, to be shown in place; None where there is no terminal."""
+    """Return an empty table that is updated in place; None where there is no terminal."""
     if not sys.stdout.isatty():
         return None
     from rich.live import Live
@@ -208,7 +213,7 @@ def _table() -> Live | None:
 
 
 def _look(client: Client, rates: Rates) -> list[dict[str, Any]] | None:
-    """The rows as they are now; None if nobody answers."""
+    """Return the rows as they are now; None if no node answers."""
     try:
         nodes = client.cluster()["nodes"]
         topics = {

@@ -1,4 +1,4 @@
-"""`laminar group`: the replicas of one partition, where a person must decide for them."""
+"""`laminar group`: the replicas of one partition, where an operator must decide for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def recover(
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> int:
-    """Let partitions go on that wait for replicas that never come back, with what is left.
+    """Let partitions continue without replicas that never come back, with what is left.
 
     Two cases. After a power loss of a majority a partition with `flush=interval` waits for every replica, as
     an absent one may hold what the others forgot. And a partition that has lost a majority of its disks waits

@@ -1,4 +1,4 @@
-"""`laminar log`: a folder of logs looked at, verified, and its indexes made anew, without a server.
+"""`laminar log`: inspect and verify a folder of logs, and rebuild its indexes, without a server.
 
 What is read and judged is `laminar.log`'s; here it becomes tables, progress and exit codes.
 """
@@ -113,13 +113,13 @@ def verify(
         for text in verified.unverified:
             print(f"not verified: {text}")
         if verified.live:
-            complain(f"{path}: it is in use; what lies behind its checkpoint is left out")
+            complain(f"{path}: it is in use; what comes after its checkpoint is left out")
         print(f"{verified.bytes:,} bytes in {verified.files} files: {verdict_of(verified)}")
     return EXIT_DONE if verified.verdict in ("whole", "in part") else EXIT_FAILED
 
 
 def verdict_of(verified: Verified) -> str:
-    """The result in words: what was not read is never called whole."""
+    """Return the result in words: what was not read is never called whole."""
     if verified.verdict == "nothing":
         return "no record was verified"
     if verified.verdict == "in part":
@@ -128,7 +128,7 @@ def verdict_of(verified: Verified) -> str:
 
 
 def reindex(path: Place, *, listing: Listing = AS_TABLE) -> int:
-    """Make the index files of a stopped node anew. Exit code 1 if frames can't be read."""
+    """Rebuild the index files of a stopped node. Exit code 1 if frames cannot be read."""
     import msgspec
 
     from laminar.cli.output import show
@@ -144,7 +144,7 @@ def reindex(path: Place, *, listing: Listing = AS_TABLE) -> int:
 
 @contextmanager
 def _as_failures() -> Iterator[None]:
-    """What the disk or the folder says no to, as one line."""
+    """Raise errors of the disk or the folder as `Failed`, in one line."""
     from laminar.log.disk.errors import StorageError
 
     try:
@@ -155,7 +155,7 @@ def _as_failures() -> Iterator[None]:
 
 @contextmanager
 def _progress(what: str, total: Callable[[], int]) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error, if that is a terminal."""
+    """Show a bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda size: None
         return

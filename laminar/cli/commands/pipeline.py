@@ -40,7 +40,7 @@ class Spark:
 
     @contextmanager
     def session(self, name: str) -> Iterator[SparkSession]:
-        """A session for the job."""
+        """Open a session for the job."""
         if importlib.util.find_spec("pyspark") is None:
             raise Failed("pyspark is not installed (pip install 'laminar-mq[spark]')")
         from laminar.spark.pipelines.session import session
@@ -73,7 +73,7 @@ def archive(
     spark: Spark = HERE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> int:
-    """Write a topic to Parquet by day, each record once; run again, it goes on where it was."""
+    """Write a topic to Parquet by day, each record once; run again, it continues where it was."""
     from laminar.spark.pipelines import archive as job
 
     with spark.session("archive") as running:
@@ -151,10 +151,10 @@ def audit(
     from laminar.spark.pipelines import audit as job
 
     with spark.session("audit") as running:
-        told = job.audit(running, _options(cluster), topic, job.read_claims(running, claims), id=id)
-    complain(f"{told.claims} claims, {told.records} records")
-    _show([asdict(each) for each in told.findings], listing, name="kind")
-    return _code(told.sound, "the topic does not hold what was claimed")
+        report = job.audit(running, _options(cluster), topic, job.read_claims(running, claims), id=id)
+    complain(f"{report.claims} claims, {report.records} records")
+    _show([asdict(each) for each in report.findings], listing, name="kind")
+    return _code(report.sound, "the topic does not hold what was claimed")
 
 
 def compare(
@@ -180,7 +180,7 @@ def compare(
     spark: Spark = HERE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> int:
-    """Compare two topics, or the replicas of one: what one has and the other has not."""
+    """Compare two topics, or the replicas of one: what only one of them has."""
     from laminar.spark.pipelines import compare as job
     from laminar.spark.pipelines.session import RECORD
 
@@ -210,7 +210,7 @@ def compare(
 
 
 def _time_ms(option: str, given: str | None) -> int | None:
-    """A time as `laminar consume` takes it, in epoch milliseconds."""
+    """Return a time as `laminar consume` takes it, in epoch milliseconds."""
     if given is None:
         return None
     from laminar.client.consume.reader import start_parameter

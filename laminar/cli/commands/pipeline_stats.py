@@ -1,4 +1,4 @@
-"""`laminar pipeline stats`: what `laminar.spark.pipelines.stats` finds, as tables, as JSON, as a picture."""
+"""`laminar pipeline stats`: what `laminar.spark.pipelines.stats` finds, as tables, JSON or a picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from laminar.spark.pipelines.stats_values import Rates, Sizes, Stats
 
 SHOWN = 10
-# Eight heights of a character, and so many beside each other.
+# Eight heights of a character, and how many stand beside each other.
 BLOCKS = "▁▂▃▄▅▆▇█"
 LINE = 60
 
@@ -26,12 +26,12 @@ def stats(
     topic: Topic,
     *,
     plot: Annotated[Path | None, Parameter(help="Draw it to this file: .png, .svg or .pdf.")] = None,
-    top: Annotated[int, Parameter(help="Of so many keys and tags, the most frequent.")] = 20,
+    top: Annotated[int, Parameter(help="How many of the most frequent keys and tags to show.")] = 20,
     json: Annotated[bool, Parameter(negative="", help="All that was found, as one JSON object.")] = False,
     spark: Spark = HERE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Tell what is in a topic: rates over time, sizes, keys, partitions, tags, and how even they are."""
+    """Show what is in a topic: rates over time, sizes, keys, partitions, tags, and how even they are."""
     from laminar.cli.output import show_json
 
     if top < 1:
@@ -55,7 +55,7 @@ def stats(
 
 
 def _can_draw(plot: Path) -> None:
-    """Refuse what can't be drawn before Spark reads a topic for it."""
+    """Refuse a picture that cannot be drawn, before Spark reads a topic for it."""
     if importlib.util.find_spec("matplotlib") is None:
         raise Failed("--plot needs matplotlib, which is not installed (pip install 'laminar-mq[demo]')")
     if plot.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -109,7 +109,7 @@ def _show(found: Stats) -> None:
 
 
 def facts(found: Stats) -> list[dict[str, Any]]:
-    """The whole topic in a few lines, as rows of words."""
+    """Return the whole topic in a few lines, as rows of words."""
     from laminar.spark.pipelines.units import instant, percent, size
 
     rows = [("records", f"{found.records:,}"), ("bytes", f"{size(found.bytes)} of keys and values")]
@@ -156,14 +156,14 @@ def _over_time(rates: Rates) -> list[tuple[str, str]]:
 
 
 def line(counts: list[int], wide: int) -> str:
-    """Sums of `wide` buckets each as heights; a space where there is nothing."""
+    """Return sums of `wide` buckets each as heights; a space where there is nothing."""
     sums = [sum(counts[first : first + wide]) for first in range(0, len(counts), wide)]
     highest = max(sums)
     return "".join(BLOCKS[(each * len(BLOCKS) - 1) // highest] if each else " " for each in sums)
 
 
 def sizes(found: Sizes, absent: str) -> str:
-    """What is known of sizes, in words."""
+    """Return the distribution of sizes, in words."""
     from laminar.spark.pipelines.units import size
 
     words = []

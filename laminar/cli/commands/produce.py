@@ -47,7 +47,7 @@ def produce(
     from laminar.client import errors
 
     if key is not None and key_from is not None:
-        raise UsageError("--key and --key-from can't both say the key")
+        raise UsageError("--key and --key-from are mutually exclusive")
     key_at = Pointer(key_from, flag="--key-from") if key_from is not None else None
     tag_at = Pointer(tag_from, flag="--tag-from") if tag_from is not None else None
     sent = keyed = 0
@@ -99,34 +99,34 @@ def produce(
 
 
 def _say_undelivered(client: Client, topic: str, error: ProduceError, sent: int) -> int:
-    """Say how many records have no receipt, and why the first has none; the exit code."""
+    """Print how many records have no receipt, and why the first has none; return the exit code."""
     failed = error.undelivered
     cause = failed[0].error if failed else error
     complain(f"{len(failed):,} of {sent:,} records have no receipt; {line_of(cause)}")
     _say_leaderless(client, topic)
-    # Nobody knows of these: some may be appended.
+    # The outcome of these is unknown: some may be appended.
     in_part = len(failed) != sent or any(each.error.outcome == "unknown" for each in failed)
     return EXIT_PARTLY if in_part else code_of(cause)
 
 
 def _say_leaderless(client: Client, topic: str) -> None:
-    """Name the partitions that have no leader now, if there are any and somebody answers."""
+    """Name the partitions that have no leader now, if there are any and a node answers."""
     from laminar.client.errors import Error
 
     try:
-        told = client.request_json(
+        answer = client.request_json(
             "GET", f"/v1/topics/{topic}/partitions?wait_ms=500", timeout=LOOK_TIMEOUT_S
         )
     except Error:
         return
-    places = [f"{topic}/{each['partition']}" for each in told["partitions"] if each["leader"] is None]
+    places = [f"{topic}/{each['partition']}" for each in answer["partitions"] if each["leader"] is None]
     if places:
         complain(f"without a leader: {', '.join(places)}; `laminar cluster status` says more")
 
 
 @contextmanager
 def input_of(file: Path | None) -> Iterator[IO[bytes]]:
-    """The file, or standard input."""
+    """Open the file, or standard input."""
     if file is None or str(file) == "-":
         yield sys.stdin.buffer
         return
@@ -135,7 +135,7 @@ def input_of(file: Path | None) -> Iterator[IO[bytes]]:
 
 
 def make_if_dev(client: Client, topic: str, url: str | None) -> None:
-    """In the context of `laminar dev`, and only there, a topic is made when it is first used."""
+    """Create a missing topic, in the context of `laminar dev` only."""
     from laminar.client.errors import AlreadyExists, NotFound
 
     if not creates_topics(url):
@@ -151,7 +151,7 @@ def make_if_dev(client: Client, topic: str, url: str | None) -> None:
 
 @contextmanager
 def progress_of(producer: Producer[bytes], size_bytes: int | None) -> Iterator[Any]:
-    """A bar on standard error, if that is a terminal: bytes that have their receipt, of those there are."""
+    """Show a bar on standard error, if that is a terminal: bytes that have their receipt, of all."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return

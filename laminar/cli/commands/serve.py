@@ -1,6 +1,6 @@
 """`laminar serve` and `laminar config`: a node, with a flag for every setting of the table.
 
-The flags are made from `laminar.node.host.settings.SETTINGS`, so they can't be other than what is documented;
+The flags are made from `laminar.node.host.settings.SETTINGS`, so they cannot differ from what is documented;
 joining flags, environment and file, and judging values, is done there.
 """
 
@@ -21,7 +21,7 @@ GROUP = Group("Settings", sort_key=2)
 
 
 def _flag(setting: Setting) -> Any:
-    """The type of a setting's flag: its text is read by `load`, which names the flag when it is wrong."""
+    """Return the type of a setting's flag: its text is read by `load`, which names the flag on an error."""
     kind: Any = tuple[str, ...] if setting.kind is tuple else bool if setting.kind is bool else str
     default = "none" if setting.default in ("", ()) else as_written(setting.default)
     wording = f"{setting.help}. [{setting.variable}; default: {default}]"
@@ -51,7 +51,7 @@ _NONE_GIVEN = Flags()
 
 
 def loaded(flags: Flags, config: Path | None) -> Loaded:
-    """The settings from all sources. UsageError for what is no setting, or no value of one."""
+    """Return the settings from all sources. Raises UsageError for what is no setting, or no value of one."""
     try:
         return load(config=config, environ=os.environ, flags=vars(flags))
     except SettingsError as error:

@@ -1,4 +1,4 @@
-"""`laminar sink`: what commits batches over partitions, and how far it came."""
+"""`laminar sink`: sinks, which commit batches over partitions, and how far each came."""
 
 from __future__ import annotations
 

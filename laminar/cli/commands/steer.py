@@ -37,7 +37,7 @@ def status(*, listing: Listing = AS_TABLE) -> None:
 
 
 def interface_rows(found: InterfaceStatus) -> list[dict[str, Any]]:
-    """Lines of the table: one for each thing that is steered, or one that says why nothing is."""
+    """Return the table's lines: one for each thing that is steered, or one that says why nothing is."""
     interface = found.interface
     base = {"interface": interface.name, "mode": interface.xdp_mode or "-"}
     if not found.ours:
@@ -53,7 +53,7 @@ def interface_rows(found: InterfaceStatus) -> list[dict[str, Any]]:
 
 
 def node_rows(node: NodeStatus) -> list[dict[str, Any]]:
-    """What is steered for one node: an address, the process it is for, its CPU, packets so far."""
+    """Return what is steered for one node: address, process, CPU, packets so far."""
     from ebpf.layout import CONTROLLER_ROW, Rule
 
     rows = []
@@ -76,7 +76,7 @@ def node_rows(node: NodeStatus) -> list[dict[str, Any]]:
 
 
 def kind_of(rule: Rule) -> str:
-    """A rule in a word."""
+    """Return a rule in one word."""
     from ebpf.layout import Rule
 
     names = {
@@ -89,12 +89,12 @@ def kind_of(rule: Rule) -> str:
 
 
 def address_of(place: Place) -> str:
-    """Address and port, without the protocol."""
+    """Return address and port, without the protocol."""
     return str(place).partition(" ")[2]
 
 
 def interface_document(found: InterfaceStatus) -> dict[str, Any]:
-    """Everything there is to know of one interface, for programs."""
+    """Return everything known of one interface, for programs."""
     from ebpf.layout import CONTROLLER_ROW
 
     def name_of(row: int) -> str:
@@ -128,7 +128,7 @@ def interface_document(found: InterfaceStatus) -> dict[str, Any]:
 
 
 def check(*, listing: Listing = AS_TABLE) -> int:
-    """Show whether this machine can steer, and what it lacks. Exit code 1 if it can't."""
+    """Show whether this machine can steer, and what it lacks. Exit code 1 if it cannot."""
     from ebpf.loader import try_loading
     from ebpf.requirements import requirements
     from laminar.cli.errors import complain
@@ -148,7 +148,7 @@ def check(*, listing: Listing = AS_TABLE) -> int:
 
 
 def requirement_row(found: Requirement) -> dict[str, Any]:
-    """One requirement as a row."""
+    """Return one requirement as a row."""
     return {
         "needed": found.name,
         "met": found.met,

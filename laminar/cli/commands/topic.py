@@ -1,4 +1,4 @@
-"""`laminar topic`: make, list, describe, trim, delete."""
+"""`laminar topic`: create, list, describe, trim, delete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def create(
     ] = False,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Make a topic; returns when every replica is made."""
+    """Create a topic; return when every replica is made."""
     with cluster.connect() as client:
         made = client.create_topic(
             topic,
@@ -48,12 +48,12 @@ def create(
 
 
 def fewer_replicas(about: Mapping[str, Any]) -> str:
-    """What to say of a topic that has fewer replicas than it was created with."""
+    """Return a note on a topic that has fewer replicas than it was created with."""
     return f"{about['topic']} has {about['replicas_placed']} of {about['replicas']} replicas"
 
 
 def settings_of(given: tuple[str, ...]) -> dict[str, Any]:
-    """``NAME=VALUE`` words as a mapping; a value that is JSON is what it says, else it is text."""
+    """Return ``NAME=VALUE`` words as a mapping; a value that is JSON is decoded, any other is text."""
     import msgspec
 
     found: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def list_topics(
 
 
 def all_topics(client: Any, prefix: str = "") -> list[dict[str, Any]]:
-    """Every topic's description, sorted by name, over all pages of the answer."""
+    """Return every topic's description, sorted by name, over all pages of the answer."""
     from urllib.parse import quote
 
     rows: list[dict[str, Any]] = []
@@ -119,7 +119,7 @@ def describe(topic: Name, *, listing: Listing = AS_TABLE, cluster: Cluster = ANY
 
 
 def partition_row(partition: dict[str, Any]) -> dict[str, Any]:
-    """A partition's answer as a row of words."""
+    """Return a partition's answer as a row of words."""
     replicas = partition.get("replicas") or []
     in_sync = sum(1 for each in replicas if each.get("in_sync"))
     return partition | {
@@ -139,12 +139,12 @@ def trim(
     partition: Annotated[
         int | None, Parameter(help="Only this one; an offset belongs to one partition.")
     ] = None,
-    dry_run: Annotated[bool, Parameter(negative="", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, Parameter(negative="", help="Only show what would be removed.")] = False,
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="", help="Do not ask.")] = False,
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Give up a topic's oldest records, after asking. Whole batches go, so a few before it may stay."""
+    """Remove a topic's oldest records, after asking. Whole batches go, so a few before it may stay."""
     from dataclasses import asdict
 
     from laminar.cli.output import show
@@ -153,7 +153,7 @@ def trim(
         handle = client.topic(topic)
         if before.isascii() and before.isdigit():
             if partition is None and handle.describe().partitions > 1:
-                raise UsageError(f"{topic} has several partitions: say --partition")
+                raise UsageError(f"{topic} has several partitions: --partition is required")
             offsets = {partition or 0: int(before)}
         else:
             found = handle.offsets(before)
@@ -189,9 +189,9 @@ def delete(
 
 
 def confirm(question: str) -> None:
-    """Ask on the terminal; Failed unless the answer is yes, UsageError where there is nobody to ask."""
+    """Ask on the terminal, and raise Failed unless the answer is yes; UsageError without a terminal."""
     if not sys.stdin.isatty():
-        raise UsageError(f"{question} Nobody can be asked here: say --yes")
+        raise UsageError(f"{question} Not a terminal, so --yes is required")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         complain("nothing was done")

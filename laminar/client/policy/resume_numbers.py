@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from laminar.client.errors import ConfigError
 from laminar.client.policy.partition_queue import PartitionQueue
 
-# Records without a key change the partition after so many numbers: together they fill batches.
+# Records without a key change the partition after this number of them: together they fill batches.
 BLOCK = 1024
 MAX_NUMBER = 2**63 - 1
 

@@ -1,13 +1,13 @@
 """Appends by datagram: one small batch out, its receipt back, and no connection kept.
 
 For programs that append a little now and then, in great number: sensors, logs. Each partition has one batch
-on its way; what is appended meanwhile waits, and leaves together with the next, up to what a datagram holds.
-A datagram is sent again until it is answered. The node knows it again by the producer's id and the sequence,
-so it is appended once, and the receipt is the first one's.
+in flight; what is appended meanwhile waits, and goes with the next, up to what a datagram holds. A datagram
+is sent again until it is answered. The node recognises it by the producer's id and the sequence number, so it
+is appended once, and the receipt is the first one's.
 
-When nobody answers until the deadline, a copy may still be under way, so nobody knows the outcome. Whatever
-has no receipt, the next batch begins a new epoch of the producer: an old copy that comes later is refused, or
-was appended before; it can't be taken for the new one.
+Without an answer until the deadline, a copy may still be under way, so the outcome is unknown. After records
+without a receipt, the next batch begins a new epoch of the producer: an old copy that arrives later is
+refused, or was appended before; it cannot be taken for the new one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Address = tuple[str, int]
 # Before a datagram is sent again: a commit takes some milliseconds, an election a second or two.
 RESEND_MS = 200
 LONGEST_RESEND_MS = 1_000
-# So many copies without an answer, and another node is asked.
+# After this number of copies without an answer another node is asked.
 SILENT_COPIES = 2
 
 
@@ -52,7 +52,7 @@ class _Forgotten(Exception):
 
 
 class _Record:
-    """One record on its way."""
+    """One record that has no receipt yet."""
 
     __slots__ = ("deadline", "future", "headers", "key", "sent", "tag", "timestamp_ms", "value")
 
@@ -78,7 +78,7 @@ class _Record:
 
 
 class _PartitionQueue:
-    """One partition's records, and where its leader is. `last` is what came of the copy sent last."""
+    """One partition's records, and where its leader is. `last` is the outcome of the copy sent last."""
 
     __slots__ = ("address", "epoch", "flying", "last", "partition", "sequence", "task", "waiting")
 
@@ -148,7 +148,7 @@ class Datagrams(Generic[T]):
         await self.close()
 
     def statistics(self) -> dict[str, int]:
-        """Datagrams sent, copies of them sent again, redirects followed, answers that failed their MAC."""
+        """Return counts of datagrams sent, copies resent, redirects, and answers that failed their MAC."""
         return dict(self._counts)
 
     @property
@@ -171,8 +171,12 @@ class Datagrams(Generic[T]):
     ) -> Receipt:
         """Append one record; durable as the topic promises when this returns.
 
-        It must fit into a datagram: `Error` ``too_large`` if not. Sent again until it is answered, and never
-        doubled; `OutcomeUnknown` if the deadline passed without an answer, `TimedOut` if it was not sent.
+        It is sent again until it is answered, and never appended twice.
+
+        Raises:
+            Error: (``too_large``) it does not fit into a datagram.
+            OutcomeUnknown: the deadline passed without an answer.
+            TimedOut: the deadline passed before it was sent.
         """
         raw: Any = value if self._codec is None else self._codec.encode(value)
         if type(raw) is not bytes and (wrong := not_bytes(raw)) is not None:
@@ -228,7 +232,7 @@ class Datagrams(Generic[T]):
             )
 
     async def _begun(self) -> list[_PartitionQueue]:
-        """The queues, once the number of partitions is known."""
+        """Return the queues, once the number of partitions is known."""
         if self._closed:
             raise _ended()
         if self._queues:
@@ -281,7 +285,7 @@ class Datagrams(Generic[T]):
     # -- batches -------------------------------------------------------------------------------
 
     async def _run(self, queue: _PartitionQueue) -> None:
-        """See every record of the queue to its end."""
+        """Bring every record of the queue to its receipt or error."""
         try:
             while batch := self._take(queue):
                 queue.flying = batch
@@ -297,7 +301,7 @@ class Datagrams(Generic[T]):
                     if not record.future.done():
                         receipt = Receipt(queue.partition, offset, placed.replicas, placed.synced)
                         record.future.set_result(receipt)
-        except Exception as error:  # noqa: BLE001  # whoever waits is told; else he would wait for ever
+        except Exception as error:  # noqa: BLE001  # raised in the waiting calls, which would else wait for ever
             _fail([*queue.flying, *queue.waiting], error)
             queue.waiting.clear()
         finally:
@@ -312,7 +316,7 @@ class Datagrams(Generic[T]):
             return await self._deliver(queue, self._build(batch, epoch=queue.epoch, sequence=0))
 
     def _take(self, queue: _PartitionQueue) -> list[_Record]:
-        """The next records that fit into a datagram together, without those that nobody waits for."""
+        """Return the next records that fit into a datagram together, without those no longer awaited."""
         batch: list[_Record] = []
         while queue.waiting:
             record = queue.waiting[0]
@@ -341,7 +345,10 @@ class Datagrams(Generic[T]):
     async def _deliver(self, queue: _PartitionQueue, frame: bytearray) -> Placed:
         """Send until a receipt comes.
 
-        Raises the `Error` of a refusal, `OutcomeUnknown` if nobody waits any more, `_Forgotten`.
+        Raises:
+            Error: the node refused.
+            OutcomeUnknown: none of the records is awaited any more.
+            _Forgotten: the partition does not know this producer any more.
         """
         number = os.urandom(NUMBER_BYTES)
         datagram = self._keys.encode_question(Question(self._topic, queue.partition, number, frame))
@@ -354,7 +361,7 @@ class Datagrams(Generic[T]):
                 answer = await _within(answers, pause_s)
                 if answer is None:
                     if all(record.future.done() for record in queue.flying):
-                        raise OutcomeUnknown("given up", code="outcome_unknown", outcome="unknown")
+                        raise OutcomeUnknown("no longer awaited", code="outcome_unknown", outcome="unknown")
                     if copies > answered:
                         silent += 1
                         if silent % SILENT_COPIES == 0:
@@ -393,7 +400,7 @@ class Datagrams(Generic[T]):
     def _pause_after(
         self, queue: _PartitionQueue, problem: Mapping[str, Any], backoff: Backoff, *, certain: bool
     ) -> float:
-        """How long to wait before the next copy; raises where none would be answered otherwise.
+        """Return the pause before the next copy; raise where no copy would get another answer.
 
         `certain`: every copy was answered, so that this answer speaks for all.
         """
@@ -410,8 +417,10 @@ class Datagrams(Generic[T]):
                 queue.address = None
             return max(backoff.next_ms(), verdict.wait_ms) / 1000
         known = CODES.get(code)
-        told = ({"title": known.title, "hint": known.hint} if known is not None else {}) | dict(problem)
-        error = from_problem(problem["status"], told, asked=f"a datagram to {self._topic}/{queue.partition}")
+        document = ({"title": known.title, "hint": known.hint} if known is not None else {}) | dict(problem)
+        error = from_problem(
+            problem["status"], document, asked=f"a datagram to {self._topic}/{queue.partition}"
+        )
         if certain:
             raise error
         raise OutcomeUnknown(
@@ -425,7 +434,7 @@ class Datagrams(Generic[T]):
         return self._nodes[self._next_node]
 
     async def _send(self, address: Address, datagram: bytes) -> str | None:
-        """Send a copy; why it could not be, if so."""
+        """Send a copy; return why it could not be sent, if so."""
         try:
             found = self._resolved.get(address)
             if found is None:
@@ -454,7 +463,7 @@ class Datagrams(Generic[T]):
         return known
 
     def _received(self, data: bytes) -> None:
-        """A datagram came in: an answer, or noise."""
+        """Handle a datagram: an answer, or noise."""
         try:
             answer = self._keys.decode_answer(data)
         except Forged:
@@ -469,7 +478,7 @@ class Datagrams(Generic[T]):
         await self.close()
 
     async def close(self) -> None:
-        """Send nothing more. Idempotent; appends still waiting fail."""
+        """Stop sending. Idempotent; appends still waiting fail."""
         self._closed = True
         self._session.ended(self)
         tasks: list[asyncio.Task[Any]] = [queue.task for queue in self._queues if queue.task is not None]
@@ -494,10 +503,11 @@ class _Receiver(asyncio.DatagramProtocol):
         self._received = received
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
+        """Pass a datagram on."""
         self._received(data)
 
     def error_received(self, exc: Exception) -> None:
-        """A copy did not leave: it is sent again, as one that was lost."""
+        """Ignore a copy that could not be sent: it is sent again, like one that was lost."""
 
 
 def _any_port(family: int) -> socket.socket:
@@ -512,7 +522,7 @@ def _any_port(family: int) -> socket.socket:
 
 
 async def _within(answers: asyncio.Queue[Answer], seconds: float) -> Answer | None:
-    """The next answer, or None when the time is over."""
+    """Return the next answer, or None when the time is over."""
     if not answers.empty():
         return answers.get_nowait()
     if seconds <= 0:

@@ -1,7 +1,7 @@
-"""A producer's name: how it becomes an id and an epoch, and how far those before got.
+"""A producer's name: how it becomes an id and an epoch, and how far its earlier runs came.
 
-The cluster counts an epoch for each that takes the name. Then the epoch begins in every partition, before
-anything is sent: from there on nobody of an older epoch writes, so what a partition answers stays true.
+The cluster counts an epoch each time the name is registered. Then the epoch begins in every partition, before
+anything is sent: from there on no run of an older epoch can write, so what a partition answers stays true.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Who a producer with a name is, and what was durable of its numbers when it began."""
+    """Identity of a named producer, and what was durable of its numbers when it began."""
 
     producer_id: bytes
     epoch: int
@@ -28,7 +28,7 @@ class Named:
 
 
 async def register(session: Session, name: str, *, timeout_s: float | None) -> tuple[bytes, int]:
-    """The id that belongs to a name, and an epoch newer than every one before."""
+    """Return the id that belongs to a name, and an epoch newer than every one before."""
     answer = await session.call(
         "POST",
         "/v1/producers",
@@ -44,22 +44,27 @@ async def register(session: Session, name: str, *, timeout_s: float | None) -> t
 async def begin_named(
     session: Session, topic: str, name: str, *, partitions: int, timeout_s: float | None
 ) -> Named:
-    """Take the name over. Raises `Fenced` if another took it meanwhile, or as `Session.call` does."""
+    """Register the name, and begin its epoch in every partition.
+
+    Raises:
+        Fenced: another client registered it meanwhile.
+        Error: as `Session.call` does.
+    """
     producer_id, epoch = await register(session, name, timeout_s=timeout_s)
     places = await session.topic_map(topic, timeout_s=timeout_s)
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def begin(partition: int) -> tuple[int, int]:
         async with turns:
-            told = await session.call(
+            answer = await session.call(
                 "PUT",
                 f"{topic_path(topic)}/partitions/{partition}/producers/{producer_id.hex()}?epoch={epoch}",
                 first=places.leader(partition),
                 timeout_s=timeout_s,
             )
-        progress = told.json()
+        progress = answer.json()
         return int(progress["checkpoint"]), int(progress["floor"])
 
-    told = await asyncio.gather(*(begin(partition) for partition in range(partitions)))
-    floor = max((floor for _, floor in told), default=0)
-    return Named(producer_id, epoch, Numbers([checkpoint for checkpoint, _ in told], floor=floor))
+    found = await asyncio.gather(*(begin(partition) for partition in range(partitions)))
+    floor = max((floor for _, floor in found), default=0)
+    return Named(producer_id, epoch, Numbers([checkpoint for checkpoint, _ in found], floor=floor))

@@ -29,7 +29,7 @@ Guard = AbstractContextManager[Any]
 # What a batch costs beside its bytes (a Raft entry on three nodes) is shared by some 500 records of 1 KiB.
 DEFAULT_BATCH_BYTES = 512 << 10
 DEFAULT_BUFFER_BYTES = 32 << 20
-# Beyond the buffer a producer that never awaits is told so, rather than left to fill the memory.
+# Beyond the buffer a producer that never awaits gets an error, rather than filling the memory.
 OVERFLOW = 4
 
 

@@ -1,9 +1,9 @@
-"""The engine under every append: takes batches from an accumulator and sees each to its end.
+"""The engine behind every append: takes batches from an accumulator and brings each to its receipt.
 
-One `Sender` per producer (and one per topic for plain appends). It runs on the session's loop
-by callbacks, without a task per batch; the decisions are the accumulator's and `policy.retry`'s. It is
-used by the async producer on the loop and by the sync one from other threads, which meet it
-only in `wake` and under the accumulator's lock.
+One `Sender` per producer (and one per topic for plain appends). It runs on the session's loop by callbacks,
+without a task per batch; the decisions are the accumulator's and `policy.retry`'s. It is used by the async
+producer on the loop and by the sync one from other threads, which meet it only in `wake` and under the
+accumulator's lock.
 """
 
 from __future__ import annotations
@@ -111,20 +111,20 @@ class Sender:
     # -- waking --------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There is something to send; may be called for every record, on the loop's thread."""
+        """Schedule sending. May be called for every record, on the loop's thread."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._pump)
 
     def wake_from_thread(self) -> None:
-        """`wake` from another thread; one hop for all records put since the last pump."""
+        """Do as `wake`, from another thread; one hop for all records put since the last pump."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._pump)
 
     @contextlib.contextmanager
     def hurry(self) -> Iterator[None]:
-        """Somebody waits until everything is durable: it is asked for at once. From any thread."""
+        """Ask at once whether everything is durable, as a caller waits for it. From any thread."""
         self._hurries += 1
         self.wake_from_thread()
         try:
@@ -208,7 +208,7 @@ class Sender:
     # -- finding the leader --------------------------------------------------------------------
 
     async def _connect(self, queue: PartitionQueue) -> None:
-        """Open the way to the queue's leader, or hold the queue for a moment."""
+        """Open a connection to the queue's leader, or hold the queue for a moment."""
         partition = queue.partition
         try:
             known = self._urls.get(partition)
@@ -237,7 +237,7 @@ class Sender:
             queue.hold(until_ms=now_ms() + max(wait_ms, backoff.next_ms()))
 
     def _fail_waiting(self, queue: PartitionQueue, error: Error) -> None:
-        """The topic is gone or we may not: nothing of the queue can be delivered."""
+        """Fail the queue's records: the topic is gone, or the client may not write to it."""
         with self._guard:
             for pending in queue.waiting():
                 if not pending.settled and not pending.under_way:
@@ -269,7 +269,7 @@ class Sender:
         return on_answer
 
     def _accepted(self, queue: PartitionQueue, pending: Pending, answer: Answer) -> None:
-        """The leader has the batch: no receipt, and the records stay here."""
+        """Note that the leader has the batch: no receipt, and the records stay here."""
         partition = queue.partition
         try:
             taken = _ACCEPTED_ANSWER.decode(answer.body)
@@ -303,7 +303,7 @@ class Sender:
         self.session.seen.advance(self.topic, queue.partition, committed)
 
     def _look_after(self, queue: PartitionQueue, now: int) -> None:
-        """Ask whether what was accepted is durable, when no answer to a batch will tell."""
+        """Ask whether what was accepted is durable, when no answer to a batch will say so."""
         partition = queue.partition
         if queue.under_way or queue.recovering or not queue.flying or partition in self._probes:
             if queue.under_way or not queue.flying:
@@ -373,12 +373,12 @@ class Sender:
         partition = queue.partition
         redirects = self._redirects.get(partition, 0)
         verdict, problem = judged(answer, repeatable=True, redirects=redirects)
-        told = str(problem.get("detail") or f"{url} answered {answer.status}")
+        detail = str(problem.get("detail") or f"{url} answered {answer.status}")
         if problem.get("code") in OUT_OF_SEQUENCE:
             # Often only because the batch before it was refused, and that refusal is the reason.
-            self._last.setdefault(partition, told)
+            self._last.setdefault(partition, detail)
         else:
-            self._last[partition] = told
+            self._last[partition] = detail
         if verdict.location is not None and self.session.is_silent(origin_of(verdict.location)):
             # Who sends us there has not noticed yet; soon it has, and names another.
             verdict = Verdict(step=Step.RETRY)
@@ -410,7 +410,7 @@ class Sender:
         self.accumulator.retry(queue, pending, until_ms=until_ms, maybe_applied=verdict.maybe_applied)
 
     def _leave(self, partition: int, url: str) -> None:
-        """`url` no longer leads the partition: look for who does."""
+        """Look for the partition's leader: `url` is it no longer."""
         if self._urls.get(partition) == url:
             del self._urls[partition]
         places = self.session.topic_map_nowait(self.topic)
@@ -493,7 +493,7 @@ def _nothing() -> None:
 
 
 def unbuildable(fault: Exception) -> Error:
-    """What to say of records that no batch can be made of."""
+    """Return the error for records that no batch can be made of."""
     return Error(
         f"the records cannot be made a batch: {fault}",
         code="invalid",

@@ -1,9 +1,9 @@
-"""Appending one record from a stream of bytes, however long: in parts, one sent while the next is filled.
+"""Uploads of one record from a stream of bytes, in parts: one is sent while the next is filled.
 
 A part is kept until it is durable, and sent again through elections under its number, which never doubles it;
-so an upload takes the memory of two parts. Length and checksum are those of what was written here: the
-leader compares them with what it has before the record gets its offset. A stream that ends within its first
-part is an ordinary record.
+so an upload takes the memory of two parts. Length and checksum are those of what was written here: the leader
+compares them with what it has before the record gets its offset. A stream that ends within its first part is
+an ordinary record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from laminar.http.protocol.answer import Answer
 # Everybody else's appends wait behind a part, in the loops and journals of its replicas: so small ones, and
 # one at a time.
 PART_BYTES = 1 << 18
-# A record has at most 50,000 parts: the first 5 GB are in small ones, then they double after so many each.
+# A record has at most 50,000 parts: the first 5 GB are in small ones, then they double at intervals.
 _SMALL_ONES = 20_000
 _OF_ONE_SIZE = 5_000
 ABORT_TIMEOUT_S = 2.0
@@ -37,13 +37,13 @@ READ_BYTES = 1 << 18
 
 
 def part_bytes(number: int, first_bytes: int, limit_bytes: int) -> int:
-    """How long part `number` is: `first_bytes`, from part 20,000 on doubled up to `limit_bytes`."""
+    """Return how long part `number` is: `first_bytes`, from part 20,000 on doubled up to `limit_bytes`."""
     doublings = max(0, number - _SMALL_ONES + _OF_ONE_SIZE) // _OF_ONE_SIZE
     return max(first_bytes, min(first_bytes << doublings, limit_bytes))
 
 
 class Upload:
-    """Of one record into a partition. `write`, then `finish`; or `abort`. One task at a time.
+    """Upload of one record into a partition. `write`, then `finish`; or `abort`. One task at a time.
 
     `small` appends a value that is no longer than one part.
     """
@@ -80,7 +80,7 @@ class Upload:
         self._under_way: asyncio.Task[Any] | None = None
 
     async def write(self, chunk: bytes) -> None:
-        """Add bytes; waits while a part is full and one is under way. Raises what became of that one."""
+        """Add bytes; wait while a part is full and one is under way. Raises what that one met."""
         if type(chunk) is not bytes and (wrong := not_bytes(chunk)) is not None:
             raise wrong
         view = memoryview(chunk).cast("B")
@@ -118,7 +118,7 @@ class Upload:
         )
 
     async def abort(self) -> None:
-        """Drop what was uploaded. Where that can't be said now, the partition drops it by itself, later."""
+        """Drop what was uploaded. If the partition cannot be reached now, it drops it by itself, later."""
         if self._under_way is not None:
             self._under_way.cancel()
             await asyncio.gather(self._under_way, return_exceptions=True)
@@ -137,7 +137,7 @@ class Upload:
         self._under_way = self._session.loop.create_task(self._call("PUT", f"/parts/{number}", held))
 
     async def _sent(self) -> None:
-        """The part that was under way is durable."""
+        """Note that the part under way is durable."""
         if self._under_way is not None:
             await self._under_way
 
@@ -154,7 +154,7 @@ class Upload:
         )
 
     async def _leader(self) -> str | None:
-        """Whom to ask first: any node passes a part on, but then it travels twice."""
+        """Return the node to ask first: any node passes a part on, but then it travels twice."""
         places = await self._session.topic_map(self._topic, timeout_s=self._timeout_s)
         url = places.leader(self._partition)
         if url is not None and self._session.balancer.rests(url, now_ms=now_ms()):
@@ -164,7 +164,7 @@ class Upload:
 
 
 async def chunks_of(source: Any) -> AsyncIterator[bytes]:
-    """What an async iterable gives, or a reader whose `read` is awaited. Raises `TypeError` for another."""
+    """Yield what an async iterable gives, or a reader whose `read` is awaited. Raises `TypeError` else."""
     read = getattr(source, "read", None)
     if read is not None:
         while chunk := await read(READ_BYTES):
@@ -178,7 +178,7 @@ async def chunks_of(source: Any) -> AsyncIterator[bytes]:
 
 
 def joined_chunks_of(source: Any) -> Iterator[bytes]:
-    """What an iterable gives, small pieces together, or a file that is read. Raises `TypeError` else."""
+    """Yield what an iterable gives, small pieces joined, or a file's content. Raises `TypeError` else."""
     read = getattr(source, "read", None)
     if read is not None:
         while chunk := read(READ_BYTES):
@@ -202,7 +202,7 @@ def joined_chunks_of(source: Any) -> Iterator[bytes]:
 
 
 def check_partition(topic: str, partition: int, count: int) -> None:
-    """Raises `ConfigError` for one that the topic does not have."""
+    """Raise `ConfigError` for a partition that the topic does not have."""
     if not 0 <= partition < count:
         raise ConfigError(
             f"{topic} has {count} partitions, not {partition}",

@@ -39,7 +39,7 @@ class Datagrams(Generic[T]):
             self._portal.run(lambda: self._twin.__aexit__(kind, error, trace))
 
     def statistics(self) -> dict[str, int]:
-        """Datagrams sent, copies of them sent again, redirects followed, answers that failed their MAC."""
+        """Return counts of datagrams sent, copies resent, redirects, and answers that failed their MAC."""
         return self._twin.statistics()
 
     @property
@@ -60,8 +60,12 @@ class Datagrams(Generic[T]):
     ) -> Receipt:
         """Append one record; durable as the topic promises when this returns.
 
-        It must fit into a datagram: `Error` ``too_large`` if not. Sent again until it is answered, and never
-        doubled; `OutcomeUnknown` if the deadline passed without an answer, `TimedOut` if it was not sent.
+        It is sent again until it is answered, and never appended twice.
+
+        Raises:
+            Error: (``too_large``) it does not fit into a datagram.
+            OutcomeUnknown: the deadline passed without an answer.
+            TimedOut: the deadline passed before it was sent.
         """
         return self._portal.run(
             lambda: self._twin.append(
@@ -76,5 +80,5 @@ class Datagrams(Generic[T]):
         )
 
     def close(self) -> None:
-        """Send nothing more. Idempotent; appends still waiting fail."""
+        """Stop sending. Idempotent; appends still waiting fail."""
         self._portal.run(lambda: self._twin.close())

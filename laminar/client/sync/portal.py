@@ -1,7 +1,7 @@
 """A thread with an event loop of its own, through which the sync face runs the async one.
 
-Its own thread, so that it works where a loop is running already (notebooks), and appends go
-on while the caller computes.
+Its own thread, so that it works where a loop is running already (notebooks), and appends go on while the
+caller computes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from laminar.client.errors import ConfigError
 T = TypeVar("T")
 
 # A signal that comes a moment before its thread begins to wait for a lock is only noted by Python and wakes
-# nobody: Ctrl-C would do nothing until something else happens. So whoever waits looks up so often.
+# no thread: Ctrl-C would do nothing until something else happens. So a waiting thread wakes up this often.
 LOOK_UP_S = 0.5
 
 
@@ -36,7 +36,7 @@ def _ended(future: Future[Any], seconds: float) -> bool:
 
 
 def _tell(done: asyncio.Task[T], future: Future[T]) -> None:
-    """Answer `future` as `done` ended, if somebody still waits for it."""
+    """Resolve `future` as `done` ended, unless it is resolved already."""
     error = None if done.cancelled() else done.exception()
     if not future.set_running_or_notify_cancel():
         return
@@ -49,7 +49,7 @@ def _tell(done: asyncio.Task[T], future: Future[T]) -> None:
 
 
 class Portal:
-    """Runs coroutines for other threads. Made running; `close` ends it."""
+    """Runs coroutines for other threads. Running when made; `close` ends it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -61,9 +61,9 @@ class Portal:
         self.loop.run_forever()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of `work()`, run on the portal's loop; an interrupt here cancels it there.
+        """Return the result of `work()`, run on the portal's loop; an interrupt here cancels it there.
 
-        It is called there too: an interrupt that came between would leave a coroutine that nobody runs.
+        `work` is called on the loop too: an interrupt in between would leave a coroutine that is never run.
         """
         if threading.get_ident() == self._thread.ident or self.loop.is_closed():
             raise ConfigError("the client is closed, or called from its own thread", code="not_open")
@@ -77,19 +77,19 @@ class Portal:
             raise
 
     def _begin(self, work: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
-        """On the loop: run `work` for whoever waits for `future`, unless he was interrupted already."""
+        """Run `work` for `future`, unless the waiting thread was interrupted already. Loop's thread."""
         if future.cancelled():
             return
         try:
             task = self.loop.create_task(work())
-        except BaseException as error:  # noqa: BLE001  # whoever waits is told; else he would wait for ever
+        except BaseException as error:  # noqa: BLE001  # raised in the waiting thread, which would else wait for ever
             future.set_exception(error)
             return
         task.add_done_callback(lambda done: _tell(done, future))
-        future.add_done_callback(lambda told: self._interrupted(task) if told.cancelled() else None)
+        future.add_done_callback(lambda done: self._interrupted(task) if done.cancelled() else None)
 
     def _interrupted(self, task: asyncio.Task[Any]) -> None:
-        """In the thread that was interrupted, or on the loop: end what it waited for."""
+        """End the task of a waiter that was interrupted; in that thread, or on the loop."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(task.cancel)
 

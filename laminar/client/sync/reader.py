@@ -72,7 +72,7 @@ class Reader(Generic[T]):
             while batches := self._portal.run(lambda: self._twin.take_ready()):
                 yield from batches
         finally:
-            # Who breaks off and never comes back leaves nobody fetching.
+            # A loop that breaks off and never continues leaves no fetcher running.
             if not self._portal.loop.is_closed():
                 self.pause()
 

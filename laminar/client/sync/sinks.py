@@ -40,27 +40,31 @@ class Sink:
 
     @property
     def committed(self) -> int | None:
-        """The number of the last committed batch, as far as this client knows; None before the first."""
+        """Number of the last committed batch, as far as this client knows; None before the first."""
         return self._twin.committed
 
     def begin(self, *, epoch: int | None = None, once: bool = False, timeout: float | None = None) -> int:
-        """Take the sink over: a new epoch, and whoever began before is refused (`Fenced`) when he commits.
+        """Take the sink over: a new epoch; earlier drivers are refused (`Fenced`) when they commit.
 
-        With `epoch`, one more than `describe` told: this very one, or `Fenced` when others began since.
-        Workers may stage under it before it has begun. `once`: the name was made up for one batch, and the
-        cluster may forget it hours after (never if anybody began it without).
+        With `epoch`, one more than `describe` reported: this very one, or `Fenced` when another client began
+        since. Workers may stage under it before it has begun. `once`: the name was made up for one batch, and
+        the cluster may forget it hours after (never if any client began it without).
         """
         return self._portal.run(lambda: self._twin.begin(epoch=epoch, once=once, timeout=timeout))
 
     def describe(self, *, timeout: float | None = None) -> SinkInfo:
-        """The sink as it is now; `NotFound` before its first `begin`."""
+        """Return the sink as it is now. Raises `NotFound` before its first `begin`."""
         return self._portal.run(lambda: self._twin.describe(timeout=timeout))
 
     def delete(self, *, timeout: float | None = None) -> None:
-        """Delete the sink: who drives it is refused, what is staged and not committed goes, and what was
-        committed stays. Begun anew under this name it is another one, that knows of no batch.
+        """Delete the sink: its driver is refused, and what is staged and not committed is dropped.
 
-        `NotFound` if there is none. `Error` (``in_progress``) while its last batch can't be published.
+        What was committed stays. A sink that is begun under this name later is another one, that knows of no
+        batch.
+
+        Raises:
+            NotFound: there is none.
+            Error: (``in_progress``) its last batch cannot be published at the moment.
         """
         self._portal.run(lambda: self._twin.delete(timeout=timeout))
 
@@ -96,12 +100,17 @@ class Sink:
         """Commit a batch: these stages, in all their partitions, and nothing else that was staged for it.
 
         Returns once every partition has published its part. Batches are committed one after the other, their
-        numbers rising. `Fenced` when a newer driver began (its `outcome` is ``unknown`` where an earlier try
-        of this commit may have been decided before that); `OutcomeUnknown` when nobody can tell in time:
-        `begin` again, and `committed` says. Raises `Error` (``no_stage``) where stages are gone. Under an
-        epoch that another client began, `already` may be what an earlier try of this very commit did.
-        `fingerprint`: any text of up to 200 characters that tells this batch from others; `describe` shows
-        that of the last one. `Error` (``other_batch``) where this number is committed with another.
+        numbers rising. Under an epoch that another client began, `already` may be what an earlier attempt of
+        this very commit did. `fingerprint`: any text of up to 200 characters that tells this batch from
+        others; `describe` shows that of the last one.
+
+        Raises:
+            Fenced: a newer driver began; its `outcome` is ``unknown`` where an earlier attempt of this
+                commit may have been decided before that.
+            OutcomeUnknown: no node can say in time whether it was committed: `begin` again, and
+                `committed` says.
+            Error: (``no_stage``) stages are gone; (``other_batch``) this number is committed with
+                another fingerprint.
         """
         return self._portal.run(
             lambda: self._twin.commit(number, stages, epoch=epoch, fingerprint=fingerprint, timeout=timeout)
@@ -124,7 +133,7 @@ class Stager:
 
     @property
     def staged(self) -> Staged:
-        """What was staged, for `Sink.commit`: picklable. Only behind the block."""
+        """What was staged, for `Sink.commit`: picklable. Only after the block."""
         return self._stager.staged
 
     def __enter__(self) -> Self:
@@ -171,7 +180,7 @@ class Stager:
             sender.wake_from_thread()
 
     def append_all(self, topic: str | Named, records: Iterable[tuple[Key, Any]]) -> int:
-        """Add every (key, value); returns how many."""
+        """Add every (key, value); return how many."""
         count = 0
         for key, value in records:
             self.append(topic, value, key)
@@ -179,7 +188,7 @@ class Stager:
         return count
 
     def has_room(self) -> bool:
-        """Whether `append` would not wait."""
+        """Return whether `append` would not wait."""
         return not self._open().full
 
     def room(self) -> None:
@@ -196,7 +205,7 @@ class Stager:
         return self._sender
 
     def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for progress until this holds; the lock is held."""
+        """Wait for progress until `condition` holds; the lock is held."""
         wait_until(lambda seconds: self._progress.wait_for(condition, seconds))
 
     def _on_progress(self) -> None:
@@ -205,7 +214,7 @@ class Stager:
 
 
 class Transaction(Stager):
-    """One batch of a sink: leaving the block commits it, an exception leaves nothing that anybody sees.
+    """One batch of a sink: leaving the block commits it, an exception leaves nothing visible.
 
     `already` says that this batch was committed before: then nothing that is appended is sent, and the block
     may be left at once. `result` is ``"applied"`` or ``"already"``, once the block was left.
@@ -217,8 +226,10 @@ class Transaction(Stager):
 
     @property
     def already(self) -> bool:
+        """Whether this batch was committed before."""
         return self._transaction.already
 
     @property
     def result(self) -> CommitResult | None:
+        """``"applied"`` or ``"already"``, once the block was left."""
         return self._transaction.result

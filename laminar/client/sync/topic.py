@@ -34,7 +34,7 @@ class Readable(Protocol):
 
 
 class Topic(Generic[T]):
-    """A topic by name; made by ``client.topic(name)`` without I/O. ``T`` is what its values are."""
+    """A topic by name; made by ``client.topic(name)`` without I/O. ``T`` is the type of its values."""
 
     def __init__(self, portal: Portal, topic: aio_topic.Topic[T]) -> None:
         self._portal = portal
@@ -56,10 +56,10 @@ class Topic(Generic[T]):
     ) -> Receipt:
         """Append one record whose value is all that `source` gives: a binary file, or chunks of bytes.
 
-        Of any length, in the memory of a few parts; nobody sees anything of it before all is durable. It is
-        bytes, whatever the topic's codec; what ends within `part_bytes` is an ordinary record. `timeout` in
-        seconds is how long a part may go without its answer, over all retries. When this raises nothing is
-        appended, but for `OutcomeUnknown`.
+        Of any length, in the memory of a few parts; no reader sees any of it before all of it is durable. It
+        is bytes, whatever the topic's codec; what ends within `part_bytes` is an ordinary record. `timeout`
+        in seconds is how long a part may go without its answer, over all retries. When this raises nothing is
+        appended, except for `OutcomeUnknown`.
         """
         run = self._portal.run
         upload = run(

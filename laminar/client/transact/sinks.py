@@ -1,8 +1,8 @@
-"""Sinks and transactions on an event loop: batches over partitions, each committed whole, once, and in order.
+"""Sinks and transactions on an event loop: batches committed whole, once, and in order.
 
 `Transaction` is for one program that does it all. `Sink` is the same in its parts, for a driver whose workers
 stage elsewhere: the driver begins, workers stage under its epoch and hand back what they staged, the driver
-commits. What is staged is seen by nobody; what nobody commits goes away by itself.
+commits. What is staged is invisible; what is never committed is dropped by the cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES, OVERFLOW, Key
 from laminar.client.records import SinkInfo, Staged, StagedPart
 from laminar.client.transact.stage_sender import Named, StageSender, batch_path, sink_path
 
-# Larger than a producer's: nobody waits for a stage but the commit, and each is an entry in its partition.
+# Larger than a producer's: only the commit waits for a stage, and each is an entry in its partition.
 DEFAULT_STAGE_BYTES = 1 << 20
 # What is larger when it names all stages names them by partition, in requests before the commit.
 ONE_REQUEST_BYTES = 1 << 20
@@ -56,17 +56,17 @@ class Sink:
 
     @property
     def committed(self) -> int | None:
-        """The number of the last committed batch, as far as this client knows; None before the first."""
+        """Number of the last committed batch, as far as this client knows; None before the first."""
         return self._epoch.committed if self._epoch.committed >= 0 else None
 
     async def begin(
         self, *, epoch: int | None = None, once: bool = False, timeout: float | None = None
     ) -> int:
-        """Take the sink over: a new epoch, and whoever began before is refused (`Fenced`) when he commits.
+        """Take the sink over: a new epoch; earlier drivers are refused (`Fenced`) when they commit.
 
-        With `epoch`, one more than `describe` told: this very one, or `Fenced` when others began since.
-        Workers may stage under it before it has begun. `once`: the name was made up for one batch, and the
-        cluster may forget it hours after (never if anybody began it without).
+        With `epoch`, one more than `describe` reported: this very one, or `Fenced` when another client began
+        since. Workers may stage under it before it has begun. `once`: the name was made up for one batch, and
+        the cluster may forget it hours after (never if any client began it without).
         """
         async with self._beginning:
             self._once = once
@@ -80,12 +80,16 @@ class Sink:
         # However often it is sent, and whenever it arrives: it is one beginning.
         key = {"Idempotency-Key": secrets.token_hex(16)}
         answer = await self._session.call("POST", path, headers=key, timeout_s=timeout)
-        told = SinkInfo.from_answer(answer.json())
-        self._epoch.began(told.epoch, -1 if told.committed is None else told.committed)
-        return told.epoch
+        found = SinkInfo.from_answer(answer.json())
+        self._epoch.began(found.epoch, -1 if found.committed is None else found.committed)
+        return found.epoch
 
     async def ready(self, *, timeout: float | None = None) -> int:
-        """This client's epoch, begun if it must be; `Fenced` once somebody else began, as far as known."""
+        """Return this client's epoch, begun if it must be.
+
+        Raises:
+            Fenced: another client began the sink since, as far as known.
+        """
         async with self._beginning:
             own = self._epoch
             if own.doubtful and not own.newer:
@@ -97,27 +101,31 @@ class Sink:
             return await self._begin(timeout)
 
     async def describe(self, *, timeout: float | None = None) -> SinkInfo:
-        """The sink as it is now; `NotFound` before its first `begin`."""
+        """Return the sink as it is now. Raises `NotFound` before its first `begin`."""
         return SinkInfo.from_answer(
             (await self._session.call("GET", sink_path(self.name), timeout_s=timeout)).json()
         )
 
     async def delete(self, *, timeout: float | None = None) -> None:
-        """Delete the sink: who drives it is refused, what is staged and not committed goes, and what was
-        committed stays. Begun anew under this name it is another one, that knows of no batch.
+        """Delete the sink: its driver is refused, and what is staged and not committed is dropped.
 
-        `NotFound` if there is none. `Error` (``in_progress``) while its last batch can't be published.
+        What was committed stays. A sink that is begun under this name later is another one, that knows of no
+        batch.
+
+        Raises:
+            NotFound: there is none.
+            Error: (``in_progress``) its last batch cannot be published at the moment.
         """
         key = {"Idempotency-Key": secrets.token_hex(16)}
         await self._session.call("DELETE", sink_path(self.name), headers=key, timeout_s=timeout)
         self._epoch = Epoch()
 
     async def expect(self, epoch: int, *, timeout: float | None = None) -> int:
-        """The number of the last committed batch, -1 before the first; `Fenced` if `epoch` is older."""
-        told = await self.describe(timeout=timeout)
-        if told.epoch > epoch:
-            raise self._fenced(epoch, told.epoch)
-        return -1 if told.committed is None else told.committed
+        """Return the last committed batch's number, -1 before the first; `Fenced` if `epoch` is older."""
+        found = await self.describe(timeout=timeout)
+        if found.epoch > epoch:
+            raise self._fenced(epoch, found.epoch)
+        return -1 if found.committed is None else found.committed
 
     def stage(
         self,
@@ -148,12 +156,17 @@ class Sink:
         """Commit a batch: these stages, in all their partitions, and nothing else that was staged for it.
 
         Returns once every partition has published its part. Batches are committed one after the other, their
-        numbers rising. `Fenced` when a newer driver began (its `outcome` is ``unknown`` where an earlier try
-        of this commit may have been decided before that); `OutcomeUnknown` when nobody can tell in time:
-        `begin` again, and `committed` says. Raises `Error` (``no_stage``) where stages are gone. Under an
-        epoch that another client began, `already` may be what an earlier try of this very commit did.
-        `fingerprint`: any text of up to 200 characters that tells this batch from others; `describe` shows
-        that of the last one. `Error` (``other_batch``) where this number is committed with another.
+        numbers rising. Under an epoch that another client began, `already` may be what an earlier attempt of
+        this very commit did. `fingerprint`: any text of up to 200 characters that tells this batch from
+        others; `describe` shows that of the last one.
+
+        Raises:
+            Fenced: a newer driver began; its `outcome` is ``unknown`` where an earlier attempt of this
+                commit may have been decided before that.
+            OutcomeUnknown: no node can say in time whether it was committed: `begin` again, and
+                `committed` says.
+            Error: (``no_stage``) stages are gone; (``other_batch``) this number is committed with
+                another fingerprint.
         """
         own = self._epoch
         if epoch is None:
@@ -186,7 +199,7 @@ class Sink:
     async def _pin_all(
         self, number: int, epoch: int, parts: list[StagedPart], timeout: float | None
     ) -> list[dict[str, Any]]:
-        """Name the stages of each partition in a request of its own; the parts of the commit that is left."""
+        """Prepare each partition in a request of its own; return the parts of the commit that are left."""
         at_once = asyncio.Semaphore(PINNED_AT_ONCE)
 
         async def pin(part: StagedPart) -> dict[str, Any]:
@@ -244,7 +257,7 @@ class Sink:
 
     def _fenced(self, epoch: int, newer: int) -> Fenced:
         return Fenced(
-            f"sink {self.name!r} was begun anew: its epoch is {newer}",
+            f"sink {self.name!r} was begun again by another client: its epoch is {newer}",
             code="fenced",
             field="epoch",
             value=epoch,
@@ -262,7 +275,10 @@ class Sink:
         timeout: float | None = None,
         guard: contextlib.AbstractContextManager[Any] | None = None,
     ) -> StageSender:
-        """An engine that stages for batch `number`, with a first number of its own for its stages."""
+        """Return a StageSender for batch `number`.
+
+        Its stage numbers start at a random value so that two writers of one batch do not collide.
+        """
         if epoch is None:
             epoch = await self.ready(timeout=timeout)
         stages = Stages(
@@ -284,7 +300,7 @@ class Sink:
 class Stager:
     """Stages records for one batch of a sink. Leaving its block waits until all is durable, or raises.
 
-    `append` may be called as often as one likes between awaits of `room`; `append_all` paces itself.
+    `append` may be called any number of times between awaits of `room`; `append_all` waits by itself.
     """
 
     def __init__(
@@ -310,7 +326,7 @@ class Stager:
 
     @property
     def staged(self) -> Staged:
-        """What was staged, for `Sink.commit`: picklable. Only behind the block."""
+        """What was staged, for `Sink.commit`: picklable. Only after the block."""
         if self._staged is None:
             raise ConfigError("what was staged is known when its block has ended", code="not_staged")
         return self._staged
@@ -349,8 +365,9 @@ class Stager:
     ) -> None:
         """Add a record for `topic`: its name and bytes, or a `Topic` and what its codec takes.
 
-        Raises what stopped the staging, if anything did. `Overloaded` (``buffer_full``) when far more was
-        added than the buffer holds without awaiting `room` in between.
+        Raises:
+            Overloaded: (``buffer_full``) far more was added than the buffer holds, without awaiting `room`.
+            Error: what stopped the staging, if anything did.
         """
         sender = self.sender
         if sender.stages.buffered_bytes > self._buffer_bytes * OVERFLOW:
@@ -377,7 +394,7 @@ class Stager:
     async def append_all(
         self, topic: str | Named, records: Iterable[tuple[Key, Any]] | AsyncIterable[tuple[Key, Any]]
     ) -> int:
-        """Add every (key, value), waiting for room as needed; returns how many."""
+        """Add every (key, value), waiting for room as needed; return how many."""
         count = 0
         if isinstance(records, AsyncIterable):
             async for key, value in records:
@@ -393,7 +410,7 @@ class Stager:
         return count
 
     def has_room(self) -> bool:
-        """Whether `room` would return at once."""
+        """Return whether `room` would return at once."""
         return not self.sender.full
 
     async def room(self) -> None:
@@ -402,14 +419,14 @@ class Stager:
 
     @property
     def sender(self) -> StageSender:
-        """The open block's engine room; not a stable interface."""
+        """The sender of the open block; not a stable interface."""
         if self._sender is None or self._sender.closed:
             raise ConfigError("append outside of the block", code="not_open")
         return self._sender
 
 
 class Transaction(Stager):
-    """One batch of a sink: leaving the block commits it, an exception leaves nothing that anybody sees.
+    """One batch of a sink: leaving the block commits it, an exception leaves nothing visible.
 
     `already` says that this batch was committed before: then nothing that is appended is sent, and the block
     may be left at once. `result` is ``"applied"`` or ``"already"``, once the block was left.

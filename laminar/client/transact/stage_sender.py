@@ -1,8 +1,8 @@
-"""The engine under a transaction: stages what was gathered, several at a time, and sees each to its end.
+"""The engine behind a transaction: stages what was gathered, several stages at a time.
 
-The decisions are those of `policy.staging`; this is the loop around them. A stage has its number before it
-is sent, so it is sent again through elections until its time is over, and is never taken twice. What fails
-for good ends the whole: nobody commits a part of what was appended.
+The decisions are those of `policy.staging`; this is the loop around them. A stage has its number before it is
+sent, so it is sent again through elections until its time is over, and is never taken twice. A stage that
+fails for good fails the whole batch: a part of what was appended is never committed.
 
 It runs on the session's loop. The sync face fills it from other threads, under `guard`.
 """
@@ -55,7 +55,7 @@ class StageSender:
     ) -> None:
         self.stages = stages
         self.failure: BaseException | None = None
-        # Some partition has published this batch: whatever is staged for it, nobody will see.
+        # Some partition has published this batch: what is staged for it from now on never becomes visible.
         self.already = False
         self.closed = False
         self.on_progress: Callable[[], None] = _nothing
@@ -84,7 +84,7 @@ class StageSender:
         timestamp_ms: int | None,
         partition: int | None,
     ) -> bool:
-        """Gather a record, with the guard held; whether `wake` is called for."""
+        """Gather a record, with the guard held; return whether `wake` is called for."""
         if self.failure is not None:
             raise self.failure
         name = topic
@@ -110,13 +110,13 @@ class StageSender:
         return self.failure is None and not self.already and not self.closed
 
     def wake(self) -> None:
-        """There may be something to send."""
+        """Schedule sending."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._pump)
 
     def wake_from_thread(self) -> None:
-        """`wake` from another thread."""
+        """Do as `wake`, from another thread."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._pump)
@@ -145,7 +145,7 @@ class StageSender:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """One is staged, or a topic known, or it failed: then all has failed."""
+        """Note that a stage is durable, or a topic known, or that it failed: then all has failed."""
         self._under_way.discard(task)
         if task.cancelled():
             return
@@ -189,7 +189,7 @@ class StageSender:
             self.stages.staged(topic, pending)
 
     async def _leader(self, topic: str, partition: int) -> str | None:
-        """Whom to ask first: any node passes a stage on, but then it travels twice."""
+        """Return the node to ask first: any node passes a stage on, but then it travels twice."""
         places = await self._session.topic_map(topic, timeout_s=self._timeout_s)
         url = places.leader(partition)
         if url is not None and self._session.balancer.rests(url, now_ms=now_ms()):
@@ -207,7 +207,7 @@ class StageSender:
             raise self.failure
 
     async def finish(self) -> Staged:
-        """Stage all that was put, and tell what that is; raises what failed."""
+        """Stage all that was put, and return what was staged; raises what failed."""
         closed_all = False
         while self._going:
             if not closed_all and not self.stages.unknown():
@@ -238,7 +238,7 @@ class StageSender:
             self.stages.drop()
 
     def close(self) -> None:
-        """Send nothing more; what is on its way is given up. Idempotent."""
+        """Stop sending; what is in flight is abandoned. Idempotent."""
         self.closed = True
         for task in self._under_way:
             task.cancel()
@@ -247,10 +247,12 @@ class StageSender:
 
 
 def sink_path(sink: str) -> str:
+    """Return the path of a sink's resource."""
     return f"/v1/sinks/{quote(sink, safe='')}"
 
 
 def batch_path(sink: str, number: int) -> str:
+    """Return the path of a batch's resource."""
     return f"{sink_path(sink)}/batches/{number}"
 
 
