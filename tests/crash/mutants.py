@@ -15,7 +15,7 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
     ),
     "directories are not synced": (_mutant("disk.disk:RealDisk.sync_directory", "os.fsync(fd)", "pass"),),
     "recovery does not write again what it read": (
-        _mutant("recovery.store:recover_store", "_write_again(disk, store, verdict.unsure)", "pass"),
+        _mutant("recovery.store:recover_store", "_write_again(disk, store, scan.unsure)", "pass"),
         _mutant(
             "segment.segment_file:SegmentFile.write",
             "size = self._data.pwritev(frames, position)",

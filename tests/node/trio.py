@@ -219,7 +219,7 @@ class Member:
         self.partition.committed(replica.core.committed_index)
         self.driver.add(replica)
         if self.trio.heals:
-            self.repairs.drives(replica)
+            self.repairs.attach_replica(replica)
 
     def _heal(self) -> None:
         """As `Process`, with one group."""

@@ -148,19 +148,19 @@ def classify_frames(found: Found, checkpoint: Checkpoint, *, same_boot: bool = F
     `same_boot`: the machine was not booted since the checkpoint's generation began.
     """
     frames, end = found.frames, found.end
-    verdict = ScanResult(highest_lsn=max([checkpoint.lsn, *(frame.head.lsn for frame in frames)]))
+    scan = ScanResult(highest_lsn=max([checkpoint.lsn, *(frame.head.lsn for frame in frames)]))
     durable_lsn = max([checkpoint.lsn, *(frame.head.durable_lsn for frame in frames)])
     if end is not None:
-        verdict.highest_lsn = max(verdict.highest_lsn, end.lsn)
+        scan.highest_lsn = max(scan.highest_lsn, end.lsn)
         durable_lsn = max(durable_lsn, end.durable_lsn)
-    verdict.memory_kept = same_boot and (end is None or not end.failed)
+    scan.memory_kept = same_boot and (end is None or not end.failed)
     # Frames up to here were certainly written, and none of them may be missing.
     written_lsn = durable_lsn
-    if verdict.memory_kept:
+    if scan.memory_kept:
         written_lsn = max([written_lsn, *(frame.head.lsn for frame in frames), end.lsn if end else 0])
     if found.short and checkpoint.generation > 0:
-        verdict.damaged = True
-        verdict.votes_lost_before = verdict.highest_lsn + 1
+        scan.damaged = True
+        scan.votes_lost_before = scan.highest_lsn + 1
     expected = checkpoint.lsn + 1
     torn = False
     for place, frame in enumerate(frames):
@@ -171,20 +171,20 @@ def classify_frames(found: Found, checkpoint: Checkpoint, *, same_boot: bool = F
                 # An additional promise does no harm; a missing one would let a replica vote
                 # twice.
                 late = frames[place:]
-                verdict.votes_only = [each for each in late if each.head.flags & FrameFlag.HARD_STATE]
+                scan.votes_only = [each for each in late if each.head.flags & FrameFlag.HARD_STATE]
                 torn = True
                 break
-            verdict.damaged = True
+            scan.damaged = True
             # A twin says itself what the frame before it held.
             unknown = lsn - expected - bool(frame.head.flags & FrameFlag.TWIN)
             if unknown >= 2 and frame.head.hard_state_lsn >= expected:
-                verdict.votes_lost_before = lsn
-        verdict.kept.append(frame)
+                scan.votes_lost_before = lsn
+        scan.kept.append(frame)
         expected = lsn + 1
     if end is not None and not torn and expected <= written_lsn:
         # The end of the journal is lost, and only the end mark reveals it.
-        verdict.damaged = True
+        scan.damaged = True
         if written_lsn + 1 - expected >= 2 and end.hard_state_lsn >= expected:
-            verdict.votes_lost_before = written_lsn + 1
-    verdict.unsure = [frame for frame in [*verdict.kept, *verdict.votes_only] if frame.head.lsn > durable_lsn]
-    return verdict
+            scan.votes_lost_before = written_lsn + 1
+    scan.unsure = [frame for frame in [*scan.kept, *scan.votes_only] if frame.head.lsn > durable_lsn]
+    return scan

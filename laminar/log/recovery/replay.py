@@ -121,29 +121,29 @@ class Replay:
         self.lost = set(checkpoint.lost)
         self.replaced = dict(checkpoint.replaced)
 
-    def run(self, verdict: ScanResult) -> None:
+    def run(self, scan: ScanResult) -> None:
         """Apply the frames that count."""
-        if verdict.votes_lost_before:
+        if scan.votes_lost_before:
             self.lost |= self.hard_states.keys()
         known_again: set[int] = set()
-        for frame in verdict.kept:
+        for frame in scan.kept:
             for kind, key, payload in frame.records():
                 self._apply(kind, key, payload)
                 if kind is RecordKind.HARD_STATE:
                     # A promise after the gap is the newest one. Before the gap it may not
                     # be.
-                    if frame.head.lsn >= verdict.votes_lost_before:
+                    if frame.head.lsn >= scan.votes_lost_before:
                         known_again.add(key)
-                    elif verdict.votes_lost_before:
+                    elif scan.votes_lost_before:
                         self.lost.add(key)
         self.lost -= known_again
-        for frame in verdict.votes_only:
+        for frame in scan.votes_only:
             for kind, key, payload in frame.records():
                 if kind is RecordKind.HARD_STATE:
                     self._apply(kind, key, payload)
         for log in self.logs.values():
-            log.found_loss |= verdict.damaged
-            log.lost_power = log.unsynced and not verdict.memory_kept
+            log.found_loss |= scan.damaged
+            log.lost_power = log.unsynced and not scan.memory_kept
 
     def _apply(self, kind: RecordKind, key: int, payload: memoryview) -> None:
         if kind is RecordKind.HARD_STATE:

@@ -92,14 +92,14 @@ def recover_store(
         if not forgotten:
             checkpoint, all_lost = _read_checkpoint(disk, store, manifest)
         found = read_journal(disk, store, checkpoint)
-        verdict = classify_frames(found, checkpoint, same_boot=checkpoint.boot_id == disk.boot_id())
-        _write_again(disk, store, verdict.unsure)
+        scan = classify_frames(found, checkpoint, same_boot=checkpoint.boot_id == disk.boot_id())
+        _write_again(disk, store, scan.unsure)
         replay = Replay(checkpoint)
-        replay.run(verdict)
+        replay.run(scan)
         if all_lost:
             replay.lost |= {entry.replica_id for entry in manifest.entries}
         changes = ChangeQueue(settings.recent_bytes)
-        writer = _new_generation(disk, store, logs_directory, settings, rng, checkpoint, verdict)
+        writer = _new_generation(disk, store, logs_directory, settings, rng, checkpoint, scan)
         rebuild = Rebuild(disk, logs_directory, settings, changes, readers, writer)
         logs = rebuild.run(replay)
         if forgotten:
@@ -234,7 +234,7 @@ def _new_generation(
     settings: StorageSettings,
     rng: random.Random,
     checkpoint: Checkpoint,
-    verdict: ScanResult,
+    scan: ScanResult,
 ) -> SegmentWriter:
     number = max([checkpoint.journal_file, *journal_numbers(disk, store)]) + 1
     journal = Journal(
@@ -244,7 +244,7 @@ def _new_generation(
         generation=checkpoint.generation + 1,
         seed=rng.getrandbits(32),
         number=number,
-        lsn=verdict.highest_lsn,
+        lsn=scan.highest_lsn,
     )
     place = journal.open_generation()
     return SegmentWriter(

@@ -350,7 +350,7 @@ class Controller(Process):
         }
         # A catalog that has stopped is old: that is when the remembered addresses are needed.
         group = self.group
-        if group is None or group.stalled or self._replica.sits_out or not known:
+        if group is None or group.stalled or self._replica.campaign_inhibited or not known:
             return
         boots = {name: boot for name in known if (boot := self.known_boot(name)) is not None}
         now_ms = self.clock.monotonic_ms()
@@ -373,7 +373,7 @@ class Controller(Process):
         while not self.stopping.is_set():
             self._reconcile_now.clear()
             try:
-                self._replica.stand_again()
+                self._replica.resume_campaigning()
                 if self.view.message is not None and self.view.message.catalog_leader != self._leader():
                     self._publisher.changed()
                 await self._remember()

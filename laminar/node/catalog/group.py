@@ -39,11 +39,11 @@ class CatalogGroup:
         on_applied: Callable[[], None],
         on_led: Callable[[bool], None],
         on_failed: Callable[[Exception], None],
-        mended: Callable[[], Awaitable[None]] | None = None,
+        wait_for_repair: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Make the state machine of `log`.
 
-        `mended()` waits until damage that was met may be repaired; without it, damage is a failure.
+        `wait_for_repair()` waits until damage that was met may be repaired; without it, damage is a failure.
         """
         self.replica: Replica
         self.catalog = Catalog(self)
@@ -53,7 +53,7 @@ class CatalogGroup:
         self._on_applied = on_applied
         self._on_led = on_led
         self._on_failed = on_failed
-        self._mended = mended
+        self._wait_for_repair = wait_for_repair
         # A committed command is damaged here: the catalog stops until the entry is repaired.
         self._stalled = asyncio.Event()
         self._waiters: dict[int, tuple[int, asyncio.Future[int]]] = {}
@@ -139,10 +139,10 @@ class CatalogGroup:
             try:
                 frames = await self._catalog_log.read(index, self.committed_index, max_bytes=_READ_BYTES)
             except DamagedRange:
-                if self._mended is None or len(self.replica.configuration.members()) == 1:
+                if self._wait_for_repair is None or len(self.replica.configuration.members()) == 1:
                     raise
                 self._stalled.set()
-                await self._mended()
+                await self._wait_for_repair()
             else:
                 self._stalled.clear()
                 return frames

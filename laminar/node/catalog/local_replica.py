@@ -76,7 +76,7 @@ class LocalReplica:
         self._on_fatal = on_fatal
         self.group: CatalogGroup | None = None
         # It does not campaign: it has forgotten that there are others.
-        self.sits_out = False
+        self.campaign_inhibited = False
         # Why it takes part in nothing any more.
         self.failure: Exception | None = None
         self._is_driven = False
@@ -160,7 +160,7 @@ class LocalReplica:
             on_applied=self._on_applied,
             on_led=self._on_led,
             on_failed=self._failed,
-            mended=lambda: self._repairs.news(entry.group),
+            wait_for_repair=lambda: self._repairs.news(entry.group),
         )
         replica = await self._open_replica(entry, log, group)
         if replica is None:
@@ -177,11 +177,11 @@ class LocalReplica:
             _log.warning(
                 "this node's catalog has forgotten which nodes joined it; it waits until one of them leads"
             )
-            self.sits_out = True
+            self.campaign_inhibited = True
             replica.core.inhibit_campaign(True, now_ms=self._clock.monotonic_ms())
         self._is_driven = True
         self._driver.add(replica)
-        self._repairs.drives(replica)
+        self._repairs.attach_replica(replica)
         if replica.configuration.voters == (replica.replica_id,):
             self._driver.campaign(replica)
 
@@ -227,11 +227,11 @@ class LocalReplica:
             found = await self._boot.environment.find_controllers(self._boot.settings.join)
             self._addresses.remembered = {str(address): address for address in found}
 
-    def stand_again(self) -> None:
+    def resume_campaigning(self) -> None:
         """Let the replica campaign again, once a leader has sent it the other members."""
         group = self.group
-        if group is not None and self.sits_out and not _forgot_others(group.replica):
-            self.sits_out = False
+        if group is not None and self.campaign_inhibited and not _forgot_others(group.replica):
+            self.campaign_inhibited = False
             group.replica.core.inhibit_campaign(False, now_ms=self._clock.monotonic_ms())
             self._driver.process_ready(group.replica)
 

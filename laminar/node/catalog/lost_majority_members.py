@@ -24,7 +24,7 @@ class CatalogMembers:
     def waiting(self) -> Iterable[Replica]:
         """Return the replica of group 0 if it may be released: not where it has forgotten other members."""
         group = self._replica.group
-        return [] if group is None or self._replica.sits_out else [group.replica]
+        return [] if group is None or self._replica.campaign_inhibited else [group.replica]
 
     async def refresh(self) -> bool:
         """Return True: there is no catalog above group 0 to ask."""

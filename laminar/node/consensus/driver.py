@@ -109,7 +109,7 @@ class Driver:
         self._outbox = Outbox(
             transport,
             address_of=address_of,
-            drives=self.is_current,
+            is_current=self.is_current,
             turn=self._schedule_turn,
             on_unsendable=self._unsendable,
         )
@@ -622,7 +622,7 @@ class Driver:
         if self._waiting:
             self._wait()
         else:
-            self.receive_budget.rests_on(())
+            self.receive_budget.hold_until(())
         try:
             self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
@@ -641,7 +641,7 @@ class Driver:
         self.syncs += 1
         stored = self._storage.sync()
         stored.add_done_callback(lambda done: self._synced(done, each))
-        self.receive_budget.rests_on([stored])
+        self.receive_budget.hold_until([stored])
 
     def _synced(self, done: asyncio.Future[None], waiting: list[_Waiting]) -> None:
         if done.cancelled():
@@ -830,7 +830,7 @@ class Driver:
             "groups": len(self.replicas),
             "stopped_replicas": self.stopped_replicas,
             "leading": sum(replica.leading for replica in self.replicas.values()),
-            "quiet": self._quiescence.quiet_groups,
+            "quiet": self._quiescence.quiesced_group_count,
             "woken": self._quiescence.woken,
             "beats": self._quiescence.keepalives_sent,
             "proposals": self.proposals,

@@ -70,7 +70,7 @@ class _GatheredAppend:
 class Outbox:
     """The outgoing messages of one process.
 
-    `turn()` is called when there is something to flush; `drives` as in `Driver`. `on_unsendable(group,
+    `turn()` is called when there is something to flush; `is_current` as in `Driver`. `on_unsendable(group,
     error)` is called for a message that cannot be put into a frame, which is dropped. `address_of(node,
     replica)` gives the address of the process on `node` that owns the replica's group, or None while it is
     not known.
@@ -81,13 +81,13 @@ class Outbox:
         transport: Transport,
         *,
         address_of: Callable[[str, Replica], Address | None],
-        drives: Callable[[Replica], bool],
+        is_current: Callable[[Replica], bool],
         turn: Callable[[], None],
         on_unsendable: Callable[[bytes, Exception], None],
     ) -> None:
         self._transport = transport
         self._address_of = address_of
-        self._drives = drives
+        self._is_current = is_current
         self._turn = turn
         self._on_unsendable = on_unsendable
         self._loop = asyncio.get_running_loop()
@@ -193,7 +193,7 @@ class Outbox:
                     more = await replica.log.read(index, append.last_index, max_bytes=READ_BYTES)
                     frames.extend(more)
                     index += len(more)
-                if not self._drives(replica):
+                if not self._is_current(replica):
                     return
                 if replica.core.term == append.message.term:
                     self._pack(address, key, append.message, frames)

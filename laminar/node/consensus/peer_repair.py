@@ -109,7 +109,7 @@ class _Kept:
 class PeerRepair:
     """The repairs of one process.
 
-    Call `keep` for a log before it is read, and `drives` when its replica exists.
+    Call `keep` for a log before it is read, and `attach_replica` when its replica exists.
     `nodes_of(entry, replica)` names the nodes that may hold the group, in the order in which to ask them;
     `address_of(node, entry)` says where, or None. `hand_over(replica, node)` lets another node lead.
     """
@@ -155,7 +155,7 @@ class PeerRepair:
         if log.quarantine:
             self._begin(kept)
 
-    def drives(self, replica: Replica) -> None:
+    def attach_replica(self, replica: Replica) -> None:
         """Note that the replica of a kept log takes part in its group from now on."""
         kept = self._by_group[replica.group]
         kept.replica = replica
@@ -260,10 +260,10 @@ class PeerRepair:
         """Ask every node once for each damaged entry; entries of one unknown run heal in order."""
         index = 0
         while (damage := kept.damage_from(index)) is not None:
-            healed = await self._mend(kept, damage)
+            healed = await self._repair_damage(kept, damage)
             index = (damage.first_index if healed else damage.last_index) + 1
 
-    async def _mend(self, kept: _Kept, damage: Damage) -> bool:
+    async def _repair_damage(self, kept: _Kept, damage: Damage) -> bool:
         """Ask for the first entry of a damage; return whether it is whole now."""
         log, index = kept.log, damage.first_index
         term = damage.term or await self._term_of(log, damage)

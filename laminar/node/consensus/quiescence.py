@@ -127,7 +127,7 @@ class Quiescence:
         self.keepalives_sent = 0
 
     @property
-    def quiet_groups(self) -> int:
+    def quiesced_group_count(self) -> int:
         """The number of groups that are quiesced here."""
         return len(self._quiesced)
 

@@ -75,7 +75,7 @@ class AppendBatcher:
         if self._pending:
             self._schedule()
 
-    def picture(self) -> tuple[object, ...]:
+    def residue(self) -> tuple[object, ...]:
         """Return everything that an append could leave behind here, for comparison."""
         return tuple(self._pending), self.size_bytes, frozenset(self._in_flight)
 

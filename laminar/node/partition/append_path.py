@@ -188,9 +188,9 @@ class AppendPath:
                     detail = f"not committed within {older_than_s:g} s: a majority does not answer"
                     fail(waiter.future, Problem("outcome_unknown", detail))
 
-    def picture(self) -> tuple[object, ...]:
+    def residue(self) -> tuple[object, ...]:
         """Return everything that an append could leave behind here, for comparison."""
-        return dict(self.waiters), dict(self._sizes), self.uncommitted_bytes, self._batcher.picture()
+        return dict(self.waiters), dict(self._sizes), self.uncommitted_bytes, self._batcher.residue()
 
     # -- proposing -------------------------------------------------------------------------
 

@@ -216,7 +216,7 @@ class ReplicaOpener:
             self._alone.append(partition)
             replica.core.inhibit_campaign(True, now_ms=shard.clock.monotonic_ms())
         shard.driver.add(replica)
-        shard.repairs.drives(replica)
+        shard.repairs.attach_replica(replica)
         record = shard.view.partition(entry.topic, entry.partition)
         if record is not None and any(replica.replica_id in loss.abandoned for loss in record.losses):
             shard.driver.remove(entry.group, ReplicaStopped("its group goes on without it, by decision"))
@@ -302,7 +302,7 @@ class ReplicaOpener:
             if missing and all(shard.repairs.is_gone(entry.group, index) for index in missing):
                 _log.error("%s: continues without the state of damaged entries %s", name, missing)
                 partition.state.left_out.clear()
-                shard.repairs.drives(partition.replica)
+                shard.repairs.attach_replica(partition.replica)
 
     async def _repaired_within(self, entry: ReplicaEntry, timeout_s: float) -> None:
         """Wait up to `timeout_s` for news of a log's damage."""
@@ -332,7 +332,7 @@ class ReplicaOpener:
             index += len(frames)
         # No await since the end of the log was read, so it still holds.
         partition.state.adopt(whole)
-        self._shard.repairs.drives(partition.replica)
+        self._shard.repairs.attach_replica(partition.replica)
 
 
 def _replaced(entries: list[ReplicaEntry], new: ReplicaEntry) -> list[ReplicaEntry]:

@@ -244,12 +244,12 @@ class Participant:
             record = PinRecord(bytes(16), 0, 0, PinOperation.FORGET_PUBLISHED, published=some)
             self._append(record, even_if_full=True).add_done_callback(_ignore)
 
-    def drop_left_behind(self, *, idle_before_ms: int, begun_before_ms: int) -> int:
-        """Propose to drop the batches that are `StagedBatches.left_behind`; return how many they are.
+    def drop_abandoned(self, *, idle_before_ms: int, begun_before_ms: int) -> int:
+        """Propose to drop the batches that are `StagedBatches.abandoned`; return how many they are.
 
         The times are of the log's clock: all replicas do it at the same entry, none by a clock of its own.
         """
-        keys = self._partition.state.stages.left_behind(
+        keys = self._partition.state.stages.abandoned(
             idle_before_ms=idle_before_ms, begun_before_ms=begun_before_ms
         )
         for sink, number, epoch in keys:

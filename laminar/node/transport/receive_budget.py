@@ -36,7 +36,7 @@ class ReceiveBudget:
         """Count a frame of `size` bytes taken in this turn."""
         self._turn_bytes += size
 
-    def rests_on(self, stored: Iterable[asyncio.Future[None]]) -> None:
+    def hold_until(self, stored: Iterable[asyncio.Future[None]]) -> None:
         """Hold the turn's bytes until all of `stored` are done, successfully or not."""
         size, self._turn_bytes = self._turn_bytes, 0
         left = set(stored)

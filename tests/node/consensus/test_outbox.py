@@ -40,7 +40,7 @@ class Wire:
         self.outbox = Outbox(
             transport,
             address_of=lambda node, of: ADDRESS,
-            drives=lambda of: True,
+            is_current=lambda of: True,
             turn=self._turn,
             on_unsendable=lambda group, error: self.unsendable.append(group),
         )

@@ -136,7 +136,7 @@ async def test_a_replica_gives_only_what_is_wanted_and_certain() -> None:
         assert "other" == (await ask(last, term + 1)).standing
         assert "absent" == (await ask(last + 1, term)).standing
         assert "unsure" == (await ask(last, 0)).standing, "it is not driven: nothing is known as committed"
-        other.repairs.drives(other.replica)
+        other.repairs.attach_replica(other.replica)
         assert ("held", True) == ((found := await ask(last, 0)).standing, found.committed)
         rot(other, last - 1)
         assert "damaged" == (await ask(last - 1, term)).standing

@@ -60,7 +60,7 @@ def picture(partition: Partition) -> tuple[object, ...]:
         partition.log.next_offset,
         partition.log.size_bytes,
         partition.context.driver._storage._changes.pending_bytes,
-        partition.appends.picture(),
+        partition.appends.residue(),
         partition.producers.stored(),
         partition.cursors.stored(),
     )

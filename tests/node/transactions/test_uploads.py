@@ -257,7 +257,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing_in_the_table(tmp_path: P
         last = partition.log.last_index
         assert partition.start_mover.limit(last) < last - 2
         await Uploads(partition).drop(ID)
-        assert 1 == Participant(partition).drop_left_behind(idle_before_ms=1 << 60, begun_before_ms=0)
+        assert 1 == Participant(partition).drop_abandoned(idle_before_ms=1 << 60, begun_before_ms=0)
         await partition.appends.append_records(Records([b"more"]))
 
         assert not partition.state.stages

@@ -21,7 +21,7 @@ class Noted:
 
     async def advance(self, size: int, *stored: asyncio.Future[None]) -> None:
         self.budget.received(size)
-        self.budget.rests_on(stored)
+        self.budget.hold_until(stored)
         await asyncio.sleep(0)
 
 

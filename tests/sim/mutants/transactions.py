@@ -91,7 +91,7 @@ TRANSACTIONS = [
     ),
     case(
         "a pin is released by time",
-        "laminar.node.partition.state.staged_batches:StagedBatches.left_behind",
+        "laminar.node.partition.state.staged_batches:StagedBatches.abandoned",
         "if not batch.pinned",
         "if True",
         tests=STAGES,
@@ -105,7 +105,7 @@ TRANSACTIONS = [
     ),
     case(
         "a write that is never committed is kept for ever",
-        "laminar.node.partition.state.staged_batches:StagedBatches.left_behind",
+        "laminar.node.partition.state.staged_batches:StagedBatches.abandoned",
         "batch.first.append_time_ms < begun_before_ms",
         "False",
         tests=ONCE,

@@ -120,7 +120,7 @@ class AbandonedStages:
         begun_before_ms = hour_ago_ms if self._services.space.low else now_ms - OPEN_AGE_MS
         staging = Participant(partition)
         try:
-            staging.drop_left_behind(idle_before_ms=hour_ago_ms, begun_before_ms=begun_before_ms)
+            staging.drop_abandoned(idle_before_ms=hour_ago_ms, begun_before_ms=begun_before_ms)
         except Problem as problem:
             _log.debug(
                 "%s/%d: abandoned stages are removed later: %s", partition.topic, partition.number, problem

@@ -339,7 +339,7 @@ class StagedBatches:
         """Return all open batches, in order of their first entries."""
         return iter(self._maps[0].items())
 
-    def left_behind(self, *, idle_before_ms: int, begun_before_ms: int) -> list[BatchKey]:
+    def abandoned(self, *, idle_before_ms: int, begun_before_ms: int) -> list[BatchKey]:
         """Return abandoned batches, none of them pinned.
 
         Of sinks those that began before a time of the log; uploads that nothing was added to since another.

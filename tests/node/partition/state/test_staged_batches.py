@@ -136,12 +136,12 @@ async def test_a_pin_keeps_what_it_names_and_drops_the_rest(tmp_path: Path) -> N
 
         assert [b"1", b"3"] == await values(partition)
         assert [of(1).key] == [key for key, _ in partition.state.stages.batches()]
-        assert 1 == staging.drop_left_behind(idle_before_ms=0, begun_before_ms=1 << 60)
+        assert 1 == staging.drop_abandoned(idle_before_ms=0, begun_before_ms=1 << 60)
         await partition.appends.append_records(Records([b"y"]))
         assert not partition.state.stages
         await stage(partition, of(2), 0, b"z")
         await staging.pin(of(2), [0])
-        gone = staging.drop_left_behind(idle_before_ms=0, begun_before_ms=1 << 60)
+        gone = staging.drop_abandoned(idle_before_ms=0, begun_before_ms=1 << 60)
         assert gone == 0, "a pin is not released by time"
 
 
@@ -394,7 +394,7 @@ async def test_what_was_decided_and_what_goes_away_are_taken_on_a_full_disk(tmp_
             stage(partition, of(2), 0, b"2")
         assert "disk_full" == problem.value.code
         await staging.publish(of(0))
-        assert 1 == staging.drop_left_behind(idle_before_ms=0, begun_before_ms=1 << 60)
+        assert 1 == staging.drop_abandoned(idle_before_ms=0, begun_before_ms=1 << 60)
         assert not partition.state.stages
         assert [b"0"] == await values(partition)
 
