@@ -437,13 +437,23 @@ def test_a_mangled_stream_raises_nothing_but_batch_errors(data: st.DataObject) -
         assert error.code in {"malformed", "unsupported"}
 
 
-@pytest.mark.parametrize("value", [0, 1, 2**31 - 1, 2**31, 2**32 - 1])
-def test_no_number_in_the_metadata_makes_us_read_far(value: int) -> None:
-    """Every four bytes of the stream, set to small and huge numbers."""
+@pytest.mark.parametrize(
+    ("form", "value"),
+    [
+        *(("<I", value) for value in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)),
+        *(("<Q", value) for value in (2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1)),
+    ],
+)
+def test_no_number_in_the_metadata_makes_us_read_far(form: str, value: int) -> None:
+    """Every four, and every eight bytes of the stream, set to small and huge numbers.
+
+    A buffer of 2^63 - 1 bytes ends a process that reads the stream by nanoarrow (docs/decisions/0018).
+    """
     original = sample()
-    for position in range(0, len(original) - 3, 4):
+    size = struct.calcsize(form)
+    for position in range(0, len(original) - size + 1, size):
         stream = bytearray(original)
-        struct.pack_into("<I", stream, position, value)
+        struct.pack_into(form, stream, position, value)
         try:
             list(read_stream(stream))
         except BatchError:
