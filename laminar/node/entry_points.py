@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from laminar.log import ReplicaEntry, StorageSettings, recover_node
+from laminar.log import ReplicaEntry, recover_node
 from laminar.node.host.settings import Settings
 from laminar.node.runtime.boot import Boot
 from laminar.node.runtime.environment import Environment
@@ -33,16 +33,10 @@ def default_entry_points(settings: Settings, environment: Environment) -> EntryP
     from laminar.node.assembly import run_shard
     from laminar.node.catalog import controller
 
-    sizes = StorageSettings(
-        segment_size_bytes=settings.segment_size_bytes,
-        journal_file_bytes=settings.journal_file_bytes,
-        scrub_bytes_per_s=settings.scrub_bytes_per_s,
-    )
-
     def owner(entry: ReplicaEntry, shards: int) -> int:
         return owner_shard(entry.partition_hash, shards)
 
     def recover(directory: str, shards: int) -> None:
-        recover_node(environment.disk, directory, shards=shards, shard_of=owner, settings=sizes)
+        recover_node(environment.disk, directory, shards=shards, shard_of=owner, settings=settings.of_storage)
 
     return EntryPoints(controller=controller.run, shard=run_shard, recover=recover)

@@ -20,10 +20,12 @@ import msgspec
 from msgspec import Meta
 
 from laminar.http.api.documents import MAX_REPLICAS
+from laminar.log.format.settings import StorageSettings
 
 DEFAULT_PORT = 7070
 _MI = 1 << 20
 _HOUR_MS = 3_600_000
+_OF_STORAGE = StorageSettings()
 
 # Variables with our prefix that are not settings of a node: they are the client's, the command line's or
 # the tests'.
@@ -149,14 +151,14 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     ] = 1500
     heartbeat_ms: Annotated[int, _about("interval of an idle leader's heartbeats", 10, 10_000)] = 200
     segment_size_bytes: Annotated[int, _about("size at which a new segment begins", _MI, 4096 * _MI)] = (
-        256 * _MI
+        _OF_STORAGE.segment_size_bytes
     )
     journal_file_bytes: Annotated[int, _about("size at which a new journal file begins", _MI, 4096 * _MI)] = (
-        64 * _MI
+        _OF_STORAGE.journal_file_bytes
     )
     scrub_bytes_per_s: Annotated[
         int, _about("how fast each shard reads segments again, to find damage", _MI // 16, 4096 * _MI)
-    ] = 8 * _MI
+    ] = _OF_STORAGE.scrub_bytes_per_s
     catch_up_bytes_per_s: Annotated[
         int, _about("how fast each shard serves replicas that need whole segments", _MI // 16, 4096 * _MI)
     ] = 32 * _MI
@@ -243,6 +245,15 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     def is_open(self) -> bool:
         """Whether other machines reach the HTTP ports, which need no credentials."""
         return not is_loopback(self.host)
+
+    @property
+    def of_storage(self) -> StorageSettings:
+        """The settings of a storage: those that a node has too, and the defaults of all others."""
+        return StorageSettings(
+            segment_size_bytes=self.segment_size_bytes,
+            journal_file_bytes=self.journal_file_bytes,
+            scrub_bytes_per_s=self.scrub_bytes_per_s,
+        )
 
     @property
     def public_host(self) -> str:

@@ -19,7 +19,6 @@ import uvloop
 
 from laminar.log.disk.errors import DiskError
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.log.format.settings import StorageSettings
 from laminar.log.recovery.node import logs_directory
 from laminar.log.storage import Storage
 from laminar.node.consensus.driver import Driver
@@ -307,11 +306,7 @@ def open_store(boot: Boot, store: str) -> Storage:
     return boot.environment.storage(
         store,
         logs_directory(boot.data_directory),
-        settings=StorageSettings(
-            segment_size_bytes=settings.segment_size_bytes,
-            journal_file_bytes=settings.journal_file_bytes,
-            scrub_bytes_per_s=settings.scrub_bytes_per_s,
-        ),
+        settings=settings.of_storage,
         forget=isinstance(boot.role, int),
     )
 
