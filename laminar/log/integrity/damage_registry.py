@@ -139,10 +139,14 @@ class DamageRegistry:
             raise RepairRefused(f"{log.name}, entry {index}: {error}") from error
         segment = log.segment_of(index)
         slot = index - segment.first_index
+        truncations = log.truncations
         # From here to `_in_writer` nothing may be awaited: a truncation recorded later is applied
         # later.
         await self._in_writer(lambda: segment.file.repair(row.position, frame, slot, rows))
         damage = log.quarantine.at(index)
+        if damage is None and log.truncations == truncations:
+            self.repaired += 1  # the scrubber has read the entry back, and cleared it, before this line
+            return
         if damage is None or damage.position != row.position:
             return  # truncated meanwhile
         segment.replace_rows(index, rows)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,39 @@ def test_rot_is_found_told_once_and_everything_else_of_the_segment_is_verified()
             await log.repair(index, frames[index - 1])
         await scrub.run_pass()
         assert hashlib.sha256(b"".join(frames[:3])).digest() == log.quarantine.sealed[1].digest
+
+    run(main())
+
+
+def test_a_repair_counts_also_where_the_scrubber_reads_the_entry_back_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The scrubber checks known damage again while the repair's write is on its way back."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        storage = open_inline(disk)
+        frames = await fill(storage, 1)
+        await storage.checkpoint()
+        log = storage.logs[1]
+        disk.rot(f"{log.files.directory}/{1:020d}.log", log.index_entry(3).position + 150, 4)
+        scrub = scrubber(storage, Time())
+        await scrub.run_pass()
+        assert [3] == [damage.first_index for damage in log.quarantine]
+        write = storage._damage._in_writer
+
+        def read_back_first(work: Callable[[], None]) -> asyncio.Future[None]:
+            async def both() -> None:
+                await write(work)
+                await scrub._recheck(log)
+
+            return asyncio.ensure_future(both())
+
+        with monkeypatch.context() as patched:
+            patched.setattr(storage._damage, "_in_writer", read_back_first)
+            await log.repair(3, frames[2])
+        assert not log.quarantine
+        assert 1 == storage.statistics()["damage_repaired"]
 
     run(main())
 
