@@ -236,6 +236,8 @@ def _triggers(
         if available_now:
             query.awaitTermination()
         while not available_now and (query.lastProgress or {"batchId": 0})["batchId"] < least:
+            if not query.isActive:
+                raise RuntimeError(f"{name} ended after batch {query.lastProgress}: {query.exception()}")
             time.sleep(0.05)
         recent = [each for each in query.recentProgress if each["numInputRows"]]
     finally:
