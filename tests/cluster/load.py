@@ -13,7 +13,7 @@ from laminar.testing.history import Read, Sent, Violation, check_history, check_
 
 KEYS = [f"key-{number:02d}" for number in range(24)]
 
-# A round follows the last at once while a test waits for records, and for so long after it: what a test breaks
+# A round follows the last at once while a test waits for records, and shortly after: what a test breaks
 # then, it breaks under load. At other times, as while nodes start, the load leaves the CPUs to them.
 HURRY_S = 0.5
 CALM_PAUSE_S = 0.1

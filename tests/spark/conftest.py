@@ -49,7 +49,7 @@ def no_connection_is_left() -> Iterator[None]:
         clusters._clusters.popitem()[1].close()
 
 
-# Spark puts its zip of PySpark first in the path of its Python processes, twice. Out of a zip, Python compiles
+# Spark puts its zip of PySpark first in the path of its Python, twice. Out of a zip, Python compiles
 # what it imports again in each process: 1.9 s of CPU in place of 0.6. A stream has 10 s to connect.
 PYTHON = """#!/bin/sh
 export PYTHONPATH="${{PYTHONPATH##*/pyspark.zip:}}"
