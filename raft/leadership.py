@@ -349,7 +349,10 @@ class Leadership:
             )
 
     def append_answer(self, message: AppendAnswer) -> bool:
-        """Process how far a follower holds our log, or what did not fit; return False if that can't be."""
+        """Process a follower's answer: how far it holds our log, or where the logs differ.
+
+        Return False if no follower of this term can have given that answer.
+        """
         progress = self.progress.get(message.sender)
         if progress is None:
             return True

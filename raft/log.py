@@ -188,7 +188,10 @@ class RaftLog:
         return True
 
     def take(self) -> tuple[int | None, Sequence[Entry]]:
-        """Return where to truncate and what to append; the driver applies both before the next input."""
+        """Return the index to truncate from (or None) and the entries to append, and keep neither.
+
+        The driver applies both before the next input.
+        """
         truncate_from, entries = self._truncate_from, self._pending
         if truncate_from is None and not entries:
             return None, ()

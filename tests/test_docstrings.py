@@ -15,7 +15,7 @@ SECTION = re.compile(r"^Raises:\n((?:[ ]{4}.*\n?|\n(?=[ ]{4}))+)", re.M)
 ENTRY = re.compile(r"^[ ]{4}(?! )(.*)$", re.M)
 # In capitals: a tuple of exceptions.
 FORM = re.compile(r"([A-Za-z_.]+): \S")
-LIBRARIES = {"CancelledError", "MsgspecError", "DecodeError", "ValidationError"}
+LIBRARIES = {"CancelledError", "InvalidStateError", "MsgspecError", "DecodeError", "ValidationError"}
 
 
 @functools.cache

@@ -23,23 +23,40 @@ class Record(Protocol):
     """The parts of a record that can be shown."""
 
     @property
-    def topic(self) -> str: ...
+    def topic(self) -> str:
+        """The record's topic."""
+
     @property
-    def partition(self) -> int: ...
+    def partition(self) -> int:
+        """Number of its partition."""
+
     @property
-    def offset(self) -> int: ...
+    def offset(self) -> int:
+        """Its offset."""
+
     @property
-    def key(self) -> bytes | None: ...
+    def key(self) -> bytes | None:
+        """Its key; None if it has none."""
+
     @property
-    def raw(self) -> bytes: ...
+    def raw(self) -> bytes:
+        """Its value as stored."""
+
     @property
-    def large_bytes(self) -> int | None: ...
+    def large_bytes(self) -> int | None:
+        """Size of its value if it is larger than a batch, else None."""
+
     @property
-    def tag(self) -> str | None: ...
+    def tag(self) -> str | None:
+        """Its tag; None if it has none."""
+
     @property
-    def timestamp(self) -> int: ...
+    def timestamp(self) -> int:
+        """Its time in ms since the epoch."""
+
     @property
-    def headers(self) -> Mapping[str, bytes]: ...
+    def headers(self) -> Mapping[str, bytes]:
+        """Its headers; empty if it has none."""
 
 
 Show = Callable[[Record], bytes]
@@ -68,7 +85,7 @@ _SHOWN: Mapping[str, Show] = {
 
 
 def compile_format(text: str) -> Show:
-    """Return a function from record to bytes, for text like ``%p %o %k %v\\n``.
+    r"""Return a function from record to bytes, for text like ``%p %o %k %v\n``.
 
     Raises:
         UsageError: for an unknown placeholder.

@@ -258,7 +258,10 @@ class PartitionQueue:
                 self.hold(until_ms=0)
 
     def durable(self, term: int, committed: int) -> list[Pending]:
-        """Remove and return the batches that are durable if, in `term`, all before offset `committed` is."""
+        """Remove and return the batches in flight that are durable by the leader's word.
+
+        The leader says that in `term` everything before offset `committed` is.
+        """
         found: list[Pending] = []
         while self.flying:
             first = self.flying[0]

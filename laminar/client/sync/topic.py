@@ -30,7 +30,8 @@ T = TypeVar("T")
 class Readable(Protocol):
     """A binary file, as far as it is read."""
 
-    def read(self, size: int, /) -> bytes: ...
+    def read(self, size: int, /) -> bytes:
+        """Return up to `size` bytes; none at the end."""
 
 
 class Topic(Generic[T]):

@@ -36,7 +36,8 @@ class Named(Protocol):
     name: str
 
     @property
-    def codec(self) -> Codec[Any] | None: ...
+    def codec(self) -> Codec[Any] | None:
+        """The codec of the topic's values; None for bytes."""
 
 
 class StageSender:

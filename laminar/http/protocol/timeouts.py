@@ -54,7 +54,7 @@ class StallDetector:
         return now_s - self._since_s > limit_s
 
     def over_writing(self, now_s: float, *, drained: int, window_s: float, floor_bytes_per_s: float) -> bool:
-        """Return the same as `over_body`, for bytes that the peer takes of what waits to be sent."""
+        """Return whether the peer took fewer bytes than the floor in a window; then begin the next one."""
         if not self._writing:
             self._writing = True
             self._since_s, self._drained = now_s, drained

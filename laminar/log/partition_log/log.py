@@ -358,7 +358,7 @@ class Log:
         """Remove entry `index` and all after it. Only entries that were not committed.
 
         Raises:
-            StorageError: The log has failed; so do the other changes.
+            StorageError: The log has failed; the other changes raise it then, too.
         """
         self._check_works()
         assert self.start.index < index, f"truncation at {index} of {self!r}: it would cut the log's start"

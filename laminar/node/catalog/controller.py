@@ -133,7 +133,7 @@ class Controller(Process):
         return self.directory.address(node) is not None
 
     def known_boot(self, node: str) -> BootRecord | None:
-        """Return the newest start of another node's data folder that the catalog has named here."""
+        """Return the newest boot record of another node's data folder that the catalog has named here."""
         return self.directory.boot(node)
 
     def remembers(self, node: str, boot: BootRecord) -> bool:

@@ -69,7 +69,7 @@ class ChildState(IntEnum):
 
 
 class ChildStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the board."""
+    """The status of one child, as the `StatusBoard` shows it; `restarts` counts since the node's start."""
 
     role: Role
     state: ChildState

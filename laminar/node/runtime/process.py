@@ -135,7 +135,7 @@ class Process:
         raise AssertionError("each kind of process says what it knows of the others")
 
     def known_boot(self, node: str) -> BootRecord | None:
-        """Return the newest start of another node's data folder that the catalog has named here."""
+        """Return the newest boot record of another node's data folder that the catalog has named here."""
         raise AssertionError("each kind of process says what it knows of the others")
 
     def address_of(self, node: str, replica: Replica) -> Address | None:

@@ -191,8 +191,8 @@ class Reconciler:
     async def go_on_alone(self) -> None:
         """Let replicas continue without their majorities where an operator has decided so.
 
-        On the confirmed word of the catalog's leader: by an old copy the replica may still have its
-        place. Repeated until it is done.
+        The catalog's leader must confirm the decision first: an old copy of the catalog may still list a
+        replica that has lost its place since. Repeated until it is done.
         """
         shard = self._shard
         due: dict[bytes, AcceptedLoss] = {}

@@ -372,7 +372,7 @@ class Shard(Process):
         return node in self.view.nodes()
 
     def known_boot(self, node: str) -> BootRecord | None:
-        """Return the newest start of another node's data folder that the view has named."""
+        """Return the newest boot record of another node's data folder that the view has named."""
         return self.view.message.boots.get(node) if self.view.message is not None else None
 
     def admits(self, peer: Peer) -> bool:

@@ -36,7 +36,10 @@ class Class:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """The number of integers from `low` to `high - 1`, powers of two. 0 has a bin of its own."""
+    """One bin of a histogram: `count` integers from `low` to `high - 1`.
+
+    Both borders are powers of two, but for 0, which has a bin of its own.
+    """
 
     low: int
     high: int

@@ -58,7 +58,10 @@ def problem_of(damage: DamagedRange, partition: Partition, *, node: str, offset:
 async def elsewhere(
     request: Request, offset: int | None, replicas: Sequence[ReplicaEndpoint], ask: Pass
 ) -> Response | None:
-    """Return another replica's answer, or None if no replica has one; `offset` is where the fetch begins."""
+    """Ask other replicas for the answer to a read that meets damage here; None if none has it.
+
+    `offset` is where the fetch begins, None if the request has no offset.
+    """
     if LOCAL in request.headers or FORWARDED in request.headers:
         return None
     target = request.target.partition("?")[0]
