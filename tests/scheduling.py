@@ -14,6 +14,7 @@ from xdist.workermanage import WorkerController
 # Beginnings of paths below tests/: units of half a minute and more of CPU, the longest first. What is not
 # named comes after them, in the order of its path.
 LONGEST = (
+    "spark/test_executors",
     "spark/",
     "benches/",
     "cluster/",
@@ -29,8 +30,9 @@ LONGEST = (
     "log/commit/",
     "log/recovery/",
 )
-# One unit, in one worker.
+# One unit, in one worker; but not what starts a Spark of its own.
 TOGETHER = ("spark/",)
+APART = ("spark/test_executors",)
 # Units that start several nodes each: at most so many workers have one at a time.
 CROWDED = ("cluster/", "ebpf/")
 MOST_CROWDED = 2
@@ -52,7 +54,7 @@ class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no t
     def _split_scope(self, nodeid: str) -> str:
         path = place(nodeid)
         for folder in TOGETHER:
-            if path.startswith(folder):
+            if path.startswith(folder) and not path.startswith(APART):
                 return folder
         return nodeid.partition("::")[0]
 
