@@ -396,9 +396,9 @@ def stamp(
     committed_index: int,
     opens_segment: bool = False,
 ) -> None:
-    """Write the place in the log, the time and the commit index into the header in place, and seal it again.
+    """Write the place in the log, the time and the commit index into the header, and seal it again.
 
-    Happens once, on the leader, in memory, before the first write. The body and its checksum stay the
+    In place, once, on the leader, in memory, before the first write. The body and its checksum stay the
     producer's.
     """
     _PLACE.pack_into(frame, _PLACE_AT, index, term, prev_term, base_offset)

@@ -177,7 +177,7 @@ def write_stream(batches: Iterable[Batch], columns: Sequence[str] | None = None)
 
 
 def batch_parts(batch: Batch, wanted: Sequence[Field], rows: Sequence[int] | None = None) -> list[Buffer]:
-    """Return one record batch of a stream as buffers: metadata, the frame, columns that are not in the frame.
+    """Return one record batch of a stream: metadata, the frame, columns that are not in the frame.
 
     `rows` picks records by position in the batch, and copies them: for a fetch that begins or ends
     inside a batch, or that filters. The list is empty for no records.

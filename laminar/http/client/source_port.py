@@ -38,7 +38,7 @@ def fitting_ports(shard: int, shards: int, *, rng: random.Random) -> Iterator[in
 async def connect_to_shard(
     host: str, port: int, *, shard: int, shards: int, rng: random.Random
 ) -> socket.socket:
-    """Return a socket connected to `shard` over the shared port, or to any shard if no fitting port is free.
+    """Return a socket connected over the shared port to `shard`, or to any if no fitting port is free.
 
     Raises:
         OSError: connecting failed.
