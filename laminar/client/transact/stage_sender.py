@@ -177,26 +177,19 @@ class StageSender:
             tags=padded(pending.tags, count),
             headers=padded(pending.headers, count),
         )
-        await self._session.call(
-            "POST",
-            f"{batch_path(self._sink, self._number)}/stages?topic={quote(topic, safe='')}"
-            f"&partition={pending.partition}&stage={pending.sequence}&epoch={self._epoch}",
-            body=frame,
-            headers={"Content-Type": BATCH_TYPE},
+        await post_stage(
+            self._session,
+            topic,
+            pending.partition,
+            frame,
+            sink=self._sink,
+            number=self._number,
+            epoch=self._epoch,
+            stage=pending.sequence,
             timeout_s=self._timeout_s,
-            first=await self._leader(topic, pending.partition),
         )
         with self._guard:
             self.stages.staged(topic, pending)
-
-    async def _leader(self, topic: str, partition: int) -> str | None:
-        """Return the node to ask first: any node passes a stage on, but then it travels twice."""
-        places = await self._session.topic_map(topic, timeout_s=self._timeout_s)
-        url = places.leader(partition)
-        if url is not None and self._session.balancer.rests(url, now_ms=now_ms()):
-            places.forget_leader(partition, url)
-            return None
-        return url
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -245,6 +238,47 @@ class StageSender:
             task.cancel()
         self._progress.set()
         self.on_progress()
+
+
+async def post_stage(
+    session: Session,
+    topic: str,
+    partition: int,
+    frame: bytes | bytearray | memoryview,
+    *,
+    sink: str,
+    number: int,
+    epoch: int,
+    stage: int,
+    timeout_s: float | None = None,
+) -> None:
+    """Stage `frame` as stage `stage` of batch `number`; return once it is replicated.
+
+    It is sent again through elections until its time is over. It is never taken twice, because its number
+    tells a repetition.
+
+    Raises:
+        Error: what the cluster answered; `already_committed` when the batch is.
+    """
+    await session.call(
+        "POST",
+        f"{batch_path(sink, number)}/stages?topic={quote(topic, safe='')}"
+        f"&partition={partition}&stage={stage}&epoch={epoch}",
+        body=frame,
+        headers={"Content-Type": BATCH_TYPE},
+        timeout_s=timeout_s,
+        first=await _leader(session, topic, partition, timeout_s),
+    )
+
+
+async def _leader(session: Session, topic: str, partition: int, timeout_s: float | None) -> str | None:
+    """Return the node to ask first: any node passes a stage on, but then it travels twice."""
+    places = await session.topic_map(topic, timeout_s=timeout_s)
+    url = places.leader(partition)
+    if url is not None and session.balancer.rests(url, now_ms=now_ms()):
+        places.forget_leader(partition, url)
+        return None
+    return url
 
 
 def sink_path(sink: str) -> str:

@@ -1,7 +1,8 @@
 """A process's connection to a cluster: blocking calls over the client's session, for Spark's threads.
 
 It finds partitions and offsets and fetches ranges; it decides nothing about batches. Connections are kept in
-this module, not in readers: Spark unpickles a reader for every task, and keeps the process.
+this module, not in readers: Spark unpickles a reader for every task, and keeps the process. Why
+`Cluster.read` is not the client's `Fetchers` is in docs/decisions/0021.
 """
 
 from __future__ import annotations

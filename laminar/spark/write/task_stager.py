@@ -5,6 +5,9 @@ their numbers. So a number begins with that of the task, which keeps rows in Spa
 and continues with a number drawn at random for the attempt. Spark names the attempts that count; the stages
 of others are dropped. Where two attempts draw the same number, an equal stage is taken once and counts once,
 and another one is refused: the later attempt fails and Spark starts a new one.
+
+Stages are sent by the client's `post_stage`. They are gathered here, because a task has Arrow columns and the
+client gathers record by record (docs/decisions/0021).
 """
 
 from __future__ import annotations
@@ -13,13 +16,11 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
 
-from laminar.batch import BATCH_TYPE
 from laminar.client.errors import Error, NotFound
 from laminar.client.records import SinkInfo, Staged, StagedPart
 from laminar.client.transact.sinks import Sink
-from laminar.client.transact.stage_sender import batch_path
+from laminar.client.transact.stage_sender import post_stage
 from laminar.spark.read.cluster import Cluster
 from laminar.spark.write.rows import Partitioner, Rows, Stage
 
@@ -128,16 +129,14 @@ class TaskStager:
         self._next_stage += 1
         self._staged.setdefault((topic, partition), []).append(number)
         self._records += records
-        self._under_way.append(self._cluster.submit(self._post(topic, partition, number, frame)))
-
-    async def _post(self, topic: str, partition: int, number: int, frame: bytearray) -> None:
-        session = self._cluster.session
-        places = await session.topic_map(topic)
-        await session.call(
-            "POST",
-            f"{batch_path(self._name, self._number)}/stages?topic={quote(topic, safe='')}"
-            f"&partition={partition}&stage={number}&epoch={self._epoch}",
-            body=frame,
-            headers={"Content-Type": BATCH_TYPE},
-            first=places.leader(partition),
+        staging = post_stage(
+            self._cluster.session,
+            topic,
+            partition,
+            frame,
+            sink=self._name,
+            number=self._number,
+            epoch=self._epoch,
+            stage=number,
         )
+        self._under_way.append(self._cluster.submit(staging))
