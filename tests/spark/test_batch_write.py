@@ -51,7 +51,7 @@ def test_a_write_is_read_back_whole(spark: SparkSession, topic: Topic, write: Wr
 
 
 def test_rows_stand_in_sparks_order(spark: SparkSession, topic: Topic, write: Write) -> None:
-    """Task behind task, in each partition, however fast each of them was."""
+    """Task after task, in each partition, however fast each of them was."""
     write(
         spark.range(0, 40_000, 1, 8).selectExpr(
             "cast(id % 5 as string) as key", "cast(id as string) as value"

@@ -24,7 +24,7 @@ from laminar.spark.read.columns import (  # noqa: E402  # only where pyarrow is
     RecordBatchBuilder,
     check_schema,
 )
-from laminar.spark.read.plan import RowFilter  # noqa: E402  # behind what is skipped without pyspark
+from laminar.spark.read.plan import RowFilter  # noqa: E402  # after what is skipped without pyspark
 
 TYPES = {
     "binary": types.BinaryType(),

@@ -108,10 +108,10 @@ def test_min_partitions_cuts_the_large_ones(topic: Topic, ranges: Callable[..., 
     assert 98 == sum(len(each) for each in cut if each.partition == 2)
 
 
-def test_a_start_behind_all_records_is_an_error_or_the_end(
+def test_a_start_after_all_records_is_an_error_or_the_end(
     topic: Topic, ranges: Callable[..., list[Range]]
 ) -> None:
-    """By the option `startingOffsetsByTimestampStrategy`; an end behind all records is the end."""
+    """By the option `startingOffsetsByTimestampStrategy`; an end after all records is the end."""
     fill(topic, 2, 3, 4)
     far = "99999999999999"
 

@@ -9,12 +9,12 @@ from laminar.spark.read.partition_lineage import admitted, predecessors
 
 
 def route(version: int, *held: tuple[int, int]) -> dict[str, Any]:
-    """By (partition, first logical one behind it), in order."""
+    """By (partition, first logical one after it), in order."""
     ranges = []
     start = 0
-    for partition, behind in held:
-        ranges.append({"from": start, "to": behind, "partition": partition})
-        start = behind
+    for partition, beyond in held:
+        ranges.append({"from": start, "to": beyond, "partition": partition})
+        start = beyond
     return {"version": version, "ranges": ranges}
 
 
@@ -53,6 +53,6 @@ def test_an_empty_partition_between_two_does_not_let_the_third_pass() -> None:
     assert ends == admitted(at(p0=5), ends, replaced)
 
 
-def test_a_query_that_starts_behind_the_change_reads_at_once() -> None:
+def test_a_query_that_starts_after_the_change_reads_at_once() -> None:
     """Its start is the old partition's end."""
     assert at(p0=5, p1=9) == admitted(at(p0=5, p1=9), at(p0=5, p1=9), {("t", 1): at(p0=5)})

@@ -127,7 +127,7 @@ def test_an_audit_finds_what_was_planted_and_nothing_else(
     claims.write_text("".join(json.dumps({"id": str(n), "ordinal": n}) + "\n" for n in numbers))
     fill(topic, RECORDS)
     faulty = make("faulty")
-    # 34 comes behind 51, its key's next; 300 is missing, 400 is there twice, 9000 was never claimed.
+    # 34 comes after 51, its key's next; 300 is missing, 400 is there twice, 9000 was never claimed.
     planted = [n for n in numbers if n not in (34, 300)]
     planted.insert(planted.index(51) + 1, 34)
     planted += [400, 9_000]

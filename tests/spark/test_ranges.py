@@ -69,14 +69,14 @@ def expired() -> OffsetExpired:
 
 
 def test_batches_that_reach_over_the_ends_are_cut() -> None:
-    """A batch may begin before the range and end behind it; what lies outside is another task's."""
+    """A batch may begin before the range and end after it; what is outside is another task's."""
     script = Scripted(frame(7, 5) + frame(12, 3), frame(15, 9) + frame(24, 5))
 
     assert list(range(10, 20)) == script.values()
     assert [10, 15] == script.asked
 
 
-def test_nothing_is_asked_for_behind_the_end() -> None:
+def test_nothing_is_asked_for_after_the_end() -> None:
     """The fetch ahead is of this range only."""
     script = Scripted(frame(10, 10))
 
@@ -118,7 +118,7 @@ def test_retention_during_the_read_is_an_error_that_names_what_is_gone() -> None
 
 
 def test_without_fail_on_data_loss_what_is_left_is_read() -> None:
-    """From the first record that is still there; nothing at all if that lies behind the range."""
+    """From the first record that is still there; nothing at all if that is after the range."""
     script = Scripted(frame(10, 4), expired(), frame(17, 3), earliest=17)
 
     assert [10, 11, 12, 13, 17, 18, 19] == script.values(fail_on_data_loss=False)

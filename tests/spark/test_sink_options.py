@@ -87,7 +87,7 @@ def test_columns_are_found_by_name() -> None:
 
 
 @pytest.mark.usefixtures("no_connection_is_left")
-def test_a_write_without_a_name_leaves_none_behind(url: str, client: laminar.Client) -> None:
+def test_a_write_without_a_name_leaves_none(url: str, client: laminar.Client) -> None:
     """Its sink is one that the cluster may forget; that of a named write is kept."""
     from laminar.spark.write.writers import BatchWriter
 

@@ -23,7 +23,7 @@ pytest.importorskip("pyarrow")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows  # noqa: E402  # only with pyspark
 
-from laminar.spark.read.end_offsets import EndOffsetTracker  # noqa: E402  # behind what is skipped without pyspark
+from laminar.spark.read.end_offsets import EndOffsetTracker  # noqa: E402  # after what is skipped without pyspark
 from laminar.spark.read.stream_reader import StreamReader  # noqa: E402  # only with pyspark
 
 Topic = laminar.Topic[bytes]
@@ -192,7 +192,7 @@ def test_ranges_are_complete_whatever_the_batches_in_the_log(
 def test_a_fetch_says_how_far_the_log_goes(
     topic: Topic, reader: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each carries the range's end: a replica that is behind it may not answer with what it has."""
+    """Each carries the range's end: a replica that lags may not answer with what it has."""
     fill(topic, 50)
     one = reader(startingOffsets="earliest")
     start = one.initialOffset()
@@ -311,10 +311,10 @@ def test_a_log_that_ends_before_what_was_read_is_a_loss(
     one = reader(startingOffsets="earliest", pollTimeoutMs="10")
     end = one.latestOffset(one.latestOffset(one.initialOffset(), ALL), ALL)
     one.stop()
-    behind = {**end, f"{topic.name}:0": 9}
+    beyond = {**end, f"{topic.name}:0": 9}
 
     with pytest.raises(ValueError, match=r"0 was read to 9 and ends at 5.*failOnDataLoss"):
-        one.latestOffset(behind, ALL)
+        one.latestOffset(beyond, ALL)
 
 
 def created_again(topic: Topic, client: laminar.Client, count: int) -> None:

@@ -15,11 +15,11 @@ HIGHEST = (1 << ATTEMPT_BITS) - 1
 def test_tasks_never_meet_and_stand_in_their_order() -> None:
     """Whatever their attempts drew: two tasks with one number would be a write that can't be committed."""
     tasks = [*range(20_000), LAST - 1, LAST]
-    behind = 0
+    beyond = 0
     for task in tasks:
-        assert behind <= first_stage(task, 0) <= first_stage(task, HIGHEST)
-        behind = first_stage(task, HIGHEST) + (1 << COUNT_BITS)
-    assert behind == 1 << 53, "all of the numbers that a stage may have"
+        assert beyond <= first_stage(task, 0) <= first_stage(task, HIGHEST)
+        beyond = first_stage(task, HIGHEST) + (1 << COUNT_BITS)
+    assert beyond == 1 << 53, "all of the numbers that a stage may have"
 
 
 @pytest.mark.parametrize(

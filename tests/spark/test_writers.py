@@ -12,10 +12,10 @@ import laminar
 types = pytest.importorskip("pyspark.sql.types")
 pyarrow = pytest.importorskip("pyarrow")
 
-from laminar.client.errors import NotFound  # noqa: E402  # behind what is skipped without pyspark
+from laminar.client.errors import NotFound  # noqa: E402  # after what is skipped without pyspark
 from laminar.spark.write import writers  # noqa: E402  # only with pyspark
-from laminar.spark.write.fingerprints import OtherBatch  # noqa: E402  # behind what is skipped without pyspark
-from laminar.spark.write.options import parse_sink  # noqa: E402  # behind what is skipped without pyspark
+from laminar.spark.write.fingerprints import OtherBatch  # noqa: E402  # after what is skipped without pyspark
+from laminar.spark.write.options import parse_sink  # noqa: E402  # after what is skipped without pyspark
 
 Topic = laminar.Topic[bytes]
 SCHEMA = types.StructType().add("value", types.BinaryType())
