@@ -80,13 +80,28 @@ def _invalid(text: str, document: Any, kind: type[msgspec.Struct]) -> Problem:
             value=_at(document, f"{path}.{name}"),
             limit=_limit(_kind_at(kind, path)),
         )
+    kinds = _kind_at(kind, path)
     return Problem(
         "invalid",
-        text,
+        _detail(kinds, path, text),
         field=path or "body",
         value=_at(document, path),
-        limit=_limit(_kind_at(kind, path), text),
+        limit=_limit(kinds, text),
     )
+
+
+def _detail(kinds: list[Type], path: str, text: str) -> str:
+    """Return a sentence with the bounds of the number at `path`, or `text` for other mistakes."""
+    if _BOUND.search(text):
+        for each in kinds:
+            match each:
+                case inspect.IntType(ge=int(least), le=int(most)):
+                    return f"{path} must be between {least} and {most}"
+                case inspect.IntType(ge=int(least)):
+                    return f"{path} must be at least {least}"
+                case inspect.IntType(le=int(most)):
+                    return f"{path} must be at most {most}"
+    return text
 
 
 def _kind_at(kind: type[msgspec.Struct], path: str) -> list[Type]:

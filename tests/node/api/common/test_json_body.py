@@ -1,0 +1,46 @@
+"""JSON bodies: what does not fit is refused with the field, its value and its limit."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import pytest
+
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request
+from laminar.node.api.common.json_body import json_body
+
+
+class Limited(msgspec.Struct, forbid_unknown_fields=True):
+    """A document with each kind of limit."""
+
+    between: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
+    least: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    text: Annotated[str, msgspec.Meta(max_length=3)] = ""
+
+
+def request_of(body: bytes) -> Request:
+    """Return a request of which only the body is read."""
+    request = Request.__new__(Request)
+    request.body = body
+    return request
+
+
+@pytest.mark.parametrize(
+    ("body", "detail", "limit"),
+    [
+        (b'{"between": 100000}', "between must be between 1 and 4096", 4096),
+        (b'{"between": 0}', "between must be between 1 and 4096", 1),
+        (b'{"least": 0}', "least must be at least 1", 1),
+        (b'{"text": "four"}', "Expected `str` of length <= 3", 3),
+        (b'{"other": 1}', "there is no such field", "between, least, text"),
+    ],
+)
+def test_a_limit_is_named_in_a_sentence(body: bytes, detail: str, limit: int | str) -> None:
+    """A number's bounds are in the detail, and the one that is broken is the limit."""
+    with pytest.raises(Problem) as refused:
+        json_body(request_of(body), Limited)
+
+    document = refused.value.document()
+    assert (detail, limit) == (document["detail"], document["limit"])
