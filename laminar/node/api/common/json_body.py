@@ -131,7 +131,7 @@ def _alternatives(kind: Type) -> list[Type]:
 
 
 def _limit(kinds: list[Type], text: str = "") -> int | str | None:
-    """Return what is allowed there: the bound that `text` says is broken, or the names that there are."""
+    """Return the limit: the bound that `text` says is broken, the names that there are, or the maximum."""
     bound = _BOUND.search(text)
     if bound is not None:
         return int(bound["bound"])
@@ -140,6 +140,8 @@ def _limit(kinds: list[Type], text: str = "") -> int | str | None:
             return ", ".join(field.encode_name for field in kind.fields)
         if isinstance(kind, inspect.LiteralType):
             return ", ".join(map(str, kind.values))
+        if isinstance(kind, inspect.IntType) and kind.le is not None:
+            return kind.le
     return None
 
 
