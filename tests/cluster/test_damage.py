@@ -95,6 +95,7 @@ def test_rot_on_a_minority_is_healed_and_on_all_replicas_is_named_and_skipped(
         fill(http)
         for member in three.members:
             flip(member.data, "rot", b"fourth value")
+        flip(three.members[0].data, "rot", b"fifth value")
         answer = http.get(url, params={"offset": 3})
         assert 503 == answer.status_code
         problem = answer.json()
@@ -106,6 +107,8 @@ def test_rot_on_a_minority_is_healed_and_on_all_replicas_is_named_and_skipped(
         answer = http.get(url, params={"offset": 3, "on_damage": "skip"})
         assert ["fifth value"] == [each["value"] for each in answer.json()["records"]]
         assert "3-3" == answer.headers["Laminar-Skipped-Offsets"]
+        assert three.members[0].name != answer.headers["Laminar-Node"], "it has no whole bytes of the fifth"
+        wait_for(lambda: metric(http, "laminar_repair_repaired") == 2.0, what="the fifth is repaired")
         answer = http.get(url, params={"offset": 3, "to": 4, "on_damage": "skip"})
         assert ([], "4") == (answer.json()["records"], answer.headers["Laminar-Next-Offset"])
         assert 422 == http.get(url, params={"on_damage": "ignore"}).status_code
