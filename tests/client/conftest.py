@@ -98,6 +98,19 @@ class FakePartition:
         return epoch >= known
 
 
+async def _close_server(server: asyncio.Server) -> None:
+    """Close a server that accepts nothing any more.
+
+    asyncio leaks the socket of a connection that it accepts in the turn in which its server closes: the
+    transport asserts that the server is open, after it has taken the socket.
+    """
+    for socket in server.sockets:
+        asyncio.get_running_loop().remove_reader(socket.fileno())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    server.close()
+
+
 class FakeCluster:
     """`nodes` listening nodes and their topics, on a loop and a thread of its own."""
 
@@ -148,7 +161,7 @@ class FakeCluster:
         """Close a node's listener and connections; its partitions get the next node as leader."""
 
         async def run() -> None:
-            self._servers[node].close()
+            await _close_server(self._servers[node])
             for writer in list(self._writers[node]):
                 writer.transport.abort()
 
@@ -166,7 +179,7 @@ class FakeCluster:
 
     async def _close(self) -> None:
         for server in self._servers:
-            server.close()
+            await _close_server(server)
         # Also tasks of connections that are just accepted: a socket that is left open fails the test.
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in self._serving:

@@ -55,8 +55,8 @@ def inspect(path: Place, *, listing: Listing = AS_TABLE) -> None:
     rows = [_with_times(log) | {"segments": len(log["segments"])} for log in found["logs"]]
     show(rows, listing, columns=_LOG_COLUMNS, name="log")
     if listing.format == "table":
-        for home in found["homes"]:
-            print(f"\n{_sentence(home)}")
+        for store in found["stores"]:
+            print(f"\n{_sentence(store)}")
 
 
 def _with_times(row: dict[str, Any]) -> dict[str, Any]:
@@ -69,17 +69,19 @@ def _with_times(row: dict[str, Any]) -> dict[str, Any]:
     return row | times
 
 
-def _sentence(home: dict[str, Any]) -> str:
-    checkpoint = home["checkpoint"]
-    journal = f"{home['home']}: a journal of {home['journal_files']} files, {home['journal_bytes']:,} bytes"
+def _sentence(store: dict[str, Any]) -> str:
+    checkpoint = store["checkpoint"]
+    journal = (
+        f"{store['store']}: a journal of {store['journal_files']} files, {store['journal_bytes']:,} bytes"
+    )
     if checkpoint is None:
         return f"{journal}; no checkpoint"
     text = (
         f"{journal}; generation {checkpoint['generation']}, checkpoint of {checkpoint['logs']} logs at LSN "
         f"{checkpoint['lsn']}, in file {checkpoint['journal_file']} at {checkpoint['journal_position']:,}"
     )
-    if home["records_behind_checkpoint"]:
-        text += f"; {home['records_behind_checkpoint']:,} records behind it, which the next start takes in"
+    if store["records_behind_checkpoint"]:
+        text += f"; {store['records_behind_checkpoint']:,} records after it, which the next start takes in"
     if checkpoint["recovering"]:
         text += f"; recovering: {', '.join(checkpoint['recovering'])}"
     return text

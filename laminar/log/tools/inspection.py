@@ -39,7 +39,7 @@ def inspect(path: str, *, disk: ReadOnlyDisk | None = None) -> Description:
         "path": folder.path,
         "kind": folder.kind,
         "live": folder.live,
-        "homes": [_store(disk, folder, store) for store in folder.stores],
+        "stores": [_store(disk, folder, store) for store in folder.stores],
         "logs": [_log(disk, log) for log in folder.logs],
     }
 

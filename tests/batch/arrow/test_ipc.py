@@ -370,7 +370,7 @@ def test_a_stream_is_whole_or_refused() -> None:
 
     assert len(accepted) == 3, "behind the schema and behind each record batch"
     for behind in (b"\0", stream):
-        with pytest.raises(BatchError, match="behind the end"):
+        with pytest.raises(BatchError, match="after the end"):
             list(read_stream(stream + behind))
     assert list(read_stream(bytearray(stream))) == list(read_stream(memoryview(stream))) == whole
 

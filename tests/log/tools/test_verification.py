@@ -274,7 +274,7 @@ async def test_a_folder_of_a_killed_process_is_not_called_damaged(tmp_path: Path
 
     verified = verify(str(tmp_path / "data"))
     assert [] == [each for each in verified.findings if each.severity == "damage"]
-    assert flush != "None" or inspect(str(tmp_path / "data"))["homes"][0]["records_behind_checkpoint"] >= 100
+    assert flush != "None" or inspect(str(tmp_path / "data"))["stores"][0]["records_behind_checkpoint"] >= 100
     async with open_log(tmp_path / "data") as log:
         assert log.end_offset >= told
     assert [] == verify(str(tmp_path / "data")).findings
@@ -294,7 +294,7 @@ def test_inspect_tells_ranges_and_sizes(filled: Path) -> None:
     for one, behind in zip(log["segments"], log["segments"][1:], strict=False):
         assert one["next_offset"] == behind["first_offset"]
         assert one["last_index"] + 1 == behind["first_index"]
-    (home,) = found["homes"]
+    (home,) = found["stores"]
     assert 2 == home["checkpoint"]["logs"]
     assert home["journal_bytes"] > 0
 
