@@ -239,7 +239,10 @@ async def test_a_request_with_a_key_waits_for_its_own_first_try_and_for_no_other
     """
     running = Problem("in_progress", outcome="unknown")
     lost = Problem("no_leader", "the connection ended", outcome="unknown")
-    body = b'{"appended":1,"placed":[{"partition":0,"offset":7,"count":1}],"durable":{"replicas":1,"synced":true,"flush":"commit"}}'
+    body = (
+        b'{"appended":1,"placed":[{"partition":0,"offset":7,"count":1}],'
+        b'"durable":{"replicas":1,"synced":true,"flush":"commit"}}'
+    )
     done = PassedResponse(201, [("Laminar-Replayed", "1")], b"", memoryview(body))
     answers: list[Problem | PassedResponse] = []
 
