@@ -228,6 +228,10 @@ def test_pitfall_32_votes_of_idle_groups_survive_a_hundred_journal_files() -> No
             recent_bytes=1 << 20,
             idle_marker_ms=1,
         )
+
+        def files() -> int:
+            return len([name for name in disk.list(HOME) if name.startswith("journal-")])
+
         history = History(open_inline(disk, settings=settings))
         history.create(1)
         history.create(2)
@@ -238,7 +242,11 @@ def test_pitfall_32_votes_of_idle_groups_survive_a_hundred_journal_files() -> No
             history.write(1, b"%d" % number)
             await history.sync()
         assert history.storage._journal.number > 100
-        assert len([name for name in disk.list(HOME) if name.startswith("journal-")]) <= 3
+        # By checkpoints that begin by themselves; how far the last one is depends on the machine.
+        assert files() < 50
+        await settle(history.storage)
+        await history.storage.checkpoint()
+        assert files() <= 3
         for _ in range(3):
             disk.crash(random.Random(1), keep=0.0)
             storage = open_inline(disk, settings=settings)
