@@ -68,11 +68,23 @@ class Platter:
 class Content:
     """See the module. Calls may come from several threads."""
 
-    __slots__ = ("__weakref__", "_behind", "_behind_size", "_changes", "_data", "_gave_up", "lock", "platter")
+    __slots__ = (
+        "__weakref__",
+        "_behind",
+        "_behind_size",
+        "_changes",
+        "_data",
+        "_gave_up",
+        "lock",
+        "platter",
+        "reserved_bytes",
+    )
 
     def __init__(self, platter: Platter | None = None) -> None:
         self.platter = platter
         self.lock = threading.Lock()
+        # Room that is taken for it, from its beginning.
+        self.reserved_bytes = 0
         # None: nothing was changed yet, and what is seen is what the platter holds.
         self._data: bytearray | None = bytearray() if platter is None else None
         self._changes: list[_Change] = []
@@ -89,6 +101,7 @@ class Content:
         copy._changes = list(self._changes)
         copy._behind = dict(self._behind)
         copy._behind_size, copy._gave_up = self._behind_size, self._gave_up
+        copy.reserved_bytes = self.reserved_bytes
         return copy
 
     # What programs see
@@ -98,6 +111,10 @@ class Content:
             assert self.platter is not None
             return self.platter.size()
         return len(self._data)
+
+    def growth(self, size: int) -> int:
+        """How many bytes of room it takes to make it so long: none of those that are reserved."""
+        return max(size, self.reserved_bytes) - max(self.size(), self.reserved_bytes)
 
     @property
     def is_changed(self) -> bool:

@@ -100,7 +100,7 @@ class FaultFile:
                 (self.path, block) for block in range(at // BLOCK, -(-(at + len(data)) // BLOCK))
             }
         with self.content.lock:
-            disk.take_room(self.path, at + len(data) - self.content.size(), "write")
+            disk.take_room(self.path, self.content.growth(at + len(data)), "write")
             self.content.write(data, at)
             disk.note_dirty(self.node)
         disk.step("write", self.path)
@@ -126,6 +126,14 @@ class FaultFile:
             raise
         disk.sync_file(self.node)
 
+    def reserve(self, size: int) -> None:
+        self._check()
+        disk = self._disk
+        disk.before("reserve", self.path, 0, size)
+        with self.content.lock:
+            disk.take_room(self.path, self.content.growth(size), "reserve")
+            self.content.reserved_bytes = max(self.content.reserved_bytes, size)
+
     def start_writeback(self, size: int, position: int) -> None:
         self._check()
 
@@ -137,7 +145,9 @@ class FaultFile:
         disk = self._disk
         disk.before("truncate", self.path, 0, 0)
         with self.content.lock:
-            disk.take_room(self.path, size - self.content.size(), "truncate", gives_back=True)
+            held = max(self.content.size(), self.content.reserved_bytes)
+            disk.take_room(self.path, size - held, "truncate", gives_back=True)
+            self.content.reserved_bytes = 0
             self.content.truncate(size)
             disk.note_dirty(self.node)
         disk.step("truncate", self.path)
@@ -446,7 +456,7 @@ class FaultDisk:
             if node is None:
                 return
             if self.room_bytes is not None and isinstance(node, FileNode):
-                self.room_bytes += node.content.size()
+                self.room_bytes += max(node.content.size(), node.content.reserved_bytes)
             self._names.change((Effect(directory, name, node, False),))
         self.step("unlink", path)
 

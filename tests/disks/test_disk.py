@@ -66,6 +66,32 @@ def test_truncation_cuts_and_extends(place: tuple[Disk, str]) -> None:
     file.close()
 
 
+def test_reserved_room_changes_neither_size_nor_bytes(place: tuple[Disk, str]) -> None:
+    """Room beyond the end reads as the end."""
+    disk, directory = place
+    file = disk.open(f"{directory}/f", create=True)
+    file.pwritev([b"abc"], 0)
+
+    file.reserve(1 << 20)
+
+    assert 3 == file.size()
+    assert b"abc" == bytes(file.pread(10, 0))
+    file.pwritev([b"def"], 3)
+    assert (6, b"abcdef") == (file.size(), bytes(file.pread(10, 0)))
+    file.close()
+
+
+def test_reserved_room_is_taken_from_the_file_system(tmp_path: Path) -> None:
+    """By the blocks that the file holds."""
+    file = RealDisk().open(f"{tmp_path}/f", create=True)
+    file.reserve(1 << 20)
+    blocks = (tmp_path / "f").stat().st_blocks
+    if not blocks:
+        pytest.skip("this file system reserves nothing")
+    assert 512 * blocks >= 1 << 20
+    file.close()
+
+
 def test_names(place: tuple[Disk, str]) -> None:
     """Listing is sorted; rename replaces; unlinking what is gone is fine; open files outlive their names."""
     disk, directory = place

@@ -99,9 +99,8 @@ class Journal:
         self._preparing = False
         # By number: capacity, filled with zeros up to.
         self._capacities = {number: (self._capacity, self._filled)}
-        # No file could be made ready for when this one is full: the disk is full. Set by
-        # `prepare_spare`.
-        self.starved = False
+        # The last file that was to be made ready, or the current one, found no room.
+        self._lacks_room = False
 
     def _make(self, name: str, size: int) -> File:
         """Make a zero-filled file: on written blocks a sync costs two thirds, and room is certain."""
@@ -227,33 +226,48 @@ class Journal:
         self._file.close()
         self.number += 1
         path = os.path.join(self._store, journal_name(self.number))
-        spare = self._spares.pop(0) if self._spares else None
-        if spare is not None and spare[1] >= size:
-            self._disk.rename(os.path.join(self._store, spare[0]), path)
+        if self._spares and self._spares[0][1] >= size:
+            name, self._capacity, self._filled = self._spares.pop(0)
+            self._disk.rename(os.path.join(self._store, name), path)
             self._file = self._disk.open(path)
-            _, self._capacity, self._filled = spare
         else:
             # Not zero-filled: that would delay all commits. Appending costs about the same once.
             self._file = self._disk.open(path, create=True, exclusive=True)
             self._capacity, self._filled = max(size, self._next_capacity()), 0
+            self._reserve()
         self._disk.sync_directory(self._store)
         self._capacities[self.number] = (self._capacity, self._filled)
         self._position = 0
+
+    def _reserve(self) -> None:
+        """Reserve room for the current file, or refuse appends: the votes may still fit."""
+        try:
+            self._file.reserve(self._capacity)
+        except DiskError as error:
+            if not error.is_full:
+                raise
+            self._lacks_room = True
 
     def _next_capacity(self) -> int:
         return min(4 * self._capacity, self._settings.journal_file_bytes)
 
     def wants_spare(self) -> bool:
-        """Return, once, that half of the file is used and no next one is ready.
+        """Return, once, that half of the file is used, or lacks room, and no next one is ready.
 
         Then `prepare_spare` should be called.
         """
-        wanted = not self._spares and not self._preparing and self._position >= self._capacity // 2
+        used = self._lacks_room or self._position >= self._capacity // 2
+        wanted = used and not self._spares and not self._preparing
         self._preparing |= wanted
         return wanted
 
+    @property
+    def starved(self) -> bool:
+        """Whether appends should be refused: the disk is full, and no next file is ready."""
+        return self._lacks_room and not self._spares
+
     def prepare_spare(self) -> None:
-        """Make the next file ready. A full disk sets `starved`. The thread that also deletes."""
+        """Make the next file ready. A full disk makes it `starved`. The thread that also deletes."""
         self._spares_made += 1
         name = f"{_SPARE}{self._spares_made}"
         capacity = self._next_capacity()
@@ -262,13 +276,13 @@ class Journal:
         except DiskError as error:
             if not error.is_full:
                 raise
-            self.starved = True
+            self._lacks_room = True
             self._disk.unlink(os.path.join(self._store, name))
             return
         finally:
             self._preparing = False
         self._spares.append((name, capacity, capacity))
-        self.starved = False
+        self._lacks_room = False
 
     def delete_before(self, number: int) -> None:
         """Remove the files below `number`. Only when a durable checkpoint covers all their frames.
@@ -286,7 +300,7 @@ class Journal:
                 name = f"{_SPARE}{self._spares_made}"
                 self._disk.rename(path, os.path.join(self._store, name))
                 self._spares.append((name, capacity, filled))
-                self.starved = False
+                self._lacks_room = False
             else:
                 self._disk.unlink(path)
 

@@ -22,6 +22,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 # The kernel takes at most this many buffers in one call (UIO_MAXIOV).
 MAX_BUFFERS = 1024
 _SYNC_FILE_RANGE_WRITE = 2
+_FALLOC_FL_KEEP_SIZE = 1
 _preadv, _RWF_NOWAIT = os.preadv, os.RWF_NOWAIT
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -51,6 +52,12 @@ class File(Protocol):
 
     def sync(self) -> None:
         """Make everything written so far, and the size, durable. Never retry after a failure."""
+
+    def reserve(self, size: int) -> None:
+        """Reserve room for the first `size` bytes; the file's own size stays.
+
+        Writes there find room on a full disk. A file system without such a call reserves nothing.
+        """
 
     def start_writeback(self, size: int, position: int) -> None:
         """Hint that these bytes should be written now, so that a later `sync` is short.
@@ -217,6 +224,17 @@ class RealFile:
             os.fdatasync(self._fd)
         except OSError as error:
             raise DiskError.of("sync", self.path, error) from error
+
+    def reserve(self, size: int) -> None:
+        """Reserve room for the first `size` bytes, where the file system has fallocate."""
+        if _fallocate is None:
+            return
+        while _fallocate(self._fd, _FALLOC_FL_KEEP_SIZE, 0, size):
+            number = ctypes.get_errno()
+            if number in (errno.EOPNOTSUPP, errno.ENOSYS):
+                return
+            if number != errno.EINTR:
+                raise DiskError.of("reserve", self.path, OSError(number, os.strerror(number)))
 
     def start_writeback(self, size: int, position: int) -> None:
         """Start writing these bytes to the medium, where the system has sync_file_range."""
@@ -444,6 +462,7 @@ def _find(name: str, *arguments: Any) -> ctypes._NamedFuncPointer | None:
     return function
 
 
+_fallocate = _find("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _sync_file_range = _find("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 # `bytearray(size)` writes zeros first, which takes as long as the read itself. A large buffer is made

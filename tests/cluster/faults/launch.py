@@ -78,6 +78,10 @@ class RuledFile:
         obey(self._rules, "sync", self.path)
         self._file.sync()
 
+    def reserve(self, size: int) -> None:
+        obey(self._rules, "reserve", self.path, 0, size)
+        self._file.reserve(size)
+
     def start_writeback(self, size: int, position: int) -> None:
         self._file.start_writeback(size, position)
 

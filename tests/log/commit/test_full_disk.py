@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import pytest
 
 from laminar.log import Storage
+from laminar.log.commit.journal import Journal
 from laminar.log.disk.errors import DiskError, StorageClosed, StorageError
 from laminar.log.format.index_entry import ROW_SIZE
 from laminar.log.segment.segment_file import INDEX_HEAD_SIZE, index_name
 from tests.disks.fault_disk import FaultDisk, PowerCut
-from tests.log.histories import LOGS, SMALL, History, in_segments, open_inline, picture_of, run, settle
+from tests.log.histories import HOME, LOGS, SMALL, History, in_segments, open_inline, picture_of, run, settle
 
 
 def test_pitfall_48_a_disk_full_during_a_checkpoint_stops_nothing() -> None:
@@ -66,6 +67,57 @@ def test_pitfall_48_no_room_for_the_next_journal_file_refuses_appends_but_not_vo
         history.check(open_inline(disk))
 
     run(main())
+
+
+def a_journal(disk: FaultDisk) -> Journal:
+    disk.make_directory(HOME)
+    journal = Journal(disk, HOME, SMALL, generation=1, seed=7, number=1, lsn=0)
+    journal.open_generation()
+    return journal
+
+
+def test_a_file_that_was_not_ready_in_time_has_its_room_when_the_disk_fills() -> None:
+    """It is used before it is filled with zeros. A full disk ends the process at none of its frames."""
+    disk = FaultDisk()
+    disk.room_bytes = 1 << 20
+    journal = a_journal(disk)
+    while journal.number == 1:
+        journal.write([b"x" * 3000], records=1, hard_states=[])
+    disk.room_bytes = 0
+
+    for _ in range(SMALL.journal_file_bytes // 4096 - 1):
+        journal.write([b"x" * 3000], records=1, hard_states=[])
+
+    assert 2 == journal.number
+    assert not journal.starved
+
+
+def test_a_next_file_without_room_refuses_appends_until_another_is_ready() -> None:
+    """The frame that it was made for may still fit."""
+    disk = FaultDisk()
+    journal = a_journal(disk)
+    disk.error = lambda operation, path: errno.ENOSPC if operation == "reserve" else None
+    while journal.number == 1:
+        assert not journal.starved
+        journal.write([b"x" * 3000], records=1, hard_states=[])
+
+    assert journal.starved
+    assert journal.wants_spare()
+    journal.prepare_spare()
+    assert not journal.starved
+
+
+def test_a_frame_larger_than_the_file_that_is_ready_leaves_it_to_the_next() -> None:
+    """A file that is passed over is not forgotten on the disk."""
+    disk = FaultDisk()
+    journal = a_journal(disk)
+    journal.prepare_spare()
+    journal.write([b"x" * 2 * SMALL.journal_file_bytes], records=1, hard_states=[])
+    assert {"journal-1", "journal-2", "spare-1"} <= set(disk.list(HOME))
+
+    journal.write([b"x" * 3000], records=1, hard_states=[])
+
+    assert {"journal-1", "journal-2", "journal-3", "end-mark"} == set(disk.list(HOME))
 
 
 @pytest.mark.parametrize("what, named", [("spare-", "disk"), ("checkpoint.", "journal")])
