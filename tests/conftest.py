@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib.util
 import inspect
 import os
@@ -129,12 +128,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Say last, below pytest's own last line, what could not run here."""
     if config.stash.get(skipped_key, None) and not hasattr(config, "workerinput"):
         print(config.stash[skipped_key])
-
-
-def pytest_collection_finish() -> None:
-    """Spare the garbage collector what lives to the end: 5,000 tests and what they import."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
