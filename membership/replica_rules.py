@@ -74,7 +74,10 @@ def accept_loss(state: CatalogState, request: AcceptLoss) -> Change:
 
 
 def replace_replica(state: CatalogState, request: ReplaceReplica) -> Change:
-    """Give a replica's place to a new one, if the partition is still what the step was decided on."""
+    """Replace a replica by a new one on the node of the request.
+
+    The result is `conflict`, and nothing changes, if the partition's version is not the request's.
+    """
     partition = state.partitions.get(request.partition)
     if partition is None or partition.group != request.group:
         return state, Result("absent", state.version, f"no such group as {request.partition}")

@@ -437,14 +437,17 @@ class Leadership:
         return max(self._log.first_index - 1, progress.resume_index)
 
     def catch_up(self, replica_id: int, resume_index: int) -> None:
-        """Send this replica no entries before it holds the log up to a committed entry by other means."""
+        """Pause entries to this replica until it holds the log up to `resume_index`, which is committed.
+
+        The caller lets it copy the log up to there, and calls `resume` if that fails.
+        """
         progress = self.progress.get(replica_id)
         assert resume_index <= self._log.committed_index, f"{resume_index} is not committed"
         if progress is not None and progress is not self.own and progress.match_index < resume_index:
             progress.catch_up(resume_index)
 
     def resume(self, replica_id: int) -> None:
-        """Probe this replica and send what there is: the other means failed."""
+        """Probe this replica and send it entries again, as its copy of the log failed."""
         progress = self.progress.get(replica_id)
         if progress is not None and progress.flow is Flow.CATCH_UP:
             progress.probe(progress.match_index + 1)

@@ -94,9 +94,10 @@ class Progress:
         self.inflight_bytes = 0
 
     def catch_up(self, resume_index: int = 0) -> None:
-        """Send no entries until it holds the log up to `resume_index`, and up to where ours begins.
+        """Pause entries to this follower until it holds the log up to `resume_index`, which it copies itself.
 
-        What it needs is no longer in the log, or so much that it gets it by other means.
+        It also has to hold what comes before the leader's first entry. Used when the entries that it
+        lacks are no longer in the leader's log, or too many to send.
         """
         self.flow = Flow.CATCH_UP
         self.resume_index = resume_index

@@ -265,7 +265,7 @@ class Batch:
 
     @property
     def delivery_times(self) -> list[int | None] | None:
-        """When each record is due, in ms, None where it is at once; None if all are."""
+        """Each record's time of delivery in epoch ms, None where it is at once; None if all are."""
         return self._times(Column.DELIVERY_TIME)
 
     @property

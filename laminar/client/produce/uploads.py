@@ -80,7 +80,11 @@ class Upload:
         self._under_way: asyncio.Task[Any] | None = None
 
     async def write(self, chunk: bytes) -> None:
-        """Add bytes; wait while a part is full and one is under way. Raises what that one met."""
+        """Add bytes; wait for the part under way if the next one is full.
+
+        Raises:
+            Error: The part under way failed.
+        """
         if type(chunk) is not bytes and (wrong := not_bytes(chunk)) is not None:
             raise wrong
         view = memoryview(chunk).cast("B")

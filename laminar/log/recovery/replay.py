@@ -1,8 +1,9 @@
 """Replay a journal's records in memory.
 
-Of each log: what of its segments still counts, and what follows them. Of each replica: its newest promise,
-and whether that may be lost. Which frames count was decided before (`journal_scan.py`); no file is touched
-here.
+The result is, for each log, how many entries of its segments are neither truncated nor deleted, and the
+entries that the journal has after them; for each replica, its newest term and vote, and whether a newer one
+may have been lost. Which frames of the journal are valid was decided before (`journal_scan.py`). No file is
+touched here.
 """
 
 from __future__ import annotations

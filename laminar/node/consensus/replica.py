@@ -168,9 +168,10 @@ class Replica:
         return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
 
     def stamped(self, frame: bytearray | memoryview, *, opens_segment: bool = False) -> Entry:
-        """Return an unstamped batch as the entry to propose next. Leader only; changes only the frame.
+        """Return a batch as the entry to propose next. Leader only.
 
-        The driver performs the core's `Ready` before the next proposal, so the log's end is
+        Index, terms, base offset and append time are written into `frame` in place; nothing else
+        changes. The driver performs the core's `Ready` before the next proposal, so the log's end is
         always the end the next stamp continues from.
         """
         place = self.core.place()

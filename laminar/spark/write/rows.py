@@ -77,7 +77,10 @@ Stage = tuple[str, int, bytearray, int]
 
 
 class Rows:
-    """The rows of one task. `partitioner_of` returns the partitioner of a topic; it may ask the cluster."""
+    """A buffer that groups the rows of one task by partition, and gives them back as stages.
+
+    `partitioner_of` returns the partitioner of a topic; it may ask the cluster.
+    """
 
     def __init__(
         self, positions: Mapping[str, int], *, topic: str | None, partitioner_of: Callable[[str], Partitioner]

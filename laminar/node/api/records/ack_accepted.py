@@ -30,7 +30,10 @@ def window(partition: Partition) -> bytes:
 
 
 def accepted(request: Request, append: Append, partition: Partition, block: bytes) -> Response:
-    """Append one batch at its leader and answer 202 without waiting; `block` is headers of every answer."""
+    """Append one batch to its leader's log, and answer 202 before it is synced or replicated.
+
+    `block` holds the encoded headers that every answer has.
+    """
     ack = request.query["ack"]
     if ack != "accepted":
         raise Problem(

@@ -308,7 +308,10 @@ class StagedBatches:
         return found
 
     def upload(self, upload: bytes) -> PublishedUpload | None:
-        """Return an upload that was published here, if it is remembered, as of the log's end."""
+        """Return a published upload, or None if it was never published here or is forgotten.
+
+        Entries that are not committed yet count.
+        """
         return self._maps[3].get(upload)
 
     def open_uploads(self) -> int:
