@@ -179,7 +179,23 @@ class LocalCluster:
         self.wait_ready(timeout=timeout)
 
     def stop(self) -> None:
-        """End every node, first by request, then by force, and release what was held. Idempotent."""
+        """End every node, first by request, then by force, and release what was held. Idempotent.
+
+        An interrupt (a second Ctrl-C) ends the wait; no process is left in that case either.
+        """
+        try:
+            self._ask_to_end()
+        finally:
+            for node in self.members:
+                self.kill(node.number)
+            self._stopped = True
+            while self._lifelines:
+                os.close(self._lifelines.pop())
+            if self._net is not None:
+                self._net.close()
+
+    def _ask_to_end(self) -> None:
+        """End every node by request, within `STOP_TIMEOUT_S`; note how each ended."""
         for node in self.members:
             if node.running:
                 assert node.process is not None
@@ -193,12 +209,6 @@ class LocalCluster:
                     node.exit_codes.append(None)
                 else:
                     node.exit_codes.append(node.process.returncode)
-                self.kill(node.number)
-        self._stopped = True
-        while self._lifelines:
-            os.close(self._lifelines.pop())
-        if self._net is not None:
-            self._net.close()
 
     def leftovers(self) -> list[int]:
         """Return the pids of this cluster's living processes, also of those with its `environment`."""

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,30 @@ def test_stop_is_in_order_and_may_be_said_twice(tmp_path: Path) -> None:
 
     assert [[0]] == [node.exit_codes for node in cluster.members]
     assert [] == cluster.leftovers()
+
+
+def test_an_interrupted_stop_leaves_no_process(tmp_path: Path) -> None:
+    """A second Ctrl-C, while one node does not end: its processes are killed."""
+    with LocalCluster(tmp_path, nodes=2, shards=1) as cluster:
+        stuck, ends = (node.process.pid for node in cluster.members if node.process is not None)
+        os.kill(stuck, signal.SIGSTOP)
+
+        def interrupt() -> None:
+            os.waitid(os.P_PID, ends, os.WEXITED | os.WNOWAIT)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+        before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+        thread = threading.Thread(target=interrupt)
+        try:
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                cluster.stop()
+        finally:
+            thread.join()
+            signal.signal(signal.SIGUSR1, before)
+
+        assert [] == cluster.leftovers()
+        assert not any(node.running for node in cluster.members)
 
 
 def test_two_nets_never_meet() -> None:
