@@ -2,13 +2,14 @@
 
 Why each step is as it is: docs/consensus.md#transactions.
 
-The sinks whose names fall to one partition of the topic `_transactions` are coordinated by the leader of
-that partition. A commit is: the epoch is checked; every target pins what is to be published; one entry in
-this log decides; every target publishes; one entry says that this is done. The decision is made against the
-table as the end of this log has it, in the same turn in which it is proposed: an epoch that was raised
-before it in the log refuses it. A leader that comes later finds what is undone in its table, and continues.
+A sink's name selects one partition of the topic `_transactions`; the leader of that partition coordinates
+the sink. A commit has five steps: the epoch is checked; every target partition pins its stages; one entry in
+the coordinator's log decides; every target publishes; one more entry records that all have published. The
+decision is checked against the table of sinks as of the log's end, in the same turn of the loop in which it
+is proposed, so it is refused if an earlier entry of the log raised the epoch. A later leader finds decisions
+that are not published everywhere in its table, and continues with them.
 
-How targets are asked is given from outside; every step may be asked for again.
+The caller passes in how the targets are called (`Targets`). Every step may be requested again.
 """
 
 from __future__ import annotations
@@ -39,26 +40,32 @@ from laminar.node.partition.state.sinks import (
 _log = logging.getLogger("laminar.transactions")
 
 TOPIC = "_transactions"
+# Pause before a failed publish is tried again; it doubles up to the second value.
 RETRY_S = 0.05
 SLOWEST_RETRY_S = 2.0
-# The problem code of a batch whose stages are gone from a partition.
+# Pause before a decision whose stages a partition has lost is tried again (`finish_all`).
 LOST_RETRY_S = 30.0
-# A decision that was not published by then is answered as such: asking again waits on.
+# A request waits this long for its decision to be published everywhere; then it is answered
+# `outcome_unknown`. The same request again waits once more.
 PUBLISH_WAIT_S = 20.0
 
 
 def id_of(name: str) -> bytes:
-    """Return the id (16 bytes) of a sink in the headers of its batches."""
+    """Return the id (16 bytes) of the sink with this name, as the headers of its batches carry it."""
     return hashlib.sha256(b"sink\0" + name.encode()).digest()[:16]
 
 
 def id_of_name(name: str) -> bytes:
-    """Return the id of a producer's name, which is no sink's."""
+    """Return the id (16 bytes) of a producer's name in the table of sinks; it differs from every sink's."""
     return hashlib.sha256(b"producer\0" + name.encode()).digest()[:16]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a commit in one partition: the numbers of its stages, or how many it has `pinned`."""
+    """The part of a commit in one partition.
+
+    `stages` are the numbers of the stages to pin. If it is empty, they were pinned before, and `pinned` is
+    their count.
+    """
 
     topic: str
     partition: int
@@ -67,7 +74,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pinned(msgspec.Struct, frozen=True, array_like=True):
-    """The promise of a partition: its group's id, and the index of the pin there."""
+    """The promise of a partition: its group's id, and the index of the `pin` entry in its log."""
 
     group: bytes
     pin: int
@@ -77,10 +84,13 @@ class Targets(Protocol):
     """The participants of a transaction: the leaders of other partitions, on any node."""
 
     async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
-        """Have a partition pin its part. Raises `Problem`."""
+        """Have the leader of a partition pin its part of a batch. Raises `Problem`."""
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
-        """Have a partition publish; nothing is left to do if its group is gone. Raises `Problem`."""
+        """Have the leader of a target publish the batch. Raises `Problem`.
+
+        Return as after a success if the target's group was deleted: nothing is left to do there.
+        """
 
 
 class Coordinator:
@@ -97,9 +107,10 @@ class Coordinator:
         self._targets = targets
         self._spawn = spawn
         self._loop = asyncio.get_running_loop()
-        # By sink, a decision of which some partition has nothing left, and since when that is known.
+        # By sink: a decision whose stages some partition has lost, that partition's answer, and when it came
+        # (the loop's time).
         self._lost: dict[bytes, tuple[Decision, Problem, float]] = {}
-        # Sinks whose decision is being published here, and the futures that wait for it.
+        # Sinks whose decision is being published here; each future is resolved when the attempt has ended.
         self._finishing: dict[bytes, asyncio.Future[None]] = {}
 
     def _sink(self, sink_id: bytes) -> Sink:
@@ -108,26 +119,30 @@ class Coordinator:
         return sinks.get(sink_id) or sinks.unknown
 
     def _change(self, sink_id: bytes, sink: Sink, *, ends: bool = False) -> asyncio.Future[Receipt]:
+        # `ends`: the change finishes or deletes something, so it is taken even while the disk is full.
         payload = msgspec.msgpack.encode(SinkChange(sink_id, sink))
         return self.partition.appends.append_control(build_control(Kind.SINK, payload), even_if_full=ends)
 
     async def begin(
         self, sink_id: bytes, name: str, request: str = "", *, epoch: int = 0, once: bool = False
     ) -> Sink:
-        """Raise the sink's epoch; its former driver is refused from now on.
+        """Raise the sink's epoch and return the sink; its former driver is refused from now on.
 
-        Once for each `request` that is named, so a repeated or late one fences no driver that began by it.
-        With `epoch`, to exactly that one. `once`: the sink writes one batch and is never used again, so it
-        may be forgotten, unless it was ever begun otherwise.
+        `request` is an id that the client chose for this call ("": none). If it is the one that raised the
+        epoch last, nothing is raised again: a repeated request does not fence the driver that it began.
+        With `epoch` (0: any) the epoch is raised to exactly that value, or not at all. `once` asks for a
+        single-use sink, which may be forgotten after its batch; a sink that is kept stays one.
 
         Raises:
-            Problem: 409 `fenced` when another driver began this epoch or a later one, 422 `invalid` when it
-                is not the next.
+            Problem: 409 `fenced` when another driver began this epoch or a later one; 422 `invalid` when
+                `epoch` is not the next; 404 `no_such_sink` when the sink to which `epoch` belongs was
+                deleted or forgotten; 409 `in_progress` while the sink is being deleted; 429 `quota` when no
+                more sinks can be kept.
         """
         sink = self._sink(sink_id)
         if epoch > sink.last_epoch + 1:
-            # A deposed leader that has not noticed does not know the epochs between: only the real one may
-            # deny them.
+            # A deposed leader that has not noticed does not know the epochs between. Only a confirmed leader
+            # may say that they never began.
             await self.partition.reader.confirmed_end()
             sink = self._sink(sink_id)
         if sink.deletion is Deletion.BEGUN:
@@ -140,7 +155,8 @@ class Coordinator:
                 outcome="not_applied",
             )
         if epoch and sink.deletion:
-            # A driver that goes on would commit again what it had committed.
+            # An epoch is named by a driver that continues. The numbers of a new sink start again, so it would
+            # commit once more what it had committed before the deletion.
             raise Problem(
                 "no_such_sink",
                 f"sink {name!r} was deleted",
@@ -169,18 +185,20 @@ class Coordinator:
                 outcome="not_applied",
             )
         elif sink.deletion:
-            # Another sink; no epoch of the old one comes again.
+            # A new sink of the same name: it begins above the old one's epochs, so that none is used twice.
             sink = Sink("", epoch=sink.epoch, first=sink.epoch + 1, deleted_by=sink.begun_by)
         elif unknown:
-            # Nor does an epoch of one that was deleted and forgotten since.
+            # `first` is above the floor: no epoch of a sink that was deleted and forgotten is used twice.
             sink = Sink("", epoch=sink.last_epoch, first=sink.first)
         begun = msgspec.structs.replace(sink, name=name, once=once and sink.once)
         return await self._raise(sink_id, begun, request)
 
     async def delete(self, sink_id: bytes, request: str) -> Sink:
-        """Begin to delete a sink: its driver is refused from now on, and what was decided is published first.
+        """Begin to delete a sink, and return it: its driver is refused from now on.
 
-        Afterwards every partition forgets it, and `deleted` records that here.
+        A batch that is decided is published everywhere first. Afterwards the caller has every partition
+        forget the sink, then calls `deleted`. The same `request` (an id that the client chose) again, or a
+        call while the deletion is under way, returns the sink as it is.
 
         Raises:
             Problem: 404 `no_such_sink`, or 409 `in_progress` when a batch cannot be published now.
@@ -188,12 +206,14 @@ class Coordinator:
         sink = self._sink(sink_id)
         again = (sink.deletion and sink.begun_by == request) or (request and sink.deleted_by == request)
         if sink.deletion is Deletion.BEGUN or again:
-            # Nothing is forgotten anywhere before the epoch that refuses its drivers is committed.
+            # The caller may have partitions forget the sink only when the epoch that refuses its drivers is
+            # committed.
             partition = self.partition
             await partition.appends.when_committed(partition.log.last_index, Receipt(partition.number, 0, 0))
             return sink
         if not sink.exists:
-            # A deposed leader that has not noticed does not know of it: only the real one may deny it.
+            # A deposed leader that has not noticed may not know of the sink. Only a confirmed leader may say
+            # that there is none.
             await self.partition.reader.confirmed_end()
             if not self._sink(sink_id).exists:
                 raise Problem("no_such_sink", "there is no such sink", outcome="not_applied")
@@ -210,14 +230,18 @@ class Coordinator:
                     outcome="not_applied",
                 ) from problem
             return await self.delete(sink_id, request)
-        # In this turn nothing is undone: what is decided later is decided under a newer epoch, or not at all.
+        # No decision is open in this turn of the loop, and no later one can be under this epoch.
         gone = msgspec.structs.replace(sink, epoch=sink.epoch + 1, begun_by=request, deletion=Deletion.BEGUN)
         await self._change(sink_id, gone, ends=True)
         return gone
 
     async def deleted(self, sink_id: bytes, epoch: int) -> Sink:
-        """Record that every partition has forgotten the sink up to this epoch: its name is free."""
-        # A deposed leader that has not noticed may not know of the deletion, or of an end of it that is lost.
+        """Record that every partition has forgotten the sink up to this epoch: its name is free.
+
+        Return the sink; unchanged if it is not being deleted under this epoch.
+        """
+        # A deposed leader that has not noticed may not know of the deletion, or may hold an end of it that
+        # will be truncated.
         await self.partition.reader.confirmed_end()
         sink = self._sink(sink_id)
         if sink.deletion is Deletion.BEGUN and sink.epoch == epoch:
@@ -226,9 +250,10 @@ class Coordinator:
         return sink
 
     async def over(self, sinks: Sequence[bytes]) -> list[bytes]:
-        """Return those of the sinks that have nothing under way, confirmed by a majority after this call.
+        """Return those of `sinks` without an open decision, confirmed by a majority after this call.
 
-        What was decided is published in every partition, so it will not be asked for again.
+        All that was decided for them is published in every partition, so no coordinator requests a publish
+        of it again.
         """
         await self.partition.reader.confirmed_end()
         table = self.partition.state.sinks
@@ -240,32 +265,36 @@ class Coordinator:
         ]
 
     async def listed(self, *, prefix: str, after: str, limit: int) -> list[Sink]:
-        """Return the listed sinks by name, confirmed by a majority after this call."""
+        """Return the sinks that exist or are being deleted, confirmed by a majority after this call.
+
+        They are the first `limit` by name of those that begin with `prefix` and sort after `after`.
+        """
         await self.partition.reader.confirmed_end()
         return self.partition.state.sinks.listed(prefix=prefix, after=after, limit=limit)
 
     def _new_once(self) -> Sink:
-        """Return a sink that writes once, before its first epoch."""
+        """Return a new single-use sink, whose epoch is still the one before its first."""
         first = first_once_epoch(self.partition.log.last_index)
         return Sink("", epoch=first - 1, first=first, once=True)
 
     async def end(self, sink_id: bytes, epoch: int) -> Sink:
-        """Rule out that a batch of a sink that writes once is still decided under `epoch`; return the sink.
+        """Rule out that a batch of a single-use sink is still decided under `epoch`; return the sink.
 
-        For a sink whose driver has been silent for too long. A batch that is decided stays decided.
+        It is for a sink whose driver has been silent for too long: its epoch is raised. A sink that has
+        another epoch, or has decided its batch, or is kept, is returned as it is committed.
         """
         sink = self._sink(sink_id)
         if sink.epoch == 0:
-            # Forgotten, or it never began. That this is so still when the answer arrives, an epoch sees to.
+            # Forgotten, or never begun. Raising an epoch for it keeps that true until the answer arrives.
             sink = self._new_once()
         elif not sink.once or sink.epoch != epoch or sink.number >= 0:
             return await self.status(sink_id)
         return await self._raise(sink_id, sink, "")
 
     async def take_name(self, sink_id: bytes, name: str, producer: bytes, request: str = "") -> Sink:
-        """Raise the epoch of a producer's name, as `begin` does a sink's.
+        """Raise the epoch of a producer's name and return the name's entry, as `begin` does for a sink.
 
-        `producer` is the id that the name gets if it has none yet.
+        `producer` (16 bytes) is the producer id that the name gets if it has none yet.
         """
         sink = self._sink(sink_id)
         named = msgspec.structs.replace(sink, name=name, producer=sink.producer or producer)
@@ -289,19 +318,22 @@ class Coordinator:
     async def commit(
         self, sink_id: bytes, number: int, epoch: int, parts: Sequence[Part], fingerprint: str = ""
     ) -> bool:
-        """Commit a batch atomically; done when all its partitions have published it.
+        """Commit a batch atomically; return True when all its partitions have published it.
 
-        Return False if this batch was committed already, or a later one was: numbers rise.
+        Return False if this number, or a higher one, was committed before; it is published by then, too.
+        `fingerprint` is the driver's digest of the batch ("": none).
 
         Raises:
-            Problem: 409 `fenced` for an older epoch; `no_stage` where something is not staged any more; 422
-                for an epoch that never began; 404 `no_such_sink` for one of a sink that was forgotten; 504
-                `outcome_unknown` when the commit is not known to be over; `stages_lost` when this or the
-                batch before was decided and can't be published any more; with a `fingerprint` 409
-                `other_batch` where this number is decided with another: what is committed is not this batch.
+            Problem: 409 `fenced` for an older epoch; 409 `no_stage` where a partition no longer holds a
+                stage; 422 `invalid` for an epoch that never began; 404 `no_such_sink` for an epoch of a sink
+                that was forgotten; 504 `outcome_unknown` when the batch is decided and not known to be
+                published everywhere; `stages_lost` when this or the previous batch was decided and can't be
+                published any more; 409 `other_batch` when this number is decided with another fingerprint,
+                so that what is committed is not this batch.
         """
         if epoch > self._sink(sink_id).epoch:
-            # A deposed leader that has not noticed does not know of it: only the real one may deny it.
+            # A deposed leader that has not noticed does not know of a newer epoch. Only a confirmed leader
+            # may say that it never began.
             await self.partition.reader.confirmed_end()
         if self._decided(sink_id, number, epoch, fingerprint):
             await self._finished(sink_id, number)
@@ -309,8 +341,8 @@ class Coordinator:
         pins = await asyncio.gather(
             *(self._targets.pin(sink_id, number, epoch, part) for part in parts), return_exceptions=True
         )
-        # Whatever came between is in the table now: no turn passes from here to the proposal. It may have
-        # decided this very batch, which then is why it could not be pinned.
+        # Entries that were appended meanwhile are in the table now, and the loop does not turn from here to
+        # the proposal. One of them may have decided this very batch; then that is why a pin failed.
         if self._decided(sink_id, number, epoch, fingerprint):
             await self._finished(sink_id, number)
             return False
@@ -324,7 +356,7 @@ class Coordinator:
                 raise pin
         sink = self._sink(sink_id)
         if sink.undone is not None:
-            # The batch before is decided and not published: its own commit goes on with it.
+            # The previous batch is decided and not published everywhere: wait until it is.
             try:
                 await self._finished(sink_id, sink.undone.number)
             except Problem as problem:
@@ -345,7 +377,12 @@ class Coordinator:
         return True
 
     def _decided(self, sink_id: bytes, number: int, epoch: int, fingerprint: str) -> bool:
-        """Return whether this batch is decided already. Raises `Problem` if this epoch may not decide."""
+        """Return whether this number, or a higher one, is decided as of the log's end.
+
+        Raises:
+            Problem: when nothing may be decided under this epoch, or the number is decided with another
+                fingerprint.
+        """
         sink = self._sink(sink_id)
         refuse_epoch(sink, epoch)
         known = sink.fingerprint
@@ -366,7 +403,8 @@ class Coordinator:
         """Wait until a decided batch is published everywhere.
 
         Raises:
-            Problem: 504 `outcome_unknown`, or `stages_lost` where it can't be published any more.
+            Problem: 504 `outcome_unknown` after `PUBLISH_WAIT_S`, or when this replica stops leading;
+                `stages_lost` when the batch can't be published any more.
         """
         why = "not yet published in every partition"
         try:
@@ -392,7 +430,7 @@ class Coordinator:
         raise Problem("outcome_unknown", f"batch {number} of this sink is decided, and {why}")
 
     async def _committed(self) -> None:
-        """Wait until what is in the log now is committed, or this replica no longer leads."""
+        """Wait until the present end of the log is committed, or its commit has failed."""
         partition = self.partition
         index = partition.log.last_index
         try:
@@ -401,9 +439,10 @@ class Coordinator:
             _log.debug("a decision is not committed: %s", problem)
 
     async def _is_undone(self, sink_id: bytes, decision: Decision) -> bool:
-        """Return whether a decision is not published everywhere; False if this is not the leader.
+        """Return whether a decision is not published everywhere yet; False if this replica does not lead.
 
-        Confirmed by a majority after this call: a decision that is published may be forgotten by a partition.
+        A majority confirms it after this call. A deposed leader could otherwise take stages for lost that
+        were published long ago, and that the partition has forgotten since.
         """
         try:
             await self.partition.reader.confirmed_end()
@@ -413,10 +452,11 @@ class Coordinator:
         return known is not None and known.undone == decision
 
     def finish_all(self) -> None:
-        """Resume publishing what earlier leaders decided."""
+        """Start to publish every open decision, also those of earlier leaders; for a periodic call."""
         if self.partition.leads:
             for sink_id in self.partition.state.sinks.undone():
-                # A lost decision ends only with the deletion of its topic: then the sink continues.
+                # A decision with lost stages ends only when the topic that lost them is deleted. So it is
+                # tried again, at long intervals.
                 lost = self._lost.get(sink_id)
                 if lost is None or self._loop.time() - lost[2] >= LOST_RETRY_S:
                     self._finish(sink_id)
@@ -427,7 +467,11 @@ class Coordinator:
             self._spawn(self._publish(sink_id))
 
     async def _publish(self, sink_id: bytes) -> None:
-        """Publish the sink's decision in every partition, then record that in the log."""
+        """Publish the sink's open decision in every partition, then record that in the log.
+
+        It repeats what fails, and ends when that is done, when stages are lost, or when this replica no
+        longer leads.
+        """
         pause_s = RETRY_S
         try:
             while self.partition.leads:
@@ -438,7 +482,7 @@ class Coordinator:
                 decision = sink.undone
                 committed = sinks.committed_at(sink_id)
                 if committed is None or committed.undone != decision:
-                    # The commit point is a committed entry: before it, no reader may see anything of this.
+                    # Before the decision's entry is committed, no reader may see any record of the batch.
                     await self._committed()
                     continue
                 answers = await asyncio.gather(
@@ -453,7 +497,8 @@ class Coordinator:
                     if not isinstance(error, Problem):
                         raise error
                     if error.code == "no_stage" and await self._is_undone(sink_id, decision):
-                        # Only a leader says so, and every leader has the pin, as long as any replica has.
+                        # `no_stage` comes only from a leader, and every leader has the pin as long as any
+                        # replica of its group has it: the stages are lost for good.
                         self._lost[sink_id] = (decision, error, self._loop.time())
                         _log.error("batch %d of sink %s: %s", decision.number, sink.name, error)
                         return
@@ -462,7 +507,8 @@ class Coordinator:
                         self._lost.pop(sink_id, None)
                         now = self._sink(sink_id)
                         if now.undone == decision:
-                            # Waited for: after a commit that was answered, no client sees it under way.
+                            # Awaited, so that no client sees the batch as under way after its commit was
+                            # answered.
                             await self._change(sink_id, msgspec.structs.replace(now, undone=None), ends=True)
                         return
                 except Problem as problem:
@@ -475,7 +521,7 @@ class Coordinator:
 
 
 def refuse_epoch(sink: Sink, epoch: int) -> None:
-    """Raise `Problem` when nothing can be decided under this epoch of the sink."""
+    """Raise `Problem` when nothing can be decided under `epoch`: it is not current, or the sink deleted."""
     if epoch >= FIRST_ONCE_EPOCH and (epoch < sink.first or sink.epoch < FIRST_ONCE_EPOCH):
         raise Problem(
             "no_such_sink",
@@ -494,7 +540,7 @@ def refuse_epoch(sink: Sink, epoch: int) -> None:
             limit=sink.last_epoch,
             outcome="unknown",
         )
-    # Of a sink that never began the epoch is 0, and so may be what is asked for.
+    # A sink that never began has the epoch 0, and a request may name 0, too.
     if epoch != sink.epoch or sink.epoch == 0 or sink.deletion:
         raise _not_the_epoch(sink, epoch)
 

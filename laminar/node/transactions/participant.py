@@ -1,8 +1,8 @@
 """The participant of transactions in one partition: stages batches, pins, publishes and drops them.
 
-Every step may be asked for again: what is there already is answered as it was the first time. It decides for
-one partition by its table alone (`laminar.node.partition.state.staged_batches`); it never drops a pinned
-batch by itself.
+Every step may be requested again, and is answered as the first time. The participant decides for one
+partition, by that partition's table of staged batches alone (`laminar.node.partition.state.staged_batches`).
+It never drops a pinned batch unless it is asked to.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from laminar.node.partition.state.staged_batches import (
     Stage,
 )
 
-# Stages of one batch in one partition: their numbers fit into one request, and one entry.
-# Publishes that one entry may forget.
+# Most publishes that one `pin` entry forgets.
 FORGOTTEN_IN_ONE = 1_000
 
 
@@ -50,7 +49,11 @@ class Batch:
 
 
 class Participant:
-    """The commands on one partition. Leader only: elsewhere they raise `Problem`, as appends do."""
+    """The transaction commands of one partition. Leader only: elsewhere they raise 503 `not_leader`.
+
+    Each future is resolved when its entry is committed; for a command that was carried out before, when that
+    entry is committed.
+    """
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -58,9 +61,15 @@ class Participant:
     def stage(
         self, batch: Batch, stage: int, frame: bytearray | memoryview, header: Header
     ) -> asyncio.Future[Receipt]:
-        """Take a verified, unstamped batch of records as stage number `stage`; done when it is committed.
+        """Append a verified, unstamped batch of records as stage number `stage` of `batch`.
 
-        One that is there already is not taken twice; another one under its number is refused.
+        `header` is that of `frame`, which is changed in place into a `staged` entry. If the same records are
+        staged under this number already, nothing is appended.
+
+        Raises:
+            Problem: 422 `invalid` when other records are staged under this number, there are too many
+                stages, or the partition's flush policy is `interval`; 409 `in_progress` when the batch is
+                pinned; 409 `already_committed` when it or a later one is published.
         """
         partition = self._partition
         partition.check_leads()
@@ -105,9 +114,13 @@ class Participant:
         return partition.appends.append_control(frame)
 
     def pin(self, batch: Batch, stages: Sequence[int]) -> asyncio.Future[Receipt]:
-        """Promise to keep these stages of a batch, and drop its others; done when that is committed.
+        """Promise to keep these stages of a batch, and drop its others.
 
-        Refused with `no_stage` when one of them is not there: dropped for its age, or never taken.
+        Raises:
+            Problem: 409 `no_stage` when one of them is not here: dropped for its age, or never staged; 409
+                `in_progress` when other stages of the batch are pinned under this epoch; 409
+                `already_committed` when the batch or a later one is published; 429 `quota` when too many
+                publishes of single-use sinks are remembered here.
         """
         partition = self._partition
         partition.check_leads()
@@ -129,7 +142,8 @@ class Participant:
             self._refuse_crowd(batch)
             return self._pin(batch, PinOperation.PIN, stages)
         if have != set(stages):
-            # A commit may be decided on what was pinned: only a newer epoch may want something else.
+            # The coordinator may already have decided on the pinned stages: only under a newer epoch may
+            # others be pinned.
             raise Problem(
                 "in_progress",
                 "other stages of this batch are being committed in this epoch",
@@ -143,7 +157,11 @@ class Participant:
         )
 
     def pinned(self, batch: Batch, count: int) -> asyncio.Future[Receipt]:
-        """Confirm the number of stages of a batch that were pinned before: no others can have been pinned."""
+        """Confirm that `count` stages of a batch are pinned here, by an earlier request.
+
+        The count is enough, because a pinned batch is never pinned with other stages under its epoch. Raises
+        409 `no_stage` when the count differs.
+        """
         partition = self._partition
         partition.check_leads()
         self._refuse_interval()
@@ -164,12 +182,12 @@ class Participant:
         )
 
     def pin_of(self, batch: Batch) -> int:
-        """Return the index of the entry that pins a batch; 0 if there is none, or it is not known."""
+        """Return the index of the entry that pins a batch; 0 if it is not pinned, or the index is unknown."""
         known = self._partition.state.stages.batch(batch.key)
         return known.pin if known is not None and known.pinned else 0
 
     def knows(self, batch: Batch, pin: int = 0) -> bool:
-        """Return whether `publish` would publish the batch, or recognise that it is published."""
+        """Return whether `publish` with the same arguments would succeed, at first or as a repetition."""
         stages = self._partition.state.stages
         done, known = stages.published(batch.sink), stages.batch(batch.key)
         if done is not None and done.number >= batch.number:
@@ -177,10 +195,14 @@ class Participant:
         return known is not None and known.pinned and (not pin or not known.pin or known.pin == pin)
 
     def publish(self, batch: Batch, pin: int = 0) -> asyncio.Future[Receipt]:
-        """Give a pinned batch its offsets; done when that is committed. Again: the first receipt.
+        """Give the records of a pinned batch their offsets; for a repetition return the first receipt.
 
-        `pin` is the one that was decided; 0 in decisions that were made before they named it. What was
-        pinned by another is of requests that came late: the batch was published, and forgotten, before.
+        `pin` is the index of the pin that the decision names; 0 if it names none, as decisions of older
+        versions. A batch that another entry has pinned is not published: late requests have staged and pinned
+        it again, after it was published and that was forgotten.
+
+        Raises:
+            Problem: 409 `no_stage` when no stages are here that this pin holds.
         """
         partition = self._partition
         partition.check_leads()
@@ -205,13 +227,17 @@ class Participant:
             tag_mask |= each.tag_mask
         count = sum(each.records for each in stages)
         frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
-        # It is decided and small, so it is taken even while new records are refused for lack of room.
+        # The entry is small and its batch decided, so it is taken even while new records are refused for lack
+        # of room.
         return partition.appends.append_control(
             seal(frame, Kind.PUBLISH, count=count, tag_mask=tag_mask), count=count, even_if_full=True
         )
 
     def drop(self, batch: Batch) -> asyncio.Future[Receipt]:
-        """Forget the stages of a batch that was not decided and can't be any more; done when committed."""
+        """Forget the stages of a batch, pinned or not.
+
+        The caller must know that the batch is not decided and can't be any more, or that it is published.
+        """
         self._partition.check_leads()
         if self._partition.state.stages.batch(batch.key) is None:
             return self._partition.appends.when_committed(
@@ -220,9 +246,9 @@ class Participant:
         return self._pin(batch, PinOperation.DROP, [])
 
     def forget(self, sink: bytes, epoch: int) -> asyncio.Future[Receipt]:
-        """Forget a deleted sink, up to an epoch that decides nothing any more; done when that is committed.
+        """Forget a deleted sink: its stages, and which batch was published last, of epochs up to `epoch`.
 
-        What is forgotten is what is staged, and which batch was published last.
+        The caller must know that nothing is decided under these epochs any more.
         """
         partition = self._partition
         partition.check_leads()
@@ -235,9 +261,10 @@ class Participant:
         )
 
     def forget_published(self, published: Sequence[tuple[bytes, int]]) -> None:
-        """Propose to forget publishes of single-use sinks, given as (sink, index).
+        """Propose to forget publishes of single-use sinks, given as (sink, index of the publish).
 
-        Nothing of them is under way, by what their coordinator has committed.
+        The caller must know from their coordinators that these sinks have no open decision. The outcome is
+        not reported.
         """
         for first in range(0, len(published), FORGOTTEN_IN_ONE):
             some = list(published[first : first + FORGOTTEN_IN_ONE])
@@ -245,9 +272,10 @@ class Participant:
             self._append(record, even_if_full=True).add_done_callback(_ignore)
 
     def drop_abandoned(self, *, idle_before_ms: int, begun_before_ms: int) -> int:
-        """Propose to drop the batches that are `StagedBatches.abandoned`; return how many they are.
+        """Propose to drop the batches in `StagedBatches.abandoned`; return their number.
 
-        The times are of the log's clock: all replicas do it at the same entry, none by a clock of its own.
+        The times are compared with append times. Only the leader compares them: each replica drops a batch at
+        the entry that this proposes, none by a clock of its own.
         """
         keys = self._partition.state.stages.abandoned(
             idle_before_ms=idle_before_ms, begun_before_ms=begun_before_ms
@@ -265,7 +293,11 @@ class Participant:
         return self._partition.appends.append_control(seal(frame, Kind.PIN), even_if_full=even_if_full)
 
     def _refuse_crowd(self, batch: Batch) -> None:
-        """Refuse one pin too many; after the pin it is too late, as what is decided must be published."""
+        """Refuse a pin of a single-use sink while too many of their publishes are remembered here.
+
+        The pin is the last step that can be refused: it may be followed by a decision, and a decided batch
+        must be published.
+        """
         known = self._partition.state.stages.published_once
         if batch.epoch >= FIRST_ONCE_EPOCH and known >= MAX_PUBLISHED_ONCE:
             raise Problem(
@@ -280,7 +312,7 @@ class Participant:
             )
 
     def _refuse_interval(self) -> None:
-        """Refuse partitions that answer before the sync: a pin promises that the stages stay."""
+        """Refuse if the flush policy is `interval`, which answers before the sync: a pin must be durable."""
         if self._partition.log.policy.is_interval:
             raise Problem(
                 "invalid",
@@ -317,6 +349,6 @@ def _number(stage: Stage) -> int:
 
 
 def _ignore(future: asyncio.Future[Receipt]) -> None:
-    """Ignore the outcome: the next leader checks for itself."""
+    """Ignore the outcome: the next check, here or on the next leader, proposes it again."""
     if not future.cancelled():
         future.exception()

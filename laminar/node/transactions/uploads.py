@@ -1,9 +1,9 @@
 """Uploads of records larger than a batch, in one partition: parts, publish, drop.
 
-An upload is of one partition, so this leader decides alone, by its table
-(`laminar.node.partition.state.staged_batches`), in the turn in which it proposes. Every step may be asked for
-again: what is there already is answered as it was the first time. Parts of an abandoned upload are dropped
-for their age, as stages are.
+An upload belongs to one partition, so that partition's leader decides alone, by its table of staged batches
+(`laminar.node.partition.state.staged_batches`), in the turn of the loop in which it proposes. Every step may
+be requested again, and is answered as the first time. Parts of an abandoned upload are dropped for their age,
+as stages are.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from laminar.node.partition.state.staged_batches import (
 )
 from laminar.node.transactions.participant import Batch, Participant
 
-# The most parts of a record: its publish, which is read before any of them, names each.
-# Uploads under way in one partition: what they hold is kept from retention.
+# Most unpublished uploads of one partition. They are bounded because retention cannot trim their parts.
 MAX_OPEN = 256
-# Bytes that the uploads of one partition may hold, if no setting says otherwise.
+# Most bytes of the unpublished uploads of one partition, if no setting says otherwise.
 MAX_BYTES = 64 << 30
-# When there are too many, or too much, one that had no part added for this time makes way for a new one.
+# At either limit, uploads to which no part was added for this time are dropped to make room.
 IDLE_MS = 60_000
-# Checksums that are joined in one turn: 3 ms, or less; and of how many parts of a length it knows a table.
+# Checksums that are combined in one turn of the loop: 3 ms at most.
 _AT_ONCE = 64
+# From this many parts of one length on, a table for that length is worth its computation (`combine`).
 _OFTEN = 64
 
 
 def id_of(name: str) -> bytes:
-    """Return the id (16 bytes) of an upload in the headers of its parts."""
+    """Return the id (16 bytes) of the upload with this name, as the headers of its parts carry it."""
     return hashlib.sha256(b"upload\0" + name.encode()).digest()[:16]
 
 
 class Uploads:
-    """The commands on one partition. Leader only: elsewhere they raise `Problem`, as appends do."""
+    """The commands for uploads of one partition. Leader only: elsewhere they raise 503 `not_leader`."""
 
     def __init__(self, partition: Partition, *, max_bytes: int = MAX_BYTES) -> None:
         self._partition = partition
@@ -61,9 +61,15 @@ class Uploads:
         return self._partition.state.stages
 
     def part(self, upload: bytes, frame: bytearray) -> asyncio.Future[Receipt]:
-        """Take a part (`build_part`); done when it is committed.
+        """Append a part, an unstamped frame of `build_part`; the future is resolved when it is committed.
 
-        One that is there already is not taken twice; another one under its number is refused.
+        If the same bytes are held under this number already, nothing is appended. Idle uploads may be dropped
+        to make room.
+
+        Raises:
+            Problem: 422 `invalid` when other bytes are held under this number, or the number is too high;
+                409 `already_committed` when the upload is published; 413 `too_large` or 429 `quota` when
+                there is no room.
         """
         partition = self._partition
         partition.check_leads()
@@ -92,9 +98,16 @@ class Uploads:
     async def publish(
         self, upload: bytes, *, parts: int, size_bytes: int, crc32c: int, stub: bytes
     ) -> Receipt:
-        """Give the record of an upload its offset; return when that is committed. Again: the first receipt.
+        """Give the record of an upload its offset; return its receipt when that is committed.
 
-        Refused where its parts are not exactly those from 0 to `parts` - 1, or not what they should be.
+        `size_bytes` and `crc32c` are those of the whole value; `stub` is the unstamped batch that stands for
+        the record. A repetition returns the first receipt.
+
+        Raises:
+            Problem: 409 `no_stage` when one of the parts 0 to `parts` - 1 is missing; 422 `invalid` when
+                there are more parts, or their sizes do not add up to `size_bytes`; `bad_checksum` when
+                their checksum is another; 409 `already_committed` when the upload was published with
+                another number of parts, size or checksum.
         """
         return await (await self._publish(upload, parts, size_bytes, crc32c, stub))
 
@@ -112,7 +125,7 @@ class Uploads:
                 receipt = Receipt(partition.number, done.offset, 1, duplicate=True)
                 return partition.appends.when_committed(done.index, receipt)
             held = self._parts(upload, parts)
-            # The loop turns while this is computed: propose exactly what was checked.
+            # The loop turns during the check, and parts may change: propose only what was checked.
             if held == checked:
                 break
             await _check(held, size_bytes=size_bytes, crc32c=crc32c)
@@ -126,16 +139,17 @@ class Uploads:
         )
         frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
         seal(frame, Kind.PUBLISH, count=1, tag_mask=Header.unpack(stub).tag_mask)
-        # It is small and ends what was begun, so it is taken even while records are refused for lack of room.
+        # The entry is small and ends the upload, so it is taken even while records are refused for lack of
+        # room.
         return partition.appends.append_control(frame, count=1, even_if_full=True)
 
     def drop(self, upload: bytes) -> asyncio.Future[Receipt]:
-        """Drop the parts of an upload that is not published; done when that is committed."""
+        """Drop the parts of an unpublished upload; the future is resolved when that is committed."""
         sink, number, epoch = upload_key(upload)
         return Participant(self._partition).drop(Batch(sink=sink, number=number, epoch=epoch))
 
     def _parts(self, upload: bytes, parts: int) -> list[Stage]:
-        """Return the parts 0 to `parts` - 1, if exactly these are there. Raises `Problem`."""
+        """Return the parts 0 to `parts` - 1 in order. Raises `Problem` unless exactly these are held."""
         batch = self._stages.batch(upload_key(upload))
         held = {part.number: part for part in batch.stages} if batch is not None else {}
         missing = next((number for number in range(parts) if number not in held), None)
@@ -154,7 +168,7 @@ class Uploads:
         return [held[number] for number in range(parts)]
 
     def _make_room(self) -> None:
-        """Make room for one more upload: where too many are under way, an idle one is dropped.
+        """Make room for one more upload: if there are too many, drop the smallest idle one.
 
         Raises:
             Problem: 429 `quota` when none is idle.
@@ -168,11 +182,13 @@ class Uploads:
         self._drop(idle)
 
     def _make_room_for(self, key: BatchKey, size_bytes: int) -> None:
-        """Make room for a part: where unfinished uploads hold too much, idle ones are dropped, oldest first.
+        """Make room for a part: if unpublished uploads hold too much, drop idle ones, the longest idle first.
+
+        None is dropped unless that makes enough room.
 
         Raises:
-            Problem: 413 `too_large` when this upload alone would hold too much, 429 `quota` when the others
-                are not idle.
+            Problem: 413 `too_large` when this upload alone would hold too much, 429 `quota` when the idle
+                ones do not make enough room.
         """
         limit = self._max_bytes
         own = self._stages.batch(key)
