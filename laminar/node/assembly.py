@@ -1,7 +1,7 @@
 """How the processes of a node are put together: a shard with its HTTP API, and the controller.
 
-The only module that knows both a shard and the routes that it serves. `entry_points` forks what is made here,
-`laminar.embedded` and the simulator make the same in a loop of their own.
+The only module that knows both a shard and the routes that it serves. The supervisor runs these functions in
+its children, by `entry_points`; `laminar.embedded` and the simulator call them in an event loop of their own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The functions that a supervisor's children run: controller, shard and recovery, or those of a test.
 
-Apart from the supervisor, which needs to know no more of them than that they are functions.
+They are apart from the supervisor, which knows only that they are functions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class EntryPoints:
     controller: Callable[[Boot], int]
     shard: Callable[[Boot], int]
     recover: Callable[[str, int], None]
-    """`recover(data directory, shards)`: bring every journal into order, before any other process reads the
+    """`recover(data directory, shards)`: recover every store directory, before any other process reads the
     folder.
     """
 
 
 def default_entry_points(settings: Settings, environment: Environment) -> EntryPoints:
     """Return the real controller, shard and recovery, loaded so that children find them in memory."""
-    # Here and not at the top: a caller that passes a `Supervisor` children of its own pays nothing.
+    # Here and not at the top: a caller that has entry points of its own does not load all of this.
     from laminar.node.assembly import run_shard
     from laminar.node.catalog import controller
 

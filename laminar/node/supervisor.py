@@ -1,9 +1,9 @@
-"""A node's first process: opens the sockets, forks the others, watches them; runs no loop and no thread.
+"""A node's first process: opens the sockets, forks the others, watches them. No event loop, no thread.
 
 It is a zygote: everything is imported before the first fork, so a child costs milliseconds, and every
 listening socket stays open here while children come and go, so connections wait for a successor and the
 kernel's order of the shared port's sockets never changes. It decides when a child is started again and when
-the node ends. What the children do is theirs: they are functions `run(boot) -> exit code`.
+the node ends. What a child does is not known here: each is a function `run(boot) -> exit code`.
 """
 
 from __future__ import annotations
@@ -73,19 +73,19 @@ class _Child:
     state: ChildState = ChildState.STARTING
     restarts: int = 0
     start_at_ms: int | None = None
-    """When a dead child is to be started again."""
+    """When a dead child is to be started again, in ms of the monotonic clock; None: not planned."""
     started_at_ms: int = 0
     recovery_restarts: int = 0
-    """How often in a row it ended to bring back logs that had failed."""
+    """How often in a row it ended with `EXIT_TO_RECOVER`, to recover logs that had failed."""
 
 
 def serve(
     settings: Settings, *, entry_points: EntryPoints | None = None, environment: Environment | None = None
 ) -> int:
-    """Run a node until it is asked to stop; return the exit code. Call it in the main thread, with no other.
+    """Run a node until it is asked to stop; return the exit code. Call it in the process's only thread.
 
-    What prevents a start is one line in the log, and code 1 (2 for settings under which no node can
-    start).
+    A node that cannot start logs the reason and returns 1; or 2 if Python runs with -O, or would take one
+    of our packages from another place.
     """
     set_up_logging(process=settings.node or "supervisor", level=settings.log_level, style=settings.log_format)
     if not __debug__:
@@ -125,8 +125,8 @@ def serve(
 
 def open_sockets_of(settings: Settings, shards: int, folder: DataFolder) -> NodeSockets:
     """Open a node's sockets by its settings; for port 0 on the ports of the last start, if they are free."""
-    # `Settings` made without `load` pass here too: no listener may be reachable when no client has to show a
-    # secret.
+    # `load` has checked both; but `Settings` may have been made without it, and no listener may be open to
+    # other machines unless the settings allow it.
     if not settings.secret and not is_loopback(settings.host):
         raise PermissionError(f"host {settings.host} is not loopback, and no secret is set")
     if fault_of_open_http(settings):
@@ -139,7 +139,7 @@ def open_sockets_of(settings: Settings, shards: int, folder: DataFolder) -> Node
 
 
 class Supervisor:
-    """One node's child processes and everything they share; `run` does all."""
+    """One node's child processes and everything they share; `run` is its whole life."""
 
     def __init__(
         self,
@@ -245,7 +245,10 @@ class Supervisor:
         return [child for child in self._children.values() if child.start_at_ms is not None]
 
     def _recover(self) -> bool:
-        """Run recovery in a child: its memory is returned, and a failure is only an exit code."""
+        """Run recovery in a child, so that its memory is freed and its failure is an exit code.
+
+        Return whether the node may go on: also True after a request to stop, which kills the recovery.
+        """
         began_ms = _now_ms()
         directory, shards = self._folder.directory, self._shards
 
@@ -270,7 +273,7 @@ class Supervisor:
             if self._stop_signals and not asked and not codes:
                 os.kill(
                     recovery.pid, signal.SIGKILL
-                )  # like a loss of power: recovery is made for being repeated
+                )  # harmless, like a loss of power: recovery can be repeated
                 asked = True
         if self._stop_signals:
             return True
@@ -338,7 +341,7 @@ class Supervisor:
         self._set_state(child, ChildState.STARTING)
 
     def _fork(self, name: str, work: Callable[[], int]) -> int:
-        """Fork a child that closes everything of the supervisor's and then runs `work`; return its pid."""
+        """Fork a child that closes the supervisor's own descriptors and then runs `work`; return its pid."""
 
         def child() -> int:
             self._selector.close()
@@ -363,7 +366,7 @@ class Supervisor:
         self._forget_fd(child.ready_fd)
         child.ready_fd = -1
         if not said:
-            return  # it closed the pipe by dying: the pidfd says so too
+            return  # the child died, which closed the pipe: `_take_death` handles that
         self._set_state(child, ChildState.READY)
         complete = self._write_node_file()
         log.info("%s is ready (pid %d)", role_name(child.role), child.pid)
@@ -431,9 +434,9 @@ class Supervisor:
         self._board.write(child.role, state=state, pid=child.pid, restarts=child.restarts)
 
     def _write_node_file(self) -> bool:
-        """Write `node.json` once every child serves or is abandoned, and again after a replacement.
+        """Write `node.json` if every child either serves or is not started again any more.
 
-        Returns whether it was written.
+        Return whether that is so. A failed write is only logged.
         """
         states = [child.state for child in self._children.values()]
         if any(state not in (ChildState.READY, ChildState.GIVEN_UP) for state in states):
@@ -507,7 +510,7 @@ class Supervisor:
             return
         machine.notify_service_manager("STOPPING=1", os.environ)
         self._folder.remove_node_file()
-        self._sockets.close()  # from now on only children that still accept do so
+        self._sockets.close()  # from now on connections are accepted only by children that still listen
         self._kill_at_ms = _now_ms() + self._settings.drain_ms + _GRACE_MS
         self._tell_all(signal.SIGTERM)
 

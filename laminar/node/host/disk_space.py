@@ -2,8 +2,9 @@
 
 Below it appends are refused with 507, so that everything else can go on: votes, elections, checkpoints,
 catch-up, and retention, which makes room. The low-water mark is a share of the disk or a number of bytes,
-whichever is less: a share of a large disk would leave too much unused. Refusing ends a quarter above the
-mark, so that it does not begin and end with every request. The disk is asked in a thread, not on the loop.
+whichever is less: a share of a large disk would leave too much unused. Appends are taken again when the free
+space is a quarter above the mark, so that this does not change with every request. The disk is asked in a
+thread, not on the loop.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""When a process restarts to recover logs that failed.
+"""The rules by which a process restarts to recover logs that failed.
 
 A write or sync of a segment that fails stops that log alone; everything it acknowledged is in the journal,
 and only a recovery can write it to the segment again. So, after a pause, and when the disk has room again,
-the process stops in order and its supervisor starts it again. Each time that this happens within an hour the
-pause doubles: a disk that fails for good interrupts the other logs of the process only rarely.
+the process shuts down and its supervisor starts it again. The pause doubles with each such restart, until the
+process has lived for an hour without one: so a disk that fails for good rarely interrupts the other logs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from laminar.log.storage import Storage
 EXIT_TO_RECOVER = 75
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 3600.0
-# Period of the checks whether a log has failed, and then whether there is room.
+# Period of the check whether a log has failed; and, after the pause, of the check whether there is room.
 CHECK_S = 2.0
 # A process that lived this long without such a restart begins with the first pause again.
 FORGIVEN_MS = 3_600_000
@@ -25,7 +25,7 @@ class RestartToRecover(Exception):
 
 
 def pause_s(recovery_restarts: int) -> float:
-    """Return how long to wait before the next such restart, after `recovery_restarts` in a row."""
+    """Return the seconds to wait before a restart to recover, after `recovery_restarts` of them in a row."""
     return min(FIRST_PAUSE_S * (1 << min(recovery_restarts, 16)), LONGEST_PAUSE_S)
 
 

@@ -74,7 +74,7 @@ def _begin_with_own_signals() -> None:
 def threads() -> int:
     """Return the number of threads of this process, those of C libraries too.
 
-    A fork copies only the one that calls it.
+    It must be 1 before a fork, which copies only the calling thread.
     """
     # /proc/self/task has a folder for each thread, each of which adds a link to the count.
     return os.stat("/proc/self/task").st_nlink - 2
@@ -85,6 +85,6 @@ def die_with_parent(parent: int) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
-    # It may have ended before the call: then nothing will ever be sent.
+    # The parent may have ended before the call: then the kernel never sends the signal.
     if os.getppid() != parent:
         os._exit(1)

@@ -10,7 +10,10 @@ PERIOD_S = 60.0
 
 
 class LimitedLog:
-    """Writes at most `LINES` lines of a kind to `log` in `PERIOD_S`; the next says how many were dropped."""
+    """A logger that writes at most `LINES` lines of a kind in `PERIOD_S`.
+
+    The next line that is written is preceded by one that says how many were dropped.
+    """
 
     def __init__(self, log: logging.Logger, *, now_s: Callable[[], float]) -> None:
         self._log = log
@@ -19,7 +22,10 @@ class LimitedLog:
         self._kinds: dict[str, tuple[float, int, int]] = {}
 
     def warning(self, kind: str, text: str, *arguments: object) -> None:
-        """Log as `Logger.warning` does, within the limit of `kind`. Kinds are few, none from outside."""
+        """Log as `Logger.warning` does, within the limit of `kind`.
+
+        Each kind is kept in memory for good, so pass one of a few constants, never text from a peer.
+        """
         now_s = self._now_s()
         began_s, lines, left_out = self._kinds.get(kind, (now_s, 0, 0))
         if now_s - began_s >= PERIOD_S:

@@ -25,7 +25,7 @@ _EXTRA = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "ta
 class TextFormatter(logging.Formatter):
     """A formatter of lines for people: `12:30:05.123 warning shard 1: transport: connection refused`.
 
-    A stack goes on the same line.
+    A stack trace is on the same line, its line ends escaped.
     """
 
     def __init__(self, process: str) -> None:
@@ -42,7 +42,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, for machines.
+    """A formatter of one JSON object a line, for machines.
 
     Its keys: `time`, `level`, `process`, `logger`, `message`, `stack`, and extra fields.
     """
@@ -85,7 +85,7 @@ def _one_line(text: str) -> str:
 
 
 class NonBlockingHandler(logging.Handler):
-    """Writes each record with one call that can't block; dropped records are counted in `.dropped`."""
+    """A handler that writes each record with one call that can't block; `.dropped` counts those dropped."""
 
     def __init__(self, write: Callable[[bytes], int]) -> None:
         """Write to `write`, which returns how many bytes it took, or raises `BlockingIOError`."""
@@ -119,33 +119,36 @@ class NonBlockingHandler(logging.Handler):
                 if self._rest:
                     return False
             self._rest = line[self._write(line) :]
-        except OSError:  # full, or the reader is gone: neither is worth more than a line of the log
+        except OSError:  # the pipe is full, or its reader is gone: only this line is lost
             return False
         return True
 
 
 class NonBlockingWriter:
-    """Writes to `fd` that never wait, and that leave the descriptor unchanged for others that share it."""
+    """A writer to `fd` that doesn't wait, and leaves the descriptor's flags as they are for other users.
+
+    If `fd` can't be opened again, as with another user's terminal, it may block as any program's write does.
+    """
 
     def __init__(self, fd: int = _STANDARD_ERROR) -> None:
         self._socket: socket.socket | None = None
         self._fd = -1
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
-            # journald's: a socket can't be opened again, but a single send may say that it won't wait.
+            # From journald. A socket can't be opened again, but each send can be made non-blocking by a flag.
             self._socket = socket.socket(fileno=os.dup(fd))
             return
         if stat.S_ISREG(os.fstat(fd).st_mode):
-            # A file never makes us wait. Who shares it (`> log 2>&1`) shares its position as well: opened
-            # again, what one writes would lie over what the other wrote.
+            # A file never makes us wait. It is not opened again, because a process that shares it
+            # (`> log 2>&1`) shares its position too: with two positions, each would overwrite the other.
             self._fd = os.dup(fd)
             return
         try:
-            # O_NONBLOCK belongs to the open file, which we share with our parent and its terminal: so open it
-            # once more.
+            # O_NONBLOCK would hold for the open file description, which we share with our parent and its
+            # terminal: so open the file once more.
             flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
             self._fd = os.open(f"/proc/self/fd/{fd}", flags)
         except OSError:
-            self._fd = os.dup(fd)  # a file of another user: it may block, as it would for any program
+            self._fd = os.dup(fd)  # a file of another user: writes may block, as for any program
 
     def __call__(self, data: bytes) -> int:
         """Write `data` and return how many bytes went.

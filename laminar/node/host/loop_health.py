@@ -1,9 +1,9 @@
 """The health of a process's event loop: its lag, the stacks of long turns, and garbage collection when idle.
 
 A turn that takes long delays every group of the process, so it is measured, and a thread of its own records
-where the loop was (pitfalls 27 and 44). Python's own collector would run in the middle of a burst, over
-everything that a shard holds; it is switched off, and run in quiet moments or when very much has piled up.
-Nothing here touches protocols: the driver sees a late turn by its own timers.
+the loop's stack (docs/pitfalls.md, 27 and 44). Python's own garbage collector would run in the middle of a
+burst, over everything that a shard holds. So it is switched off, and called here when the loop is idle or has
+made `MOST_GARBAGE` objects. Nothing here touches protocols: the driver sees a late turn by its own timers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ LONG_TURN_S = 0.1
 # The shortest time between two logged stacks; all long turns are counted.
 REPORT_EVERY_S = 10.0
 LOOK_AT_GARBAGE_S = 1.0
+# The loop was idle if its thread used less than this share of a CPU since the last look.
 IDLE_SHARE = 0.3
+# The shortest time between two full collections.
 FULL_COLLECTION_S = 60.0
-# A full collection may take this part of the time.
+# The largest share of all time that full collections may take.
 FULL_SHARE = 1 / 200
-# Objects made and not freed since the last collection, from which on it does not wait for a quiet moment.
+# Objects made and not freed since the last collection, beyond which the next does not wait for an idle loop.
 MOST_GARBAGE = 200_000
 
 
@@ -69,7 +71,7 @@ class LoopHealth:
         gc.enable()
 
     def statistics(self) -> dict[str, float]:
-        """Return the counters. Lag is how late the loop came back to a timer."""
+        """Return the counters. Lag is how late the loop called a timer: the longest, and the sum of all."""
         return {
             "long_turns": self.long_turns,
             "lag_max_seconds": self.lag_max_s,

@@ -28,7 +28,7 @@ def notify_service_manager(state: str, environ: Mapping[str, str]) -> None:
 
 
 def misplaced_packages() -> list[str]:
-    """Return a line for each of our generic package names that Python takes from another place.
+    """Return a line for each of our generically named packages that Python finds in another place.
 
     `raft` or `router` may also be a file in the working folder, or another distribution.
     """
@@ -43,7 +43,7 @@ def misplaced_packages() -> list[str]:
 
 
 class CpuClaims:
-    """CPUs on which this node pins shards, announced to other nodes of the machine by abstract sockets."""
+    """The CPUs on which this node pins shards: an abstract Unix socket for each shows them to other nodes."""
 
     def __init__(self, name: str = "laminar-pinned-cpu") -> None:
         self._name = name

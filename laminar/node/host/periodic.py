@@ -26,7 +26,11 @@ class _Entry:
 
 
 class PeriodicTasks:
-    """The checks of one process. `spawn` runs what one found; `on_error(error)` gets what one raised."""
+    """The checks of one process.
+
+    `spawn(work)` makes a task of the work that a check found. `on_error(error)` gets an exception that a
+    check raised; the round ends with it.
+    """
 
     def __init__(
         self, *, spawn: Callable[[Work], asyncio.Task[None]], on_error: Callable[[BaseException], None]
@@ -39,7 +43,7 @@ class PeriodicTasks:
         self._closed = False
 
     def every(self, period_s: float, check: Check) -> None:
-        """Call `check` every `period_s` seconds, the first time within that period."""
+        """Call `check` every `period_s` seconds; the first call comes after at most that long."""
         if self._closed:
             return
         self._entries.setdefault(period_s, []).append(_Entry(check))
@@ -53,7 +57,7 @@ class PeriodicTasks:
             timer.cancel()
 
     def _round(self, period_s: float) -> None:
-        # A late loop checks less often, and never catches up by checking twice.
+        # Planned from now on, so a late loop checks less often, and never twice to make up for it.
         self._timers[period_s] = self._loop.call_later(period_s, self._round, period_s)
         for entry in tuple(self._entries[period_s]):
             if entry.work is not None:

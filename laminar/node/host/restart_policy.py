@@ -14,13 +14,17 @@ LONGEST_PAUSE_MS = 5_000
 
 
 class RestartPolicy:
-    """The deaths of one child. The sixth within a minute is the last; a minute without one starts again."""
+    """The deaths of one child.
+
+    After the sixth within a minute it is not started again. After a minute without a death the pauses begin
+    at none again.
+    """
 
     def __init__(self) -> None:
         self._deaths_ms: deque[int] = deque()
 
     def died(self, *, now_ms: int) -> int | None:
-        """Return the pause in ms before the next start, or None to start the child no more."""
+        """Count a death; return the pause in ms before the next start, or None to start the child no more."""
         while self._deaths_ms and now_ms - self._deaths_ms[0] >= WINDOW_MS:
             self._deaths_ms.popleft()
         before = len(self._deaths_ms)

@@ -1,7 +1,7 @@
 """Reads sealed segments from their files, in threads of their own.
 
-Readers of cold records share the log's few reader threads by turns; a catch-up of gigabytes has no place in
-that queue. So it reads the files itself, with aiofiles. What is read is not trusted: the receiver verifies
+Readers of old records share the log's few reader threads, and a catch-up of gigabytes would delay them all.
+So a catch-up reads the files itself, with aiofiles. The bytes are not verified here: the receiver verifies
 every batch.
 """
 
@@ -11,7 +11,7 @@ import aiofiles
 
 
 async def read_bytes(path: str, position: int, size: int) -> bytes:
-    """Return up to `size` bytes of a file from `position` on.
+    """Return `size` bytes of a file from `position` on; fewer if the file ends before.
 
     Raises:
         OSError: the file cannot be read.

@@ -51,7 +51,10 @@ def _about(
     *,
     check: Callable[[Any], str] = lambda value: "",
 ) -> Meta:
-    """Return what `Settings` says of a field: its description, and its limits or another check."""
+    """Return the annotation of a field of `Settings`: its description, and its limits or another check.
+
+    `check(value)` returns what is wrong with a value, or "".
+    """
     if low is None or high is None:
         return Meta(description=description, extra={"check": check})
     return Meta(description=description, ge=low, le=high, extra={"check": _between(low, high)})
@@ -248,7 +251,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def of_storage(self) -> StorageSettings:
-        """The settings of a storage: those that a node has too, and the defaults of all others."""
+        """The settings of a `Storage`: three are settings of the node too, all others keep their defaults."""
         return StorageSettings(
             segment_size_bytes=self.segment_size_bytes,
             journal_file_bytes=self.journal_file_bytes,
@@ -263,7 +266,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of `Settings`. `check` returns what is wrong with a value, or an empty string."""
+    """One field of `Settings`. `check(value)` returns what is wrong with a value, or ""."""
 
     name: str
     kind: type
@@ -272,7 +275,7 @@ class Setting:
 
     @property
     def default(self) -> Any:
-        """The value when no source has another."""
+        """The value that holds when no source sets another."""
         return getattr(Settings(), self.name)
 
     @property
@@ -365,7 +368,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Loaded:
-    """Return the settings that the sources give. `flags` are by setting name; None is one not given.
+    """Return the settings that the sources give. `flags` has values by setting name; None: not given.
 
     Raises:
         SettingsError: a value or name can't be used; its text is fit to be printed.
@@ -385,17 +388,20 @@ def load(
 
 
 def convert(name: str, raw: object, *, origin: str) -> Any:
-    """Return the value of a known setting from a source's; text is read as the setting's type.
+    """Return the value of a known setting from the `raw` one of a source; text is parsed as its type.
+
+    `origin` names the source in the error.
 
     Raises:
         SettingsError: the value is of another type, or outside of its limits.
     """
     setting = _TABLE[name]
     if setting.kind is tuple:
-        # A list in a file, a repeated flag, or text with commas; also commas in one of a list.
+        # From a file it is a list, from flags one item for each flag, from a variable one text. Each item may
+        # itself be a list with commas.
         raw = [raw] if isinstance(raw, str) else raw
         if isinstance(raw, list | tuple) and all(isinstance(each, str) for each in raw):
-            # A node's URL is as good as its HOST:PORT.
+            # For `join`, a node's URL may stand for its HOST:PORT.
             raw = tuple(
                 part.strip().removeprefix("http://").rstrip("/")
                 for each in raw
@@ -425,7 +431,7 @@ def check_together(settings: Settings) -> None:
     """Check the rules that join several settings.
 
     Raises:
-        SettingsError: one is broken.
+        SettingsError: one of the rules is broken.
     """
     if settings.election_timeout_ms < 3 * settings.heartbeat_ms:
         raise SettingsError(
@@ -519,13 +525,13 @@ def default_shards(cpus: int, cpu_max: str) -> int:
     """
     quota, _, period = cpu_max.strip().partition(" ")
     if quota.isdecimal() and period.isdecimal() and int(period) > 0:
-        # A part of a CPU is worth no event loop of its own.
+        # Rounded down: a fraction of a CPU gets no event loop of its own.
         cpus = min(cpus, max(1, int(quota) // int(period)))
     return max(1, cpus)
 
 
 def shards_of_this_machine() -> int:
-    """Return `default_shards` of the affinity mask and the tightest `cpu.max` of our cgroups."""
+    """Return `default_shards` for this process's affinity mask and the least `cpu.max` of its cgroups."""
     shards = default_shards(len(os.sched_getaffinity(0)), "")
     for text in _cpu_maxima():
         shards = min(shards, default_shards(shards, text))

@@ -58,14 +58,14 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildState(IntEnum):
-    """The state of a child as the supervisor knows it."""
+    """The state of a child process as the supervisor knows it."""
 
     STARTING = 0
     READY = 1
     DEAD = 2
     """Died; will be started again."""
     GIVEN_UP = 3
-    """Died too often; is not started again before the node is."""
+    """Died too often, or can't go on: it is not started again while this supervisor runs."""
 
 
 class ChildStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,8 @@ class StatusBoard:
     """The status of a node's children in shared memory: one page, made before the first fork.
 
     Only the supervisor writes. Every child can read it at any time, so any shard can answer for the whole
-    node, also one that has just been restarted; a pipe would have to be replayed to it.
+    node, even one that has just been restarted: over a pipe, all earlier changes would have to be sent to it
+    again.
     """
 
     _LINE = struct.Struct("<III")
@@ -95,7 +96,7 @@ class StatusBoard:
         self._LINE.pack_into(self._page, role_number(role) * self._LINE.size, state, pid, restarts)
 
     def read(self, role: Role) -> ChildStatus:
-        """Return a role's line. Its three numbers may be of two moments while the supervisor writes."""
+        """Return a role's line. Some of its numbers may be older than others while the supervisor writes."""
         state, pid, restarts = self._LINE.unpack_from(self._page, role_number(role) * self._LINE.size)
         return ChildStatus(role=role, state=ChildState(state), pid=pid, restarts=restarts)
 
@@ -106,7 +107,7 @@ class StatusBoard:
 
 @dataclass(slots=True, kw_only=True)
 class ChildSockets:
-    """The sockets of one child, bound (and listening, where TCP) by the supervisor.
+    """The sockets of one child. The supervisor bound them, and listens on those of TCP.
 
     The supervisor keeps its own copies.
     """
@@ -116,9 +117,9 @@ class ChildSockets:
     http_own: socket.socket | None
     """The shard's own HTTP port; None for the controller."""
     peer: socket.socket
-    """For `Transport.serve_tcp`."""
+    """TCP, for `Transport.serve_tcp`."""
     gossip: socket.socket | None
-    """UDP; the controller's only."""
+    """The controller's UDP socket for gossip; None for a shard."""
     datagrams: socket.socket | None = None
     """This shard's UDP socket of the shared port; None for the controller."""
 
@@ -142,9 +143,9 @@ class Boot:
     http_own: socket.socket | None
     """The shard's own listening HTTP port; None for the controller."""
     peer: socket.socket
-    """Listening, for `Transport.serve_tcp`."""
+    """Listening TCP socket, for `Transport.serve_tcp`."""
     gossip: socket.socket | None
-    """Bound UDP; the controller's only."""
+    """The controller's bound UDP socket for gossip; None for a shard."""
     addresses: Addresses
     board: StatusBoard
     lifeline: int
@@ -153,21 +154,21 @@ class Boot:
     recovery_restarts: int = 0
     """How often in a row this process restarted to recover logs that had failed."""
     founding: bool = False
-    """This node makes the cluster, and has not finished: only then may the controller found group 0."""
+    """This node is making a new cluster and has not finished: only then may the controller found group 0."""
     epoch: bytes = b""
-    """The last recovery of the cluster's catalog (`laminar.node.catalog.recovery`); empty for none."""
+    """Names the last recovery of the cluster's catalog (`laminar.node.catalog.recovery`); empty for none."""
     record_cluster: Callable[[bytes, bytes], None] = lambda cluster_id, epoch: None
-    """Writes cluster id and epoch into the identity, which ends joining or founding; blocks. Use
+    """Writes cluster id and epoch into the folder's identity, which ends joining or founding; blocks. Use
     `join_cluster`.
     """
     boot_history: tuple[BootRecord, ...] = ()
-    """The data folder's starts (`membership.boot_history`); the last is this one."""
+    """The boot records of the data folder's starts (`membership.boot_history`); the last is this start's."""
     record_boot_history: Callable[[tuple[BootRecord, ...]], None] = lambda history: None
     """Writes the history into the identity; blocks. Use `keep_boot_history`."""
     has_peers: bool = False
     """Other nodes have joined this node's cluster."""
     record_has_peers: Callable[[], None] = lambda: None
-    """Writes that into the identity; blocks. Use `keep_has_peers`."""
+    """Writes `has_peers` into the folder's identity; blocks. Use `keep_has_peers`."""
     datagrams: socket.socket | None = None
     """This shard's UDP socket of the shared port, bound; None for the controller."""
     environment: Environment = field(default_factory=Environment)

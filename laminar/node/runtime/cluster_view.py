@@ -1,7 +1,7 @@
 """What a process of a node knows of the cluster: a copy of the catalog, and which nodes are alive.
 
-The controller makes it and pushes it to the node's shards whenever it changes; a shard never asks the catalog
-on the data path. It may lag: it finds addresses, it decides nothing.
+The controller makes this view and pushes it to the node's shards whenever it changes; a shard never asks the
+catalog on the data path. A view may lag. It answers questions, and makes no decision.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class ViewMessage(msgspec.Struct, array_like=True):
     boots: dict[str, BootRecord] = {}
     """By node: the newest boot record of its data folder that the catalog has ever had."""
     confirmed: bool = False
-    """The catalog has confirmed, since this node's start, that its data folder is the newest."""
+    """The catalog has confirmed, since this node's start, that this node's data folder is no older copy."""
     epoch: bytes = b""
-    """The last recovery of the catalog."""
+    """Names the last recovery of the catalog; empty for none."""
 
 
 class View:
@@ -40,7 +40,7 @@ class View:
         self.node = node
         self._unix_name = unix_name
         self.message: ViewMessage | None = None
-        # Asked for with every Raft message: kept for as long as the view stays what it is.
+        # The answers of `partition_address`, which every Raft message needs: kept until the next view.
         self._addresses: dict[tuple[str, str, int], Address | None] = {}
         self._addresses_of: ViewMessage | None = None
 
@@ -84,7 +84,10 @@ class View:
         return None if record is None else owner_shard(partition_hash(topic, number), record.shards)
 
     def address(self, node: str, role: int) -> Address | None:
-        """Return where a process listens for its peers: role 0 is the controller, k+1 shard k."""
+        """Return where a process listens for its peers: role 0 is the controller, k+1 shard k.
+
+        For a process of this node it is a Unix socket. None for an unknown node or role.
+        """
         if node == self.node:
             return UnixAddress(self._unix_name(CONTROLLER if role == 0 else role - 1))
         record = self.nodes().get(node)
@@ -93,14 +96,14 @@ class View:
         return TcpAddress(record.host, record.peer_ports[role])
 
     def shard_url(self, node: str, shard: int) -> str | None:
-        """Return the HTTP URL of a shard's own port."""
+        """Return the HTTP URL of a shard's own port; None for an unknown node or shard."""
         record = self.nodes().get(node)
         if record is None or shard >= len(record.shard_http_ports):
             return None
         return f"http://{host_in_url(record.host)}:{record.shard_http_ports[shard]}"
 
     def partition_address(self, node: str, topic: str, number: int) -> Address | None:
-        """Return where the process that owns a partition on `node` listens for its peers."""
+        """Return where the shard that owns a partition on `node` listens for its peers; None if unknown."""
         if self._addresses_of is not self.message:
             self._addresses_of = self.message
             self._addresses = {}
@@ -111,7 +114,7 @@ class View:
         return self._addresses[key]
 
     def partition_url(self, node: str, topic: str, number: int) -> str | None:
-        """Return the HTTP URL of the shard that owns a partition on `node`."""
+        """Return the HTTP URL of the shard that owns a partition on `node`; None if unknown."""
         shard = self.shard_on(node, topic, number)
         return None if shard is None else self.shard_url(node, shard)
 

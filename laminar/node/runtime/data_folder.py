@@ -1,11 +1,10 @@
-"""The identity of a data folder: cluster, store, node, format; and the file that says where the node serves.
+"""A data folder's identity (cluster, store, node, format), and `node.json`, which says where the node serves.
 
 The identity is made once, when a folder is formatted, and never guessed: a folder with data but without an
 identity, or with one that does not fit the settings, is refused. An empty folder becomes a *new store* with a
 new store id, so a node whose folder was emptied is not taken for the one it was. Only a start without `join`
-makes a cluster id. Each opening adds a boot record to the folder, durably and before anything else, by which
-a cluster recognises an older copy (`membership.boot_history`). What the data means is the business of
-`laminar.log` and the catalog.
+makes a cluster id. Each start adds a boot record to the folder, durably and before anything else, by which a
+cluster recognises an older copy of the folder (`membership.boot_history`). The data itself is not read here.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _LOCK_NAME = "lock"
 _LOCK_WAIT_S = 3.0
 _NODE_FILE = "node.json"
 _BEGINNINGS = frozenset({_LOCK_NAME, _NODE_FILE, "lost+found"})
-"""Names in an unformatted folder: left by a crash before the identity, or the file system's own."""
+"""Names that a folder without an identity may have: left by a crash before it, or the file system's own."""
 
 
 class IdentityError(Exception):
@@ -38,26 +37,26 @@ class IdentityError(Exception):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity, written when a folder is formatted and when its node joins a cluster."""
+    """The identity of a folder: written when it is formatted, and again at each start and each change."""
 
     format_version: int
     store_id: bytes
-    """16 random bytes: this folder, and no copy made by another start."""
+    """16 random bytes, drawn when the folder was formatted. A copy of the folder has the same."""
     node: str
     cluster_id: bytes
     """16 bytes; empty while the node is joining."""
     founding: bool
-    """The node made the cluster id, and its first catalog is not complete: it may be founded again."""
+    """The node made the cluster id, and has not recorded that group 0 is made: a start may found it again."""
     boot_history: tuple[BootRecord, ...] = msgspec.field(default=(), name="lives")
-    """The last boot record that the catalog surely has, and all since; the last is this start's."""
+    """The newest boot record that the catalog is known to have, and all since; the last is this start's."""
     epoch: bytes = b""
-    """The last recovery of this node's catalog: 8 bytes that count, 8 random ones."""
+    """Names the last recovery of this node's catalog: 8 bytes that count, 8 random ones; empty for none."""
     has_peers: bool = msgspec.field(default=False, name="company")
     """Other nodes have joined the cluster that this node founded or joined; never false again."""
 
 
 class DataFolder:
-    """An open, locked data folder. Forked children share its lock; it ends with the last of them."""
+    """An open, locked data folder. Forked children share the lock, which ends with the last of them."""
 
     def __init__(self, disk: Disk, directory: str, lock: Lock, identity: Identity) -> None:
         self.disk = disk
@@ -79,12 +78,14 @@ class DataFolder:
         return identity
 
     def record_epoch(self, epoch: bytes) -> None:
-        """Record the recovery of the catalog that the cluster goes on from; durable when it returns."""
+        """Record the epoch: the recovery of the catalog that the cluster goes on from. Durable on return."""
         self.identity = msgspec.structs.replace(self.read_identity(), epoch=epoch)
         _write(self.disk, self.directory, self.identity)
 
     def record_cluster(self, cluster_id: bytes, epoch: bytes = b"") -> None:
-        """Record the cluster that the node belongs to; durable when it returns.
+        """Record the cluster that the node belongs to; durable on return.
+
+        This ends founding. A node that has a cluster already keeps its epoch.
 
         Raises:
             IdentityError: the node belongs to another cluster already.
@@ -117,7 +118,7 @@ class DataFolder:
             _write(self.disk, self.directory, self.identity)
 
     def read_ports(self) -> Ports | None:
-        """Return the ports of the last start, if the system chose them."""
+        """Return the ports that the system chose for an earlier start; None if it never did."""
         payload = Document(self.disk, self.directory, "ports").read()
         return None if payload is None else msgspec.msgpack.decode(payload, type=Ports)
 
@@ -127,7 +128,7 @@ class DataFolder:
             Document(self.disk, self.directory, "ports").write(msgspec.msgpack.encode(ports))
 
     def write_node_file(self, content: dict[str, Any]) -> None:
-        """Replace `node.json`, atomically: a reader sees the old one, the new one, or none."""
+        """Replace `node.json` atomically: a reader sees the old file, the new one, or none."""
         path = os.path.join(self.directory, _NODE_FILE)
         text = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
         temporary = path + ".new"
@@ -156,11 +157,11 @@ def open_data_folder(
 ) -> DataFolder:
     """Lock the folder (made if missing), read or make its identity, and add a boot record.
 
-    `node` is the wanted name or empty; `joining` whether the node was given a cluster to join.
+    `node` is the wanted name, or empty; `joining` says whether the node was given a cluster to join.
 
     Raises:
         IdentityError: the folder can't be used.
-        StorageError: of the disk.
+        StorageError: the disk failed, or the identity is damaged.
     """
     disk.make_directory(directory)
     lock = _lock(disk, directory)
@@ -177,7 +178,7 @@ def open_data_folder(
 
 
 def check_owner(directory: str) -> None:
-    """Refuse a folder in which other users can put files; one that is missing is made later.
+    """Refuse a folder in which other users can put files. One that doesn't exist yet passes.
 
     Raises:
         IdentityError: the folder is another user's, or writable for every user.
@@ -225,8 +226,8 @@ def _begin_life(
     except DiskError as error:
         if not error.is_full:
             raise
-        # A full disk must not keep a node from serving what it holds: it continues under the boot record of
-        # the start before.
+        # A full disk must not keep a node from serving what it holds: it goes on under the boot record of its
+        # last start.
         return identity
     return after
 
@@ -235,7 +236,7 @@ def check(identity: Identity, directory: str, *, node: str, joining: bool) -> No
     """Refuse an identity that doesn't fit the settings.
 
     Raises:
-        IdentityError: it does not.
+        IdentityError: the identity doesn't fit.
     """
     if identity.format_version > FORMAT_VERSION:
         raise IdentityError(
@@ -279,7 +280,8 @@ def _read(disk: Disk, directory: str) -> Identity | None:
 
 
 def _read_document(document: Document) -> bytes | None:
-    # The controller may be replacing it, and remove what we are about to open: then there is a newer one.
+    # The controller may replace the document, and so remove the file that we are about to open: then a newer
+    # file is there.
     for _ in range(10):
         try:
             return document.read()
@@ -296,7 +298,7 @@ def _write(disk: Disk, directory: str, identity: Identity) -> None:
 def _format(
     disk: Disk, directory: str, *, node: str, joining: bool, random_bytes: Callable[[int], bytes]
 ) -> Identity:
-    begun = ("identity-1.", "identity.")  # none of these is whole, or it would have been read
+    begun = ("identity-1.", "identity.")  # such a file is incomplete, or `_read` would have found an identity
     found = [name for name in disk.list(directory) if name not in _BEGINNINGS and not name.startswith(begun)]
     if found:
         raise IdentityError(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Environment:
-    """The machine as it is. A subclass may be another; it is inherited by fork, so it holds no loop."""
+    """The real machine. A subclass may simulate another. Children inherit it by fork, so it holds no loop."""
 
     disk: Disk = RealDisk()
     elections_at_once: int = MOST_AT_ONCE
@@ -43,11 +43,14 @@ class Environment:
     def storage(
         self, store: str, logs_directory: str, *, settings: StorageSettings, forget: bool = False
     ) -> Storage:
-        """Recover a store directory. Blocks. `forget` as in `recover_store`."""
+        """Recover a store directory, and return it open. Blocks. `forget` as in `recover_store`."""
         return Storage.open(self.disk, store, logs_directory, settings=settings, forget=forget)
 
     async def read_bytes(self, path: str, position: int, size: int) -> bytes:
-        """Return up to `size` bytes of a sealed segment's file, read beside the log's own readers."""
+        """Return `size` bytes of a sealed segment's file from `position` on; fewer if the file ends before.
+
+        It does not use the log's reader threads (`laminar.node.host.sealed_files`).
+        """
         return await read_bytes(path, position, size)
 
     def transport(
@@ -79,7 +82,7 @@ class Environment:
         return Gossip(**arguments)
 
     async def find_controllers(self, joins: Sequence[str]) -> list[Address]:
-        """Return addresses of controllers of the cluster that answers at one of `joins`; or none."""
+        """Return controllers' addresses of the cluster that answers at one of `joins`; [] if none answers."""
         # Here and not at the top: it brings an HTTP client, which most processes never need.
         from laminar.node.runtime.join import find_controllers
 

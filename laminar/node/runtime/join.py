@@ -1,7 +1,7 @@
 """How a new node finds its cluster: through the HTTP address of any member.
 
-`--join` takes the one address that operators know, the shared HTTP port. The member answers where the
-controllers listen; the rest goes over the node transport, which the secret protects.
+`--join` takes the one address that operators know, the shared HTTP port. The member there answers with the
+addresses of the controllers. All else goes over the node transport, which the secret protects.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ TIMEOUT_S = 2.0
 
 
 class Join(msgspec.Struct, frozen=True):
-    """A node's request to join the cluster."""
+    """A node's request to join the cluster. `former` as in `membership.records.RegisterNode`."""
 
     record: NodeRecord
     former: list[BootRecord] = []
 
 
 class JoinAnswer(msgspec.Struct, frozen=True):
-    """The node's replica id in group 0, group 0's configuration, and the catalog to begin with.
+    """The answer: the node's replica id in group 0, group 0's configuration, and the catalog to begin with.
 
-    Without a cluster id: not now, ask again. With `refused`: never.
+    An empty cluster id means "not now, ask again". `refused` says why the node may never join; else it is
+    empty.
     """
 
     cluster_id: bytes = b""
@@ -53,7 +54,7 @@ class _Cluster(msgspec.Struct):
 
 
 async def find_controllers(joins: Sequence[str]) -> list[Address]:
-    """Return the addresses of controllers, asked from the HTTP addresses `host:port` in turn; or none."""
+    """Return the controllers' addresses, by the first of `joins` (HTTP `host:port`) that answers; else []."""
     cluster = await _ask(joins)
     addresses: list[Address] = []
     for node in cluster.nodes if cluster is not None else ():
@@ -63,7 +64,7 @@ async def find_controllers(joins: Sequence[str]) -> list[Address]:
 
 
 async def find_cluster(joins: Sequence[str]) -> bytes | None:
-    """Return the id of the cluster that answers at one of these HTTP addresses `host:port`, or None."""
+    """Return the cluster's id, by the first of `joins` (HTTP `host:port`) that answers; else None."""
     cluster = await _ask(joins)
     try:
         return bytes.fromhex(cluster.cluster_id) if cluster is not None and cluster.cluster_id else None

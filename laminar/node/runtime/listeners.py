@@ -3,10 +3,11 @@
 All shards listen on one shared port (`SO_REUSEPORT`), and a program on it, which needs no privilege
 (`laminar.node.runtime.reuseport`), chooses the shard: for TCP `(source port >> 1) mod shards`, read from the
 packet itself. So a client that knows the rule picks its shard by the port it binds, and others are spread
-evenly. Not `port mod shards`: Linux's `connect` hands out even ports only. UDP on the same port goes to the
-shard that owns the datagram's partition. The program's answer is a position in the kernel's list of that
-port's sockets, which is the order in which they began to listen (UDP: were bound); closing one moves the last
-into its position. Hence they are opened in shard order, and kept while children come and go.
+evenly. It is not `port mod shards`, because Linux's `connect` gives out even ports only. UDP on the same port
+goes to the shard that owns the datagram's partition. The program's answer is a position in the kernel's list
+of that port's sockets. They are listed in the order in which they began to listen (UDP: were bound), and when
+one is closed, the last takes its position. Hence they are opened in shard order, and kept while children come
+and go.
 
 Each shard has a port of its own too, and each process one for its peers. The protocols on them are not known
 here.
@@ -44,7 +45,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_ports(port: int, shards: int, kept: Ports | None) -> Ports:
-    """Return the ports to bind: fixed ones by the rule; for `port` 0 those of the last start, else 0."""
+    """Return the ports to bind: counted from `port`; if that is 0, the `kept` ones, and 0 for all others."""
     assert shards >= 1, f"{shards} shards"
     if port:
         return Ports(
@@ -86,7 +87,7 @@ class NodeSockets:
         )
 
     def addresses(self, host: str) -> Addresses:
-        """Return the ports together with the host that others are given."""
+        """Return the ports with `host`, the name that other nodes and clients are given."""
         ports = self.ports
         return Addresses(
             host=host,
@@ -97,7 +98,7 @@ class NodeSockets:
         )
 
     def for_child(self, role: Role) -> ChildSockets:
-        """Return the sockets that a child works with."""
+        """Return the sockets that a child needs."""
         peer = self.peers[role_number(role)]
         if isinstance(role, str):
             return ChildSockets(http_shared=None, http_own=None, peer=peer, gossip=self.gossip)
@@ -145,7 +146,8 @@ def open_sockets(host: str, ports: Ports) -> NodeSockets:
             sock.listen(BACKLOG)
             return sock
 
-        # The shared port last: two nodes of one user may share it without an error, the others they may not.
+        # The shared port last: by SO_REUSEPORT two nodes of one user could both bind it without an error, so
+        # the other ports have to show first that the second node is one too many.
         own = [listen(port) for port in ports.own]
         peers = [listen(port) for port in ports.peers]
         gossip = opened.enter_context(_bind(family, socket.SOCK_DGRAM, bind_host, ports.gossip))
@@ -180,7 +182,8 @@ def open_kept_sockets(host: str, shards: int, kept: Ports | None) -> NodeSockets
 def _open_any(host: str, shards: int) -> NodeSockets:
     """Open the sockets on any free ports.
 
-    The shared one is free for TCP first; where UDP's is taken, another is chosen.
+    The system chooses the shared port among those free for TCP. If the same number is taken for UDP, all is
+    tried again with other ports, up to `_TRIES` times in all.
     """
     for _ in range(_TRIES - 1):
         try:

@@ -22,8 +22,8 @@ _log = logging.getLogger("laminar.process")
 class PeerAdmission:
     """The decision for one process. `node` is its own node.
 
-    `knows(node)` says whether a node has ever been named here; `known_boot(node)` is the newest start of it
-    that the catalog has named here, None if it has named none.
+    `knows(node)` says whether this process has heard of a node. `known_boot(node)` is the boot record of the
+    node's newest start that the catalog has named to this process; None if it has named none.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class PeerAdmission:
         self._node = node
         self._knows = knows
         self._known_boot = known_boot
-        # By node: the newest start that an admitted process of it has shown in a handshake.
+        # By node: the newest start that an admitted process of that node has shown in a handshake.
         self._greeted: dict[str, BootRecord] = {}
-        # By node and role: the process judged last, the start it was held against, and the verdict.
+        # By node and role: the process judged last, the start that it was compared with, and the verdict.
         self._verdicts: dict[tuple[str, int], tuple[Peer, BootRecord | None, bool]] = {}
 
     def admits(self, peer: Peer) -> bool:
@@ -63,10 +63,10 @@ class PeerAdmission:
         return admitted
 
     def _remember(self, peer: Peer) -> None:
-        """Expect the start that `peer` has shown of its node from now on.
+        """From now on require of `peer`'s node that its history has the start that `peer` has shown.
 
-        What this process promises the node in this start must be known to the node's folder later, also
-        before the catalog names that start.
+        Otherwise a copy of the folder from before that start would be admitted until the catalog names the
+        start, although the node has made promises to this process since.
         """
         history = msgspec.msgpack.decode(peer.history, type=list[BootRecord]) if peer.history else []
         shown = newer(self._greeted.get(peer.node), history[-1] if history else None)

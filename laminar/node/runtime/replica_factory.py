@@ -1,8 +1,8 @@
 """Make a replica from its log: the state that its entries give, and a Raft core that goes on from there.
 
-It replays the log from the newest snapshot of the state on. Who leads and what is committed further is the
-core's to find out. A replica takes part only with the term and vote that it made durable: one without them,
-or with a term that no election reaches, is refused (docs/consensus.md#identities).
+The log is replayed from the newest snapshot of the state on. Which replica leads, and whether more is
+committed, the core finds out later. A replica takes part only with the term and vote that it made durable:
+one without them, or with a term that no election reaches, is refused (docs/consensus.md#identities).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _READ_BYTES = 4 * 1024 * 1024
 
 
 class BadTerm(Exception):
-    """The durable term is out of range: the replica cannot take part, its process goes on."""
+    """The durable term is out of range: the replica cannot take part, but its process goes on."""
 
 
 class ReplicaFactory:
@@ -60,9 +60,9 @@ class ReplicaFactory:
     ) -> Replica:
         """Return the replica that `entry` of the manifest names, its `machine` brought up to its log.
 
-        The machine has the state up to the committed entry `known_up_to` already, with the `configurations`
-        that were set up to there; the log is replayed from the next entry on. `past_damage(index)` says
-        whether the machine does without that damaged entry.
+        `machine` already has the state up to the committed entry `known_up_to`, and `configurations` are
+        those that were set up to there, by index; the log is replayed from the next entry on.
+        `past_damage(index)` says whether the replay may skip that damaged entry.
 
         The caller must set `machine.replica` in the same turn of the loop, before messages arrive.
 
@@ -98,7 +98,8 @@ class ReplicaFactory:
             )
         assert hard is not None or log.last_index == 0, f"{name}: a log without a term and vote is lost"
         if log.least_term > (hard.term if hard is not None else 0):
-            # Its folder is an older copy: it may have voted in the term of that copy, and in later ones.
+            # The folder is an older copy: in the terms below `least_term` this replica may have cast votes
+            # that it no longer knows.
             self._storage.record_hard_state(entry.replica_id, term=log.least_term, vote=0)
             hard = self._storage.hard_states[entry.replica_id]
         return Replica(
@@ -135,8 +136,8 @@ def recovering_text(name: str, log: Log) -> str:
 
 
 def replay_committed(frames: Sequence[Buffer]) -> int:
-    """Return the highest commit index that a leader stamped on these frames: certainly committed.
+    """Return the highest commit index that leaders stamped on these frames; 0 without frames.
 
-    It need not be the last frame's, as a later leader may have known of less.
+    All up to it is committed. It need not be the last frame's: a later leader may have known of less.
     """
     return max((Header.unpack(frame).committed_index for frame in frames), default=0)

@@ -3,11 +3,12 @@
 Each shard has one socket in the `SO_REUSEPORT` group of a port, and a classic-BPF program
 (`SO_ATTACH_REUSEPORT_CBPF`), which needs no privilege, answers with the number of a socket: its position in
 the kernel's list of the group, which is the order in which they were bound (TCP: began to listen). The
-arithmetic is that of `router.ownership`; golden vectors hold both to it. Nothing here opens a socket.
+arithmetic is that of `router.ownership`; tests compare both with the same vectors. Nothing here opens a
+socket.
 
-Classic BPF has two 32-bit registers (A and X), sixteen words of scratch memory, and jumps forward only: so
-the choice of a datagram's owner is one straight piece per shard. A load from beyond the packet's end ends the
-program with 0: a datagram that is too short goes to shard 0.
+Classic BPF has two 32-bit registers (A and X), sixteen words of scratch memory, and jumps forward only. So
+the choice of a datagram's owner has no loop, but repeats its lines for each shard. A load from beyond the
+packet's end ends the program with 0: a datagram that is too short goes to shard 0.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def choose_by_partition(sock: socket.socket, shards: int) -> None:
 def source_port_program(shards: int) -> bytes:
     """Return `router.shard_of_source_port` as a program: `struct sock_filter`s of 8 bytes.
 
-    It sees the packet from the TCP header's end on, so everything is read relative to the network header.
+    The program's offsets begin after the TCP header, so it reads everything relative to the network header.
     """
     return _assembled(
         [
@@ -74,10 +75,10 @@ def source_port_program(shards: int) -> bytes:
 def partition_program(shards: int) -> bytes:
     """Return `router.owner_shard` of the hash in a datagram as a program.
 
-    It sees the packet from the payload on. mmh3 (x86, 32 bits, seed 0) of eight bytes is two blocks and a
+    The program's offsets begin at the payload. mmh3 (x86, 32 bits, seed 0) of eight bytes is two blocks and a
     finish. The first block is the partition hash: its effect on the state is computed once. The second is the
-    shard's number, so everything before it meets the state is a constant. Both are rotated before they meet,
-    which equals rotating their result.
+    shard's number, so its mixed value is a constant of the program. mmh3 rotates the XOR of state and block;
+    here both are rotated before the XOR, which gives the same.
     """
     assert shards >= 1, f"{shards} shards"
     state, highest, owner, half = 0, 1, 2, 3  # places in scratch memory
@@ -106,7 +107,7 @@ def partition_program(shards: int) -> bytes:
             *_xor_shifted(16),
         ]
         if shard:
-            # Only above the highest so far: the lower shard keeps a tie.
+            # Only if it is above the highest so far: of equal ones the lower shard wins.
             lines += [(_SET_X_FROM_SCRATCH, 0, 0, highest), (_IF_ABOVE_X, 0, 3, 0)]
         lines += [(_STORE, 0, 0, highest), (_LOAD_NUMBER, 0, 0, shard), (_STORE, 0, 0, owner)]
     lines += [(_LOAD_SCRATCH, 0, 0, owner), (_ANSWER_A, 0, 0, 0)]

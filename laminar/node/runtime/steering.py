@@ -1,9 +1,10 @@
 """Steering a node's packets: which interfaces, which CPUs, and what happens where it is not possible.
 
 The supervisor calls `begin` before it starts its children, `let_go` in each of them, and `end` when they are
-gone. Attaching loads a compiler into the process that does it, so it is done in a child that ends at once and
-passes on what keeps the node's share alive: a locked descriptor for each interface. Without privilege, BCC or
-headers the node serves the same, and one log line says why.
+gone. Attaching the programs loads a compiler into the process that does it. So it is done in a child that
+ends at once, and that passes back a locked descriptor for each interface: while the lock is held, the node
+takes part in that interface's program. Without privilege, BCC or kernel headers the node serves the same, and
+one log line says why packets are not steered.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from laminar.node.runtime.listeners import NodeSockets
 log = logging.getLogger("laminar.steering")
 
 LONGEST_S = 60.0
-"""Limit of compiling, which takes some seconds, on a busy machine more; a node's start waits no longer."""
+"""How long a start waits for the child that compiles and attaches. That takes seconds, on busy CPUs more."""
 _MESSAGE_BYTES = 1 << 20
 _MOST_INTERFACES = 64
 
 Fork = Callable[[str, Callable[[], int]], int]
-"""`fork(name, work)`: run `work` in a child; its pid."""
+"""`fork(name, work)` runs `work` in a child and returns the child's pid."""
 
 
 def plan_of(sockets: NodeSockets, cpus: Sequence[int], controller_cpu: int | None) -> NodePlan:
-    """Return what a node with these sockets, pinned to these CPUs, wants steered."""
+    """Return the plan of a node with these sockets, whose shards are pinned to these CPUs."""
     ports = sockets.ports
     host = str(sockets.shared[0].getsockname()[0])
     return NodePlan(
@@ -58,7 +59,7 @@ def spare_cpu(taken: Sequence[int]) -> int | None:
 
 
 def why_not(wish: str, cpus: Sequence[int] | None, found: Sequence[Interface], host: str) -> str:
-    """Return why a node is not steered, in one line; empty if no reason is known."""
+    """Return, in one line, why a node's packets can't or shouldn't be steered; "" if nothing prevents it."""
     if wish == "auto" and found and all(interface.loopback for interface in found):
         return f"{host} is on the loopback, where it costs more than it gives (steer=require insists)"
     unmet = requirements.first_unmet()
@@ -80,11 +81,11 @@ class Steering:
     wish: str
     """The setting: `auto`, `require`, `off`."""
     controller_cpu: int | None = None
-    """The controller's CPU; None if nothing is steered or no CPU is to spare."""
+    """The CPU to pin the controller to; None if nothing is steered or no CPU is free of shards."""
     memberships: list[Membership] = field(default_factory=list)
 
     def begin(self, sockets: NodeSockets, cpus: Sequence[int] | None, fork: Fork) -> bool:
-        """Steer, if the setting and the machine allow it; return False where it is required and fails."""
+        """Steer, if the setting and the machine allow it; return False if it is required and fails."""
         if self.wish == "off":
             return True
         controller_cpu = spare_cpu(cpus or ())
@@ -108,7 +109,7 @@ class Steering:
         return True
 
     def _join(self, found: Sequence[Interface], plan: NodePlan, fork: Fork) -> list[str]:
-        """Join on each interface, in a child; return the reasons of those where it failed."""
+        """Join the program of each interface, in a child; return a reason for each where that failed."""
         pid = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
@@ -139,7 +140,7 @@ class Steering:
         return list(answer["refused"])
 
     def let_go(self) -> None:
-        """Release the share in a child of the supervisor, so that the child does not keep it alive."""
+        """Close the locked descriptors in a child of the supervisor, so that they end with the supervisor."""
         for membership in self.memberships:
             membership.let_go()
 
@@ -154,7 +155,7 @@ class Steering:
 
 
 def _join_all(found: Sequence[Interface], plan: NodePlan, pid: int, answer: socket.socket) -> int:
-    """Join on every interface and pass the locks on, with their descriptions. The child's work."""
+    """Join the program of every interface, and send the locks with their descriptions. Runs in the child."""
     joined: list[Membership] = []
     refused: list[str] = []
     lines: list[str] = []
