@@ -1,13 +1,15 @@
-"""The receiving side of a catch-up: a new log beside the old one, then one record that switches.
+"""The receiving side of a catch-up: a new log beside the old one, then one journal record that switches.
 
-The old replica goes on while the new log grows: it answers its leader and votes, but does not campaign.
-Nothing refers to the new log before the switch, so a crash, a source that dies or a leader that changes
-leaves the old replica as it was; the new log is then deleted, and the next offer begins again.
+The replica goes on with its old log while the new one is built: it answers its leader and votes, but does not
+campaign. Nothing refers to the new log before the switch. So if the process crashes, the source fails or
+another leader is elected, the replica keeps its old log; the new one is deleted, and the next offer begins
+again.
 
-The switch must take nothing back that the old replica acknowledged (`refusal_to_replace`). All of the new log
-is committed. So whatever the old one holds up to the new one's end is in it or was never committed; what the
-old one holds *after* that end may be acknowledged, unless it follows an entry that differs from the committed
-one there. Hard state, recovery state and incarnation are the replica's and stay.
+The switch must take nothing back that the replica acknowledged (`refusal_to_replace`). All entries of the new
+log are committed. So each entry of the old log up to the new log's end is in the new log, too, or was never
+committed. Entries of the old log *after* the new log's end may have been acknowledged, unless the old log
+differs from the new one at that end. Hard state, recovering state and incarnation belong to the replica and
+are kept.
 """
 
 from __future__ import annotations
@@ -44,19 +46,22 @@ from laminar.node.transport.transport import Address, Peer, RemoteError, Transpo
 
 _log = logging.getLogger("laminar.catch_up")
 
-# New logs that are built at one time; others wait for the leader's next offer.
+# Most new logs that a shard builds at one time; further offers are declined, and come again.
 AT_ONCE = 2
-# A round of at most this many pieces is the last: later entries are left to appends.
+# A round copies what is committed at its beginning. After one of at most this many pieces the copy ends, and
+# appends bring the rest.
 LAST_PIECES = 4
-# Timeout of one piece of 256 KiB, at the source's pace. The replica does not campaign while it waits.
+# Timeout of a call to the source, which limits its rate. The replica does not campaign while it waits.
 CALL_TIMEOUT_S = 20.0
+# Interval of checks whether the shard has room again.
 PAUSE_S = 0.2
-# A replica is kept from campaigning at most this long because its shard has no room.
+# Most time that a catch-up waits for room in its shard, as the replica does not campaign meanwhile.
 ROOM_PATIENCE_S = 30.0
 # Pause after a failed attempt before the next from the same source; it doubles each time.
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
-# Suffix of the name of a log being built: if it is there at a start, its replica never switched.
+# Suffix of the name of a log that is being built, which it keeps after the switch. At a start, one with this
+# suffix that the manifest does not name, not even by a replaced id, is deleted.
 UNFINISHED = "+"
 
 _offer_decoder = msgspec.msgpack.Decoder(Offer)
@@ -64,7 +69,7 @@ _beginning_decoder = msgspec.msgpack.Decoder(Beginning)
 
 
 class Abandoned(Exception):
-    """This catch-up ends without a switch; the text says why."""
+    """The end of a catch-up without a switch; the text says why."""
 
 
 class InstallHost(Protocol):
@@ -86,18 +91,25 @@ class InstallHost(Protocol):
         """Return why no new log may be built now; empty if it may."""
 
     def entry_of(self, group: bytes) -> ReplicaEntry | None:
-        """Return the manifest's entry of the group, if the log that it names is in use."""
+        """Return the group's manifest entry if the log that it names is in use, else None."""
 
     async def log_replaced(self, entry: ReplicaEntry) -> None:
-        """Open the replica with its new log, and have the manifest written."""
+        """Open the replica with its new log, and have the manifest written soon.
+
+        `entry` names the new log. If the replica was deleted meanwhile, delete the new log.
+        """
 
     def now_ms(self) -> int:
-        """Return the monotonic clock."""
+        """Return the time of the monotonic clock in ms."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of a new log; `size_bytes` is the size of the source's log."""
+    """The progress of a new log that is being built.
+
+    `source` is the node that sends it, `size_bytes` the size of the source's log, `index` the new log's last
+    entry.
+    """
 
     offer: Offer
     source: str
@@ -108,7 +120,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """A source that sent nothing: how long it is left alone, and until when (the loop's time)."""
+    """The source of a group's last failed attempt.
+
+    It is not used for `wait_s`, until `until_s` (the loop's time).
+    """
 
     source: str
     wait_s: float
@@ -116,7 +131,11 @@ class _Failed:
 
 
 class Installer:
-    """The builder of new logs for this shard's replicas; `address_of(node, replica)` finds the source."""
+    """The builder of new logs for this shard's replicas.
+
+    `by_group` has the shard's partitions by group id. `address_of(node, replica)` returns the address of the
+    process on `node` that owns the replica's group, or None. `running` has the new logs being built.
+    """
 
     def __init__(
         self,
@@ -137,7 +156,7 @@ class Installer:
         self.abandoned = 0
 
     async def on_offer(self, peer: Peer, payload: bytes) -> bytes:
-        """Answer the leader's offer; the work goes on after the answer."""
+        """Answer the leader's offer, and start to build the new log unless it is declined or under way."""
         offer = _offer_decoder.decode(payload)
         detail = self._refusal(peer, offer)
         if not detail and offer.group not in self.running:
@@ -196,10 +215,10 @@ class Installer:
                 dropped.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _leave_alone(self, group: bytes, node: str) -> None:
-        """Leave a failed source alone for a while, twice as long each time.
+        """Decline offers of a failed source for a while, twice as long after each failure in a row.
 
-        Else a source with a damaged entry has everything before it copied again and again, each time
-        into the trash.
+        Otherwise, with a source that has a damaged entry, everything before that entry would be copied at
+        each offer and then thrown into the trash.
         """
         before = self._failed.get(group)
         wait_s = FIRST_WAIT_S
@@ -208,7 +227,10 @@ class Installer:
         self._failed[group] = _Failed(node, wait_s, _now_s() + wait_s)
 
     async def _build(self, partition: Partition, new: Log, offer: Offer, node: str) -> None:
-        """Fill the new log, and build the state snapshot with it."""
+        """Copy the source's committed entries into the new log, and write its state snapshot.
+
+        It copies in rounds, each up to the commit index at the round's beginning.
+        """
         storage, progress = self._host.storage, self.running[offer.group]
         beginning = await self._beginning(partition, offer, node)
         if beginning.index:
@@ -227,7 +249,7 @@ class Installer:
             while new.last_index < beginning.committed_index:
                 await self._room(partition)
                 frames = await self._piece(partition, offer, node, new.last_index + 1)
-                await settled  # the piece before this: one is on its way to the disk, one on the wire
+                await settled  # the sync of the previous piece, which went on during this transfer
                 for header, frame in frames[: beginning.committed_index - new.last_index]:
                     new.append([frame])
                     tables.appended(header, frame)
@@ -238,8 +260,8 @@ class Installer:
                 pieces += 1
                 settled = storage.sync_log(new)
             await settled
-            # A round that hardly shortens the next one runs after a group that is as fast as we are: from
-            # here on the rest goes by appends.
+            # Few pieces are left to appends. So are many, if this round was more than half as long as the one
+            # before: then the group appends about as fast as this copies, and further rounds gain nothing.
             if pieces <= LAST_PIECES or (before and 2 * pieces > before):
                 break
             before = pieces
@@ -247,10 +269,13 @@ class Installer:
         await self._write_snapshot(new, tables)
 
     async def _room(self, partition: Partition) -> None:
-        """Wait a short while until this shard has room for more.
+        """Wait until this shard's storage takes more data.
 
-        Not for long: meanwhile the replica does not campaign, and may be the only one that could
-        lead. The old replica must still be there.
+        The wait is short, as the replica does not campaign meanwhile, and may be the only one that could
+        lead.
+
+        Raises:
+            Abandoned: when there is no room for `ROOM_PATIENCE_S`, or the replica is not here any more.
         """
         patient_until_s = _now_s() + ROOM_PATIENCE_S
         while True:
@@ -263,9 +288,9 @@ class Installer:
             await asyncio.sleep(PAUSE_S)
 
     async def _write_snapshot(self, log: Log, tables: PartitionState) -> None:
-        """Write a state snapshot beside the new log, so that its replica opens without a replay.
+        """Write a state snapshot beside the new log, so that the replica opens it without a replay.
 
-        The replica can do without it, so a failure is only logged.
+        A replica can open without a snapshot, so a failure is only logged.
         """
         known = snapshot.snapshot_of(log, tables)
         if known is None:
@@ -278,10 +303,16 @@ class Installer:
             _log.warning("%s: its state snapshot cannot be written: %s", log.name, error)
 
     async def _switch(self, partition: Partition, new: Log) -> ReplicaEntry:
-        """Write the one record that makes the new log the replica's. Durable when this returns."""
+        """Write the one record that makes the new log the replica's; return when it is durable.
+
+        Return the manifest entry with the new log's id. The replica is removed from the driver before.
+
+        Raises:
+            Abandoned: when the new log must not replace the old one; then nothing has changed.
+        """
         host, replica, old = self._host, partition.replica, partition.log
         await host.storage.sync_log(new)
-        # No await from here to the record: nothing may change in between.
+        # No await from here until the record is written: the replica may not change in between.
         entry = host.entry_of(replica.group)
         if entry is None or not host.driver.is_current(replica):
             raise Abandoned("the replica has gone meanwhile")
@@ -313,7 +344,7 @@ class Installer:
         request = PieceRequest(offer.group, offer.receiver, index)
         frames = whole_frames(await self._call(partition, node, PIECE, request), index)
         if not frames:
-            # The file's bytes are damaged: let the source verify each frame.
+            # The bytes of the source's file are damaged: have it verify each frame, and read from its log.
             request = msgspec.structs.replace(request, verified=True)
             frames = whole_frames(await self._call(partition, node, PIECE, request), index)
         if not frames:
@@ -326,12 +357,15 @@ def _now_s() -> float:
 
 
 def new_name(topic: str, number: int) -> str:
-    """Return the name of a log that is to replace another; until it has, the next start deletes it."""
+    """Return the name of a log that is to replace another; before the switch a start deletes such a log."""
     return f"{topic}-{number}{UNFINISHED}"
 
 
 def whole_frames(data: bytes, index: int) -> list[tuple[Header, Buffer]]:
-    """Return the verified frames at the start of a piece, up to the first cut or damaged one."""
+    """Return the verified frames at the start of a piece, whose first should be entry `index`.
+
+    They end before the first frame that is cut off, damaged, or not the next entry.
+    """
     found: list[tuple[Header, Buffer]] = []
     view = memoryview(data)
     position = 0
@@ -350,7 +384,7 @@ def whole_frames(data: bytes, index: int) -> list[tuple[Header, Buffer]]:
 
 
 def refusal_to_replace(replica: Replica, new: Log) -> str:
-    """Return why a log of committed entries must not replace a replica's; empty if it may."""
+    """Return why `new`, a log of committed entries, must not replace the replica's; empty if it may."""
     core, old = replica.core, replica.log
     if core.term < new.last_term:
         return f"term {core.term} is known here, the new log is of term {new.last_term}"

@@ -1,9 +1,10 @@
-"""Detection, on the leader, of followers that appends serve badly or not at all: they are offered a new log.
+"""Detection, on the leader, of replicas that need a catch-up, and the offers to them.
 
-Raft itself says which replicas lack entries that are no longer here. One more kind is found here: a replica
-that lacks more than half of the log, and much: for it whole segments, at a bounded rate, are better than
-appends, which have no such bound. That is a matter of speed only, so when no new log is built, appends take
-over again.
+They are of two kinds. A replica of the first kind lacks entries that are no longer in the leader's log; Raft
+itself says which these are, and appends cannot help them. A replica of the second kind is *far* behind: it
+lacks at least half of the log, and many bytes. It gets whole segments, at a bounded rate, in place of
+appends, which have no such bound. For this kind that is a matter of speed only: if no new log is built,
+appends go on.
 """
 
 from __future__ import annotations
@@ -26,15 +27,19 @@ from raft.progress import Flow, Progress
 _log = logging.getLogger("laminar.catch_up")
 
 OFFER_TIMEOUT_S = 5.0
-# Appends wait this long for a catch-up that does not begin, or has stopped; then it is not tried for a while.
+# Appends to a replica that is far behind wait this long for a catch-up that does not begin, or has stopped.
 PATIENCE_S = 20.0
+# After that it gets appends for at least this long, before a catch-up is tried again.
 NOT_AGAIN_S = 300.0
 
 _answer_decoder = msgspec.msgpack.Decoder(OfferAnswer)
 
 
 class Lagging:
-    """Finds replicas that lag in the groups led here; `far_bytes` is the least that they lack."""
+    """The detection of lagging replicas in the groups that are led here, and the offers to them.
+
+    A replica is far behind only if it lacks at least `far_bytes`.
+    """
 
     def __init__(
         self,
@@ -50,13 +55,14 @@ class Lagging:
         self._source = source
         self._address_of = address_of
         self._far_bytes = far_bytes
-        # When appends resume if the offer leads to nothing; and until when no other offer is made.
+        # By (group, replica id), times of the loop, for replicas that are far behind: when appends resume if
+        # the replica requests nothing meanwhile; until when no catch-up is tried again.
         self._until_s: dict[tuple[bytes, int], float] = {}
         self._not_before_s: dict[tuple[bytes, int], float] = {}
         self.offers = 0
 
     def check_all(self, partitions: Iterable[Partition]) -> Work | None:
-        """Check all groups that are led here; return the offers that are worth making, if any."""
+        """Check all groups that are led here; return the sending of offers as work, if any are needed."""
         offers = []
         for partition in list(partitions):
             replica = partition.replica
@@ -99,7 +105,7 @@ class Lagging:
         return asyncio.get_running_loop().time() >= self._not_before_s.get(key, 0.0)
 
     def _take_over(self, partition: Partition, progress: Progress) -> None:
-        """Stop Raft's appends to a replica until it has got the sealed segments."""
+        """Stop Raft's appends to a replica until it holds the committed sealed segments."""
         replica = partition.replica
         ends = [segment.last_index for segment in partition.log.sealed_segments()]
         resume_index = max(end for end in ends if end <= partition.committed_index)
@@ -110,7 +116,8 @@ class Lagging:
 
     async def _offer(self, replica: Replica, progress: Progress) -> None:
         receiver = progress.replica_id
-        # Repeatedly: a replica that works on it says so, one that had to stop begins again.
+        # Each check offers again: a replica that is building its log answers so, one that has stopped begins
+        # again.
         await self._call(replica, receiver)
         key = (replica.group, receiver)
         now_s = asyncio.get_running_loop().time()

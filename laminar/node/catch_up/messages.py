@@ -1,8 +1,9 @@
 """The calls between the two sides of a catch-up.
 
-The leader *offers*; the replica's shard then asks for the log's *beginning*, and for *pieces* from an entry
-on, until it has what was committed. Every answer is self-contained, so either side may restart in between,
-and a piece may as well come from a replica that has ceased to lead: what is committed stays so.
+The leader *offers* a catch-up. The replica's shard then asks the same node for the *beginning* of the log,
+and for *pieces*, each from a given entry on, until it has every entry that was committed when it asked for
+the beginning. Every answer is self-contained, so either side may restart in between. The source may cease to
+lead meanwhile: what it knows to be committed stays committed.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ OFFER = "catch_up_offer"
 BEGINNING = "catch_up_beginning"
 PIECE = "catch_up_piece"
 
-# A piece on the wire: small enough that another call waits only a few milliseconds for it.
+# Bytes of a piece: few enough that another call on the connection waits only a few milliseconds for it. An
+# entry that is larger is a piece of its own.
 PIECE_BYTES = 256 * 1024
 
-# Codes of refusals: the source does not hold these entries (any more), or holds them damaged.
+# Codes of the source's refusals: it does not hold these entries as committed ones; they are damaged there.
 GONE = "gone"
 DAMAGED = "damaged"
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """The leader of `term`, replica `sender`, tells replica `receiver` that it needs a new log."""
+    """The offer of replica `sender`, the leader of `term`, to replica `receiver`: it needs a new log."""
 
     group: bytes
     sender: int
@@ -31,23 +33,24 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OfferAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to an offer: the new log is being built (`working`), or `detail` says why not."""
+    """The answer to an offer: `working` if the new log is being built, else the reason in `detail`."""
 
     working: bool
     detail: str = ""
 
 
 class BeginningRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Replica `receiver` asks where the source's log begins, and how far it is committed."""
+    """The question of replica `receiver` where the source's log begins, and how far it is committed."""
 
     group: bytes
     receiver: int
 
 
 class Beginning(msgspec.Struct, frozen=True, array_like=True):
-    """The entry before the log's first, as `Log.set_start` takes it, and the last committed entry.
+    """The beginning of the source's log, and the index of its last committed entry.
 
-    `size_bytes` is that of the whole log, for the progress shown.
+    `index`, `term`, `offset` and `time_ms` are those that `Log.set_start` takes; `index` is the entry before
+    the log's first, 0 if nothing was trimmed. `size_bytes` is that of the whole log, to show progress.
     """
 
     index: int
@@ -59,7 +62,10 @@ class Beginning(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PieceRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request for committed frames from entry `index` on; `verified` has each checked at the source."""
+    """A request for committed frames from entry `index` on.
+
+    With `verified` the source checks each frame before it sends it; otherwise it may send a file's bytes.
+    """
 
     group: bytes
     receiver: int

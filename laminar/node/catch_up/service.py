@@ -1,4 +1,4 @@
-"""Catch-up as one shard takes part in it: as source, as receiver, and after a restart."""
+"""The part of one shard in catch-up: its source, its installer, its offers, and the work after a restart."""
 
 from __future__ import annotations
 
@@ -46,27 +46,30 @@ class CatchUpHost(Protocol):
         """Return the address of the process on `node` that owns the replica's group."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` beside the rest; its failure ends the process."""
+        """Run `work` as a task of the shard; its failure ends the process."""
         raise NotImplementedError
 
     def refusal(self) -> Problem | None:
         """Return why the shard takes no data now; None if it does."""
 
     def request_reconcile(self) -> None:
-        """Let the shard follow its view soon, once more."""
+        """Have the shard reconcile its replicas with its view soon."""
 
     async def open(self, entry: ReplicaEntry) -> None:
-        """Let a replica of the manifest take part."""
+        """Open a replica of the manifest and let it take part in its group."""
 
 
 class CatchUp:
-    """Source, installer and lag detection of one shard."""
+    """The source, the installer and the lag detection of one shard.
+
+    `methods` are the calls that the shard answers for them.
+    """
 
     def __init__(self, shard: CatchUpHost, *, by_group: Mapping[bytes, Partition]) -> None:
         settings = shard.boot.settings
         self._shard = shard
         self._by_group = by_group
-        # New log ids by old ones, until the manifest names the new.
+        # Ids of new logs by those of the logs that they replaced, until the manifest names the new ones.
         self._replaced_logs: dict[int, int] = {}
         self.source = Source(
             by_group=by_group,
@@ -88,11 +91,14 @@ class CatchUp:
         }
 
     def check(self) -> Work | None:
-        """Return the offers that lagging replicas need, if any."""
+        """Find replicas that lag in the groups led here; return the sending of offers as work, or None."""
         return self.lagging.check_all(self._by_group.values())
 
     async def drop_unfinished(self) -> None:
-        """Delete, at a start, the new logs that were being built when the process ended."""
+        """Delete, at a start, the new logs that were being built when the process ended.
+
+        It also finds the logs that were replaced, but whose new ids the manifest does not name yet.
+        """
         storage = self._shard.storage
         named = {storage.resolve(entry.log_id) for entry in storage.manifest.entries}
         for log_id, log in list(storage.logs.items()):
@@ -104,7 +110,7 @@ class CatchUp:
                 self._replaced_logs[entry.log_id] = storage.resolve(entry.log_id)
 
     async def record_replaced_logs(self) -> None:
-        """Write the ids of logs that replaced others into the manifest."""
+        """Write the ids of logs that replaced others into the manifest; retry a failure a second later."""
         switched = dict(self._replaced_logs)
         if not switched:
             return
@@ -116,7 +122,7 @@ class CatchUp:
                 ]
             )
         except StorageError as error:
-            # Until it does, the journal's record maps the old log to the new one.
+            # Until the manifest is written, the journal's record maps the old log to the new one.
             _log.warning("the manifest cannot be written: %s", error)
             asyncio.get_running_loop().call_later(1.0, self._shard.request_reconcile)
             return
@@ -124,12 +130,12 @@ class CatchUp:
             del self._replaced_logs[old]
 
     def progress_of(self, group: bytes) -> tuple[int, int] | None:
-        """Return received bytes and the source's size while a new log is built; None if none is."""
+        """Return (bytes received, bytes of the source's log) while a group's new log is built, else None."""
         progress = self.installer.running.get(group)
         return None if progress is None else (progress.received_bytes, progress.size_bytes)
 
     def statistics(self) -> dict[str, int]:
-        """Return counters and gauges."""
+        """Return the counters and gauges of the metrics by name."""
         return {
             "served_bytes": self.source.sent_bytes,
             "serving": self.source.readers,
@@ -140,7 +146,7 @@ class CatchUp:
             "offers": self.lagging.offers,
         }
 
-    # -- the installer's home ------------------------------------------------------------
+    # -- the services of `InstallHost` ---------------------------------------------------
 
     @property
     def storage(self) -> Storage:
@@ -163,7 +169,7 @@ class CatchUp:
         return "" if problem is None else problem.detail
 
     def entry_of(self, group: bytes) -> ReplicaEntry | None:
-        """Return the manifest's entry of the group, if the log that it names is in use."""
+        """Return the group's manifest entry if the log that it names is in use, else None."""
         partition = self._by_group.get(group)
         for entry in self.storage.manifest.entries:
             if entry.group == group and partition is not None and entry.log_id == partition.log.log_id:
@@ -171,7 +177,10 @@ class CatchUp:
         return None
 
     async def log_replaced(self, entry: ReplicaEntry) -> None:
-        """Open the replica with its new log, and have the manifest written."""
+        """Open the replica with its new log, and have the manifest written soon.
+
+        If the replica was deleted meanwhile, delete the new log.
+        """
         partition = self._by_group.get(entry.group)
         if partition is None or partition.replica.replica_id != entry.replica_id:
             # The replica was deleted while the record was being written: delete the new log, too.
@@ -185,5 +194,5 @@ class CatchUp:
         self._shard.request_reconcile()
 
     def now_ms(self) -> int:
-        """Return the monotonic clock."""
+        """Return the time of the monotonic clock in ms."""
         return self._shard.clock.monotonic_ms()

@@ -1,8 +1,9 @@
-"""The serving side of a catch-up: committed batches of this shard's replicas, at a bounded rate.
+"""The serving side of a catch-up: committed entries of this shard's replicas, at a bounded rate.
 
-Sealed segments are read as files; entries after them, or that cannot be taken from a file, through the log.
-The replica need not lead: what it knows as committed is committed for ever. It remembers which replica reads
-where, so that retention does not trim what is still to be read (`reading_from`).
+Entries in sealed segments are read from the segment's file; entries after them, and those that the file does
+not have, are read through the log. The serving replica need not lead: what it knows to be committed stays
+committed. The source remembers which replica reads where, so that retention does not trim entries that are
+still to be read (`reading_from`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from laminar.node.catch_up.pace import Pace
 from laminar.node.partition.partition import Partition
 from laminar.node.transport.transport import Peer, RemoteError
 
-# A receiver without a request for this long has gone away.
+# A receiver that has requested nothing for this long no longer counts as reading.
 SILENT_S = 15.0
 
 ReadBytes = Callable[[str, int, int], Awaitable[bytes]]
@@ -42,9 +43,10 @@ class _Reader:
 
 
 class Source:
-    """The batches that one shard serves to replicas in catch-up.
+    """The entries that one shard serves to replicas in catch-up.
 
-    `read_bytes(path, position, size)` reads a file without blocking the loop.
+    `read_bytes(path, position, size)` reads a file without blocking the loop. `bytes_per_s` bounds all
+    transfers together.
     """
 
     def __init__(
@@ -57,7 +59,11 @@ class Source:
         self.sent_bytes = 0
 
     async def beginning(self, peer: Peer, payload: bytes) -> bytes:
-        """Answer where this log begins and how far it is committed; see `Beginning`."""
+        """Answer a `BeginningRequest` with a `Beginning`.
+
+        Raises:
+            RemoteError: `GONE` when the replica is not here, has stopped, or knows of no committed entry.
+        """
         request = _beginning_decoder.decode(payload)
         partition = self._partition(request.group)
         start, committed_index = partition.log.start, partition.committed_index
@@ -76,7 +82,14 @@ class Source:
         )
 
     async def piece(self, peer: Peer, payload: bytes) -> bytes:
-        """Return frames from an entry on, back to back; the last may be cut off, the first never is."""
+        """Answer a `PieceRequest` with frames back to back, from the requested entry on.
+
+        The last may be cut off; the first never is.
+
+        Raises:
+            RemoteError: `GONE` when the entry is not among the committed ones here, `DAMAGED` when it is
+                damaged.
+        """
         request = _piece_decoder.decode(payload)
         partition = self._partition(request.group)
         self._note(request.group, request.receiver, request.index)
@@ -97,7 +110,10 @@ class Source:
         return data
 
     async def _from_file(self, partition: Partition, index: int) -> bytes:
-        """Return a sealed segment's bytes from the entry on; empty if its file does not have them."""
+        """Return bytes of the entry's sealed segment from the entry on, unverified.
+
+        Empty if the entry lies in a segment that is not sealed and committed, or the file does not have it.
+        """
         log = partition.log
         self._check(partition, index)
         row = await log.find_index_entry(index)
@@ -109,7 +125,7 @@ class Source:
         try:
             data = await self._read_bytes(segment.file.path, row.position, size)
         except (OSError, StorageError):
-            return b""  # not written yet, gone, or unreadable: the log knows which
+            return b""  # not written yet, gone, or unreadable: a read through the log tells which
         return data if len(data) >= row.size else b""
 
     @staticmethod
@@ -123,13 +139,13 @@ class Source:
             raise RemoteError(GONE, "this replica is not here, or has stopped")
         return partition
 
-    # -- who reads ---------------------------------------------------------------------
+    # -- the replicas that read ----------------------------------------------------------
 
     def _note(self, group: bytes, receiver: int, index: int) -> None:
         self._readers[(group, receiver)] = _Reader(index, asyncio.get_running_loop().time())
 
     def reading_from(self, group: bytes, receiver: int) -> int | None:
-        """Return the index a catching-up replica requested last; None if no transfer to it is active."""
+        """Return the index that a replica in catch-up requested last; None if none came for `SILENT_S`."""
         reader = self._readers.get((group, receiver))
         if reader is None:
             return None
@@ -139,10 +155,10 @@ class Source:
         return reader.index
 
     def done(self, group: bytes, receiver: int) -> None:
-        """Note that a replica takes appends again."""
+        """Forget where a replica reads: it takes appends again."""
         self._readers.pop((group, receiver), None)
 
     @property
     def readers(self) -> int:
-        """Replicas being caught up from here; silent ones count until they are checked."""
+        """Number of replicas that read here; a silent one counts until `reading_from` is called for it."""
         return len(self._readers)
