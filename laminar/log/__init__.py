@@ -1,7 +1,7 @@
 """The storage of logs: segments, index, the shard's journal, checkpoints, recovery.
 
-`open_log` and `open_folder` are the door for a user's own program: logs without server or cluster. `Storage`
-and `Log` are what a node's driver uses; `recover_node` runs once at its start, before any loop.
+`open_log` and `open_folder` are for a user's own program: logs without server or cluster. `Storage` and `Log`
+are for a node's driver. `recover_node` runs once at a node's start, before any event loop.
 """
 
 from __future__ import annotations

@@ -28,7 +28,11 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class File(Protocol):
-    """One open file. The last reference closes it, so a reader in another thread is safe."""
+    """One open file.
+
+    It is closed by `close`, or when its last reference goes: so a thread that is reading it may go on
+    after others have dropped it.
+    """
 
     path: str
 
@@ -51,12 +55,16 @@ class File(Protocol):
         """
 
     def sync(self) -> None:
-        """Make everything written so far, and the size, durable. Never retry after a failure."""
+        """Make everything written so far, and the size, durable.
+
+        After a failure never call it again: it might succeed, although the pages that failed are lost.
+        """
 
     def reserve(self, size: int) -> None:
-        """Reserve room for the first `size` bytes; the file's own size stays.
+        """Reserve disk space for the first `size` bytes; the file's own size stays.
 
-        Writes there find room on a full disk. A file system without such a call reserves nothing.
+        Later writes of these bytes succeed even on a full disk. A file system without such a call
+        reserves nothing, and reports nothing.
         """
 
     def start_writeback(self, size: int, position: int) -> None:
@@ -66,7 +74,7 @@ class File(Protocol):
         """
 
     def drop_cached(self, size: int, position: int) -> None:
-        """Hint that clean pages of these bytes may leave memory, so the next read asks the medium."""
+        """Hint that clean pages of these bytes may leave memory, so that the next read is from the disk."""
 
     def truncate(self, size: int) -> None:
         """Cut or extend the file to `size` bytes."""
@@ -132,9 +140,9 @@ class Disk(Protocol):
         """Return the size of the disk that holds `path`."""
 
     def boot_id(self) -> bytes:
-        """Return 16 bytes that differ after each boot of the machine.
+        """Return 16 bytes that are another value after each boot of the machine.
 
-        What was written and not synced under the same boot id is still in the page cache.
+        While they are the same, what was written and not synced is still in the page cache.
         """
 
 
@@ -286,7 +294,7 @@ class RealDisk:
             raise DiskError.of("open", path, error) from error
 
     def exists(self, path: str) -> bool:
-        """Return whether a name exists, be it a broken symbolic link."""
+        """Return whether a name exists; a broken symbolic link does."""
         return os.path.lexists(path)
 
     def list(self, path: str) -> list[str]:
@@ -310,7 +318,7 @@ class RealDisk:
             self.sync_directory(os.path.dirname(path) or ".")
         except DiskError as error:
             if error.errno not in (errno.EACCES, errno.EPERM):
-                raise  # where we may not look, no process of ours has made anything
+                raise  # a directory that we may not open: no process of ours has made a name in it
         for directory in reversed(missing):
             try:
                 os.mkdir(directory, 0o750)
@@ -395,8 +403,8 @@ class RealDisk:
             finally:
                 os.close(fd)
         except (OSError, ValueError):
-            # Unknown: return a value that is never repeated, so that each start counts as one
-            # after a power loss.
+            # Unknown: return a value that is never repeated, so that each start is treated as a
+            # start after a power loss.
             return os.urandom(16)
 
 
@@ -452,7 +460,8 @@ class ReadOnlyDisk(RealDisk):
 
 
 def _find(name: str, *arguments: Any) -> ctypes._NamedFuncPointer | None:
-    # Python has no wrapper for it. A call through ctypes releases the interpreter lock.
+    # Returns None where the C library lacks the function. Python has no wrapper for these calls; a call
+    # through ctypes releases the interpreter lock.
     try:
         function: ctypes._NamedFuncPointer = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (OSError, AttributeError):

@@ -62,9 +62,8 @@ class Document:
             if isinstance(found, bytes):
                 return found
             reasons.append(f"{name} {found}")
-        # A crash in the first write, or a full disk at each of the first, leaves less than both
-        # names: the second is made when the first is synced, and no write returned before both names
-        # were durable.
+        # Only copies "a" with number 1: the first `write` was interrupted between its two renames, and
+        # never returned. So no payload was ever durable, and nothing is lost.
         begun_only = bool(files) and files[-1][0] == 1 and all(name.endswith(".a") for _, name in files)
         if files and not begun_only:
             raise DamagedDocument(f"no whole copy of {self.name} in {self.directory}: {', '.join(reasons)}")
@@ -106,11 +105,12 @@ class Document:
         return payload if _checksum(number, payload) == checksum else "has a wrong checksum"
 
     def write(self, payload: Buffer) -> None:
-        """Replace the document; durable on return. After a `DiskError` the old document stands.
+        """Replace the document; durable on return.
 
-        The old one stands for this process and for the next, and a failed attempt leaves no file. A
-        later start can find the new one only if the disk, having failed, also refuses to remove a
-        name.
+        Raises:
+            DiskError: It failed. `read` still returns the old payload, in this process and after a
+                restart, and no new file is left: except if the disk, having failed, also refuses to
+                remove the new names.
         """
         files = self._files()
         number = files[0][0] + 1 if files else 1
@@ -145,7 +145,7 @@ class Document:
         try:
             self.disk.unlink(path)
         except DiskError:
-            return  # it is never read, or the next write removes it
+            return  # an older copy is not read while a newer one is whole; the next write removes it
 
     def _remove(self, paths: Sequence[str]) -> None:
         """Remove all files of a failed write, as far as the disk allows."""

@@ -1,8 +1,8 @@
-"""What can go wrong between the log and the disk, as types.
+"""The errors of the log and the disk.
 
-`StorageError` is the family of the world's failures: a failing disk, damaged bytes, a full file system.
-`BrokenChain` is a peer's mistake: a frame that does not follow the end of the log. Our own mistakes are
-asserts.
+`StorageError` and its subclasses are failures from outside the program: a failing disk, damaged bytes, a full
+file system, a folder in use. `BrokenChain` is a peer's mistake: a frame that does not follow the end of the
+log. Mistakes in this program itself are asserts.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import errno
 
 
 class StorageError(Exception):
-    """A disk, a file or bytes in it did not behave as they should."""
+    """An operation of the storage failed: the disk failed, bytes are damaged, or a log's state forbids it."""
 
 
 class DiskError(StorageError):
-    """An operation of the operating system failed; the one place where `OSError` is translated."""
+    """An operation of the operating system failed. `errno` is that of its `OSError`, 0 if unknown."""
 
     def __init__(self, operation: str, path: str, number: int, text: str) -> None:
         super().__init__(f"{operation} {path}: {text} (errno {number})")
@@ -45,11 +45,11 @@ class DiskError(StorageError):
 
 
 class LogRemoved(StorageError):
-    """The log was deleted or replaced, so nothing that waits for it will happen."""
+    """The log was deleted or replaced: what was asked of it will never be done."""
 
 
 class ReplicaStopped(StorageError):
-    """The state of one replica is wrong: it takes part in nothing until a restart."""
+    """One replica has stopped because its state is wrong; it does nothing more until a restart."""
 
 
 class DamagedDocument(StorageError):
@@ -57,11 +57,11 @@ class DamagedDocument(StorageError):
 
 
 class DamagedRange(StorageError):
-    """Entries whose stored bytes are not what the index says; a reader may continue after them.
+    """Entries whose stored bytes are damaged; a reader may continue at `next_offset`.
 
     `first_index` to `last_index` (both included) hold the offsets from `first_offset` up to, not
-    including, `next_offset`; `file` and `position` say where the bytes lie. `term` is the one entry's
-    according to the index; 0 if unknown.
+    including, `next_offset`; `file` and `position` say where the bytes lie. `term` is that of the entry
+    according to the index; 0 if it is unknown, or if there may be several entries.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class StorageClosed(StorageError):
 
 
 class EntriesTrimmed(StorageError):
-    """A truncation or a new log start removed the entries while they were read."""
+    """The entries were removed while they were read, by a truncation or a trim."""
 
 
 class FolderInUse(StorageError):
@@ -114,7 +114,7 @@ class NotALogFolder(StorageError):
 
 
 class RecordsLost(StorageError):
-    """Acknowledged records of a log without replicas are lost."""
+    """Acknowledged records of a log are lost, and there is no replica from which to restore them."""
 
 
 class AppendRefused(StorageError):
@@ -141,7 +141,7 @@ class OffsetOutOfRange(StorageError, LookupError):
 
 
 class BrokenChain(ValueError):
-    """A frame does not continue the log: wrong index, previous term, offset or time.
+    """A frame does not continue the log: wrong index, previous term, offset, time, size or checksum.
 
-    Nothing was changed by it.
+    That frame, and those after it in the same call, were not appended.
     """

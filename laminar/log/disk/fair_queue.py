@@ -1,8 +1,8 @@
-"""A fair limiter for reader threads.
+"""A fair limiter for reads in threads.
 
-It bounds reads and bytes in flight and serves waiting readers round-robin. Without it one consumer that
-replays old data takes all threads and all memory, and every other reader waits. It knows nothing of files.
-The loop's thread only.
+It limits the reads in flight, in number and in bytes, and lets waiting readers start one read each in turn.
+Without it one consumer that replays old data would take all threads and all memory, and every other reader
+would wait. It knows nothing of files. The loop's thread only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Hashable
 
 
 class FairLimiter:
-    """A limit of `limit` reads of `limit_bytes` in flight; a larger read runs alone."""
+    """A limit of `limit` reads and `limit_bytes` bytes in flight; a read larger than that runs alone."""
 
     def __init__(self, *, limit: int, limit_bytes: int) -> None:
         self._limit = limit
@@ -30,7 +30,11 @@ class FairLimiter:
         return sum(map(len, self._waiting.values()))
 
     async def acquire(self, reader: Hashable, size_bytes: int) -> None:
-        """Wait until a read of `size_bytes` may start; call `release` after it in every case."""
+        """Wait until a read of `size_bytes` may start, and count it as started.
+
+        The caller must call `release` when the read has ended, also if it failed; not if this call raised.
+        `reader` is any key by which the reads of one reader are recognised.
+        """
         if not self._waiting and self._has_room(size_bytes):
             self._start(size_bytes)
             return

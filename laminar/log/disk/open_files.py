@@ -1,8 +1,8 @@
 """Bounds that all logs of a storage share: open files, and index rows in memory.
 
 A thousand partitions of many segments have more files than a process may open, and more index rows than it
-should keep. So files that were not used lately are released, and rows are cached in chunks, least recently
-used out first. It knows nothing of what either holds.
+should keep. So files that were not used lately are released, and rows are cached in chunks; the chunk that
+was used least recently is dropped first. The content of files and chunks does not matter here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from laminar.log.disk.disk import Buffer, Disk, File
 
 # Memory of a chunk besides its rows: a key and two objects.
 _CHUNK_OVERHEAD_BYTES = 250
-# This many stay whatever the limit: a search needs several at once, or it would never end.
+# This many chunks stay cached even above the limit: a search that needs several at once would else never end,
+# as loading one would drop another.
 _FEWEST_CHUNKS = 32
-# How many open files are examined for one that may go; unsynced ones may not.
+# How many open files are examined, at most, to find those that may be released; unsynced ones may not.
 _LOOKS = 16
 
 
@@ -42,9 +43,10 @@ def raise_open_file_limit() -> int:
 class Handle:
     """A file that is open only while it is in use; any thread may use it.
 
-    A file that was written to stays open until a sync has covered the write: one that is reopened may not
-    report an error that happened in between. A file that is `checked_when_read` and can be rebuilt is
-    exempt; otherwise a checkpoint of ten thousand segments would keep twice as many files open.
+    A file that was written to stays open until a sync has covered the write: the sync of a file that was
+    closed and opened again may not report a write error from before. A file is exempt if it is
+    `checked_when_read` and can be rebuilt (an index): else a checkpoint of ten thousand segments would
+    keep twice as many files open. `used` is set by each use, and cleared when a release is considered.
     """
 
     __slots__ = ("_begun", "_ended", "_files", "_synced", "checked_when_read", "file", "path", "used")
@@ -53,8 +55,8 @@ class Handle:
         self._files = files
         self.path = path
         self.checked_when_read = checked_when_read
-        # The open file, if any; taking it never blocks. A thread that holds it may continue after it
-        # is released.
+        # The open file, or None; reading this attribute never blocks. A thread that has taken the file
+        # from it may go on using it after its release.
         self.file: File | None = None
         self.used = False
         # A sync may run beside a write, and covers it only if the write ended before the sync began.
@@ -116,7 +118,7 @@ class Handle:
         self.open().start_writeback(size, position)
 
     def forget(self) -> None:
-        """Release the file even if it is unsynced; a thread that reads it may continue."""
+        """Release the file without closing it, even if it is unsynced; a thread that reads it may go on."""
         self._files.forget(self)
 
     def close(self) -> None:
@@ -127,10 +129,10 @@ class Handle:
 
 
 class OpenFiles:
-    """The open ones of many files: about `limit`, and beyond it those that wait for a sync.
+    """The files of a storage that are open now: about `limit`, and besides those that wait for a sync.
 
-    At most `unsynced_limit` files should wait for a sync: above it the segment writer syncs the oldest.
-    Both limits together are half of what this process may open.
+    At most `unsynced_limit` files should wait for a sync; above it the segment writer syncs the oldest.
+    Each limit is at most a quarter of the number of files that this process may open.
     """
 
     def __init__(self, disk: Disk, limit: int) -> None:
@@ -145,7 +147,7 @@ class OpenFiles:
         return len(self._open)
 
     def open(self, handle: Handle, *, create: bool) -> File:
-        """Open the file of a handle, unless another thread has done so meanwhile."""
+        """Return the open file of a handle: a new one, or the one that another thread has just opened."""
         file = self.disk.open(handle.path, create=create)
         with self._lock:
             if handle.file is not None:
@@ -162,6 +164,7 @@ class OpenFiles:
                 self._let_go()
 
     def _let_go(self) -> None:
+        """Release files above the limit that were not used since the last look. The lock is held."""
         for _ in range(_LOOKS):
             if len(self._open) <= self._limit:
                 return

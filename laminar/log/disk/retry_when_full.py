@@ -1,8 +1,8 @@
-"""Retry what a full disk stopped, until it works.
+"""Retry what failed because the disk was full, until it succeeds.
 
 While the disk has no room for a checkpoint or the next journal file, appends are refused. Then no frame
-arrives that would trigger another attempt, so a timer on the loop does, as long as something is missing. It
-knows neither journal nor checkpoints: the caller says what one attempt is.
+arrives that would trigger another attempt, so a timer on the loop triggers it, as long as something is
+missing. This module knows neither journal nor checkpoints: the caller says what one attempt is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class DiskFullRetry:
-    """One timer for everything that is missing. The loop's thread only."""
+    """One timer for everything that is to be retried. The loop's thread only."""
 
     def __init__(
         self,
@@ -21,9 +21,9 @@ class DiskFullRetry:
         pause_ms: int,
         attempt: Callable[[set[str]], None],
     ) -> None:
-        """Make a retry that calls `attempt` with the names of what is missing.
+        """Call `attempt`, `pause_ms` after a `request`, with the names of all that was requested by then.
 
-        If an attempt fails again, it calls `request` again.
+        `attempt` must call `request` again for what fails again. `loop` returns the event loop.
         """
         self._loop = loop
         self._pause_ms = pause_ms

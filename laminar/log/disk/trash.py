@@ -31,7 +31,10 @@ class Trash:
         self.removed = 0
 
     async def purge(self, *, now_ms: int, everything: bool = False) -> None:
-        """Stamp what is new; remove what was stamped `keep_ms` ago, or everything."""
+        """Note the time of new directories; remove those noted `keep_ms` ago or earlier, or `everything`.
+
+        `now_ms` is the time in ms since the epoch. A `DiskError` is logged, and ends this pass.
+        """
         loop = asyncio.get_running_loop()
         try:
             for name in await loop.run_in_executor(None, self._due, now_ms, everything):
@@ -57,9 +60,9 @@ class Trash:
         return due
 
     async def _remove(self, folder: str) -> None:
-        """Remove a directory file by file.
+        """Remove a directory file by file, with pauses.
 
-        Unlinking a large file takes long, and others need the disk too.
+        Unlinking a large file takes long, and commits and reads need the disk too.
         """
         loop = asyncio.get_running_loop()
         for name in await loop.run_in_executor(None, self._disk.list, folder):

@@ -1,7 +1,7 @@
-"""The content of a checkpoint: each log, each hard state, and their place in the journal.
+"""The content of a checkpoint: each log, each hard state, and the place in the journal that they include.
 
-A checkpoint stands for all journal records up to its LSN. Values and their encoding only; the state that a
-checkpoint is taken from is `laminar.log.segment.log_files`.
+A checkpoint replaces all journal records up to its LSN. This module has values and their encoding only; the
+state that a checkpoint is taken from is in `laminar.log.segment.log_files`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class LogStart:
-    """The entry *before* the first: index, term and append time; and the first record's offset."""
+    """Where a log begins: `index`, `term` and `time_ms` of the entry *before* its first one.
+
+    `offset` is that of the first record that is kept. All are 0 in a log that was never trimmed.
+    """
 
     index: int = 0
     term: int = 0
@@ -32,7 +35,7 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """A replica's promise: its term, and the candidate it voted for in it (0: none)."""
+    """A replica's term, and the id of the replica that it voted for in that term (0: none)."""
 
     term: int
     vote: int
@@ -41,10 +44,11 @@ class HardState:
 class LogState(msgspec.Struct, kw_only=True):
     """One log in a checkpoint.
 
-    `segment` is the first index of the last segment (0: no entries), `end_position` where its last frame
-    ends. `policy` 0 is `commit`, 1 `interval` with its limits. `unsynced`: entries may have been
-    acknowledged in this generation before they were synced. `power_lost`: `recovering` says no more than
-    that the last interval may be lost. `least_term`: see `Log.set_recovering`.
+    `segment` is the first index of the last segment (0: no entries), and `end_position` is where the last
+    frame ends in it. `policy` is 0 for `commit`, 1 for `interval`; the limits of an interval are
+    `interval_ms` and `interval_records`. `unsynced`: in this generation entries may have been
+    acknowledged before they were synced. `power_lost`: the log is `recovering` only because a power loss
+    may have taken its last interval. `least_term`: see `Log.set_recovering`.
     """
 
     log_id: int
@@ -84,12 +88,14 @@ def empty_state(log_id: int, name: str) -> LogState:
 class Checkpoint(msgspec.Struct, kw_only=True):
     """The whole content of a checkpoint; see docs/storage.md#checkpoints.
 
-    Recovery begins to read at `journal_position` of file `journal_file`, which was filled with zeros up
-    to `journal_size` (0: it was not). `boot_id` is that of the machine's boot in which the generation
-    began.
+    `generation` is one life of the journal, from a start to the next; `seed` is its random part. Recovery
+    begins to read at `journal_position` of file `journal_file`, which was filled with zeros up to
+    `journal_size` before its use (0: it was not). `boot_id` is that of the machine's boot in which the
+    generation began.
 
-    `lost` are replicas whose newest hard state may be lost; `replaced` maps the ids of replaced logs to
-    their replacements, until the manifest names these.
+    `hard_states` are by replica id. `lost` are the ids of replicas whose newest hard state may be lost.
+    `replaced` maps the ids of replaced logs to the ids of their replacements, until the manifest names
+    the replacements.
     """
 
     generation: int

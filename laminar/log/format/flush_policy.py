@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushPolicy:
-    """A flush policy: `interval_ms` 0 means `commit`, `interval_records` 0 no limit but time."""
+    """A flush policy. `interval_ms` 0 means `commit`; `interval_records` 0 means that only time limits."""
 
     interval_ms: int = 0
     interval_records: int = 0

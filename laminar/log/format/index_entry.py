@@ -1,7 +1,10 @@
-"""Index entries: what the index knows of each batch, as packed rows of fixed size.
+"""Index entries: what the index knows of each batch, as packed rows of 56 bytes.
 
-Rows are dense by Raft index, so finding one is arithmetic. Pure: bytes in, values out. A row carries its own
-checksum, because it is the second witness of a damaged batch's (index, term).
+There is one row for each entry, in the order of Raft indexes without gaps, so the place of a row is computed.
+Pure: bytes in, values out. A row has a checksum of its own: where a batch is damaged, an intact row still
+tells its index and term. The functions below do not check it, except `row_is_whole` and `whole_rows`.
+
+A *slot* is the number of a row, from 0, among the rows that are given; in an index file, among all its rows.
 """
 
 from __future__ import annotations
@@ -25,17 +28,19 @@ assert ROW_SIZE == 56
 # record needs, without a Python call, as that path is counted in tenths of a µs.
 unpack_frame_row = struct.Struct("<QQQ16xII").unpack_from
 
-# The kind of a batch that could not be read and has no row: its index is known, its term is not.
+# The kind of an entry whose frame and row were both unreadable: its index is known, its term is not.
 UNKNOWN_KIND = 255
-# An entry whose records are not visible in its place; a plain number, as it is compared in every lookup.
+# The kind of an entry whose records are not visible at its own place in the log. A plain number, because
+# every lookup compares it.
 _STAGED = int(Kind.STAGED)
 
 
 @dataclass(slots=True)
 class IndexEntry:
-    """One entry as the index has it.
+    """One row of the index, unpacked.
 
-    `position` and `size` are bytes in its segment; `count` is the number of records.
+    `position` and `size` of the frame are in bytes, in its segment; `count` is the number of records.
+    `kind` is a `Kind`, or `UNKNOWN_KIND`.
     """
 
     index: int
@@ -70,7 +75,7 @@ def pack_row(
 
 
 def unpack_row(rows: Buffer, slot: int, index: int) -> IndexEntry:
-    """Return the index entry in `slot` of packed rows, `index` being the entry's."""
+    """Return the index entry in `slot` of packed rows; `index` is its Raft index, which rows do not hold."""
     term, base_offset, position, time_ms, tag_mask, count, size, kind, _, _ = _FIELDS.unpack_from(
         rows, slot * ROW_SIZE
     )
@@ -87,9 +92,9 @@ def row_is_whole(rows: Buffer, slot: int) -> bool:
 
 
 def whole_rows(rows: Buffer, count: int) -> int:
-    """Return how many of the first `count` rows are whole and contiguous.
+    """Return how many rows, of the first `count`, are intact and follow each other without a gap.
 
-    Contiguous in bytes and in offsets.
+    A row follows another if its frame and its offsets begin where those of the other end.
     """
     position = offset = -1
     view = memoryview(rows)
@@ -101,8 +106,8 @@ def whole_rows(rows: Buffer, count: int) -> int:
         if crc32c(view[place : place + end]) != checksum:
             return slot
         if position >= 0 and (at != position or base_offset != offset):
-            # A row of a gap that holds no bytes has no position: a repair moves where the one
-            # before it ends.
+            # A placeholder row without bytes or records may have any position: a repair of
+            # the entry before it moves the end of that entry, and leaves this row as it is.
             nowhere = kind == UNKNOWN_KIND and not size and not records
             if base_offset != offset or not nowhere:
                 return slot
@@ -112,10 +117,7 @@ def whole_rows(rows: Buffer, count: int) -> int:
 
 
 def is_frame_of(frame: Buffer, index: int, term: int) -> bool:
-    """Return whether these bytes are the intact frame of that entry.
-
-    Its place and both checksums must hold.
-    """
+    """Return whether `frame` is the intact frame of entry `index` of `term`, by both checksums."""
     if len(frame) < HEADER_SIZE:
         return False
     found_index, found_term, body_crc, header_crc = SEALED_PLACE_FIELDS.unpack_from(frame)
@@ -139,10 +141,10 @@ def is_header_of(header: Buffer, row: IndexEntry) -> bool:
 
 
 def row_mask(rows: Buffer, slot: int) -> int:
-    """Return the tags of a row's records; all bits if nothing is known of it.
+    """Return the mask of the tags of an entry's records, for a filter to compare.
 
-    So no damage is skipped. A staged entry has none: its records are found through the publish entry that
-    names it.
+    All bits are set for an `UNKNOWN_KIND` row, so that a filtering reader meets the damage. The mask of a
+    staged entry is 0: its records are read through the publish entry that names it.
     """
     mask, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
     if kind == _STAGED:
@@ -151,7 +153,7 @@ def row_mask(rows: Buffer, slot: int) -> int:
 
 
 def row_is_shown(rows: Buffer, slot: int) -> bool:
-    """Return whether a row's entry is visible in its place, so not staged."""
+    """Return whether readers see an entry at its own place in the log: False if it is staged."""
     _, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
     return bool(kind != _STAGED)
 

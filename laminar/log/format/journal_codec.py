@@ -2,7 +2,8 @@
 
 Pure: it builds and reads buffers, and knows neither files nor threads. A frame begins on a 4 KiB boundary: a
 fixed head, then records back to back, then zeros up to the next boundary. Its CRC is seeded with the random
-part of the generation, so that a client's body, found by a scan after a gap, cannot pass for a frame.
+part of the generation. So a scan that goes on after damaged bytes cannot take the body of a client's batch
+for a frame.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RECORD = struct.Struct("<BBHIQ")
 
 
 class RecordKind(IntEnum):
-    """The kinds of changes that journal records make. The numbers are on disk for good."""
+    """The kinds of changes that journal records make. The numbers are on disk and never change."""
 
     FULL = 1  # a whole batch
     TRUNCATE = 2  # (index, term) of the first entry cut
@@ -131,7 +132,10 @@ _APART_BYTES = 16 * 1024
 
 
 def encode_frame(head: FrameHead, parts: Sequence[Buffer], seed: int) -> list[Buffer]:
-    """Return the buffers of a whole frame, padded; large parts are taken by reference."""
+    """Return the buffers of a whole frame, to be written in order: head, records, padding.
+
+    `parts` are the records; large ones are not copied. `seed` is the random part of the generation.
+    """
     body: list[Buffer] = [b"".join(parts)] if head.length <= _JOIN_BYTES else _join_small(parts)
     packed = _HEAD.pack(
         MAGIC,
@@ -172,9 +176,9 @@ def _join_small(parts: Sequence[Buffer]) -> list[Buffer]:
 
 
 def decode_frame(data: memoryview, position: int, *, generation: int, seed: int) -> FrameHead | None:
-    """Return the head of the whole frame at `position`.
+    """Return the head of the frame at `position`, after verifying its checksum.
 
-    None if no whole frame of this generation begins there.
+    None if no whole frame of this generation begins there. `seed` is the generation's random part.
     """
     if data[position : position + 4] != MAGIC or len(data) - position < HEAD_SIZE:
         return None
@@ -201,9 +205,10 @@ def decode_frame(data: memoryview, position: int, *, generation: int, seed: int)
 
 
 def frame_marks(data: memoryview, position: int, *, generation: int, lsn: int | None) -> int:
-    """Return how many of magic, generation and LSN are those of a frame at `position`.
+    """Return how many of three fields at `position` are as expected (0 to 3): magic, generation, LSN.
 
-    The frame need not be whole.
+    For telling a damaged frame from other bytes: the checksum is not looked at. 0 if fewer bytes than a
+    head are left; an `lsn` of None never agrees.
     """
     if len(data) - position < HEAD_SIZE:
         return 0
@@ -212,7 +217,10 @@ def frame_marks(data: memoryview, position: int, *, generation: int, lsn: int | 
 
 
 def decode_records(body: memoryview, records: int) -> Iterator[tuple[RecordKind, int, memoryview]]:
-    """Yield (kind, key, payload) of each record of a whole frame."""
+    """Yield (kind, key, payload) of each record of a whole frame; payloads are views of `body`.
+
+    `key` is a replica id for hard states, else a log id.
+    """
     position = 0
     for _ in range(records):
         kind, _flags, _reserved, length, key = RECORD.unpack_from(body, position)

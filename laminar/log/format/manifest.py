@@ -1,7 +1,7 @@
-"""The manifest: the replicas of a shard, so that a missing one is known as *lost*, not new.
+"""The manifest: the list of a shard's replicas, by which a missing replica is known as *lost*, not as new.
 
-It does not know what the entries mean; `laminar.node` decides. It is separate from the checkpoint because it
-changes rarely, and must be readable if the journal is not.
+This module only stores the list; `laminar.node` decides what follows from it. The manifest is separate from
+the checkpoint because it changes rarely, and must be readable even if the journal is not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from laminar.log.disk.document import Document
 class ReplicaEntry(msgspec.Struct, kw_only=True):
     """One replica of one partition.
 
-    `voters` are (replica id, node id) at creation; ids are never reused.
+    `voters` are (replica id, node id) at creation; replica ids are never reused. `state` is "making" until
+    the replica is complete, then "made"; `laminar.node` decides, and has a third one for replicas that move.
     """
 
     log_id: int
@@ -34,10 +35,11 @@ class ReplicaEntry(msgspec.Struct, kw_only=True):
 
 
 class Unknown(msgspec.Struct, kw_only=True):
-    """A manifest that may lack replicas.
+    """A manifest that may lack replicas, written because the one before was lost.
 
-    The one before was lost, and the catalog was not asked yet. `set_aside`: the content of the store
-    directory at that moment has been moved out of the way. Until then each start does so again.
+    It is replaced when the catalog has said which replicas there are. `set_aside`: the start that found
+    the loss has finished with what the store directory held then. While False, each start preserves a
+    copy of it again and begins without it (`laminar.log.recovery.store`).
     """
 
     entries: list[ReplicaEntry]
@@ -49,16 +51,16 @@ _DECODER: msgspec.msgpack.Decoder[_Content] = msgspec.msgpack.Decoder(_Content)
 
 
 def decode_manifest(payload: bytes) -> _Content:
-    """Return what a manifest says."""
+    """Return the entries of an encoded manifest, or an `Unknown` that holds them."""
     return _DECODER.decode(payload)
 
 
 class Manifest:
     """The durable list of replicas, in memory and in its document.
 
-    Not thread-safe: one writer at a time. `known`: it names all replicas that were ever here and not
-    released since. If False, no replica may be born (docs/consensus.md#births-and-removals). `set_aside`
-    as in `Unknown`. `written`: there is a document.
+    Not thread-safe: one writer at a time. `known`: `entries` names every replica that was created here and
+    not removed since. If False, no replica may be created (docs/consensus.md#births-and-removals).
+    `set_aside` as in `Unknown`. `written`: the document exists.
     """
 
     def __init__(self, disk: Disk, directory: str) -> None:
@@ -75,7 +77,7 @@ class Manifest:
             self._document.write(payload)
 
     def read(self) -> bytes | None:
-        """Read the entries without changing anything; return the payload that they were read from."""
+        """Read the entries from the document, which is not changed; return its payload, None if none."""
         payload = self._document.read()
         self.written = payload is not None
         if payload is not None:

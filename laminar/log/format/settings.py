@@ -1,4 +1,4 @@
-"""The measures of a storage, each with its reason."""
+"""The settings of a storage: sizes, times and limits, each with the reason for its value."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ MIB = 1024 * KIB
 class StorageSettings:
     """Settings of a storage; sizes in bytes, times in ms."""
 
-    # Above it `Log.segment_full` asks the leader to open the next segment.
+    # From this size on `Log.segment_full` is true, and the leader lets the next entry open a segment.
     segment_size_bytes: int = 256 * MIB
-    # A journal file is zero-filled before use: on written blocks a sync takes two thirds of the time. The
-    # first file of a generation is small, so that a start is quick and an idle shard takes little room.
+    # A journal file is filled with zeros before use: a sync of blocks that were written before takes two
+    # thirds of the time. The first file of a generation is small, so that a start is quick and an idle shard
+    # takes little room.
     first_journal_file_bytes: int = 4 * MIB
     journal_file_bytes: int = 64 * MIB
     # Bytes of journal between two checkpoints; a start reads about as many.
     checkpoint_bytes: int = 64 * MIB
-    # From this many journal files not covered by a checkpoint, `Storage.refusal` names the journal.
+    # From this number of journal files not covered by a checkpoint on, appends should be refused:
+    # `Storage.refusal` is then "journal".
     max_journal_files: int = 8
-    # The size of one journal frame; the rest goes into the next.
+    # The largest journal frame: what does not fit goes into the next.
     max_frame_bytes: int = 32 * MIB
     # Frames kept in memory for readers and followers, over all logs.
     recent_bytes: int = 16 * MIB
@@ -33,8 +35,8 @@ class StorageSettings:
     max_unwritten_bytes: int = 32 * MIB
     # Bytes of a segment after which writeback begins, so that a checkpoint's sync finds little to do.
     writeback_bytes: int = 8 * MIB
-    # Idle time after a sync until the end mark is written, so that a journal never ends in a frame that
-    # only it vouches for.
+    # Idle time after a sync until the end mark is written: without the mark nothing would reveal the loss of
+    # the last frame.
     idle_marker_ms: int = 4
     # Pause before another attempt at a checkpoint or a journal file, usually for lack of disk space.
     retry_ms: int = 1000
@@ -65,7 +67,7 @@ class StorageSettings:
     def checkpoint_due_bytes(self) -> int:
         """Bytes of journal after which a checkpoint is due.
 
-        `checkpoint_bytes`, or less if journal files are so small that their number would be reached
-        first: appends would be refused before a checkpoint is due, for ever.
+        That is `checkpoint_bytes`, or less if journal files are so small that `max_journal_files` of them
+        hold fewer bytes: else appends would be refused before a checkpoint is due, and it never would be.
         """
         return min(self.checkpoint_bytes, self.journal_file_bytes * self.max_journal_files // 4)
