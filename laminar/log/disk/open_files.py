@@ -164,7 +164,7 @@ class OpenFiles:
                 self._let_go()
 
     def _let_go(self) -> None:
-        """Release files above the limit that were not used since the last look. The lock is held."""
+        # The lock is held. Files above the limit go if they were not used since they were last looked at.
         for _ in range(_LOOKS):
             if len(self._open) <= self._limit:
                 return

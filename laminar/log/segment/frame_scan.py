@@ -1,8 +1,8 @@
-"""Scan a segment frame by frame, checking every byte, whatever damage it holds.
+"""Scan a segment frame by frame, checking every byte, and go on after damage.
 
-It only reads, and decides nothing about repair: the verification of a folder learns which frames are intact
-and where bytes lie that are not. `laminar.log.segment.index_rebuild` does the like for a start, where bodies
-need not be read. An unreadable sector counts as zeros.
+It only reads, and decides nothing about repair. It is for the verification of a folder, which reports the
+frames that are intact and the bytes that are not. A start uses `laminar.log.segment.index_rebuild` instead,
+which reads headers only. An unreadable sector counts as zeros.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WINDOW_BYTES = 8 << 20
 
 @dataclass(slots=True)
 class IntactFrame:
-    """A frame whose checksums both hold."""
+    """A frame whose checksums both hold, and the index row that it should have."""
 
     header: Header
     row: IndexEntry
@@ -28,7 +28,12 @@ class IntactFrame:
 
 @dataclass(slots=True)
 class Gap:
-    """Bytes that are not the frame that belongs there; `row` is what header or index say of it."""
+    """Damaged bytes in place of the frames of the entries `first_index` to `last_index`, both included.
+
+    `last_index` is None if no intact frame follows: then the gap goes to the end of the file, and the number
+    of its entries is unknown. `why` describes the damage. `row` is what an intact header, or an intact row of
+    the index, says of the one entry; None if neither is left.
+    """
 
     first_index: int
     last_index: int | None
@@ -39,7 +44,7 @@ class Gap:
 
 
 class Window:
-    """Views of a file's bytes, read in large ranges from front to back."""
+    """The first `size` bytes of a file, read in large ranges and given out as views, from front to back."""
 
     def __init__(self, file: File, size: int) -> None:
         self._file = file
@@ -60,9 +65,10 @@ class Window:
 def scan_frames(
     file: File, *, size: int, first_index: int, hints: Buffer = b""
 ) -> Iterator[IntactFrame | Gap]:
-    """Yield all frames and gaps in the first `size` bytes, which begin with entry `first_index`.
+    """Yield every intact frame and every gap in the first `size` bytes, in order.
 
-    `hints` are the rows of the segment's index: an intact one bridges a damaged header.
+    The first frame should be that of entry `first_index`. `hints` are the rows of the segment's index: where
+    a header is damaged, the intact row of its entry tells where the next frame begins.
     """
     window = Window(file, size)
     position, index = 0, first_index
@@ -99,9 +105,10 @@ def scan_frames(
 def _gap(
     window: Window, size: int, hints: Buffer, position: int, index: int, first_index: int, why: str
 ) -> Gap:
-    """Return the gap of a damaged header.
+    """Return the gap that begins with a damaged header at `position`, where entry `index` should lie.
 
-    It ends where the entry's own row says, else at the next intact header.
+    It ends where the intact row of that entry says, else at the next intact header of a later entry, else at
+    the end of the file.
     """
     slot = index - first_index
     if len(hints) >= (slot + 1) * ROW_SIZE and row_is_whole(hints, slot):

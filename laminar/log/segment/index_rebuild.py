@@ -1,9 +1,9 @@
 """Rebuild index rows from the frames, where an index file is missing or damaged.
 
-A segment is scanned header by header. At a damaged header, an intact row of the index file that agrees about
-the position is the second witness of what lies there; without one the next intact header is searched, and the
-term of what lies between is unknown. It changes nothing but rows in an index file, and runs in any thread;
-rebuilding a whole segment takes long, so never on the loop.
+A segment is scanned header by header. Where a header is damaged, the row of the index file says what lies
+there, if it is intact and agrees about the position. Without such a row the next intact header is searched,
+and the terms of the entries before it are unknown. Nothing is changed but rows in an index file. It runs in
+any thread; to rebuild a whole segment takes long, so that is never done in the loop's thread.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Headers:
         self._last = 0
 
     def at(self, position: int) -> memoryview:
-        """Return the bytes at `position`: a whole header, or fewer at the end."""
+        """Return the bytes of a header at `position`; fewer at the end of the file."""
         start = position - self._at
         if not 0 <= start <= len(self._window) - HEADER_SIZE:
             near = position - self._last < _WINDOW_BYTES // 2
@@ -72,9 +72,10 @@ class _Headers:
         return self._window[start : start + HEADER_SIZE]
 
     def index_entry(self, position: int, index: int | None) -> IndexEntry | None:
-        """Return the index entry of the frame at `position`; None unless its header is intact.
+        """Return the index entry of the frame at `position`.
 
-        With `index`, also None if the frame is that of another entry.
+        None if its header is not intact, or if the frame would reach beyond the end; with `index`, also if
+        it is the frame of another entry.
         """
         row = header_row(self.at(position), position)
         if row is None or (index is not None and row.index != index) or position + row.size > self.size:
@@ -124,11 +125,15 @@ def rebuild_rows(
     hinted_size: int = 0,
     last_index: int | None = None,
 ) -> bytearray:
-    """Return rows of the entries `wanted`, the first at `position` and beginning at `offset`.
+    """Return packed rows of the entries with indexes in `wanted`, as many as can be rebuilt.
 
-    `hints` are rows from the index file, from the first wanted entry on; they are believed for bytes
-    below `size`, and below `hinted_size` if the file should be that long. Fewer rows come back where the
-    frames end, or where nothing intact follows a damaged header up to entry `last_index`.
+    The frame of the first begins at `position`, its first record has `offset`; `data` has `size` bytes.
+    `hints` are the rows of the index file from the first wanted entry on. Where a header is damaged or
+    missing, an intact hint is used, for frames that end at or before `size`, or `hinted_size` if that is
+    larger: the size that the file should have. Damaged entries without a hint get rows of `UNKNOWN_KIND`.
+
+    The rows end early where the frames end, and at a damaged header after which there is no intact one of an
+    entry up to `last_index` (by default the last wanted).
     """
     headers = _Headers(data, size)
     rows = bytearray()
@@ -166,7 +171,7 @@ def packed(row: IndexEntry) -> bytes:
 
 
 def _entry_from_index(hints: Buffer, slot: int, index: int, position: int) -> IndexEntry | None:
-    """Return the index file's own entry, if its row is intact and agrees about the position."""
+    """Return the entry in row `slot` of the index file; None unless it is intact and names `position`."""
     if not row_is_whole(hints, slot):
         return None
     row = unpack_row(hints, slot, index)
@@ -176,8 +181,9 @@ def _entry_from_index(hints: Buffer, slot: int, index: int, position: int) -> In
 def _fill_gap(index: int, position: int, offset: int, found: IndexEntry) -> bytes:
     """Return rows for the damaged entries from `index` up to `found`, the next intact one.
 
-    Their terms are unknown (0). The first stands for all bytes and offsets between, so that a reader who
-    skips it continues at the right offset. Their time is that of `found`: times never go back.
+    Their terms are unknown (0). The first row has all bytes and all records of the gap, the others none, so
+    that a reader that skips the first continues at the right offset. Their append time is that of `found`,
+    as times never go back along a log.
     """
     time_ms = found.append_time_ms
     count = min(max(found.base_offset - offset, 0), _MOST_RECORDS)
@@ -189,8 +195,8 @@ def _fill_gap(index: int, position: int, offset: int, found: IndexEntry) -> byte
 def missing_rows(before: IndexEntry, count: int, next_offset: int) -> bytes:
     """Return `count` placeholder rows (UNKNOWN_KIND, size 0) for entries missing after `before`.
 
-    The first stands for all their records up to `next_offset`, as far as a row can hold their number, so
-    that each of these offsets belongs to the gap and not to what follows it.
+    The first row has all their records, up to `next_offset`, as far as a row can hold the number; the rest go
+    into the rows after it. So each of these offsets belongs to the gap, and not to the entry after it.
     """
     position, time_ms = before.position + before.size, before.append_time_ms
     offset = before.next_offset
@@ -206,7 +212,7 @@ def missing_rows(before: IndexEntry, count: int, next_offset: int) -> bytes:
 
 
 def load_chunk(chunk: Chunk) -> bytes:
-    """Return a chunk's rows from the index file, rebuilt from the frames if they do not hold.
+    """Return a chunk's rows from the index file, rebuilt from the frames if they are damaged or missing.
 
     Raises:
         DiskError: The files cannot be read.
@@ -218,9 +224,10 @@ def load_chunk(chunk: Chunk) -> bytes:
 
 
 def check_chunk(chunk: Chunk, row: IndexEntry) -> bytes | None:
-    """Return the rebuilt chunk if another entry's frame lies at the row's position.
+    """Check a row against the frame at its position; return the rebuilt chunk if the row was wrong.
 
-    Else return None. Also None if the frame is damaged: the row is then what is known of it.
+    None if the row is right, and also if the header there is damaged or missing: then the row is all that is
+    known of the entry. `row` is one of the chunk's.
     """
     try:
         data = chunk.file.data()
@@ -274,9 +281,9 @@ def _first_offset(data: File) -> int:
 
 
 def _first_known(chunk: Chunk, headers: _Headers) -> IndexEntry | None:
-    """Return the nearest correct index entry before the chunk.
+    """Return the nearest index entry before the chunk that agrees with its frame.
 
-    None means that the scan must begin at the start of the file.
+    None if there is none: then the scan must begin at the start of the file.
     """
     slot = chunk.slot - 1
     while slot >= 0:
@@ -291,10 +298,7 @@ def _first_known(chunk: Chunk, headers: _Headers) -> IndexEntry | None:
 
 
 def whole_index(file: SegmentFile, wanted: range, *, size: int, hinted_size: int, offset: int) -> bytearray:
-    """Return all rows of a segment, rebuilt from its frames; see `rebuild_rows`.
-
-    The rows of its index file serve as witnesses.
-    """
+    """Return the rows of a whole segment as `rebuild_rows` does, with its index file as hints."""
     hints = file.read_rows(0, len(wanted))
     return rebuild_rows(
         file.data(), wanted, position=0, offset=offset, size=size, hints=hints, hinted_size=hinted_size

@@ -1,9 +1,9 @@
 """Find the segments of a log at a start.
 
-They are found by name, by the checkpoint, and by the last row of each. It decides which entries of a log
-exist and where they lie, according to the checkpoint; it changes nothing on disk. Other rows are read on
-demand (`laminar.log.segment.segment`). If the last row of an index file is damaged, or is not that of the
-frame it names, the index is rebuilt from the frames.
+It decides which entries of a log exist and where they lie: by the names of the files, by the last entry that
+the checkpoint names, and by the last row of each index file, the only one that is read. Other rows are read
+on demand (`laminar.log.segment.segment`). If the last row is damaged, or is not that of the frame it names,
+the index is rebuilt from the frames, in memory. Nothing is changed on disk.
 
 Entries that the checkpoint names and no file holds are a *hole*. Inside a log, before an existing segment,
 they keep their indexes and offsets, in placeholder rows, and reading them is an error. At the end of the log
@@ -39,10 +39,11 @@ _ANY_SIZE = 1 << 62
 class Loaded:
     """The segments of a log up to `last_index`.
 
-    `stale` are segments on disk of entries that were truncated or trimmed since, `unreadable` those of
-    entries that the log should have but that could not be identified. `rebuilt` are those with a
-    rebuilt index. `holes` are damages known already. `short` says that entries the checkpoint names are
-    missing at the end; `unknown` that some inside could not be identified.
+    `stale` are segments on disk whose entries were truncated or trimmed since. `unreadable` are segments
+    with entries that the log should have, none of which could be identified. `rebuilt` are those of
+    `segments` whose index was rebuilt, and so must be written. `holes` are the damaged ranges that loading
+    found. `short`: entries that the checkpoint names are missing at the end. `unknown`: some in `rebuilt`
+    segments could not be identified.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -57,8 +58,8 @@ class Loaded:
 def load_segments(disk: Disk, files: LogFiles, *, last_index: int, goes_on: bool = False) -> Loaded:
     """Return the segments with the entries after `files.start` up to `last_index`.
 
-    `goes_on`: the last segment will be appended to, so it counts even if all it holds lies before the
-    start.
+    `goes_on`: entries of the journal will be appended to the last segment, so it is kept even if all of
+    its entries lie before the start.
     """
     loaded = Loaded()
     firsts = sorted(int(name[:-4]) for name in disk.list(files.directory) if _is_segment(name))
@@ -154,7 +155,7 @@ def _holes_in(segment: Segment) -> list[Damage]:
 
 
 def _hole_at_end(segment: Segment) -> list[Damage]:
-    """Return the hole at the end of a segment, as an earlier start left it."""
+    """Return the hole at the end of a segment, which an earlier start filled with placeholders; or none."""
     last = first = segment.last_row
     while first.kind == UNKNOWN_KIND and first.index > segment.first_index:
         row = segment.index_entry(first.index - 1)
@@ -182,9 +183,9 @@ def _is_segment(name: str) -> bool:
 
 
 def _load(file: SegmentFile, log_id: int, last: int, before: IndexEntry) -> Segment | None:
-    """Return the segment up to entry `last`, with its last row only; None if the index is wrong.
+    """Return the segment up to entry `last`, with only its last row in memory; None if the index is wrong.
 
-    `before` is the index entry of the last existing entry before it.
+    `before` is the index entry of the last existing entry before the segment.
     """
     count = last - file.first_index + 1
     packed = file.read_rows(count - 1, 1)
@@ -214,7 +215,7 @@ def _load(file: SegmentFile, log_id: int, last: int, before: IndexEntry) -> Segm
 
 
 def _lies_there(file: SegmentFile, row: IndexEntry) -> bool:
-    """Return whether the frame that the row names lies in the file, by what its header tells."""
+    """Return whether the file is long enough for the row's frame, and holds no other entry's header there."""
     data = file.data()
     if row.position + row.size > data.size():
         return False
@@ -226,10 +227,10 @@ def _lies_there(file: SegmentFile, row: IndexEntry) -> bool:
 
 
 def _rebuilt_segment(file: SegmentFile, last: int, before: IndexEntry, *, sealed: bool) -> Segment:
-    """Return the segment with rows rebuilt from its frames, as many as there are up to `last`.
+    """Return the segment with rows rebuilt from its frames, as many as there are up to entry `last`.
 
-    For a `sealed` one the index file is also believed about what its end lacks: there certainly were
-    entries.
+    If a `sealed` segment is too short, rows of its index file are used also for entries beyond its end:
+    another segment follows, so these entries certainly existed.
     """
     size = file.data().size()
     first_offset = before.next_offset if file.first_index > before.index else 0

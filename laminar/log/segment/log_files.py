@@ -1,7 +1,8 @@
-"""One log as its files have it: the segment writer's view, from which checkpoints are taken.
+"""The state of one log that its files have reached: the segment writer's view of it.
 
-The writer's thread updates it with each change that it applies, so a checkpoint is a copy of these views and
-holds nothing of the loop's state, which is ahead. The loop only asks it for new segment files.
+The writer's thread updates it with each change that it applies to the files. So a checkpoint is a copy of
+these states, and holds nothing of the loop's state, which is ahead of the files. The loop only asks it for
+new segment files.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from laminar.log.segment.segment_file import SegmentFile
 
 
 class LogFiles:
-    """One log as its files have it. The segment writer's thread changes it."""
+    """One log as its files have it; fields as in `LogState`. The segment writer's thread changes them."""
 
     __slots__ = (
         "directory",
@@ -59,13 +60,13 @@ class LogFiles:
         self.policy: FlushPolicy = COMMIT
         self.power_lost = False
         self.least_term = 0
-        # Whether entries may be acknowledged before they are synced, as recorded.
+        # Whether the journal says that entries may be acknowledged before they are synced.
         self.unsynced = False
         # A failed write or sync of a segment; from then on its records stay in the journal.
         self.failure: StorageError | None = None
 
     def new_segment(self, first_index: int, *, exists: bool = False) -> SegmentFile:
-        """Return a segment without files, or with `exists` one whose files recovery found."""
+        """Return a segment that has no files yet; with `exists`, one whose files recovery found."""
         return SegmentFile(
             self.resources, self.directory, first_index=first_index, log_id=self.log_id, exists=exists
         )

@@ -1,9 +1,9 @@
-"""What is known to be damaged in one log, and what its segments were when last verified.
+"""The quarantine of one log: its damaged entries, and the segments that were verified.
 
-In memory, on the loop; `laminar.log.integrity.damage_registry` makes it durable as a small document in the
-log's directory, which is moved and deleted with the log. It records where damaged bytes lie and what they
-were: they are never served, and stay as they are until the batch is repaired or the entry is removed. It
-decides nothing about repair.
+It is in memory, for the loop's thread. `laminar.log.integrity.damage_registry` makes it durable, as a small
+document in the log's directory, which is moved and deleted with the log. Damaged bytes are never served, and
+stay as they are until the entry is repaired or removed; the quarantine records where they lie and which
+entries they held. It decides nothing about repair.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _NAME = "health"
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
     """Entries `first_index` to `last_index` (both included) with damaged bytes.
 
-    `term` is the entry's term according to the index; 0 if no witness is left, and then the range may
-    hold several entries. `segment` is the first index of its segment; `position` and `size` are bytes
-    there.
+    `term` is the entry's term according to the index; 0 if header and row are both lost, and then the range
+    may hold several entries. Their records have the offsets from `first_offset` up to, not including,
+    `next_offset`. `segment` is the first index of their segment; `position` and `size` are bytes in it.
+    `found_ms` is in ms since the epoch (0: not noted).
     """
 
     first_index: int
@@ -53,9 +54,9 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """A sealed segment that was found intact up to its last entry, and the SHA-256 of its bytes.
+    """A sealed segment that was read to its end, and the SHA-256 of its bytes (empty if any were damaged).
 
-    With the same index and term of the last entry it is the same segment on every replica.
+    On every replica where its last entry has this index and term, the segment has the same bytes.
     """
 
     last_index: int
@@ -85,7 +86,7 @@ _decoder = msgspec.msgpack.Decoder(_Notes)
 
 
 class Quarantine:
-    """The damages of one log, and its verified segments."""
+    """The damaged ranges of one log, by index, and its verified segments. The loop's thread only."""
 
     __slots__ = ("_damages", "_firsts", "sealed", "suspicious", "unsealed")
 
@@ -95,7 +96,7 @@ class Quarantine:
         # By the segment's first index.
         self.sealed: dict[int, Sealed] = {}
         self.unsealed: Unsealed | None = None
-        # Damage rarely comes alone: after one was found, all of this log is to be read again soon.
+        # Set when damage is found: more is likely, so the scrubber reads all of this log again soon.
         self.suspicious = False
 
     def __bool__(self) -> bool:
@@ -116,12 +117,18 @@ class Quarantine:
         return self._damages[place]
 
     def intact_up_to(self, index: int, last_index: int) -> int:
-        """Return the last of the entries from `index` to `last_index` before a damaged one."""
+        """Return the last entry before the next damaged one after `index`, but at most `last_index`.
+
+        The entry at `index` itself must be intact.
+        """
         place = bisect_right(self._firsts, index)
         return min(last_index, self._firsts[place] - 1) if place < len(self._firsts) else last_index
 
     def add(self, damage: Damage) -> bool:
-        """Record a damage; return False if it was known. It replaces damages that it covers."""
+        """Record a damaged range; return False if one that is recorded covers it.
+
+        It replaces all recorded ranges that it overlaps.
+        """
         known = self.at(damage.first_index)
         if known is not None and known.last_index >= damage.last_index:
             return False
@@ -134,7 +141,7 @@ class Quarantine:
         return True
 
     def clear(self, index: int) -> None:
-        """Remove the damage that holds an entry."""
+        """Remove the damaged range that holds an entry, if there is one."""
         self._keep([each for each in self._damages if not each.first_index <= index <= each.last_index])
 
     def truncate(self, index: int) -> None:
@@ -147,7 +154,7 @@ class Quarantine:
             self.unsealed = None
 
     def trim_before(self, index: int) -> None:
-        """Remove what is recorded of entries up to `index`."""
+        """Remove what is recorded of entries up to `index`, which is included."""
         if self._damages:
             self._keep([each for each in self._damages if each.last_index > index])
         for first in [first for first, sealed in self.sealed.items() if sealed.last_index <= index]:
@@ -170,9 +177,9 @@ class Quarantine:
         return msgspec.msgpack.encode(_Notes(self._damages, self.sealed, self.unsealed))
 
     def load(self, disk: Disk, directory: str) -> str | None:
-        """Load the document of a log's directory; return what was wrong with an unreadable one.
+        """Load the document of a log's directory; return None, or why it cannot be read.
 
-        Then what it recorded is lost, which costs nothing but time: reads and the scrubber find the
+        What an unreadable document recorded is lost. That costs only time: reads and the scrubber find the
         damage again.
         """
         try:

@@ -1,8 +1,8 @@
 """A segment as the loop knows it: how much it holds, and its index rows.
 
-Only the last rows of a segment stay in memory, and those not in its index file yet; older ones are read from
-the file in chunks, into a cache shared by all logs of a storage. So a log of any size takes little memory,
-and opening it reads one row per segment. The loop's thread only.
+In memory stay only its last rows, and those that are not in its index file yet. Older rows are read from that
+file in chunks, into a cache that all logs of a storage share. So a log of any size takes little memory, and
+opening it reads one row for each segment. The loop's thread only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from laminar.log.format.index_entry import (
 from laminar.log.segment.index_rebuild import load_chunk
 from laminar.log.segment.segment_file import CHUNK_ROWS, Chunk, SegmentFile
 
-# At least this many of the last rows stay in memory; what is above is released in larger steps.
+# At least this number of rows at the end stays in memory. More are kept for a while, up to `_TAIL_BYTES`, so
+# that they are released many at a time.
 _TAIL_ROWS = 128
 _TAIL_BYTES = 4 * _TAIL_ROWS * ROW_SIZE
 # A search guesses this many times, then it bisects.
@@ -33,9 +34,10 @@ _GUESSES = 4
 
 
 class IndexNotCached(Exception):
-    """The index rows wanted are not in memory: `Segment.load` them, and ask again.
+    """The wanted index rows are not in memory: load chunk `number` of `segment`, and ask again.
 
-    Any thread may load them.
+    `Segment.load` does both here; to read in another thread, pass `Segment.chunk` to `load_chunk` there, and
+    the result to `Segment.loaded`.
     """
 
     def __init__(self, segment: Segment, number: int) -> None:
@@ -45,7 +47,7 @@ class IndexNotCached(Exception):
 
 
 def _slot_of_offset(rows: Buffer, offset: int) -> int:
-    """Return the first of these rows that ends after `offset`; there must be one."""
+    """Return the slot of the first of these rows whose records end after `offset`; there must be one."""
     count = len(rows) // ROW_SIZE
     first = row_offset(rows, 0)
     span = row_next_offset(rows, count - 1) - first
@@ -60,8 +62,8 @@ def _slot_of_offset(rows: Buffer, offset: int) -> int:
 class Segment:
     """A segment as the loop knows it: its `size` in bytes, and its last rows in `tail`.
 
-    There is at least one. `held_from` is the slot of the first row in `tail`; those before it are in the
-    index file.
+    `tail` has at least one row, except before the first entry is added. `held_from` is the slot of its
+    first row; the rows before that one are in the index file.
     """
 
     __slots__ = (
@@ -85,14 +87,14 @@ class Segment:
         self.tail = bytearray()
         self.held_from = 0
         self.size = 0
-        # How often the loop truncated it; the file follows.
+        # How often the loop has truncated it; `SegmentFile.truncations` follows.
         self.truncations = 0
-        # Chunks whose rows were checked against the frames after a read had found other frames: once
-        # is enough.
+        # Numbers of the chunks whose rows were checked against the frames, after a read had found a frame
+        # that was not what its row says. Each is checked once.
         self.compared_chunks: set[int] = set()
 
     def hold(self, rows: Buffer, *, held_from: int = 0) -> None:
-        """Begin with these rows, which follow `held_from` others in the index file."""
+        """Set the rows in memory to `rows`, which follow `held_from` others in the index file."""
         self.tail = bytearray(rows)
         self.held_from = held_from
         last = self.last_row
@@ -134,7 +136,7 @@ class Segment:
             return self.tail, held
         number, place = slot // CHUNK_ROWS, slot % CHUNK_ROWS
         chunk = self.file.rows_cache.get(self.file, number)
-        # It may have been cached when the file held fewer rows of it.
+        # The chunk may have been cached when the file held fewer rows of it.
         if chunk is None or len(chunk) <= place * ROW_SIZE:
             chunk = self._load_nowait(number)
         return chunk, place
@@ -198,15 +200,15 @@ class Segment:
         self.loaded(chunk, load_chunk(chunk))
 
     def loaded(self, chunk: Chunk, rows: bytes) -> None:
-        """Cache rows that were read, unless the segment was truncated meanwhile."""
+        """Cache the rows of `chunk`, unless the segment was truncated since `chunk` was made."""
         if chunk.truncations == self.truncations:
             self.file.rows_cache.put(self.file, chunk.number, rows)
 
     def run(self, first_index: int, last_index: int, wanted: Callable[[Buffer, int], int]) -> tuple[int, int]:
-        """Return the first entry whose row is `wanted`, and the entry after its run.
+        """Return the first entry whose row is `wanted`, and the entry after the wanted ones that follow it.
 
-        Both are the entry after all of them if there is none. It examines only rows that lie together
-        in memory: if the answer ends there, ask again from it.
+        If none is wanted, both are the entry after the last one examined. Only rows that lie together in
+        memory are examined: so if that entry is not above `last_index`, ask again from it.
 
         Raises:
             IndexNotCached: The first row is not in memory.
@@ -262,9 +264,9 @@ class Segment:
     ) -> tuple[int, tuple[int, int, int, int, int]] | None:
         """Return the entry that holds the record at `offset`, and its `unpack_frame_row` values.
 
-        None if no entry of this segment holds it. Like `index_of_offset`, for single records: one
-        guess at the row itself, which is right where batches hold about the same number of records;
-        else the search. `end_offset` is the offset after the segment's records.
+        None if no entry of this segment holds it. `end_offset` is the offset after the segment's records.
+        For reads of single records it is faster than `index_of_offset`: it computes one row, which is the
+        right one where batches hold about the same number of records, and searches only if it is not.
 
         Raises:
             IndexNotCached: Rows needed are not in memory.
@@ -288,10 +290,7 @@ class Segment:
         return self.rows_at(min((number + 1) * CHUNK_ROWS, self.held_from) - 1)[0]
 
     def is_unverified(self, index: int) -> bool:
-        """Return whether an entry's row was never checked against the frames.
-
-        Such a row comes from the index file.
-        """
+        """Return whether an entry's row comes from the index file and was not checked against the frames."""
         slot = index - self.first_index
         return slot < self.held_from and slot // CHUNK_ROWS not in self.compared_chunks
 
@@ -300,14 +299,14 @@ class Segment:
         return self.chunk((row.index - self.first_index) // CHUNK_ROWS)
 
     def verified(self, chunk: Chunk, rows: bytes | None) -> None:
-        """Count a chunk as checked; `rows` are the rebuilt ones, None if it was right."""
+        """Count a chunk as checked; `rows` are the rebuilt ones, None if the chunk was right."""
         if chunk.truncations == self.truncations:
             self.compared_chunks.add(chunk.number)
             if rows is not None:
                 self.loaded(chunk, rows)
 
     def add(self, row: bytes, end: int) -> None:
-        """Add one entry, which ends at position `end`."""
+        """Add the packed row of one entry, whose frame ends at position `end`."""
         self.tail += row
         self.size = end
         if len(self.tail) > _TAIL_BYTES:
@@ -316,7 +315,7 @@ class Segment:
     def evict_entries(self) -> None:
         """Release rows that the index file holds."""
         if self.file.truncations != self.truncations:
-            return  # it still holds rows that were cut
+            return  # the file still holds rows that were cut
         kept = min(self.file.rows_written, self.count - _TAIL_ROWS)
         if kept > self.held_from:
             del self.tail[: (kept - self.held_from) * ROW_SIZE]
@@ -333,7 +332,7 @@ class Segment:
             self.tail[at : at + len(rows) - held] = rows[held:]
 
     def truncate(self, index: int) -> None:
-        """Remove entry `index` and all after it; one before it stays. May read the index file."""
+        """Remove entry `index` and all after it; at least one must be left. May read the index file."""
         assert index > self.first_index, f"cut of {index} would empty the segment {self.first_index}"
         slot = index - self.first_index
         last = self.index_entry(index - 1)

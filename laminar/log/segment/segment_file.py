@@ -1,9 +1,9 @@
-"""The two files of one segment, changed by the segment writer's thread and read by any.
+"""The two files of one segment: the data file with its frames, the index file with their rows.
 
-They hold frames back to back and index rows back to back; their name is the first index. An index file is a
-hint: it may be missing, short or stale, and is then rebuilt from the frames
-(`laminar.log.segment.index_rebuild`). What the loop knows of a segment is a `Segment`
-(`laminar.log.segment.segment`).
+Both hold their parts back to back, and are named after the first index. The segment writer's thread changes
+them, and any thread reads them; a reader's thread also replaces damaged rows. An index file is a hint: it may
+be missing, short or stale, and is then rebuilt from the frames (`laminar.log.segment.index_rebuild`). What
+the loop knows of a segment is a `Segment` (`laminar.log.segment.segment`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ INDEX_HEAD_SIZE = _INDEX_HEAD.size
 _INDEX_MAGIC = b"LMNX"
 _INDEX_VERSION = 1
 
-# Rows are written in groups of this size, or with the next checkpoint: until then the journal stands for
-# them.
+# Rows are written when there are this many, or with the next checkpoint. Until then they can be rebuilt from
+# the journal.
 _ROWS_AT_ONCE = 256
 # Rows read together: 7 KiB, checked in 0.1 ms.
 CHUNK_ROWS = 128
@@ -47,7 +47,7 @@ def index_head(first_index: int, log_id: int) -> bytes:
 
 
 class SegmentFile:
-    """The files of one segment. Written by one thread, read by any."""
+    """The files of one segment. What changes them is for the writer's thread, unless said otherwise."""
 
     __slots__ = (
         "_data",
@@ -85,11 +85,12 @@ class SegmentFile:
         self._index = Handle(resources.files, index_path, checked_when_read=True)
         self._exists = self._index_made = exists
         self._rows: list[bytes] = []
-        # Read by the loop, `truncations` first: how often rows were cut, then how many the file holds.
+        # How often rows were cut, and the number of rows that the index file holds. The loop reads them in
+        # this order.
         self.truncations = 0
         self.rows_written = 0
         self._unwritten_back = 0
-        # How often its files were removed: a concurrent sync may find them missing.
+        # How often the files were removed: a concurrent sync may then find them missing.
         self._removals = 0
 
     @property
@@ -110,7 +111,7 @@ class SegmentFile:
         return data.file
 
     def data(self) -> File:
-        """Return the data file, opened if necessary. Only for a segment that was written."""
+        """Return the data file, opened if necessary. Any thread; only for a segment that has files."""
         return self._data.open()
 
     def data_size(self) -> int:
@@ -133,9 +134,10 @@ class SegmentFile:
         self._exists = True
 
     def write(self, position: int, frames: list[Buffer], rows: list[bytes], writeback_bytes: int) -> None:
-        """Append frames at `position`, and their rows.
+        """Write frames at `position`, the end of the data file, and remember their rows for the index file.
 
-        If it fails for lack of disk space it may be called again with the same arguments.
+        Writeback begins after each `writeback_bytes`. If it fails for lack of disk space it may be called
+        again with the same arguments.
         """
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._write_rows()
@@ -180,11 +182,11 @@ class SegmentFile:
             self.truncations += 1
 
     def holds_rows(self, rows: int) -> None:
-        """Take it that the index file holds `rows` valid rows; the next goes after them."""
+        """Set the number of valid rows in the index file, as recovery found it; the next row follows them."""
         self.rows_written = rows
 
     def rewrite_index(self, rows: Buffer) -> None:
-        """Rewrite the index file with all rows that it is to hold."""
+        """Write the whole index file again, with `rows`."""
         with self._lock:
             self._index_made = False
             self._make_index()
@@ -223,7 +225,10 @@ class SegmentFile:
             return None
 
     def mend_rows(self, slot: int, rows: bytes, *, truncations: int) -> None:
-        """Write rebuilt rows to the index file, unless it was truncated or removed since."""
+        """Write rebuilt rows to the index file, from `slot` on. Any thread.
+
+        Nothing is written if the segment was removed, or its `truncations` are not the given number any more.
+        """
         with self._lock:
             if self.truncations == truncations and self._exists:
                 file = self._index.open(create=True)
@@ -246,8 +251,8 @@ class SegmentFile:
     def _sync_now(self, handle: Handle, *, counted_on: bool) -> None:
         """Sync one file after a write.
 
-        `counted_on`: it holds more data that a checkpoint will rely on. Then a failure is also that
-        checkpoint's, as the disk reports it only once.
+        `counted_on`: before that write the file held unsynced data, on which a checkpoint will rely. The disk
+        reports a failure only once, so it is then kept for the checkpoint's own `sync` to raise.
         """
         with self._sync_lock:
             try:
@@ -281,9 +286,9 @@ class SegmentFile:
     def sync(self) -> None:
         """Make everything written before `prepare_sync` durable (for names, see the directory).
 
-        It runs beside the writer, which may remove the files meanwhile: then there is nothing to
-        sync. Written files stay open until they are synced: one that is reopened may not report an
-        error that happened in between.
+        It may run beside the writer's thread, which may remove the files meanwhile: then there is nothing
+        to sync. Every call after a failed one fails too. Written files stay open until they are synced,
+        as the sync of a file that was opened again may not report an error from before.
         """
         # The kernel reports an error to one caller only; here all callers get it.
         with self._sync_lock:
@@ -328,10 +333,10 @@ class SegmentFile:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows that an index file holds, described for a thread that reads them.
+    """Chunk `number` of an index file, with `count` rows, described for a thread that reads or rebuilds it.
 
-    `truncations` is how often the segment had been truncated; `last_index` its last entry, `next_offset`
-    the offset after it, `size` the bytes of its frames.
+    The rest describes the whole segment at that moment: `truncations` is how often it had been truncated,
+    `last_index` its last entry, `size` the bytes of its frames, `next_offset` the offset after its records.
     """
 
     file: SegmentFile
