@@ -2,14 +2,15 @@
 
 Each start of a node adds a *boot record* to its folder, durably and before anything else: the next number,
 and a random nonce. While the node runs, the tick of its newest record is advanced now and then. The catalog
-keeps the newest record of each node. A node shows every record that the catalog may not have, after one that
-it has. Two histories that were one up to a backup differ after it: in a number, in a nonce, or in the tick at
-which a start ended.
+keeps the newest record of each node. A node sends its history: a record that the catalog has, and all later
+ones. A folder and a backup of it have the same history up to the backup, and different ones after it: they
+differ in a number, in a nonce, or in the tick at which a start ended.
 
-A node that is started many times and reaches no other node has a longer history, not another one: a higher
-number is never a fault. What cannot be seen: a copy that is newer than the last tick that was sent; copies of
-*all* folders of a cluster; and, by a node that was cut off, what happened since. This module compares.
-`catalog_rules` and the node decide what is sent to whom, and what follows.
+A node that is started many times and reaches no other node has a longer history, not a different one: a
+higher number is never a fault. Three cases are not recognised: a copy that is newer than the last tick that
+was sent; copies of *all* folders of a cluster; and, by a node that was cut off, a copy of a record that it
+has not received. This module only compares histories. `catalog_rules` and the node decide what is sent to
+whom, and what follows from a contradiction.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from collections.abc import Sequence
 import msgspec
 
 KEPT = 64
-"""Most records that no other node has received. Starts beyond that add none: they have promised nothing."""
+"""Most records of a history. Beyond that, starts add none: no other node has received a record for that long,
+so these starts can have promised nothing.
+"""
 
 
 class BootRecord(msgspec.Struct, frozen=True, array_like=True):
-    """One start of a node, and the tick that it was at."""
+    """One start of a node. `tick` counts up from 0 while that start runs."""
 
     number: int
     nonce: bytes
@@ -43,9 +46,10 @@ def advance(history: Sequence[BootRecord]) -> tuple[BootRecord, ...]:
 
 
 def contradicts(history: Sequence[BootRecord], known: BootRecord | None) -> bool:
-    """Return whether a folder that shows `history` cannot have grown from one that was at `known`.
+    """Return whether the folder with `history` is an older copy of one whose newest record was `known`.
 
-    The tick of its last record decides nothing, as an earlier message of the node may arrive late.
+    The tick of the history's last record decides nothing: a message that the node sent before that tick was
+    advanced may arrive late. An empty history contradicts every known record; None contradicts none.
     """
     if known is None:
         return False

@@ -1,10 +1,10 @@
-"""The catalog: the cluster's agreed metadata, as PySyncObj's replicated objects over a Raft group of ours.
+"""The catalog: the cluster's agreed metadata, as PySyncObj's replicated objects over our own Raft group 0.
 
-A command is a call of a replicated method, encoded by PySyncObj, agreed on by group 0 through the `Proposer`,
-and performed by `apply` on every node in log order. The same entries give the same state everywhere, because
-the methods only compare and set (`catalog_rules`); the outcome is a `Result`, never an exception. How group 0
-works is not known here. Nothing is forwarded: a proposer that does not lead raises `NotCatalogLeader`, and
-the node passes the request on to the leader's controller.
+A command is a call of a replicated method, encoded by PySyncObj. Group 0 commits it (`Proposer`), and `apply`
+performs it on every node in log order. The same entries give the same state everywhere, because the methods
+only compare and set (`catalog_rules`); the outcome is a `Result`, never an exception. How group 0 works is
+not known here. Nothing is forwarded: a proposer that does not lead raises `NotCatalogLeader`, and the node
+passes the request on to the leader's controller.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from membership.replicated import BadCommand, Replicated, ReplicatedObjects, rep
 SNAPSHOT_FORMAT = 1
 
 RESULTS_KEPT = 1024
-"""Most results kept for proposers that have not received their index yet."""
+"""Most results that are kept for proposals which were applied before the proposer received their index."""
 
 
 class NotCatalogLeader(Exception):
@@ -88,9 +88,9 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
         except msgspec.MsgspecError as error:
             return Result("invalid", self.state.version, str(error))
         except (MemoryError, RecursionError):
-            raise  # depends on this process: to go on would part it from the others
+            raise  # Only this process is concerned: if it went on, its state would differ from the others'.
         except Exception as error:  # noqa: BLE001
-            # A mistake of ours, the same on every node. Rules are pure, so nothing changed; to raise would
+            # A bug, which occurs on every node alike. Rules are pure, so nothing changed; an exception would
             # stop every node at this entry for ever.
             return Result("failed", self.state.version, f"{type(error).__name__}: {error}")
         self.state = after
@@ -174,7 +174,7 @@ class Catalog:
         return self._applied_index
 
     def state(self) -> CatalogState:
-        """Return the state as of `applied_index`. It is an immutable value, and costs nothing."""
+        """Return the state as of `applied_index`, an immutable value. Nothing is copied."""
         state: CatalogState = self._tables.state
         return state
 
@@ -208,7 +208,7 @@ class Catalog:
             if not waiting.done():
                 waiting.set_result(result)
         elif self._proposing:
-            self._results[index] = result  # its proposer may hear of the index only after this
+            self._results[index] = result  # its proposer may receive the index only after this
             if len(self._results) > RESULTS_KEPT:
                 del self._results[next(iter(self._results))]
         if self.on_change is not None and self.state() is not before:
@@ -250,11 +250,11 @@ class Catalog:
     # Commands. Each returns what `apply` computed at its index on this node, so `state()` already shows it.
 
     async def found_cluster(self, cluster_id: bytes) -> Result:
-        """Give the cluster its id: created, exists or already_exists."""
+        """Give the cluster its id. Outcomes: created, exists, already_exists, invalid."""
         return await self._command(self._tables.found_cluster, FoundCluster(cluster_id))
 
     async def register_node(self, record: NodeRecord, *, former: Sequence[BootRecord] = ()) -> Result:
-        """Record a node (created, exists, updated).
+        """Record a node. Outcomes: created, exists, updated, store_changed, rolled_back, invalid.
 
         The outcome is store_changed when its name has another store, rolled_back when the store is an older
         copy. `former`: see `RegisterNode`. ``result.node.catalog_replica`` is its replica id in group 0.
@@ -278,8 +278,8 @@ class Catalog:
     ) -> Result:
         """Record a topic and its partitions, in state `creating`.
 
-        Outcomes: created, exists (the same), already_exists, conflict. `groups` are 16 random bytes for
-        each partition, `placement` its nodes (from `router.place`), both by number.
+        Outcomes: created, exists (the same), already_exists, conflict, invalid. `groups` has 16 random bytes
+        for each partition, `placement` its nodes (from `router.place`), both by partition number.
         """
         request = CreateTopic(
             name,
@@ -293,21 +293,27 @@ class Catalog:
         return await self._command(self._tables.create_topic, request)
 
     async def mark_made(self, groups: Sequence[bytes], *, node: str, store_id: bytes) -> Result:
-        """Report replicas that are durably made: marked or unchanged; ``result.groups`` are live now."""
+        """Report that this node's replicas of `groups` are durably made. Outcomes: marked, unchanged.
+
+        ``result.groups`` are those of them that are live now.
+        """
         return await self._command(self._tables.mark_made, MarkMade(node, store_id, list(groups)))
 
     async def delete_topic(self, name: str, *, deleted_ms: int, version: int | None = None) -> Result:
-        """Delete a topic (of that version): deleted, absent, conflict; ``result.groups`` have tombstones."""
+        """Delete a topic, if it has `version` (None: any). Outcomes: deleted, absent, conflict.
+
+        ``result.groups`` are the topic's groups, which have tombstones now.
+        """
         return await self._command(self._tables.delete_topic, DeleteTopic(name, deleted_ms, version))
 
     async def mark_removed(self, groups: Sequence[bytes], *, node: str, store_id: bytes) -> Result:
-        """Report replicas of deleted groups that are removed: marked or unchanged."""
+        """Report that a node removed its replicas of deleted groups. Outcomes: marked, unchanged."""
         return await self._command(self._tables.mark_removed, MarkRemoved(node, store_id, list(groups)))
 
     async def change_replicas(self, change: ReplicaChange) -> Result:
         """Perform one step of a replica move (`replica_rules`).
 
-        Outcomes: updated, marked, unchanged, absent, conflict.
+        Outcomes: updated, marked, unchanged, absent, conflict, invalid.
         """
         return await self._command(self._tables.vary_replicas, ChangeReplicas(change))
 
@@ -325,14 +331,14 @@ class Catalog:
         """Propose the call; return its result once it is committed *and* applied here.
 
         Raises:
-            NotCatalogLeader: as the proposer raises it, like anything else that the proposer raises.
+            NotCatalogLeader: the proposer raised it; any other exception of the proposer passes, too.
             OutcomeUnknown: the command is inside a snapshot.
         """
         command = self._objects.encode(method, msgspec.json.encode(request).decode())
         self._proposing += 1
         try:
             index = await self._proposer.propose(command)
-            # No await between here and the future: `apply` can't slip in between.
+            # No await between here and the creation of the future, so `apply` can't run in between.
             result = self._results.pop(index, None)
         finally:
             self._proposing -= 1

@@ -1,9 +1,9 @@
 """How the catalog changes: one pure function for each command.
 
 ``rule(state, request) -> (state afterwards, result)``. A rule compares, and returns either the very state it
-was given or a new one with the next version; it reads no clock and draws no number, because every node
-applies it on its own. How commands are encoded, agreed on and applied is the business of `catalog` and
-`replicated`.
+was given or a new one with the next version. It reads no clock and draws no random number, because every node
+applies it by itself and must get the same state. How commands are encoded, committed and applied is in
+`catalog` and `replicated`. Invariants:
 
 1. A replica id is given once: `next_replica_id` only grows.
 2. A group id, once seen (also in a tombstone), is never taken for another group.
@@ -63,7 +63,7 @@ def found_cluster(state: CatalogState, request: FoundCluster) -> Change:
 def register_node(state: CatalogState, request: RegisterNode) -> Change:
     """Record a node, or change its addresses, shards or weight.
 
-    Refuses another store under its name, and an older copy of the store.
+    Another store under a known name is refused, and so is an older copy of the store that is known.
     """
     record = request.record
     known = state.nodes.get(record.node)
@@ -131,7 +131,7 @@ def _wrong_node(state: CatalogState, request: RegisterNode) -> str:
 
 
 def create_topic(state: CatalogState, request: CreateTopic) -> Change:
-    """Record a topic, its placement, and its partitions in `creating`; replica ids are given here."""
+    """Record a topic, its placement, and its partitions in state `creating`; give out their replica ids."""
     wrong = _wrong_topic(request)
     if wrong:
         return _same(state, "invalid", wrong)
@@ -202,7 +202,7 @@ def _conflict_of_topic(state: CatalogState, request: CreateTopic) -> str:
 def mark_made(state: CatalogState, request: MarkMade) -> Change:
     """Record that a node made its replicas; a partition whose replicas are all made becomes live.
 
-    Groups that aren't known, or promised to another store, are skipped.
+    Groups that aren't known, and replicas that were promised to another store, are skipped.
     """
     wanted = set(request.groups)
     changed = {}
@@ -275,7 +275,7 @@ def mark_removed(state: CatalogState, request: MarkRemoved) -> Change:
 
 
 def update_topic_settings(state: CatalogState, request: UpdateTopicSettings) -> Change:
-    """Change settings of the topic if it still has the version that the proposer saw."""
+    """Change settings of a topic if its version is the request's; a value of None removes a setting."""
     topic = state.topics.get(request.name)
     if topic is None:
         return _same(state, "absent", f"no topic {request.name!r}")

@@ -1,9 +1,10 @@
-"""Gossip over UDP: drives the SWIM core with a socket, a timer and a signature.
+"""Gossip over UDP: a driver of the SWIM core, with a socket, a timer and signatures.
 
-Packets, statuses and signatures (HMAC-SHA256 with a salt, without its package version, so that releases can
-be mixed) are swim-protocol's. The rest of its machinery is not used: no tasks for suspicions, no pickle, no
-TCP side. A datagram is checked (size, signature, types) before anything in it is used; one that fails is
-counted and dropped. What the information about a member means is not known here, and all of it is a hint.
+Packets, statuses and signatures (HMAC-SHA256 with a salt) are those of the package swim-protocol. Its version
+is left out of the signature, so that nodes of different releases understand each other. The rest of that
+package is not used: no tasks for suspicions, no pickle, no TCP. A datagram is checked (size, signature,
+types) before anything in it is used; if that fails it is counted and dropped. The information that members
+announce is passed on without being interpreted, and all of it is a hint.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _STATUS_WORDS: dict[Status, Literal["alive", "suspect", "dead"]] = {
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One member as this node sees it. A dead one is listed until it is forgotten."""
+    """One member as this node sees it. A dead member is listed for a while (`SwimSettings.remember_ms`)."""
 
     node: str
     address: str
@@ -67,7 +68,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 def monotonic_ms() -> int:
-    """Return the process's monotonic clock."""
+    """Return the time of the process's monotonic clock in ms."""
     return time.monotonic_ns() // 1_000_000
 
 
@@ -75,7 +76,8 @@ class Seal:
     """Signs and checks datagrams: magic, salt, digest, body."""
 
     def __init__(self, secret: bytes | None) -> None:
-        # `check_version` would put the package's version under the signature and part nodes of two releases.
+        # With `check_version` the signature would cover the package's version, so nodes of two releases
+        # would refuse each other's datagrams.
         self._signatures = Signatures(secret or NO_SECRET, salt_len=SALT_BYTES, check_version=False)
         assert self._signatures.digest_size == DIGEST_BYTES, self._signatures.digest_size
 
@@ -152,7 +154,10 @@ class Gossip:
         self._wake()
 
     def set_seeds(self, seeds: Sequence[str]) -> None:
-        """Replace the numeric addresses that are asked while no member is known, or one is missing."""
+        """Replace the seeds by the numeric addresses in `seeds`; host names among them are left out.
+
+        A seed is pinged while no available member has its address.
+        """
         self._core.set_seeds([seed for seed in seeds if _is_numeric(seed)])
         self._wake()
 
@@ -171,7 +176,11 @@ class Gossip:
         self._after()
 
     def statistics(self) -> dict[str, int]:
-        """Return counts: datagrams by fate, refutations, packets of others under our name, self-doubt."""
+        """Return counts of datagrams by what became of them, and `refutations`, `namesakes` and `doubt`.
+
+        `refutations`: claims about this member that it refuted. `namesakes`: packets of other processes under
+        its name. `doubt`: see `Swim`.
+        """
         return {
             **self._counts,
             "refutations": self._core.refutations,
@@ -201,8 +210,8 @@ class Gossip:
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
-                # Linux reports here that an earlier datagram found no receiver (ICMP). Ignored: the prober
-                # finds out.
+                # Linux reports here that an earlier datagram found no receiver (ICMP). Ignored: the probes
+                # find dead members.
                 log.debug("gossip socket: %s", error)
                 continue
             datagram = self._opened(data)
@@ -259,7 +268,7 @@ class Gossip:
             try:
                 self._sock.sendto(data, (host, port))
             except OSError as error:
-                # Full buffer, no route, wrong family: as good as lost on the way, and SWIM lives with loss.
+                # Full buffer, no route, wrong family: the same as a loss on the way, which SWIM expects.
                 self._counts["unsent"] += 1
                 log.debug("gossip to %s: %s", address, error)
             else:

@@ -1,8 +1,8 @@
 """The wire format of gossip: swim-protocol's packets, encoded with msgspec instead of pickle.
 
-A datagram is one packet and, after it, the updates about members that ride on it. Unlike with swim-protocol's
-own encoding nothing here can run code, every field has a type and a bound, and an address is numeric or
-refused. Signing and sending are `gossip`'s, the meaning of a packet is `swim`'s.
+A datagram is one packet, followed by the updates about members that ride on it. In contrast to
+swim-protocol's own encoding, decoding can't run code, every field has a type and a bound, and only numeric
+addresses are accepted. `gossip` signs and sends datagrams, `swim` interprets packets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ADDRESS = "address"
 """The key of a member's metadata that holds its own ``host:port``."""
 
 LEFT = "left"
-"""The key that marks an `OFFLINE` which the member announced itself."""
+"""The metadata key that marks an `OFFLINE` status which the member announced itself, as it left."""
 
 
 class PacketError(ValueError):
@@ -149,7 +149,7 @@ def address_of(metadata: Mapping[str, bytes]) -> str:
     return metadata.get(ADDRESS, b"").decode("ascii", "replace")
 
 
-@lru_cache(maxsize=1_024)  # every datagram tells of members, and they stay where they are
+@lru_cache(maxsize=1_024)  # every datagram has addresses of members, and these rarely change
 def numeric_address(text: str) -> Address:
     """Return host and port of ``host:port`` with a numeric host (IPv6 in brackets).
 

@@ -1,4 +1,4 @@
-"""Which of two claims about a member is believed: SWIM's order of claims, as pure values and functions.
+"""Precedence: SWIM's rules for which of two claims about a member is believed, as values and functions.
 
 A claim is swim-protocol's `Gossip`: a member's name, its clock, a status, and its metadata. The rules of
 precedence are apart from probing and dissemination (`swim`), so that each can be read and tested alone.
@@ -18,7 +18,7 @@ SEVERITY = {Status.ONLINE: 0, Status.SUSPECT: 1, Status.OFFLINE: 2}
 
 @dataclass(slots=True)
 class Peer:
-    """Another member: the newest claim about it (always with its metadata), and how long that holds."""
+    """Another member: the claim about it that holds, always with metadata, and how long it holds."""
 
     claim: Gossip
     until_ms: int | None = None
@@ -41,10 +41,11 @@ def newer(update: Gossip, known: Gossip) -> bool:
 
 
 def follow(update: Gossip, known: Gossip) -> Gossip:
-    """Return the claim that holds after a newer `update`: the update, unless it is a second-hand death.
+    """Return the claim that holds after a newer `update`, completed with the metadata that is known.
 
-    Second-hand, an online member becomes suspect at worst, so that it can answer: after a partition the two
-    sides would otherwise declare each other's members offline when they meet. A farewell counts at once.
+    It is the update, with one exception: an online member that another member claims to be offline only
+    becomes suspect, so that it can refute. Without that, the two sides of a network partition would declare
+    each other's members offline when they meet. A member's own announcement that it leaves counts at once.
     """
     assert newer(update, known), (update, known)
     metadata = known.metadata or {}
@@ -52,13 +53,17 @@ def follow(update: Gossip, known: Gossip) -> Gossip:
         return update if update.metadata else replace(update, metadata=metadata)
     if update.metadata and LEFT in update.metadata:
         return replace(update, metadata={**metadata, LEFT: b""})
-    # Only this step of swim-protocol's table. Its other one, a suspect that stays offline, forgets that a
-    # higher clock is a newer incarnation.
+    # Only this rule of swim-protocol's `transition` is used: online to offline becomes suspect. Its other
+    # rule, offline to suspect stays offline, would be wrong when the update's higher clock is of a newer
+    # incarnation.
     return replace(update, status=known.status.transition(Status.OFFLINE), metadata=metadata)
 
 
 def doubts(peer: Peer | None) -> list[Gossip]:
-    """Return the claims to send to the peer itself, so that it can refute them; without its own metadata."""
+    """Return the claim to send to the peer itself, so that it can refute it; none if it is known as online.
+
+    Its metadata is left out, as it comes from the peer.
+    """
     if peer is None or peer.claim.status == Status.ONLINE:
         return []
     return [replace(peer.claim, metadata=None)]

@@ -1,8 +1,8 @@
 """The catalog's records: what the cluster has agreed on, as immutable values.
 
-Shapes only; `catalog_rules` says how they change. They are encoded with msgpack for snapshots and for the
-shard processes, so fields are added last and with a default. A change makes a new `CatalogState` which shares
-what didn't change, so a caller may keep the one it has.
+This module has only their fields; `catalog_rules` says how they change. They are encoded with msgpack for
+snapshots and for the shard processes, so new fields go last and have defaults. A change makes a new
+`CatalogState`, which shares the unchanged records with the old one; a caller may keep the old one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ Setting = int | str
 class NodeRecord(msgspec.Struct, frozen=True):
     """One node: its identity, and where its processes listen.
 
-    `store_id` is made when its data directory is formatted: another one under the same name is another node,
-    which holds nothing of what this one held. `peer_ports` has the controller's first, then one for each
-    shard. `catalog_replica` is its replica id in group 0; 0 in a registration asks the catalog for one.
-    `boot` is the newest start of this folder that is known (see `boot_history`). `rolled_back`: the node has
-    found that its folder is an older copy; it holds nothing that counts until a newer folder registers.
+    `store_id` is made when its data directory is formatted: a node of the same name with another store id is
+    another node, which holds nothing of what this one held. `peer_ports` has the controller's port first,
+    then one for each shard. `catalog_replica` is its replica id in group 0; 0 in a registration asks the
+    catalog for one. `boot` is the newest start of this folder that is known (see `boot_history`).
+    `rolled_back`: the node has found that its folder is an older copy; its replicas do not count until a
+    newer folder registers.
     """
 
     node: str
@@ -52,15 +53,16 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     reason: Literal["rank", "pin"] = "rank"
     made: bool = False
     lost: bool = False
-    """The node's report that it cannot vouch for what this replica once promised: it is to be replaced."""
+    """Whether its node reported that it may have forgotten what it promised: it is to be replaced."""
     abandoned: bool = msgspec.field(default=False, name="given_up")
-    """By an operator's decision its group goes on without it: if it comes back, it takes no part any more."""
+    """Whether its group goes on without it by an operator's decision: it never takes part in it again."""
 
 
 class LeavingReplica(msgspec.Struct, frozen=True):
-    """A replica whose place was given to another, and which is still a member of the group.
+    """A replica that another one replaces, and that is still a member of the group.
 
-    One that is dead or lost is removed before the new one is added; one that is moved, after.
+    `why` is the reason: "dead" or "lost", then it leaves the group before the new replica joins; or "moved",
+    then it leaves after that.
     """
 
     replica: ReplicaRecord
@@ -70,8 +72,9 @@ class LeavingReplica(msgspec.Struct, frozen=True):
 class AcceptedLoss(msgspec.Struct, frozen=True):
     """An operator's decision: the group lost its majority for good and goes on with one replica's log.
 
-    `kept` is that replica, `abandoned` the others. It was at `last_index` of `last_term`, and `kept_offset`
-    was the offset after its last record: what only the others held after it is lost.
+    `kept` is the id of that replica, `abandoned` are those of the others. Its log ended with entry
+    `last_index` of `last_term`, and `kept_offset` was the offset after its last record: later records, which
+    only the others held, are lost.
     """
 
     kept: int
@@ -94,14 +97,17 @@ class PartitionRecord(msgspec.Struct, frozen=True):
     replicas: list[ReplicaRecord]
     created_ms: int
     version: int = 0
-    """The catalog's version at the last change of its placement: the next change is decided on it."""
+    """The catalog's version at the last change of this partition's replicas.
+
+    A request for the next change names it, and is refused if it is not the current one.
+    """
     leaving: list[LeavingReplica] = []
     removed: list[ReplicaRecord] = []
-    """Replicas whose removal is committed, by report of the group's leader: their nodes delete them."""
+    """Replicas whose removal the group has committed, as its leader reported: their nodes delete them."""
     configuration_index: int = 0
-    """Index of the newest configuration entry of the group that was reported."""
+    """Index of the group's newest configuration entry that its leader has reported."""
     losses: list[AcceptedLoss] = []
-    """Each operator's decision to go on without its majority, in order."""
+    """Operators' decisions to go on without a majority, oldest first."""
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
@@ -119,9 +125,9 @@ class TopicRecord(msgspec.Struct, frozen=True):
 
 
 class Tombstone(msgspec.Struct, frozen=True):
-    """A deleted partition's group: without it no node deletes data.
+    """The record of a deleted partition's group; a node deletes a replica's data only if there is one.
 
-    Kept until every replica in `replicas` is reported removed.
+    It is kept until every replica in `replicas` is reported removed.
     """
 
     topic: str
@@ -175,7 +181,10 @@ class RegisterNode(msgspec.Struct, frozen=True):
 
 
 class CreateTopic(msgspec.Struct, frozen=True):
-    """A topic with its placement: for each partition 16 random bytes and the nodes, best first."""
+    """Record a topic with its placement.
+
+    By partition number: `groups` has 16 random bytes, the group id, and `placement` the nodes, best first.
+    """
 
     name: str
     partitions: int
@@ -211,7 +220,7 @@ class DeleteTopic(msgspec.Struct, frozen=True):
 
 
 class UpdateTopicSettings(msgspec.Struct, frozen=True):
-    """Change settings (null takes one away) of a topic that still has this version."""
+    """Change settings (None removes one) of a topic that still has this version."""
 
     name: str
     changes: dict[str, Setting | None]
@@ -219,7 +228,7 @@ class UpdateTopicSettings(msgspec.Struct, frozen=True):
 
 
 class ReplaceReplica(msgspec.Struct, frozen=True, tag="replace"):
-    """Give the place of a replica to a new one on `node`; decided on the partition in this `version`."""
+    """Replace a replica by a new one on `node`, if the partition still has this `version`."""
 
     partition: str
     group: bytes
@@ -230,7 +239,7 @@ class ReplaceReplica(msgspec.Struct, frozen=True, tag="replace"):
 
 
 class ReportConfiguration(msgspec.Struct, frozen=True, tag="report"):
-    """A leader's report of the group's members by the entry at `index`, which is committed."""
+    """A leader's report of its group's members, as in the committed configuration entry at `index`."""
 
     partition: str
     group: bytes
@@ -249,7 +258,7 @@ class ReportReplicas(msgspec.Struct, frozen=True, tag="replicas"):
 
 
 class ReportRolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
-    """A node's report that its folder is an older copy than the one that was at `known`."""
+    """A node's report that its folder is an older copy of one whose newest boot record was `known`."""
 
     node: str
     store_id: bytes
@@ -257,7 +266,7 @@ class ReportRolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
 
 
 class AcceptLoss(msgspec.Struct, frozen=True, tag="accept_loss"):
-    """An operator's decision on the partition in this `version`: go on without a majority."""
+    """Let a group go on without a majority, by an operator's decision on the partition in this `version`."""
 
     partition: str
     group: bytes
@@ -296,9 +305,9 @@ class Result(msgspec.Struct, frozen=True):
 
     created, updated, deleted, marked: changed. exists, unchanged: it was so already (a retry sees this).
     already_exists: the name is taken. store_changed: another data directory under a known name.
-    rolled_back: an older copy of the data directory that is known. absent: no such topic or node. conflict:
-    decided on an outdated state. invalid: makes no sense. failed: a mistake of ours in applying it; nothing
-    changed.
+    rolled_back: an older copy of the data directory that is known. absent: no such topic, node or partition.
+    conflict: decided on an outdated state. invalid: the request contradicts itself or the state. failed: a
+    bug in applying it; nothing changed.
     """
 
     outcome: Outcome
@@ -307,8 +316,8 @@ class Result(msgspec.Struct, frozen=True):
     node: NodeRecord | None = None
     topic: TopicRecord | None = None
     groups: list[bytes] = []
-    """Of mark_made: those live now. Of delete_topic: those with a tombstone now. Of mark_removed: those whose
-    last replica is gone.
+    """Of mark_made: the groups that are live now. Of delete_topic: those that have a tombstone now. Of
+    mark_removed: those whose last replica is removed now.
     """
 
     @property

@@ -1,9 +1,9 @@
 """How replicas move from node to node in the catalog: one pure function for each step.
 
-The group's own log says who its members are. The catalog says who they are to be, and what each side has
-reported: the new replica is *made*; the old one is *leaving* until its group's leader reports that its
+The group's own log says who its members are. The catalog says who they shall be, and what nodes and leaders
+have reported: the new replica is *made*; the old one is *leaving* until its group's leader reports that its
 removal is committed, then *removed* until its node has deleted it. A replica id that left never comes back.
-Rules as in `catalog_rules`.
+The functions are rules as in `catalog_rules`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from membership.records import (
     Result,
 )
 
-# Of one partition, the last of those whose nodes have not said that they deleted them. A node that comes back
-# after more moves than that keeps its replica's data until an operator deletes it.
+# Most entries in `PartitionRecord.removed`, the replicas that their nodes have not reported as deleted; the
+# oldest are dropped. A node that is away for more moves than that keeps its replica's data until an operator
+# deletes it.
 MAX_REMOVED = 32
 
 Change = tuple[CatalogState, Result]
@@ -47,7 +48,11 @@ def change_replicas(state: CatalogState, request: ChangeReplicas) -> Change:
 
 
 def accept_loss(state: CatalogState, request: AcceptLoss) -> Change:
-    """Let a group go on with one of its replicas; the abandoned ones never take part again."""
+    """Record an operator's decision: a group goes on with one replica, and the others are abandoned.
+
+    Nothing changes if the result is `absent`: there is no such group; `conflict`: the partition's version is
+    not the request's; or `invalid`: the group is not live, or these are not its replicas.
+    """
     partition = state.partitions.get(request.partition)
     if partition is None or partition.group != request.group:
         return state, Result("absent", state.version, f"no such group as {request.partition}")
@@ -141,8 +146,8 @@ def report_replicas(state: CatalogState, request: ReportReplicas) -> Change:
     """Record what a node reports of its own replicas: made, lost, deleted."""
 
     def own(replica: ReplicaRecord, ids: list[int]) -> bool:
-        # A lost replica may have lost its store with it; the other two reports only the store itself can
-        # make.
+        # A replica may be lost together with its store, so the node may report that with another store id;
+        # the other two reports only count with the replica's own.
         return replica.node == request.node and replica.replica_id in ids
 
     changed = {}
@@ -166,7 +171,11 @@ def report_replicas(state: CatalogState, request: ReportReplicas) -> Change:
 
 
 def report_rolled_back(state: CatalogState, request: ReportRolledBack) -> Change:
-    """Record a node's report that its folder is an older copy, unless the newest has come back since."""
+    """Record a node's report that its folder is an older copy.
+
+    Nothing changes if the catalog's boot record of the node is not the one that the report contradicts: a
+    newer folder has registered since.
+    """
     node = state.nodes.get(request.node)
     if node is None:
         return state, Result("absent", state.version, f"no node {request.node!r}")

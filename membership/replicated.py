@@ -1,18 +1,18 @@
 """PySyncObj's replicated objects without PySyncObj's Raft: the one place that touches its private parts.
 
 PySyncObj 0.3.17 numbers the ``@replicated`` methods of some objects, turns a call into bytes, and later, when
-those bytes are committed, performs the call everywhere. Between the two it has a Raft, a network and a file
-of its own, none of which can be trusted with a cluster's metadata (docs/decisions/ says why); here they are
-left out:
+those bytes are committed, performs the call everywhere. To commit them it has its own Raft, network and file,
+none of which can be trusted with a cluster's metadata (docs/decisions/ says why). This module leaves these
+out:
 
 * ``_applyCommand`` (an override) hands the encoded call to us instead of to its queue;
 * ``_SyncObj__doApplyCommand`` (a private call) performs a committed one;
 * it gets no peers, no tick, no file, and a transport that refuses to send. So it makes no thread, socket or
   file.
 
-A call is encoded with `pickle`. Two things keep that harmless: only bytes from our own authenticated log come
-here, and a command is performed only when its pickle consists of numbers, texts and containers of them; a
-pickle that names any code (`GLOBAL`, `REDUCE` and their like) is refused before it is loaded.
+A call is encoded with `pickle`. That is harmless for two reasons: only bytes from our own authenticated log
+come here, and a command is performed only when its pickle consists of numbers, texts and containers of them;
+a pickle that names any code (`GLOBAL`, `REDUCE` and the like) is refused before it is loaded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Replicated: TypeAlias = pysyncobj.SyncObjConsumer
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-# The decorator looks two frames up for the class body, so it is renamed, not wrapped.
+# PySyncObj's decorator finds the class body two stack frames above, so it can't be wrapped in a function.
 replicated = cast("Callable[[Method], Method]", pysyncobj.replicated)
 
 # The first byte of a command: PySyncObj's _COMMAND_TYPE. Its other two kinds (no-op, membership) are never
@@ -74,7 +74,7 @@ class _RefusingTransport(Transport):  # type: ignore[misc]  # pysyncobj has no t
 
 
 class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj has no types
-    """Holds replicated objects: encodes calls of their methods, and performs encoded calls.
+    """A holder of replicated objects, which encodes calls of their methods and performs encoded calls.
 
     ``objects`` must be the same classes in the same order on every node: a call is encoded as its method's
     number. Numbers follow (code version, object, name), so a method added later takes ``ver=`` one higher
@@ -102,7 +102,7 @@ class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj h
 
         Raises:
             BadCommand: `encode` did not make these bytes; nothing happened.
-            UnknownCodeVersion: this program is too old to follow.
+            UnknownCodeVersion: the cluster enabled methods that this program lacks.
         """
         _check(command)
         try:

@@ -1,17 +1,17 @@
-"""SWIM as a pure core: which members seem alive, found out by probing and disseminated by gossip.
+"""SWIM as a pure core: it finds by probing which members seem alive, and disseminates that by gossip.
 
 After A. Das, I. Gupta, A. Motivala, "SWIM: Scalable Weakly-consistent Infection-style Process Group
-Membership Protocol" (2002), with what A. Dadgar and others add in "Lifeguard" (2017): a member that is slow
-itself doubts itself before it doubts others. Packets and statuses are swim-protocol's. Inputs are datagrams
-and instants; outputs are datagrams to send and the names of members that changed. The core reads no clock,
-opens no socket, and draws from the generator it is given. Its view is a hint: nothing may be deleted, elected
-or counted because of it.
+Membership Protocol" (2002), with an addition of A. Dadgar and others in "Lifeguard" (2017): a member that
+seems to be slow itself waits longer before it doubts others. Packets and statuses are swim-protocol's. Inputs
+are datagrams and instants; outputs are datagrams to send and the names of members that changed. The core
+reads no clock, opens no socket, and draws from the generator it is given. Its view is a hint: nothing may be
+deleted, elected or counted because of it.
 
 1. A claim about a member is replaced only by one with a higher clock, or by a worse one with the same clock
    (online < suspect < offline).
 2. Only the member itself raises its clock; it does when it receives a claim that it isn't online.
-3. Probing never ends: in rounds over all available members in shuffled order; with no member to probe, the
-   seeds are asked.
+3. Probing never ends: it goes in rounds over all available members, in shuffled order. Seeds that are not
+   known as available members are pinged, too.
 4. An offline member is remembered for a while, so that old updates don't revive it, and then forgotten.
 5. By one member's second-hand claim, an online member becomes suspect at worst (`Status.transition`): it can
    always answer before it counts as offline. Only its own farewell counts at once.
@@ -96,7 +96,7 @@ class Swim:
         self.peers: dict[str, Peer] = {}
         self.own = self._own(clock, metadata)
         self.doubt = 0
-        """How much this member distrusts itself: 0 to `max_doubt`; its patience grows with it."""
+        """How slow this member takes itself to be, from 0 to `max_doubt`; its timeouts grow with that."""
         self.refutations = 0
         self.namesakes = 0
         self._rng = rng
@@ -138,7 +138,7 @@ class Swim:
         self._piggyback.add(self.source.name)
 
     def leave(self) -> None:
-        """Announce that this member leaves: some members receive it at once and tell the others."""
+        """Announce that this member leaves: a few members get that at once, and pass it on to the others."""
         self._left = True
         self._probe = None
         self.own = replace(self.own, clock=self.own.clock + 1, status=Status.OFFLINE, metadata={LEFT: b""})
@@ -168,7 +168,8 @@ class Swim:
         if self._left:
             return None
         if self._piggyback:
-            # Updates may come long after the last were sent: only this instant can be in the past.
+            # While no updates are queued, `_next_gossip_ms` is not advanced, so it may lie in the past. The
+            # other deadlines never do, and only they show that a wake-up is late (`expire`).
             return min(self._next_gossip_ms, self._timer_ms())
         return self._timer_ms()
 
@@ -279,7 +280,10 @@ class Swim:
         self.doubt = min(self.settings.max_doubt, self.doubt + 1)
 
     def _be_patient(self, late_ms: int) -> None:
-        """Extend all deadlines by `late_ms`: woken late, the answers may be unread in the socket."""
+        """Extend the probe and all suspicions by `late_ms`, as this member was woken that much late.
+
+        Answers may lie unread in its socket. It also doubts itself more.
+        """
         self._doubt_self()
         if self._probe is not None:
             self._probe.end_ms += late_ms
@@ -305,7 +309,7 @@ class Swim:
             if peer is not None and peer.claim.status == Status.ONLINE:
                 peer.claim = replace(peer.claim, source=self.source, status=Status.SUSPECT)
                 self._claimed(peer, now_ms)
-                self._ping(peer)  # tell it first: only it can refute
+                self._ping(peer)  # It gets the claim first, as only it can refute it.
         self._relays = {number: relay for number, relay in self._relays.items() if now_ms < relay.end_ms}
         self._start_probe(now_ms)
 
@@ -367,7 +371,7 @@ class Swim:
     # Dissemination.
 
     def _seek(self, now_ms: int) -> None:
-        """Ping addresses of members that are not seen: unknown seeds, and one that counts as offline."""
+        """Ping seeds at which no available member is known, and one member that counts as offline."""
         reached = {peer.address for peer in self.peers.values() if peer.available}
         alone = not reached
         period_ms = self.settings.probe_period_ms if alone else self.settings.seek_period_ms

@@ -1,8 +1,8 @@
 """Elections: one replica's term, vote and role, and how they change (paper 5.1, 5.2, 5.4.1; thesis 9.6).
 
-A `Candidacy` decides when its replica campaigns, how it answers those who campaign, and what a message of
-another term means. It makes the objects that live for one term, `Following` and `Leadership`, and knows
-nothing of what a leader sends or commits. All rules that tie votes to terms and logs are in this module:
+A `Candidacy` decides when its replica campaigns, how it answers the campaigns of other replicas, and what to
+do with a message of another term. It makes the objects that live for one term, `Following` and `Leadership`,
+and knows nothing of what a leader sends or commits. All rules that tie votes to terms and logs are here:
 invariants 1, 2, 10, 11 and 12 of `raft.core`, which feeds it messages and instants.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import random
 
 
-# How many campaigns a damaged replica leaves to others after the last contact with a leader.
+# How many campaigns a replica with damaged entries skips, at most, after its last contact with a leader.
 MAX_DEFERRED_CAMPAIGNS = 3
 
 
@@ -103,7 +103,7 @@ class Candidacy:
         self.leadership: Leadership | None = None
         # Part of our log is damaged: we vote and acknowledge, but leave campaigns to others.
         self.defers_campaign = False
-        # How many campaigns were left to others since the last contact with a leader.
+        # How many campaigns were skipped for that reason since the last contact with a leader.
         self._deferred = 0
         # Our log is being replaced: we do not campaign at all.
         self.inhibited = False
@@ -115,9 +115,9 @@ class Candidacy:
 
     def is_promotable(self) -> bool:
         """Return whether this replica may campaign."""
-        # A voter whose removal is not known to be committed campaigns too, without counting itself: its log
-        # may be the only one that the others' votes can go to (thesis 4.2.2). So may the latest log of all
-        # that answered before a release, which may be a learner's.
+        # Three cases. A voter. A former voter whose removal is not known to be committed: it does not count
+        # its own vote, but its log may be the only one that the voters can vote for (thesis 4.2.2). A replica
+        # whose log reaches the floor of a release, perhaps a learner: for the same reason.
         replica_id = self._identity.replica_id
         configurations = self._log.configurations
         return not self.inhibited and (
@@ -130,11 +130,14 @@ class Candidacy:
         return self._floor is not None and (last_term, last_index) >= self._floor
 
     def _grants_recovering(self, last_term: int, last_index: int) -> bool:
-        """Return whether a grant of ours to a log that ends there carries our mark."""
+        """Return whether our grant to a log that ends there must be marked `recovering`, and so not count."""
         return self.recovering and not self._reaches_floor(last_term, last_index)
 
     def release(self, floor: tuple[int, int], *, now_ms: int) -> None:
-        """Let grants to logs that end at `floor` or later count although this replica is recovering."""
+        """Let grants to logs that end at `floor` or later count although this replica is recovering.
+
+        `floor` is a pair (last term, last index).
+        """
         if self._floor == floor:
             return
         self._floor = floor
@@ -149,13 +152,13 @@ class Candidacy:
         self._floor = None
 
     def inhibit_campaign(self, inhibited: bool, *, now_ms: int) -> None:
-        """Forbid campaigns while our log is replaced, or allow them again."""
+        """Forbid campaigns (True), as our log is being replaced, or allow them again (False)."""
         self.inhibited = inhibited
         if not inhibited:
             self.timer.retry(now_ms=now_ms)
 
     def expire(self, *, now_ms: int) -> None:
-        """Campaign if that is due. Not for a leader, nor for a quiesced follower."""
+        """Campaign if that is due. The caller makes sure that we neither lead nor are quiesced."""
         if (
             self.timer.is_due(now_ms=now_ms)
             and self.is_promotable()
@@ -164,10 +167,11 @@ class Candidacy:
             self.campaign_prevote(now_ms=now_ms)
 
     def _defer_campaign(self, *, now_ms: int) -> bool:
-        """Leave this campaign to others if our log is damaged; return whether it was left to them.
+        """Skip this campaign if part of our log is damaged; return whether it was skipped.
 
-        Any other voter that answers, and could win, campaigns meanwhile; if none has, this one must
-        (docs/consensus.md#damage).
+        Meanwhile any other voter that is up and could win campaigns. If there is no leader after
+        `MAX_DEFERRED_CAMPAIGNS` skipped ones, this replica must campaign itself (docs/consensus.md#damage).
+        An only voter skips none.
         """
         if not self.defers_campaign or self._deferred >= MAX_DEFERRED_CAMPAIGNS:
             return False
@@ -179,7 +183,11 @@ class Candidacy:
         return True
 
     def campaign_prevote(self, *, now_ms: int) -> None:
-        """Ask first whether a vote could be won: a replica that can't win raises no other's term."""
+        """Become a pre-candidate and ask the voters whether they would vote for us.
+
+        A pre-vote raises no replica's term, so a replica that can't win disturbs no leader. If our own grant
+        is enough, campaign for votes at once.
+        """
         self.role = Role.PRE_CANDIDATE
         self.leader_id = 0
         self.timer.retry(now_ms=now_ms)
@@ -338,7 +346,7 @@ class Candidacy:
                 return False
             following.leader_id = sender
             if not self.recovering:
-                self._floor = None  # It let a learner campaign, no more.
+                self._floor = None  # Its only use here was to let a learner campaign.
             self.timer.restart(now_ms=now_ms)
         if self.leader_id != sender or self.role is not Role.FOLLOWER:
             self.become_follower(self.term, sender, now_ms=now_ms)

@@ -1,10 +1,10 @@
 """Configurations of a group: its members, and how they may change (thesis 4).
 
-A configuration takes effect when its entry is *appended* and goes away when that entry is truncated, so the
-current one is a function of the log. `History` is that function's memory: a stack of the configurations in
-the log, which truncation pops. Changes are one at a time: consecutive voter sets differ by one replica at
-most, so any two of their majorities share a voter (thesis 4.1) and no joint phase is needed. When a change
-may be *proposed* depends on the leader's log and is decided in `raft.leadership`.
+A configuration takes effect when its entry is *appended*. When that entry is truncated, the one before it is
+in force again. So the current configuration follows from the log alone; `History` keeps the configurations
+of the log in a stack, which a truncation pops. Changes are one at a time: consecutive voter sets differ by
+one replica at most, so any two of their majorities share a voter (thesis 4.1) and no joint phase is needed.
+When a change may be *proposed* depends on the leader's log and is decided in `raft.leadership`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def check_step(old: Configuration, new: Configuration) -> None:
     Abandoned replicas stay so, and no step adds to them: only an operator's decision does, which is no step.
 
     Raises:
-        ConfigurationRefused: when it is not.
+        ConfigurationRefused: when `new` is not one allowed step away.
     """
     members = new.members()
     if not new.voters:
@@ -90,12 +90,18 @@ def check_step(old: Configuration, new: Configuration) -> None:
 
 
 class History:
-    """The configurations of one log, oldest first; the first may represent all that came before it."""
+    """The configurations of one log that are in force, or may be again after a truncation; oldest first.
+
+    `current` is the one in force, `index` the entry that holds it: 0 if it precedes the log.
+    """
 
     __slots__ = ("_stack", "current", "index")
 
     def __init__(self, initial: Configuration, found: Iterable[tuple[int, Configuration]] = ()) -> None:
-        """Begin with `found`, the (index, configuration) pairs in the log, ascending."""
+        """Begin with `initial`, in force before the log's first entry, and the configurations in the log.
+
+        `found` are these, as pairs (index, configuration), ascending.
+        """
         self._stack: list[tuple[int, Configuration]] = [(0, initial)]
         for index, configuration in found:
             self._push(index, configuration)
@@ -107,7 +113,7 @@ class History:
         self.index, self.current = index, configuration
 
     def truncated(self, index: int) -> None:
-        """Put into force again what was before entry `index`: it and all after it are truncated."""
+        """Put the configuration before entry `index` in force: that entry and all after it are truncated."""
         while self._stack[-1][0] >= index:
             self._stack.pop()
             assert self._stack, f"truncation at {index} went below the first configuration"
@@ -120,7 +126,7 @@ class History:
                 del self._stack[0]
 
     def may_count(self, replica_id: int) -> bool:
-        """Return whether `replica_id` is a voter, or was in a configuration that may be in force again."""
+        """Return whether `replica_id` is a voter of a configuration that is in force, or may be again."""
         return any(replica_id in configuration.voters for _, configuration in self._stack)
 
     def members(self) -> set[int]:

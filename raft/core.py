@@ -7,9 +7,9 @@ simulator replays years of it.
 
 A replica follows, campaigns (first for pre-votes, which change nothing anywhere, then for votes) or leads.
 What is true for one term only is held by an object made for that term: `Following` (what matched with its
-leader) and `Leadership` (progress of the others, reads, hand-over). Term, vote, role and the election timer,
-and with them the rules of elections, are the matter of `Candidacy`; the log is a `RaftLog`. The core itself
-decides which messages count at all, ties these parts together and makes the `Ready` of their effects.
+leader) and `Leadership` (progress of the others, reads, hand-over). `Candidacy` has term, vote, role and the
+election timer, and with them the rules of elections; the log is a `RaftLog`. The core itself decides which
+messages are processed at all, passes them to these parts, and makes the `Ready` from their effects.
 
 Invariants, by number; tests cite them.
 
@@ -152,8 +152,9 @@ class Core:
         # Messages and completions that were not acted upon, by reason.
         self.dropped = self._tracer.dropped
         self._recovered = False
-        # A leader has shown that this log is an older copy of itself. All inputs are ignored from then on:
-        # the replica must be started again as recovering, in a new incarnation.
+        # A leader's heartbeat has shown that this log is an older copy, which lacks what this replica
+        # acknowledged. All messages are ignored from then on: the replica must be started again as
+        # recovering, in a new incarnation.
         self.log_regressed = False
         # The latest incarnation of ours that is known to have existed: the next one must be above it.
         self.last_incarnation = incarnation
@@ -246,13 +247,13 @@ class Core:
 
     @property
     def progress(self) -> Mapping[int, Progress]:
-        """What we know of each member as the leader, by replica id; empty if we don't lead."""
+        """The progress of each member, by replica id, ourselves included; empty if we don't lead."""
         leadership = self._candidacy.leadership
         return leadership.progress if leadership is not None else {}
 
     @property
     def truncations(self) -> int:
-        """How often the log was truncated since the start: says which writes a sync has covered."""
+        """How often entries that a `Ready` had handed out were truncated since the start; see `persisted`."""
         return self._log.truncations
 
     @property
@@ -269,7 +270,10 @@ class Core:
 
     @property
     def quiesce_peers(self) -> Collection[int]:
-        """While quiesced: the replicas whose processes must be watched, as a leader watches its followers."""
+        """The replicas whose processes must be watched while we are quiesced; empty if we are not.
+
+        For a leader these are the followers that agreed, for a follower its leader.
+        """
         if not self.quiesced:
             return ()
         leadership = self._candidacy.leadership
@@ -285,7 +289,7 @@ class Core:
 
     @property
     def is_expedited(self) -> bool:
-        """Whether the leader is gone and a new one is wanted as soon as if this were the only group."""
+        """Whether the leader is suspected, and our campaign is not delayed for the sake of other groups."""
         timer = self._candidacy.timer
         return timer.suspected and timer.news_delay_ms <= MAX_NEWS_DELAY_MS
 
@@ -328,7 +332,7 @@ class Core:
             self._tracer.drop("term_ahead", message)
             return
         if message.sender in self._log.configurations.current.abandoned:
-            # It was abandoned: together with others it might elect itself, and count us.
+            # The sender was abandoned. With others like it, it might win an election in which we count.
             self._tracer.drop("abandoned_member", message)
             return
         if message.incarnation != self._incarnations.get(message.sender, 0):
@@ -400,7 +404,7 @@ class Core:
             self.unquiesce(now_ms=now_ms)
 
     def expire(self, *, now_ms: int) -> None:
-        """Do what is due at `now_ms`; at a deadline itself that is due."""
+        """Do what is due at `now_ms`: everything with a deadline at or before it."""
         candidacy = self._candidacy
         leadership = candidacy.leadership
         if leadership is None:
@@ -410,24 +414,26 @@ class Core:
             self._tracer.note("not received" if leadership.is_unreached else "quorum lost", term=self.term)
             candidacy.become_follower(self.term, 0, now_ms=now_ms)
             if leadership.is_unreached:
-                # Our log is the longest, but another's entries may come through.
+                # Our log is the longest, so we would win again; wait, as entries of another leader may reach
+                # a majority.
                 candidacy.timer.postpone(by_ms=2 * self._settings.election_timeout_ms)
 
     def offer_quiesce(self, *, absent: Collection[int] = ()) -> None:
         """Let the next heartbeat, if we are idle, ask all members but `absent` to quiesce.
 
-        Call it before `expire`. Offer it only while the processes of all others answer, and watch them from
-        then on: a quiesced replica must be woken when one of its `quiesce_peers` is silent, gone, or has
-        started again.
+        Call it before `expire`, and only while the processes of all members but `absent` answer. Watch these
+        from then on: a quiesced replica must be woken when the process of one of its `quiesce_peers` is
+        silent, gone, or has started again.
         """
         leadership = self._candidacy.leadership
         if leadership is not None:
             leadership.offer_quiesce(absent)
 
     def unquiesce(self, *, now_ms: int, heard_ms: int | None = None) -> None:
-        """End quiescence: keep time again, and let the leader know, so that it sends heartbeats again.
+        """End quiescence: start the timers again, and notify the leader, so that it sends heartbeats again.
 
-        `heard_ms`: when the leader's process was last heard; now, if it is None.
+        A leader sends heartbeats again at once. Do nothing if we are not quiesced. `heard_ms`: when the
+        leader's process was last heard; None stands for now.
         """
         candidacy = self._candidacy
         leadership = candidacy.leadership
@@ -443,30 +449,32 @@ class Core:
             self._tracer.note("awake", term=self.term)
 
     def quiesce_without(self, gone: Collection[int]) -> bool:
-        """Return whether a quiesced leader stays so without these members, whose processes are gone.
+        """Return whether a quiesced leader stays quiesced without these members, whose processes are gone.
 
-        If not, wake it. If so, the driver must wake it when one of them is there again.
+        If it returns False the driver must call `unquiesce`; if True, it must do so when one of them is up
+        again.
         """
         leadership = self._candidacy.leadership
         return leadership is not None and leadership.quiescence.quiesced and leadership.quiesce_without(gone)
 
     def postpone(self, *, by_ms: int) -> None:
-        """Postpone deadlines: the loop stalled, and messages to us may be in the sockets."""
+        """Postpone deadlines by `by_ms`: the loop stalled, so messages to us may be unread in the sockets."""
         candidacy = self._candidacy
         candidacy.timer.postpone(by_ms=by_ms)
         if candidacy.leadership is not None:
             candidacy.leadership.postpone(by_ms=by_ms)
 
     def campaign(self, *, now_ms: int) -> None:
-        """Campaign at once: for the first replica of a new group."""
+        """Campaign at once, if we don't lead and may campaign: to elect the first leader of a new group."""
         if self._candidacy.leadership is None and self._candidacy.is_promotable():
             self.unquiesce(now_ms=now_ms)
             self._candidacy.campaign_prevote(now_ms=now_ms)
 
     def suspect_leader(self, *, now_ms: int, spread_ms: int = 0) -> None:
-        """Campaign soon, and grant others pre-votes, until the leader is heard again: it is said to be gone.
+        """Suspect the leader, as a report says that it is gone: until it is heard again, campaign soon.
 
-        `spread_ms`: the first campaign comes within that time, and later ones no faster; for when many groups
+        Meanwhile, pre-votes of others are granted. With `spread_ms` the first campaign comes at a random
+        instant within that time, and the delays before later ones are longer, too: use it when many groups
         lose their leaders at once.
         """
         if self.role is Role.FOLLOWER and self.leader_id:
@@ -474,7 +482,7 @@ class Core:
             self._candidacy.timer.suspect(now_ms=now_ms, spread_ms=spread_ms)
 
     def expedite_election(self, *, now_ms: int) -> None:
-        """Replace a leader that is gone as soon as if this were the only group: requests wait for it."""
+        """Undo the spread of `suspect_leader` for this group, because requests wait for its next leader."""
         if self.role is Role.FOLLOWER and self.leader_id and not self._candidacy.following.quiesced:
             self._candidacy.timer.expedite(now_ms=now_ms)
 
@@ -488,23 +496,30 @@ class Core:
             leadership.unreachable(replica_id)
 
     def catch_up(self, replica_id: int, *, resume_index: int) -> None:
-        """Let this replica get entries up to `resume_index` by other means than appends. Leader only.
+        """Send this replica no entries until it holds the log up to `resume_index`. Leader only.
 
-        Until it holds them, appends only ask whether it does. The same happens without this call where what
-        it lacks is not in the log any more.
+        The caller lets it copy the log up to there (catch-up). Meanwhile empty appends ask whether it holds
+        that entry. The same happens without this call when the entries that it lacks are not in the log any
+        more.
         """
         leadership = self._candidacy.leadership
         if leadership is not None:
             leadership.catch_up(replica_id, resume_index)
 
     def resume(self, replica_id: int) -> None:
-        """Revoke `catch_up`, unless the entries are not in the log any more. Leader only."""
+        """Send this replica entries again, after `catch_up`. Leader only.
+
+        If the log does not hold those that it lacks any more, it stays to be caught up.
+        """
         leadership = self._candidacy.leadership
         if leadership is not None:
             leadership.resume(replica_id)
 
     def inhibit_campaign(self, inhibited: bool, *, now_ms: int) -> None:
-        """Forbid campaigns while this replica's log is replaced, or allow them again; votes go on."""
+        """Forbid campaigns (True), as this replica's log is being replaced, or allow them again (False).
+
+        It still votes.
+        """
         self._candidacy.inhibit_campaign(inhibited, now_ms=now_ms)
 
     def place(self) -> Place:
@@ -544,9 +559,9 @@ class Core:
         leadership.propose(entries)
 
     def propose_configuration(self, entry: Entry, *, now_ms: int) -> None:
-        """Append an entry for `place()` whose `configuration` is one step from ours; in force at once.
+        """Append an entry for `place()` whose `configuration` is one step from ours; it is in force at once.
 
-        No limit of bytes applies: it may be what brings a majority back.
+        No limit of bytes applies: the change may be what gives the group a majority again.
 
         Raises:
             NotLeader: when we don't lead, or hand over.
@@ -556,16 +571,29 @@ class Core:
         self._tracer.note("configuration", index=entry.index, configuration=self.configuration)
 
     def hears_majority(self, voters: Collection[int]) -> bool:
-        """Return whether we lead and heard a majority of these lately; else a step to them is refused."""
+        """Return whether we lead and heard a majority of these in the last two election timeouts.
+
+        If not, `propose_configuration` refuses to make them the voters.
+        """
         leadership = self._candidacy.leadership
         return leadership is not None and leadership.hears_majority(voters)
 
     def transfer_leadership(self, replica_id: int, *, now_ms: int) -> bool:
-        """Hand over to a voter; return False for any other. Proposals stop meanwhile."""
+        """Hand leadership over to another voter; return False if `replica_id` is none.
+
+        Proposals are refused until that replica leads or an election timeout is over.
+
+        Raises:
+            NotLeader: when we don't lead, or hand over already.
+        """
         return self._proposing(now_ms=now_ms).transfer(replica_id, now_ms=now_ms)
 
     def read_index(self, context: int, *, now_ms: int) -> None:
-        """Request an index that covers all that is committed by now; the answer comes in `Ready.reads`."""
+        """Request a commit index that covers all that is committed by now.
+
+        The answer comes in `Ready.reads` under `context`; in `Ready.reads_failed` if we don't lead, or stop
+        leading before a majority has confirmed it.
+        """
         leadership = self._candidacy.leadership
         if leadership is None:
             self._effects.reads_failed.append(context)
@@ -597,9 +625,9 @@ class Core:
 
         From now on our grants to logs that end there or later count although we are recovering, as no log
         that is left holds more. If our own log reaches it we may campaign, even as a learner. Each of the
-        others must have answered after `incarnation`, ours, was known, and none of them as a leader
-        (docs/consensus.md#when-all-replicas-have-answered). Return False if we are another incarnation, or
-        lead.
+        others must have answered after our `incarnation` was known to it, and none of them as a leader
+        (docs/consensus.md#when-all-replicas-have-answered). Return False, and do nothing, if our incarnation
+        is another one, if we lead, or if `log_regressed`.
         """
         leads = self._candidacy.leadership is not None
         if incarnation != self._identity.incarnation or leads or self.log_regressed:
@@ -624,7 +652,7 @@ class Core:
         assert entry.configuration is not None and entry.configuration.voters == (self.replica_id,), entry
         log.append([entry])
         self._tracer.note("goes on alone", term=term, abandoned=entry.configuration.abandoned)
-        # In a term of its own, by its own vote: the next one. Nothing leaves before our disk has it.
+        # Our own vote elects us in the term after `term`. Nothing is sent before our disk has that term.
         candidacy.campaign(transfer=False, now_ms=now_ms)
 
     def _finish_recovery(self, why: str) -> None:

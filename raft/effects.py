@@ -1,6 +1,7 @@
-"""What the parts of a core share: their identity, the effects gathered for the next `Ready`, and the trace.
+"""Three objects that the parts of a core share: identity, effects of the next `Ready`, and tracer.
 
-Following, leadership and candidacy each get these three, so none of them needs to know the others.
+`Following`, `Leadership` and `Candidacy` are each given these, so they report through them and not through
+each other.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from raft.values import SendAppend, Trace
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The sender of our messages: the first fields of each of them."""
+    """The identity of this replica, from which the first fields of each of its messages are made."""
 
     cluster: bytes
     group: bytes
@@ -48,7 +49,11 @@ class Tracer:
 
 
 class Effects:
-    """The parts of the next Ready that are not the log's or the hard state's."""
+    """Messages, appends and reads gathered for the next `Ready`; the fields have the names they have there.
+
+    `after_sync` is `messages_after_sync`. The `Ready`'s entries come from the log, its hard state from the
+    candidacy.
+    """
 
     __slots__ = ("after_sync", "appends", "messages", "reads", "reads_failed")
 

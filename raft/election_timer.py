@@ -40,7 +40,7 @@ class ElectionTimer:
         self.last_contact_ms = now_ms
         # News says that the leader is gone, and there was no contact since.
         self.suspected = False
-        # The longest delay before the first attempt then.
+        # The longest delay before the first campaign while the leader is suspected.
         self.news_delay_ms = MAX_NEWS_DELAY_MS
         self.deadline_ms = now_ms
         self.restart(now_ms=now_ms)
@@ -66,9 +66,10 @@ class ElectionTimer:
         return not self.suspected and now_ms < self.last_contact_ms + self._timeout_ms
 
     def suspect(self, *, now_ms: int, spread_ms: int = 0) -> None:
-        """Campaign soon, because the leader is said to be gone.
+        """Suspect the leader, because a report says that it is gone, and choose an early campaign.
 
-        With a `spread_ms` above `MAX_NEWS_DELAY_MS`, at some instant within it.
+        If `spread_ms` exceeds `MAX_NEWS_DELAY_MS`, the campaign comes at a random instant within `spread_ms`;
+        else `retry` chooses its instant.
         """
         self.suspected = True
         self._attempts = 0
@@ -79,7 +80,10 @@ class ElectionTimer:
             self.retry(now_ms=now_ms)
 
     def expedite(self, *, now_ms: int) -> None:
-        """Campaign against a suspected leader as soon as without a spread; never later than before."""
+        """Undo the spread of `suspect`: campaign within `MAX_NEWS_DELAY_MS`, never later than chosen before.
+
+        Do nothing if the leader is not suspected.
+        """
         if not self.suspected:
             return
         self.news_delay_ms = MAX_NEWS_DELAY_MS
@@ -89,9 +93,10 @@ class ElectionTimer:
     def retry(self, *, now_ms: int) -> None:
         """Choose when to campaign again, after an attempt that has begun or has failed.
 
-        While the leader is suspected, attempts follow each other quickly at first and then ever more slowly,
-        up to the ordinary timeout: so a split vote among the survivors costs a moment, and a slow disk is not
-        outrun for ever. Where many groups elect at once, an election takes longer.
+        While the leader is suspected, the delays are short at first and double with each attempt, up to the
+        ordinary timeout: a split vote among the survivors costs little time, and in the end a delay is long
+        enough for votes that wait for a slow disk. With a spread (see `suspect`) the first delays are longer,
+        as an election takes longer when many groups elect at once.
         """
         spread_ms = min(self.news_delay_ms, self._timeout_ms // 2)
         longest_ms = max(MAX_NEWS_DELAY_MS << self._attempts, spread_ms)
@@ -111,9 +116,10 @@ class ElectionTimer:
         self.restart(now_ms=now_ms)
 
     def postpone(self, *, by_ms: int) -> None:
-        """Move the deadline: the loop stalled, and messages to us may lie unread in the sockets.
+        """Move the deadline by `by_ms`: the loop stalled, and messages to us may lie unread in the sockets.
 
-        Nothing moves while the leader is suspected: news of its end does not come from silence.
+        Do nothing while the leader is suspected: that rests on a report, not on a silence that the stall
+        could explain.
         """
         if self.suspected:
             return

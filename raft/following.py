@@ -1,8 +1,8 @@
-"""The follower's side of one term: what it knows of the leader, and what it does with the leader's appends.
+"""The follower's side of one term: the leader as it is known here, and the processing of its appends.
 
-One object exists for one term. So what was *matched* with a leader is forgotten with the term and by a
-restart without any code that forgets it, and a commit index never exceeds it (invariant 6 of `raft.core`;
-paper 5.3). It knows neither votes nor timers.
+A new object is made for each term, and by a restart. So the index up to which our log *matched* the leader's
+starts at 0 in each, and the commit index never goes beyond it (invariant 6 of `raft.core`; paper 5.3). This
+module knows neither votes nor timers.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from raft.log import RaftLog
 from raft.messages import Append, AppendAnswer, Heartbeat, HeartbeatAnswer
 from raft.values import Entry
 
-# No replica has more incarnations than this: a number further ahead is forged.
+# No replica loses what it acknowledged more often than this, and each loss makes one incarnation: a message
+# that names an incarnation of ours further ahead is forged.
 MOST_LOSSES = 2**32
 
 
 class Following:
     """The follower's side of one term. `leader_id` is 0 until the leader has sent something, and then fixed.
 
-    `goal` is how far this leader wants us to match before our recovery may end; 0 before it has said so to
-    our incarnation.
+    `goal` is the index up to which this leader wants us to match before our recovery may end; 0 until it has
+    sent one to our incarnation.
     """
 
     __slots__ = (
@@ -51,11 +52,11 @@ class Following:
 
     @property
     def is_complete(self) -> bool:
-        """Whether we hold, with this leader, all that we may have acknowledged.
+        """Whether our log holds, durably, all of the leader's log that we may have acknowledged.
 
-        That ends a recovery (docs/consensus.md#recovering). Being as long as the goal is not enough: our tail
-        may be another one. Nor is having matched, before the leader's term has committed something: until
-        then another leader may yet come without it.
+        That ends a recovery (docs/consensus.md#recovering). A log as long as the goal is not enough, as its
+        tail may differ from the leader's: it must match. Nor is a match enough before an entry of the
+        leader's term is committed: until then a leader without the matched entries may be elected.
         """
         log = self._log
         return (
@@ -66,9 +67,9 @@ class Following:
     def append(self, message: Append, entries: Sequence[Entry]) -> bool:
         """Append what is new, truncate only what conflicts, and answer; the answer waits for our sync.
 
-        Return False, and do nothing, if the leader's log lacks what we know to be committed: an operator
-        accepted that loss, or more replicas lost it than may. What we served must not change, so we follow no
-        further.
+        Return False, and do nothing, if the leader's log lacks an entry that we know to be committed. Then an
+        operator accepted its loss, or more replicas forgot it than a group survives. We may have served that
+        entry, and it must not change, so we accept nothing more from this leader.
         """
         log = self._log
         prev_index = message.prev_index
@@ -93,14 +94,15 @@ class Following:
                     break
                 term = log.term(index)
                 if term is None:
-                    # Our entry here is damaged. It may be this very entry, and those after it may have been
-                    # acknowledged: nothing is truncated, and no more is matched, until it is repaired.
+                    # Our entry here is damaged. It may be the same as the leader's, and entries after it may
+                    # be acknowledged: until it is repaired, nothing is truncated, and nothing from here on
+                    # is matched.
                     entries = entries[:place]
                     break
                 if term != entry.term:
                     if log.term(index - 1) is None:
-                        # A log must know the term that it ends with, and the entry before the truncation is
-                        # damaged. It waits for the repair, as above.
+                        # After the truncation this log would end with a damaged entry, and a log must know
+                        # the term that it ends with. The truncation waits for the repair.
                         entries = entries[:place]
                         break
                     log.truncate(index)
@@ -113,7 +115,8 @@ class Following:
         if self.matched_index >= committed:
             match_index, hint_index, hint_term = self.matched_index, 0, 0
         else:
-            # Nothing up to there need be sent; the leader sees by the term whether it holds the same.
+            # The leader need not send what we have committed; by the term it can check that it has the same
+            # entry there.
             match_index = hint_index = committed
             hint_term = log.term(committed) or 0
         self._effects.after_sync.append(
@@ -134,7 +137,8 @@ class Following:
     def heartbeat(self, message: Heartbeat, *, may_quiesce: bool) -> None:
         """Learn the commit index; answer at once, since the answer promises nothing about our disk.
 
-        Quiesce if we are asked to, and hold exactly what the leader has committed.
+        Quiesce if the leader asks for it, `may_quiesce` allows it, and our log holds exactly the entries that
+        the leader has committed. A heartbeat of round 0 gets no answer.
         """
         self._learn_goal(message)
         self._learn_commit(message.commit)
@@ -190,8 +194,8 @@ class Following:
             self._log.commit(index)
 
     def _reject(self, message: Append) -> None:
-        # Anything of ours above the leader's prev_term can't be in its log up to prev_index: step over all of
-        # it.
+        # The leader's log up to prev_index has no term above prev_term, so no entry of ours with a later term
+        # can be in it: the hint skips all of these.
         log = self._log
         hint_index = log.last_at_or_below_term(min(message.prev_index, log.last_index), message.prev_term)
         identity = self._identity

@@ -68,7 +68,11 @@ class Leadership:
         held: bool,
         now_ms: int,
     ) -> None:
-        """Begin to lead. `held`: nothing leaves before our disk has this term: no other replica has it."""
+        """Begin to lead.
+
+        `held`: send nothing before our own disk has this term, as no other replica voted in it
+        (invariant 10).
+        """
         self._sender = Sender(identity, log, effects, settings, term=term)
         self._log = log
         self._effects = effects
@@ -88,10 +92,11 @@ class Leadership:
         self._round = 0
         self._tick_round = 0
         self._committed_at_tick = log.committed_index
-        # As they were at the last check of the quorum, and for how many of these no entry has come through.
+        # The commit index and the log's end at the last check of the quorum; and for how many such checks in
+        # a row entries have waited and reached no majority.
         self._committed_at_check = self._last_at_check = log.committed_index
         self._unreached = 0
-        # The no-op announces us; the first heartbeat has time.
+        # The no-op announces this leader, so the first heartbeat can wait for a whole interval.
         self._heartbeat_deadline_ms = now_ms + settings.heartbeat_ms
         self._quorum_deadline_ms = now_ms + settings.election_timeout_ms
         self.transfer_target = 0
@@ -110,8 +115,8 @@ class Leadership:
     def expire(self, *, now_ms: int) -> bool:
         """Do what is due; return False if we must step down.
 
-        We must if no majority was heard for an election timeout (check-quorum), or if one is heard and yet
-        receives none of our appends: then `is_unreached`.
+        We must if no majority was heard for an election timeout (check-quorum), or if `is_unreached`: a
+        majority is heard, but receives none of our appends.
         """
         if now_ms >= self._quorum_deadline_ms:
             self._quorum_deadline_ms = now_ms + self._settings.election_timeout_ms
@@ -120,7 +125,8 @@ class Leadership:
         if self.transfer_target and now_ms >= self._transfer_deadline_ms:
             self.transfer_target = 0
         if now_ms >= self._heartbeat_deadline_ms:
-            # On a grid: the heartbeats of all groups that one process leads leave in one frame a peer.
+            # At multiples of the interval: so the heartbeats of all groups that this process leads are due
+            # together, and those to one peer share a frame.
             interval_ms = self._settings.heartbeat_ms
             self._heartbeat_deadline_ms = now_ms - now_ms % interval_ms + interval_ms
             self._tick_round = self._begin_round()
@@ -142,7 +148,7 @@ class Leadership:
         return self.term_start <= min(self._log.committed_index, self._log.durable_index)
 
     def postpone(self, *, by_ms: int) -> None:
-        """Give the others more time to be heard: their messages may be in our sockets."""
+        """Give the others `by_ms` more to be heard: their messages may lie unread in our sockets."""
         self._quorum_deadline_ms += by_ms
 
     # Quiescence (docs/consensus.md#quiescence)
@@ -161,14 +167,21 @@ class Leadership:
         )
 
     def offer_quiesce(self, absent: Collection[int]) -> None:
-        """Let the next heartbeat ask all but `absent` to quiesce, if a majority has all that we hold."""
+        """Let the next heartbeat ask all members but `absent` to quiesce, if the group can.
+
+        It can if it is idle, if those asked are a majority together with us, and if each of them holds our
+        whole log and was sent our commit index.
+        """
         asked = {p.replica_id for p in self._others if p.replica_id not in absent}
         voters = sum(p is self.own or p.replica_id in asked for p in self._voters)
         if self.is_idle and voters >= majority(len(self._voters)) and self._hold_all(asked):
             self.quiescence.offer(asked)
 
     def quiesce_without(self, gone: Collection[int]) -> bool:
-        """Stay quiesced with the other members alone; return False if they are too few."""
+        """Stay quiesced without the members in `gone`, and probe these later.
+
+        Return False, and change nothing, if the members left are no majority.
+        """
         left = self.quiescence.asked.difference(gone)
         if sum(p is self.own or p.replica_id in left for p in self._voters) < majority(len(self._voters)):
             return False
@@ -191,11 +204,12 @@ class Leadership:
         """Note an answer to the offer of that round; the group is quiesced when the last one agrees."""
         quiescence = self.quiescence
         if not message.round:
-            quiescence.withdraw()  # It woke while others still answer.
+            quiescence.withdraw()  # The follower woke while answers of others were still under way.
         elif not quiescence.is_answer(message.round, progress.replica_id):
             return
         elif not message.quiesce:
-            # It lacks something that we don't know of, as after a restart: find out where its log ends.
+            # The follower lacks something, though we took it to hold all, as after its restart: find out
+            # where its log ends.
             quiescence.withdraw()
             if progress.flow is Flow.REPLICATE and progress.match_index == self._log.last_index:
                 self._sender.probe(progress, progress.match_index)
@@ -213,9 +227,10 @@ class Leadership:
             progress.active = False  # Heard of long ago is not heard of now.
 
     def _check_receivers(self) -> None:
-        """Count the checks at which entries wait, nothing was committed, and no append reached a majority.
+        """Count checks in a row at which entries waited, none was committed, none reached a majority.
 
-        A follower that is slow to sync has received what it holds in memory; one that is damaged answers.
+        This is about the network alone. A follower whose disk is slow counts as reached: its heartbeat
+        answers report what it holds in memory. So does one with damaged entries: it answers appends.
         """
         log = self._log
         waits = self._last_at_check > log.committed_index == self._committed_at_check
@@ -235,7 +250,8 @@ class Leadership:
             heard += progress.active or progress is self.own
         for progress in self._others:
             if not progress.active and progress.flow is Flow.REPLICATE:
-                # Nothing was heard for long: stop filling its window, and probe it when it answers.
+                # This follower was silent for an election timeout: stop filling its window, and probe it
+                # when it answers a heartbeat.
                 progress.probe(progress.match_index + 1)
                 progress.probe_sent = True
             progress.silent = not progress.active
@@ -273,14 +289,16 @@ class Leadership:
         for replica_id in new.voters:
             if replica_id in current.learners:
                 match_index = self.progress[replica_id].match_index
-                # A fresh leader may have known a low commit index at its last tick, if it had one.
+                # A new leader has had no heartbeat tick yet, or its commit index was low at that tick; then
+                # the no-op is the least that a new voter must hold.
                 wanted_index = max(self._committed_at_tick, self.term_start)
                 if match_index < wanted_index:
                     raise ConfigurationRefused(
                         "not_caught_up", f"replica {replica_id} holds {match_index} of {wanted_index}"
                     )
         if set(new.voters) != set(current.voters) and not self.hears_majority(new.voters):
-            # In force at once, it could be neither committed nor taken back: our majority would be none.
+            # A configuration is in force once it is appended. Without a majority of its voters it could be
+            # neither committed nor followed by another one.
             raise ConfigurationRefused("no_majority", f"of {new.voters} no majority is heard")
         self.propose([entry])
         self._adopt_configuration()
@@ -294,7 +312,7 @@ class Leadership:
         return heard >= majority(len(voters))
 
     def persisted(self, term: int) -> None:
-        """Count ourselves up to `durable_index`, of `term`: our own disk holds the log up to there."""
+        """Count our own copy up to `durable_index`, whose entry has `term`, and commit what that allows."""
         if term == self.term:
             # The term and our vote in it were recorded before its first entry, so they are durable too.
             self.held = False
@@ -395,7 +413,10 @@ class Leadership:
         progress.probe(max(min(prev_index, hint_index + 1), progress.match_index + 1))
 
     def heartbeat_answer(self, message: HeartbeatAnswer) -> bool:
-        """Note that a follower knew no later term in that round; return False if there was no such round."""
+        """Note that a follower knew no later term in that round, and whether it agrees to quiesce.
+
+        Return False if there was no such round.
+        """
         progress = self.progress.get(message.sender)
         if progress is None:
             return True
@@ -415,11 +436,15 @@ class Leadership:
         return True
 
     def _resend_probe(self, progress: Progress, known_index: int) -> None:
-        """Probe a replica, once per heartbeat, if messages to it or from it were lost."""
+        """Probe a replica, at most once per heartbeat, if messages to it or from it seem lost.
+
+        `known_index`: what it knows to match, by its answer to the heartbeat.
+        """
         if progress.flow is Flow.PROBE:
             progress.probe_sent = False
         elif progress.flow is Flow.CATCH_UP:
-            # Perhaps it has been caught up meanwhile. Probe it without entries: ours begin after that.
+            # Perhaps it has copied the log up to there by now. The probe carries no entries: until the
+            # answer comes, none may be sent.
             self._sender.probe(progress, self._resume_index(progress))
         elif progress.next_index - 1 > progress.match_index:
             if progress.match_index == progress.match_at_tick:
@@ -429,11 +454,11 @@ class Leadership:
                 self._sender.probe(progress, progress.next_index - 1)
             progress.match_at_tick = progress.match_index
         elif known_index < progress.match_index:
-            # It came back and doesn't know any more what it matched, so it can't learn what is committed.
+            # It was restarted and has forgotten up to where it matches, so it can't learn what is committed.
             self._sender.probe(progress, progress.match_index)
 
     def _resume_index(self, progress: Progress) -> int:
-        """Return the entry that a replica must hold before appends can serve it again."""
+        """Return the index up to which a replica must hold the log before appends can serve it again."""
         return max(self._log.first_index - 1, progress.resume_index)
 
     def catch_up(self, replica_id: int, resume_index: int) -> None:
@@ -482,7 +507,11 @@ class Leadership:
     # Hand-over
 
     def transfer(self, replica_id: int, *, now_ms: int) -> bool:
-        """Stop taking proposals and let `replica_id` lead once it holds all; return False if it can't."""
+        """Stop taking proposals, and let `replica_id` lead once it holds our whole log.
+
+        If it does not lead within an election timeout, proposals are taken again. Return False, and do
+        nothing, if it is not another voter.
+        """
         if replica_id == self.own.replica_id or replica_id not in self._log.configurations.current.voters:
             return False
         self.transfer_target = replica_id

@@ -54,7 +54,8 @@ class RaftLog:
         self.durable_index = view.last_index
         # How often entries that a `Ready` had handed out were truncated since the start.
         self.truncations = 0
-        # What was appended since the start and is not committed, oldest first: (last index, bytes) per call.
+        # The entries that were appended since the start and are not committed, oldest first, as one pair
+        # (last index, bytes) for each call of `append`.
         self._uncommitted: deque[tuple[int, int]] = deque()
         self.uncommitted_bytes = 0
         self.configurations = History(configuration, configurations)
@@ -62,7 +63,7 @@ class RaftLog:
 
     @property
     def first_index(self) -> int:
-        """The first entry that can be read; the term of the one before it is known too."""
+        """The index of the first entry that is kept; the term of the entry before it is known too."""
         return self._view.first_index
 
     def term(self, index: int) -> int | None:
@@ -81,8 +82,9 @@ class RaftLog:
     def last_at_or_below_term(self, bound: int, term: int) -> int:
         """Return the last index at or below `bound` whose term is at most `term`.
 
-        Terms never fall along a log, so this is a binary search. The answer may be one below what we
-        know (`first_index` - 2) when everything we know is of a later term.
+        Terms never fall along a log, so this is a binary search. It begins at `first_index` - 1, the first
+        entry whose term is known: the answer is `first_index` - 2 when every known term is later, and `bound`
+        itself when no term at or below it is known.
         """
         low = self._view.first_index - 1
         high = min(bound, self.last_index)
@@ -153,7 +155,8 @@ class RaftLog:
             self.uncommitted_bytes -= size_bytes
             first = uncommitted[-1][0] + 1 if uncommitted else self.committed_index + 1
             if first < index:
-                # A call's entries stay in part. Of the first call, some may be committed already.
+                # Only the later entries of this call go. When it is the oldest call, some of its entries
+                # may be committed already, and are counted until all are.
                 kept_bytes = sum(self.size(kept) for kept in range(first, index))
                 uncommitted.append((index - 1, min(kept_bytes, size_bytes)))
                 self.uncommitted_bytes += uncommitted[-1][1]
@@ -172,11 +175,12 @@ class RaftLog:
     def persisted(self, index: int, term: int, *, truncations: int) -> bool:
         """Note that our disk holds the log up to (index, term); return False if that is out of date.
 
-        `truncations` is their number when that entry was written.
-        An entry may be written, truncated, and replaced by one of the same index while its sync is under way;
-        even by itself, when a third leader sends it again. Index and term do not tell these apart, so a
-        completion counts only while nothing was truncated since its entries were written (docs/pitfalls.md,
-        number 3). The truncation has a completion of its own, which covers all that is left.
+        `truncations` is what `self.truncations` was when that entry was written.
+
+        While an entry's sync is under way, the entry may be truncated, and another one take its index; even
+        the same one, when a third leader sends it again. Index and term do not tell these apart, so a
+        completion counts only if nothing was truncated since its entries were written (docs/pitfalls.md,
+        number 3). The sync of the truncation completes later, and covers all that is left.
         """
         if truncations != self.truncations:
             return False

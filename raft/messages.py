@@ -15,8 +15,8 @@ from typing import Annotated
 
 import msgspec
 
-# Terms, indexes and ids are far below this, so a number counted up from one fits the 64 bits of wire and
-# disk.
+# The limit of numbers in messages. Terms, indexes and ids stay far below it, and a number that is made by
+# counting up from a received one still fits the 64 bits of wire and disk.
 NUMBER_LIMIT = 2**62
 Natural = Annotated[int, msgspec.Meta(ge=0, lt=NUMBER_LIMIT)]
 
@@ -44,7 +44,10 @@ class PreVote(Message, frozen=True, tag=1):
 
 
 class PreVoteAnswer(Message, frozen=True, tag=2):
-    """A grant carries the term that was asked for, a refusal the voter's own."""
+    """Answers a pre-vote. A grant carries the term that was asked for, a refusal the voter's own.
+
+    `recovering` as in `VoteAnswer`.
+    """
 
     granted: bool
     recovering: bool = False
@@ -66,7 +69,9 @@ class VoteAnswer(Message, frozen=True, tag=4):
 
 
 class Append(Message, frozen=True, tag=5):
-    """An append of the `entry_count` entries after the one at (`prev_index`, `prev_term`); 0: a probe.
+    """An append of the `entry_count` entries after the one at (`prev_index`, `prev_term`).
+
+    With `entry_count` 0 it is a probe: it asks whether the receiver holds that entry.
 
     `goal` and `receiver_incarnation` say how far the receiver, in that incarnation, must match with this
     leader before its recovery may end.
@@ -83,8 +88,9 @@ class Append(Message, frozen=True, tag=5):
 class AppendAnswer(Message, frozen=True, tag=6):
     """Accepts or rejects an append.
 
-    Accepted: everything up to `match_index` is durable at the sender and equal to the leader's log. With a
-    hint it is so because it is committed there, and its entry at `hint_index` has `hint_term`.
+    Accepted: everything up to `match_index` is durable at the sender and equal to the leader's log. If
+    `hint_index` is set (then it equals `match_index`), the sender has not compared these entries: it knows
+    that they are committed. Its entry there has `hint_term` (0: damaged), by which the leader can check that.
 
     Rejected: the sender does not have (`prev_index`, its term). The last entry that can be common is at or
     below `hint_index`, which has `hint_term` in the sender's log.

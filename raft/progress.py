@@ -2,9 +2,10 @@
 
 A replica is *probed* until it is known where its log meets the leader's: one append, then silence until an
 answer or a heartbeat. Then it is *replicated* to: appends go out one after another without waiting, up to a
-window of bytes and appends. A replica whose next entry is no longer in the leader's log, or that lacks so
-much of it that the driver decides so, is *caught up* by other means. These objects exist for one leader's
-term; they decide nothing about commitment.
+window of bytes and appends. A replica is *caught up* when its next entry is no longer in the leader's log, or
+when the driver decides that it lacks too much of it: then it gets no entries, and copies the log in a way
+that this package knows nothing of. These objects exist for one leader's term; they decide nothing about
+commitment.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ class Flow(Enum):
 
 
 class Progress:
-    """One replica as seen by a leader, itself among them; what is up to `match_index` is durable there."""
+    """One replica as its leader sees it; the leader has one of itself, too.
+
+    The replica holds the leader's log durably up to `match_index`.
+    """
 
     __slots__ = (
         "acked_round",
@@ -61,18 +65,18 @@ class Progress:
         self.sent_commit = 0
         self.acked_round = 0
         self.match_at_tick = 0
-        # How much of our log it has, durable or not, by its last answer; and whether an append has reached it
-        # since the last check of the quorum.
+        # Up to where it has our log, durably or not, by its answers to heartbeats; and whether an append has
+        # reached it since the last check of the quorum.
         self.received_index = 0
         self.received = False
-        # While it is caught up: the entry from which on appends may serve it again.
+        # While it is caught up: appends may serve it again once it holds the log up to this entry.
         self.resume_index = 0
         self.incarnation = incarnation
         self.goal = goal
 
     @property
     def needs_catch_up(self) -> bool:
-        """Whether it is to be caught up by other means than appends."""
+        """Whether it gets no entries in appends, but has to copy the log in another way (catch-up)."""
         return self.flow is Flow.CATCH_UP
 
     def probe(self, next_index: int) -> None:
@@ -105,7 +109,7 @@ class Progress:
         self.inflight_bytes = 0
 
     def sent(self, last_index: int, size_bytes: int) -> None:
-        """Note that entries up to `last_index` were sent."""
+        """Note that an append of `size_bytes` with entries up to `last_index` was sent."""
         if self.flow is Flow.REPLICATE:
             self.next_index = last_index + 1
             self.inflight.append((last_index, size_bytes))
@@ -114,7 +118,7 @@ class Progress:
             self.probe_sent = True
 
     def matched(self, index: int) -> bool:
-        """Note that the replica holds the leader's log up to `index`; return whether that is news."""
+        """Note that the replica holds the leader's log up to `index`; return False if that was known."""
         if index <= self.match_index:
             return False
         self.match_index = index

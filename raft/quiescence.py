@@ -1,11 +1,11 @@
 """Quiescence of an idle group, on the leader's side: the bookkeeping of one offer.
 
-An idle group falls quiet by agreement (docs/consensus.md#quiescence): a heartbeat carries the offer, and the
-group is quiesced once all who were asked have agreed. An agreement counts as long as every heartbeat since
-carried the same offer: so answers that take longer than a heartbeat count too. A quiesced group has no timers
-and sends nothing, and its driver must watch the processes that it rests on. Safety does not depend on it: a
-quiesced leader leads, answers no read without a round, and its log is what it was; only heartbeats stop, and
-the timers that wait for them.
+An idle group quiesces by agreement (docs/consensus.md#quiescence): a heartbeat carries the offer, and the
+group is quiesced once all replicas that were asked have agreed. An agreement counts as long as every
+heartbeat since carried the same offer, so that answers that take longer than a heartbeat count too. A
+quiesced group has no timers and sends nothing; instead its driver must watch the processes of the replicas
+that were asked. Safety does not depend on quiescence: a quiesced leader still leads, its log is unchanged,
+and it answers a read only after a round. Only heartbeats stop, and the timers that wait for them.
 
 Whether the group is idle is decided in `raft.leadership`, and whether a follower agrees in `raft.following`;
 this module only collects the answers.
@@ -17,7 +17,10 @@ from collections.abc import Collection
 
 
 class QuiesceOffer:
-    """One leader's offers. `asked` are the replicas asked last, on which a quiesced group rests."""
+    """One leader's offers to quiesce.
+
+    `asked` are the replicas asked last; a group stays quiesced only while the processes of these are up.
+    """
 
     __slots__ = ("_first_round", "_missing", "_offered", "asked", "last_at_tick", "quiesced")
 
@@ -42,9 +45,10 @@ class QuiesceOffer:
         self.quiesced = not asked
 
     def begin(self, round_: int) -> Collection[int]:
-        """Return the replicas that the heartbeat of round `round_` asks.
+        """Return the replicas that the heartbeat of round `round_` asks to quiesce.
 
-        Without an offer an older one is void.
+        If `offer` was not called since the last heartbeat these are none, and answers to earlier heartbeats
+        do not count any more.
         """
         if not self._offered:
             self._missing = set()

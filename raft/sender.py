@@ -1,7 +1,8 @@
 """The messages of a leader: appends of limited size, probes, heartbeats.
 
-It makes messages and keeps the books of what was sent; to which replica something is sent, and when, is
-decided in `raft.leadership`. An append is described by its indexes: the driver reads the frames from the log.
+This module makes the messages and records in `Progress` what was sent; to which replica something is sent,
+and when, is decided in `raft.leadership`. An append only names the indexes of its entries: the driver reads
+their frames from the log.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ class Sender:
         self._term = term
 
     def entries(self, progress: Progress, last: int) -> None:
-        """Send one append with the next entries, up to `last` and to the size of an append; at least one.
+        """Send one append with the replica's next entries, to `last` or an append's size; at least one.
 
-        With nothing left to send it is an empty one, as a probe is.
+        If there are none the append is empty: a probe. If the log does not hold them any more, nothing is
+        sent, and the replica is to be caught up.
         """
         log = self._log
         first = progress.next_index

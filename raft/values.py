@@ -36,14 +36,18 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class HardState(msgspec.Struct, frozen=True):
-    """The state that must survive a crash besides the log; `vote` 0: none in this term (etcd's name)."""
+    """The state besides the log that must survive a crash. `vote` is 0 for none in this term."""
 
     term: int = 0
     vote: int = 0
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The place of the leader's next entry: the numbers that it is made with."""
+    """The numbers from which the leader's next entry is made.
+
+    `index` and `term` are its own, `prev_term` is the term of the entry before it, `committed_index` the
+    commit index of now.
+    """
 
     index: int
     term: int
@@ -84,7 +88,7 @@ class Settings:
     An append is sent to a replica only while less than `max_inflight_bytes` in fewer than
     `max_inflight_appends` are unanswered by it. A proposal is taken only while what is not committed yet,
     with it, is within `max_uncommitted_bytes`; one proposal always fits. An entry above `max_entry_bytes` is
-    never taken: a leader that holds what no message carries can lead for ever and commit nothing.
+    never taken: no message could carry it, and a leader that held it would commit nothing more.
     """
 
     election_timeout_ms: int = 1500
@@ -142,7 +146,7 @@ class SendAppend(msgspec.Struct, frozen=True):
 
 
 class Became(msgspec.Struct, frozen=True):
-    """The role, term or leader after a change; `leader_id` is 0 if unknown."""
+    """Role, term and leader after one of them changed; `leader_id` is 0 if unknown."""
 
     role: Role
     term: int

@@ -1,6 +1,6 @@
 """Placement: pure arithmetic on names, hashes and weights.
 
-Which nodes should hold a partition, which shard inside a node owns it, and which shard's socket a TCP
+It computes which nodes should hold a partition, which shard of a node owns it, and which shard's socket a TCP
 connection reaches. Everything is a function of its arguments alone, so a client, every node and (for
 `owner_shard` and `shard_of_source_port`) a program in the kernel compute the same answer without a message.
 Which nodes are alive is not known here, and nothing is remembered: a placement is computed once and then

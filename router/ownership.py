@@ -1,8 +1,9 @@
-"""Which shard of a node owns a partition, and which shard's socket a connection reaches.
+"""Ownership: the shard of a node that owns a partition, and the shard whose socket a connection reaches.
 
-Apart from `placement` because these two are also computed in the kernel: `owner_shard` by the XDP program for
-datagrams that carry a partition hash, `shard_of_source_port` by the classic-BPF program on the shared TCP
-port. So: integers only, no weights, no floats, and golden vectors which the C side is held to as well.
+This module is apart from `placement` because the kernel computes both, too: `owner_shard` in the XDP program
+for datagrams that carry a partition hash, `shard_of_source_port` in the classic-BPF program on the shared TCP
+port. So it uses integers only, no weights and no floats, and the tests check this side and the C side against
+the same vectors.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def owner_shard(partition_hash: int, shards: int) -> int:
 def shard_of_source_port(port: int, shards: int) -> int:
     """Return the shard whose socket gets a connection to the shared port from this TCP source port.
 
-    Halved first because Linux's `connect` hands out even ports only: by ``port % shards`` every ordinary
-    client would land on the even shards.
+    The port is halved first because Linux's `connect` gives out even ports only: with ``port % shards`` and
+    an even number of shards, every ordinary client would reach an even shard.
     """
     assert 0 <= port < 1 << 16, port
     assert shards > 0, shards

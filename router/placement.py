@@ -1,4 +1,4 @@
-"""Which nodes should hold a partition: weighted rendezvous hashing.
+"""The choice of the nodes that should hold a partition, by weighted rendezvous hashing.
 
 Every node draws a number from (partition, node name, weight); the partition ranks the nodes by it and the
 first k hold its replicas. The score is ``-weight / ln(u)`` with u uniform in (0, 1) from 64 hashed bits (C.
@@ -53,7 +53,7 @@ def score(partition_hash: int, node: str, weight: float) -> float:
 def rank(partition_hash: int, weights: Mapping[str, float]) -> list[str]:
     """Return every node of positive weight, best first; equal scores are ordered by name.
 
-    A node of weight 0 takes part in nothing: it is being emptied, or only follows.
+    A node of weight 0 is left out: it is being emptied, or shall hold no partitions at all.
     """
     scores = {node: score(partition_hash, node, weight) for node, weight in weights.items() if weight != 0}
     return sorted(scores, key=lambda node: (-scores[node], node))
