@@ -1,4 +1,4 @@
-"""One replica of a partition: what is appended, who waits for it, and what readers may see.
+"""One replica of a partition: its appends and their waiters, its readers, and the start of its log.
 
 Begin with `partition`.
 """

@@ -1,6 +1,7 @@
 """Changes of a partition's cursors: compare-and-set, ownership and limits, checked by the leader.
 
-They are compared with the log's end, committed or not: of two that race, the second sees the first.
+A change is checked against the cursors as of the log's end, committed or not. So of two requests that race,
+the second sees the change of the first.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from laminar.node.partition.state.cursors import MAX_CURSORS, Cursor, CursorChan
 
 
 class CursorCommands:
-    """The cursors of one partition, for requests."""
+    """Reads and changes of one partition's cursors, for requests."""
 
     def __init__(self, context: PartitionContext, appends: AppendPath) -> None:
         self._context = context
         self._appends = appends
 
     def get(self, name: str) -> Cursor | None:
-        """Return a cursor as it is committed here: a later change may still be lost."""
+        """Return a cursor as of the last commit that this replica knows of, or None."""
         return self._context.state.cursors.committed_at(name)
 
     def set(
@@ -39,14 +40,17 @@ class CursorCommands:
         now_ms: int,
         expected_owner: str | None = None,
     ) -> asyncio.Future[Receipt]:
-        """Commit a cursor's position; None deletes it. With `check` only if it is at `expected`.
+        """Propose a cursor's position and owner; a position of None deletes the cursor. Leader only.
 
-        A cursor with an owner is changed by that owner alone: `expected_owner` is who must own it now, ""
-        for an unowned one; without it, `owner` must own it, or no one. Deleting needs no ownership.
+        The future is resolved when that is committed. With `check` the cursor must be at `expected` (None: it
+        must not exist), or at `position` already, as after a retry. An owned cursor is changed for its owner
+        alone: it must be owned by `expected_owner` now ("": by no one), or, without that, by `owner` or no
+        one. A cursor that `owner` owns already passes, too. Deleting needs no ownership.
 
         Raises:
-            Problem: 412 when it is elsewhere, 409 `fenced` with the present owner, 416 for a position after
-                the log's end, 429 for one cursor too many.
+            Problem: 412 when the cursor is at another position, 409 `fenced` with the present owner, 416 for
+                a position after the log's end, 429 when there are too many cursors, 503 when this replica
+                does not lead or takes no appends.
         """
         context = self._context
         context.check_leads()
@@ -56,7 +60,8 @@ class CursorCommands:
         present = current.position if current is not None else None
         if position is not None:
             self._check_owner(name, current.owner if current is not None else "", owner, expected_owner)
-        # A cursor that is at the wanted position already is a retry of what went through, not a race lost.
+        # If the cursor is at the wanted position already, this is a retry of a change that was made, not a
+        # race that was lost.
         if check and present not in (expected, position):
             raise Problem(
                 "precondition_failed",
@@ -91,10 +96,11 @@ class CursorCommands:
         return future
 
     def _check_owner(self, name: str, present: str, owner: str, expected_owner: str | None) -> None:
-        """Raise 409 `fenced` for a change of a cursor that `present` owns by another owner."""
+        """Raise 409 `fenced` unless `present`, the cursor's owner now ("": none), lets `owner` change it."""
         if present in (("", owner) if expected_owner is None else (expected_owner,)):
             return
-        # Owning it already is a retry of what went through: no two owners have one name.
+        # If `owner` owns the cursor already, this is a retry of a change that was made: no two owners have
+        # the same name.
         if owner and present == owner:
             return
         raise Problem(

@@ -1,7 +1,7 @@
 """Recognition of batches that were appended before, by idempotency key or by producer and sequence number.
 
-What is remembered covers the log's end, committed or not, so a retry also finds an original whose commit is
-still under way. The state's tables are asked here, and their answer becomes a receipt or a problem.
+The tables of keys and of producers are read as of the log's end, committed or not, so a retry also finds an
+original whose commit is still under way. This module turns what they hold into a receipt or a problem.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from laminar.node.partition.state.producers import Place, Refused
 
 
 def is_duplicate(context: PartitionContext, header: Header) -> bool:
-    """Return whether the batch's key, or its producer's sequence number, is remembered."""
+    """Return whether the batch's key, or its producer's sequence number, is remembered. Never raises."""
     if header.flags & Flag.KEYED:
         return context.state.keys.get(header.producer_id) is not None
     if header.producer_id == NO_PRODUCER:
@@ -36,11 +36,12 @@ def find_duplicate(
 ) -> tuple[int, Receipt] | None:
     """Return the Raft index and receipt of the batch as it was appended before, or None if it is new.
 
-    `key_made_ms` is when its idempotency key was made, as its client says.
+    `key_made_ms` is the time at which its idempotency key was made, as its client says; None: not said.
 
     Raises:
-        Problem: when the key came with another request, or its first request is not committed yet; when a
-            newer epoch of the producer has written; when the batch does not follow the producer's last.
+        Problem: when the key came with another request, its first request is not committed yet, or it is
+            old enough to have been forgotten; when a newer epoch of the producer has written, or the batch
+            does not follow the producer's last; when a new key or producer has no room (`check_room`).
     """
     if header.flags & Flag.KEYED:
         entry = context.state.keys.get(header.producer_id)
@@ -66,17 +67,20 @@ def find_duplicate(
 
 
 def _check_age(context: PartitionContext, key_made_ms: int) -> None:
-    """Raise 409 `key_expired` for an absent key that may have been forgotten: it is not appended again."""
+    """Raise 409 `key_expired` for an unknown key that is old enough to have been forgotten.
+
+    Its request may have been appended before, so it must not be appended now.
+    """
     known_from_ms = context.state.keys.complete_from_ms(context.now_ms())
     if key_made_ms < known_from_ms:
         raise key_expired(context.name, key_made_ms, known_from_ms)
 
 
 def check_room(context: PartitionContext, header: Header) -> None:
-    """Raise 429 `quota` where a new key or producer would evict one that is still young.
+    """Raise 429 `quota` if the batch's key or producer is new and would evict one that is too recent.
 
-    The newcomer is refused and not the one that was there before: otherwise a crowd of new ones would turn
-    every retry of the others into an append (docs/consensus.md#derived-tables).
+    The new one is refused, rather than a recent one forgotten: otherwise a crowd of new ids would turn every
+    retry of the others into an append (docs/consensus.md#derived-tables).
     """
     now_ms = context.now_ms()
     if header.flags & Flag.KEYED:

@@ -1,4 +1,4 @@
-"""The flush policy among a topic's settings: its names, limits and defaults. Pure."""
+"""The reading of a flush policy from a topic's settings, with its default interval. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from laminar.log.format.flush_policy import COMMIT, FlushPolicy
 
-# RocketMQ's default for the same purpose: short enough that a person would call it "just now", long
-# enough that a thousand partitions take two thousand syncs a second at most, and a busy one writes megabytes.
+# RocketMQ's default for the same purpose. It is short, so that only the newest records are unsynced; and long
+# enough that a thousand partitions take two thousand syncs a second at most, and a busy one writes megabytes
+# with each.
 DEFAULT_INTERVAL_MS = 500
 
 
 def policy_of(settings: Mapping[str, int | str]) -> FlushPolicy:
-    """Return the flush policy of a topic with these settings."""
+    """Return the flush policy of a topic with these settings; `commit` if they name none."""
     if settings.get("flush", "commit") != "interval":
         return COMMIT
     return FlushPolicy(

@@ -1,7 +1,7 @@
 """The problems that a partition answers with: one function for each reason.
 
-Each says whether the request was applied: `not_applied`, or `unknown` where this replica cannot tell. `name`
-is the partition's, as in ``orders/3``.
+A problem's outcome says whether the request was applied: `not_applied`, or `unknown` if this replica cannot
+tell. The argument `name` is the partition's, as in ``orders/3``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,21 @@ def not_leader(name: str, *, outcome: Outcome) -> Problem:
 
 
 def truncated(name: str, outcome: Outcome) -> Problem:
-    """Return the problem of an append whose entry was truncated: another leader's took its place."""
+    """Return the problem of an append whose entry was truncated, as another leader's took its place.
+
+    With the outcome `not_applied` that is `not_leader`, which clients retry, else `outcome_unknown`.
+    """
     if outcome == "not_applied":
         return not_leader(name, outcome=outcome)
     return Problem("outcome_unknown", f"another replica of {name} leads now")
 
 
 def too_few_replicas(name: str, in_sync: Sequence[str], *, replicas: int, wanted: int) -> Problem:
-    """Return the `too_few_replicas` problem (503); `in_sync` are the nodes of the replicas in sync."""
+    """Return the `too_few_replicas` problem (503).
+
+    `in_sync` are the nodes of the voters in sync, `replicas` is the number of all voters, `wanted` the
+    topic's `min_replicas`.
+    """
     return Problem(
         "too_few_replicas",
         f"{name} has {len(in_sync)} of {replicas} replicas in sync "
@@ -55,7 +62,7 @@ def too_much_uncommitted(name: str, used_bytes: int, limit_bytes: int) -> Proble
 
 
 def entry_too_large(name: str, size_bytes: int, limit_bytes: int) -> Problem:
-    """Return the `too_large` problem (413) for a batch that no message to a replica could carry."""
+    """Return the `too_large` problem (413) for a batch that is larger than a message to a replica may be."""
     return Problem(
         "too_large",
         f"a batch for {name} is larger than what replicas can be sent",
@@ -67,7 +74,7 @@ def entry_too_large(name: str, size_bytes: int, limit_bytes: int) -> Problem:
 
 
 def refused_batch(refused: Refused, header: Header) -> Problem:
-    """Return the problem of a producer's batch that is fenced, unknown or out of sequence."""
+    """Return the problem of a batch whose producer is fenced or unknown, or which is out of sequence."""
     if refused.code == "fenced":
         return Problem(
             "fenced",
@@ -85,7 +92,7 @@ def refused_batch(refused: Refused, header: Header) -> Problem:
             field="sequence",
             value=header.sequence,
             limit=refused.expected,
-            # Forgotten: it may have been appended before that.
+            # If the producer was forgotten, this batch may have been appended before.
             outcome="unknown",
         )
     return Problem(
@@ -94,13 +101,16 @@ def refused_batch(refused: Refused, header: Header) -> Problem:
         field="sequence",
         value=header.sequence,
         limit=refused.expected,
-        # The place of a number appended long ago is forgotten: it was applied then.
+        # A batch with a lower number was applied, so long ago that its place is forgotten.
         outcome="unknown" if header.sequence < refused.expected else "not_applied",
     )
 
 
 def table_full(name: str, *, field: str, limit: int, wait_ms: int) -> Problem:
-    """Return the `quota` problem (429): every key or producer is too young to be evicted for another."""
+    """Return the `quota` problem (429): every known key or producer is too recent to be evicted.
+
+    `limit` is their number. The client may retry after `wait_ms`, or after a minute if that is longer.
+    """
     return Problem(
         "quota",
         f"{name} remembers {limit} at a time, and all of them are too recent to be forgotten",
@@ -113,7 +123,7 @@ def table_full(name: str, *, field: str, limit: int, wait_ms: int) -> Problem:
 
 
 def key_reused(entry: KeyEntry) -> Problem:
-    """Return the problem (422) of an idempotency key that came with another body before."""
+    """Return the problem (422) of an idempotency key that was used before, for another request."""
     return Problem(
         "idempotency_key_reused",
         f"this key came with another request, whose records have the offsets {entry.offset} to "
@@ -124,7 +134,10 @@ def key_reused(entry: KeyEntry) -> Problem:
 
 
 def key_expired(name: str, made_ms: int, known_from_ms: int) -> Problem:
-    """Return the problem of a key that is older than all remembered ones: it may have been used before."""
+    """Return the problem (409) of a key made before `known_from_ms`, since which all used keys are known.
+
+    It may have been used before that, and forgotten.
+    """
     return Problem(
         "key_expired",
         f"{name} remembers the keys since {known_from_ms}; this is older",
@@ -135,7 +148,7 @@ def key_expired(name: str, made_ms: int, known_from_ms: int) -> Problem:
 
 
 def key_in_progress(name: str) -> Problem:
-    """Return the `in_progress` problem: the first request with this key is appended and not committed."""
+    """Return the `in_progress` problem (409): the key's first request is appended, and not yet committed."""
     return Problem(
         "in_progress",
         f"the first request with this key waits for its commit in {name}",

@@ -1,9 +1,9 @@
-"""The progress of a producer in one partition, for a producer that resumes.
+"""The progress of a producer in one partition, for a producer that resumes. Leader only.
 
-`fence` begins an epoch: once its entry is committed, what the older epochs wrote is in the log before it or
-nowhere, and they write no more. So its answer stays true, which that of `read` does not: a request of a
-process that was killed may still wait in a socket. `read` returns what is durable, as a majority confirms it.
-Both are for leaders.
+`fence` begins an epoch with an entry of its own. Once that is committed, batches of older epochs lie before
+it in the log or nowhere, and no more of them are taken; so the progress that it returns is final. `read`
+returns the durable progress, as a majority confirms it. That may be outdated at once: a request of a process
+that was killed may still wait in a socket.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.producers import Progress, Refused
 
-# How long a request waits for a replica that lags slightly.
+# Seconds that a `read` waits at least for replicas that `min_replicas` demands and that lag slightly.
 COPIES_WAIT_S = 1.0
 
 
 async def fence(partition: Partition, producer_id: bytes, epoch: int) -> Progress | None:
-    """Fence older epochs and return how far they got, or None if that has been forgotten since.
+    """Begin `epoch` and fence the older ones; return the producer's progress when that is committed.
+
+    The `sequence` in it is of this epoch, -1 if that has no batch yet; the user's numbers are of all epochs.
+    None if the table has forgotten the producer since. If this epoch has begun already, nothing is appended.
 
     Raises:
-        Problem: 409 `fenced` if a newer epoch has begun.
+        Problem: 409 `fenced` if a newer epoch has begun; 429 `quota` if the producer is new and the table is
+            full.
     """
     partition.check_leads()
     known = partition.producers.fenced_at(producer_id, epoch)
@@ -57,7 +61,12 @@ def _fenced(epoch: int, newer: int) -> Problem:
 
 
 async def _copied(partition: Partition, *, wait_s: float) -> None:
-    """Wait until all that is committed has its copies. Raises 503 `too_few_replicas`."""
+    """Wait until all committed entries are on as many voters as the topic's `min_replicas`.
+
+    Raises:
+        Problem: after `wait_s` 503 `too_few_replicas` if too few voters are in sync, else 504
+            `outcome_unknown`.
+    """
     index = partition.committed_index
     if partition.copies.are_there(index):
         return
@@ -72,12 +81,13 @@ async def _copied(partition: Partition, *, wait_s: float) -> None:
 async def read(
     partition: Partition, producer_id: bytes, *, epoch: int, sequence: int | None, wait_s: float
 ) -> Progress | None:
-    """Return what is durable of a producer, or None if nothing is.
+    """Return the durable progress of a producer, or None if no entry of it is known.
 
-    With `sequence`, a batch of `epoch`: wait until that batch is durable or `wait_s` is over.
+    With `sequence`, wait at most `wait_s` for the commit of that batch of `epoch`, if it is appended here.
 
     Raises:
-        Problem: when that batch is truncated, or this replica cannot confirm anything.
+        Problem: when that batch is truncated, no majority confirms that this replica leads, or committed
+            entries have too few copies.
     """
     await partition.reader.confirmed_end()
     if sequence is not None and wait_s > 0:

@@ -1,16 +1,18 @@
 """Retention: which records are expired, and when the log's start moves past them. The leader's part.
 
-`expired_ends` decides for one log, from its sealed segments alone: by the append time of a segment's last
-batch against this leader's clock, and by the bytes of all sealed segments. The segment that is written to
-never expires, nor do times that producers give count. `Retention` asks it for the partitions led here, once
-in a while, and proposes the `log_start` entry by which all replicas trim the same records
-(laminar.node.consensus.log_start).
+`expired_ends` finds the expired segments of one log. A sealed segment expires by age, if the append time of
+its last batch is too long ago by this leader's clock, or by size, if all sealed segments together are too
+large. The active segment never expires, and times that producers set do not count. `Retention` applies this
+periodically to the partitions led here, and proposes the `log_start` entry by which all replicas trim the
+same records (`laminar.node.consensus.log_start`).
 
-The clock may be wrong. Append times never go back in a log, so after a step back nothing expires until the
-clock has caught up; after a step forward records may go early by that step, as with any clock. No start is
-proposed while a member still needs the entries before it, as it could not catch up from the log then. That
-hold ends after `hold_ms`, or at once while the disk is nearly full. No member is stranded: a replica whose
-entries are gone gets a new log (laminar.node.catch_up), and for it nothing is held but what is being read.
+The clock may be wrong. Append times never go back in a log, so if the clock is set back, nothing expires
+until it has caught up. If it is set forward, records may expire early, by as much.
+
+A start does not move past entries that a replica of the group still lacks, as the leader could not send them
+any more. This hold ends after `hold_ms`, and at once while the disk is nearly full. A replica whose entries
+are trimmed gets a new log (`laminar.node.catch_up`); for one in catch-up the only entries held are those
+that it has yet to read from here.
 """
 
 from __future__ import annotations
@@ -29,28 +31,32 @@ from laminar.node.partition.receipts import Receipt
 
 _log = logging.getLogger("laminar.retention")
 
+# Partitions that are checked in one turn of the loop.
 _AT_ONCE = 50
 
-# Last index, append time (ms) of the last batch, size in bytes; of each sealed segment, oldest first.
+# A sealed segment: its last index, the append time (ms) of its last batch, its size in bytes.
 Sealed = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The retention settings of a topic; None: no limit of that kind."""
+    """The retention settings of a topic: greatest age in ms, greatest size in bytes. None: no limit."""
 
     retention_ms: int | None = None
     retention_bytes: int | None = None
 
     @classmethod
     def of(cls, settings: Mapping[str, object]) -> Rules:
-        """Return the rules in a topic's settings. Values that are no integers were refused when set."""
+        """Return the rules in a topic's settings; other values than integers were refused when set."""
         age, size = settings.get("retention_ms"), settings.get("retention_bytes")
         return cls(age if isinstance(age, int) else None, size if isinstance(size, int) else None)
 
 
 def expired_ends(sealed: Iterable[Sealed], rules: Rules, *, now_ms: int) -> list[int]:
-    """Return the last indexes of the segments, oldest first, that the rules no longer keep."""
+    """Return the last indexes of the expired segments, oldest first; `sealed` is oldest first, too.
+
+    They are a prefix of the segments: none after the first that the rules keep.
+    """
     if rules.retention_ms is None and rules.retention_bytes is None:
         return []
     segments = list(sealed)
@@ -67,7 +73,7 @@ def expired_ends(sealed: Iterable[Sealed], rules: Rules, *, now_ms: int) -> list
 
 
 class Retention:
-    """Retention of the partitions of one shard. `rules_of` returns a topic's present rules."""
+    """The retention of the partitions of one shard. `moved` counts the starts that it moved."""
 
     def __init__(
         self,
@@ -80,24 +86,28 @@ class Retention:
     ) -> None:
         """Make the retention of one shard.
 
-        `reading_from(group, replica id)` returns the entry that a catch-up reads next, or None.
+        `rules_of(topic)` returns a topic's present rules. `reading_from(group, replica id)` returns the index
+        that a replica in catch-up requested last, or None.
         """
         self._clock = clock
         self._reading_from = reading_from
         self._rules_of = rules_of
         self._space_is_low = space_is_low
         self._hold_ms = hold_ms
-        # Since when (monotonic ms) a start waits for a replica that lags, by group.
+        # By group, the time (monotonic ms) since which a start waits for a replica that lags.
         self._held: dict[bytes, int] = {}
         self.moved = 0
 
     @property
     def held(self) -> int:
-        """Number of partitions whose start waits for a replica that lags."""
+        """Number of partitions led here whose start waits, or has waited, for a replica that still lags."""
         return len(self._held)
 
     def floor(self, replica: Replica) -> int:
-        """Return the lowest match index of the followers that are not in catch-up. Leader only."""
+        """Return the lowest match index of the followers that are not in catch-up. Leader only.
+
+        Without such followers it is the log's last index.
+        """
         progress = replica.core.progress
         followers = [
             member
@@ -107,15 +117,19 @@ class Retention:
         return min(map(replica.match_index, followers), default=replica.log.last_index)
 
     def _read_up_to(self, replica: Replica) -> int:
-        """Return the lowest log index that replicas in catch-up have read so far. Leader only.
+        """Return the index up to which every replica in catch-up has read; later entries are kept for them.
 
-        Entries above it must be kept for them.
+        Without such replicas it is the log's last index. Leader only.
         """
         reading = (self._reading_from(replica.group, member) for member in replica.configuration.members())
         return min((index - 1 for index in reading if index is not None), default=replica.log.last_index)
 
     def limit(self, partition: Partition, index: int) -> int:
-        """Return the index, at most `index`, that a start may move to now: not past what a replica lacks."""
+        """Return the highest index, at most `index`, up to which the log may be trimmed now. Leader only.
+
+        Entries after it are held for replicas that lack them. The first call that finds a lagging follower
+        begins its hold, which ends after `hold_ms`. While the disk is nearly full nothing is held.
+        """
         replica = partition.replica
         low = self._space_is_low()
         if not low:
@@ -132,7 +146,7 @@ class Retention:
         return match_index
 
     def check(self, partition: Partition) -> None:
-        """Propose a later start of one partition, if it is led here and its rules ask for one."""
+        """Move a partition's start if a committed entry says so; as leader, propose the next one if due."""
         if partition.state.start_is_moving:
             partition.start_mover.carry_out()
         if not partition.leads:
@@ -154,7 +168,7 @@ class Retention:
                 self._held.pop(partition.replica.group, None)
             return
         limit = self.limit(partition, ends[-1])
-        # Where the log may not begin, retention waits for the end of the next segment.
+        # If the log may not begin after the end of one segment, an earlier one is used, or none for now.
         index = max(
             (end for end in ends if end <= limit and partition.start_mover.limit(end) == end), default=0
         )
@@ -177,9 +191,9 @@ class Retention:
             raise error
 
     def check_all(self, partitions: Iterable[Partition]) -> Work | None:
-        """Check all partitions, in portions so that the loop gets its turns.
+        """Check all partitions, in portions, so that the loop turns in between.
 
-        The first portion is checked here; the rest is returned as work to be awaited.
+        The first portion is checked here; the check of the rest is returned as work, None if there is none.
         """
         rest = list(partitions)
         self._check_some(rest[:_AT_ONCE])

@@ -1,8 +1,8 @@
 """Snapshots of a partition's derived state, stored beside its log, so that a start replays only what follows.
 
-A snapshot is a document in the log's folder, replaced from time to time and at an orderly end. It holds the
-state as of an entry that is committed and durable here, so nothing in it can be rolled back. It is a shortcut
-and no source of truth: one that is missing, damaged, of another version, or not of this log's entries is
+A snapshot is a document in the log's folder, replaced from time to time and when the process ends in good
+order. It holds the state as of an entry that is committed and durable here, so nothing in it can be rolled
+back. It only saves time: one that is missing, damaged, of another version, or not of this log's entries is
 ignored, and the log is replayed from its start.
 """
 
@@ -27,17 +27,21 @@ _log = logging.getLogger("laminar.derived")
 
 NAME = "derived"
 VERSION = 1
-# At most this much of a log, or this multiple of the last snapshot's size, is replayed after a crash.
+# A new snapshot is due when this many bytes of log, and this multiple of the last snapshot's size, follow the
+# last one. So about the larger of both is replayed after a crash.
 REPLAYED_BYTES = 8 << 20
 REPLAYED_SIZES = 4
-# At an orderly end less than this is not worth three syncs.
+# At an orderly end a snapshot is written only if this many bytes of log follow the last one. Fewer are
+# replayed faster than a snapshot, with its three syncs, is written.
 WORTH_BYTES = 64 << 10
 
 
 class StateSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The state after entry `index` of `term`; `configurations` by the index of the entry that set each.
+    """The derived state after entry `index`, which is of `term`.
 
-    `start` is the last `log_start` entry up to there, stateless: the log may not have followed it yet.
+    `configurations` holds the last configuration up to there, as (index of its entry, configuration). `start`
+    is the last `log_start` entry up to there with its index, without the state in it: the log's start may
+    not have been moved to it yet.
     """
 
     version: int
@@ -57,7 +61,10 @@ _version_decoder = msgspec.msgpack.Decoder(_Versioned)
 
 
 def read(log: Log) -> StateSnapshot | None:
-    """Return the stored snapshot, or None where the log must be replayed from its start. Blocks shortly."""
+    """Return the stored snapshot, or None if the log must be replayed from its start.
+
+    Blocks while it reads a file.
+    """
     try:
         payload = Document(log.files.disk, log.files.directory, NAME).read()
         if payload is None:
@@ -76,8 +83,9 @@ def read(log: Log) -> StateSnapshot | None:
 def snapshot_of(log: Log, tables: PartitionState) -> StateSnapshot | None:
     """Return a snapshot of the state at the commit index, or None if none can be made now.
 
-    None if that entry is not durable here yet, or damage left a gap before it. The state can be rolled back
-    to the commit index but no further, so no older snapshot can be made.
+    None if that entry is not durable here yet, if damage kept entries out of the state, or if a batch here
+    was stamped with a higher commit index. The state can be rolled back to the commit index but no further,
+    so no older snapshot can be made.
     """
     index = tables.committed_index
     if tables.left_out:
@@ -98,7 +106,7 @@ def snapshot_of(log: Log, tables: PartitionState) -> StateSnapshot | None:
 
 
 class SnapshotWriter:
-    """Writes the snapshots of one process's partitions, when the log has grown enough since the last."""
+    """The writer of snapshots for the partitions of one process."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -110,7 +118,11 @@ class SnapshotWriter:
         return partition.state.underived_bytes >= max(REPLAYED_BYTES, REPLAYED_SIZES * size)
 
     async def write(self, partition: Partition) -> None:
-        """Replace the snapshot of a partition. On a disk that fails the former one stays."""
+        """Replace the snapshot of a partition, if one can be made now.
+
+        If the disk fails, the former snapshot stays, and the error is only logged. A failure to make one
+        stops the partition's replica.
+        """
         log = partition.log
         try:
             derived = snapshot_of(log, partition.state)

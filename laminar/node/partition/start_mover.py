@@ -1,7 +1,8 @@
 """The start of a partition's log: how far it may move, and the `log_start` entry that moves it everywhere.
 
-The leader proposes the entry, which carries the derived state, and each replica moves its own start once the
-entry is committed there. It decides where a log may begin; which records are expired is `retention`'s.
+The leader proposes the entry, which carries the derived state, and each replica moves its own start once it
+knows the entry to be committed. This module decides where a log may begin; `retention` decides which records
+are expired.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.derived_state import encode_state
 
-# A start that deletes this much of the active segment seals it.
+# Bytes of the active segment that a new start must delete for the segment to be sealed.
 WORTH_A_SEGMENT = 1024 * 1024
 
 
 class StartMover:
-    """Moves the start of one replica's log."""
+    """The moves of the start of one replica's log."""
 
     def __init__(self, context: PartitionContext, appends: AppendPath) -> None:
         self._context = context
@@ -29,8 +30,9 @@ class StartMover:
     def carry_out(self) -> None:
         """Move the log's start to where the last committed `log_start` entry says, if that is due.
 
-        Not in a log that failed: the entry is read again when the log is opened again. The entry, which
-        carries the derived state, is durable before the start is: the journal's order sees to that.
+        In a log that failed nothing is moved: the entry is read again when the log is opened again. The
+        journal is written in order, so the entry, which carries the derived state, is durable before the new
+        start is.
         """
         log, state = self._context.log, self._context.state
         due = state.due_start
@@ -38,12 +40,15 @@ class StartMover:
             return
         _, record = due
         state.due_start = None
-        # A start that was carried out before a restart changes nothing.
+        # The start may have been moved there before a restart.
         if record.index > log.start.index:
             log.set_start(index=record.index, term=record.term, offset=record.offset, time_ms=record.time_ms)
 
     async def index_before(self, offset: int) -> int:
-        """Return the index of the last committed entry whose records all lie before `offset`."""
+        """Return the index of the last committed entry before every record at `offset` and later.
+
+        If there is none, return the index of the entry before the log's first.
+        """
         context = self._context
         index = await context.log.find_offset(offset)
         if index is None:
@@ -51,9 +56,11 @@ class StartMover:
         return min(index - 1, context.committed_index)
 
     def limit(self, index: int) -> int:
-        """Return the highest entry up to `index` that the log may begin after, as far as is known here.
+        """Return the highest index, at most `index`, of an entry that the log may begin after.
 
-        A damaged entry does not say where it ends, and staged batches stay together with their commit.
+        It may not begin after an entry that is damaged here, as its end offset is unknown; nor between staged
+        records and their publish; nor past the stages of an open batch. If there is no such entry, return the
+        index of the entry before the log's first.
         """
         log, stages = self._context.log, self._context.state.stages
         lowest = log.start.index
@@ -65,10 +72,10 @@ class StartMover:
         return lowest
 
     def propose(self, index: int) -> asyncio.Future[Receipt]:
-        """Propose that all replicas delete entry `index`, which is committed, and all before it. Leader only.
+        """Propose that all replicas trim entry `index`, which is committed, and all before it. Leader only.
 
-        The future is resolved when this is committed and carried out here; its receipt's offset means
-        nothing.
+        `index` must be one that `limit` returns. When the future is resolved, the proposal is committed and
+        the start of this replica's log has moved. The receipt's offset means nothing.
         """
         context = self._context
         context.check_leads()
@@ -90,9 +97,9 @@ class StartMover:
         return future
 
     def _is_worth_a_segment(self, row: IndexEntry) -> bool:
-        """Return whether the segment that is written to should end, as so much of it is deleted.
+        """Return whether the active segment should be sealed, as a start after entry `row` trims much of it.
 
-        If nothing in it lies after this entry, its files go at once, otherwise with the next start.
+        If it has no entry after `row`, its files are deleted at once, otherwise by a later start.
         """
         log = self._context.log
         return row.index >= log.segment_first_indexes[-1] and row.position + row.size >= WORTH_A_SEGMENT
