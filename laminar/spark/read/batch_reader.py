@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class BatchReader(DataSourceReader):
     """The reader of a batch query.
 
-    It resolves start and end when Spark plans the DataFrame, so all actions on that see the same records.
+    It resolves start and end to offsets when Spark plans the DataFrame, so all actions on one DataFrame see
+    the same records.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -40,7 +41,8 @@ class BatchReader(DataSourceReader):
 
         Raises:
             ValueError: when the options name a start or end that a partition does not have.
-            DataLoss: when retention trimmed records of the snapshot and the query is to fail then.
+            DataLoss: when retention trimmed records of the snapshot, with `failOnDataLoss`.
+            NotFound: when a topic or a partition that the options name does not exist.
             Error: when the cluster does not answer.
         """
         options = self._options
@@ -76,14 +78,14 @@ class BatchReader(DataSourceReader):
 
 
 class PushdownReader(BatchReader):
-    """A batch reader that takes over filters.
+    """A batch reader that takes over filters (option `pushdown`).
 
-    It is a class of its own, because Spark refuses a reader with `pushFilters` where its setting forbids
-    that.
+    It is a class of its own: Spark refuses every reader that has `pushFilters`, unless its setting
+    ``spark.sql.python.filterPushdown.enabled`` is on.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take over what can be; return the filters that Spark must apply itself."""
+        """Take over each filter that is supported; return the others, which Spark must apply."""
         from laminar.spark.read.filters import Pushed
 
         self._pushed = Pushed(plan.RowFilter(tag=self._options.tag))

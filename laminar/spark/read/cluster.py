@@ -41,7 +41,8 @@ Piece = tuple[Batch, int, int]
 
 FETCH_BYTES: Final = 4 << 20
 LEAST_FETCH_BYTES: Final = 64 << 10
-# Empty answers in a row, from replicas that have all records of a range, before that is an error.
+# This number of answers without records in a row is an error: a replica answers only when it has the whole
+# range.
 EMPTY_ANSWERS: Final = 3
 # The largest value that is read: Spark and Arrow hold a value whole, and below 2 GiB.
 MOST_LARGE_BYTES: Final = 1 << 30
@@ -54,9 +55,9 @@ _tuned = False
 
 
 def resolve_endpoints(options: Options) -> Endpoints:
-    """Return where the cluster is, by the options or else the environment.
+    """Return the cluster's addresses and token, from the options or else from the environment.
 
-    It is called in the driver, for all tasks.
+    It is called in the driver, and the result is pickled to the tasks: their environment may differ.
     """
     return resolve(options.endpoints or None, options.token)
 
@@ -75,7 +76,8 @@ def cluster(endpoints: Endpoints, *, timeout_ms: int) -> Cluster:
 def tune() -> None:
     """Exclude all objects made so far from garbage collection. Acts once per worker process.
 
-    Spark's daemon collects after every task, which takes 3 to 30 ms for imported modules alone.
+    Spark's worker runs the garbage collector after every task. Without this it scans all imported modules,
+    which takes 3 to 30 ms.
     """
     global _tuned
     if not _tuned:
@@ -85,7 +87,10 @@ def tune() -> None:
 
 
 class Bounds(NamedTuple):
-    """One partition as its leader, or another replica a moment ago, described it."""
+    """The first offset, the end offset and the stored size of one partition.
+
+    They come from the partition's leader, or are what another replica knew a moment ago.
+    """
 
     earliest: int
     end: int
@@ -100,9 +105,10 @@ class Bounds(NamedTuple):
 class Description(NamedTuple):
     """The partitions of a query with their ids, and the version of each topic's route.
 
-    Bounds may be a moment old; those of a partition of which no replica answers are left out. `left_out` are
-    the ids of partitions of topics that were asked for beside the query's; `missing` are topics that the
-    query names and that do not exist.
+    `bounds` may be a moment old, and lacks each partition of which no replica answers. `left_out` has the ids
+    of the partitions that were described but that the query does not read: those of topics given as `beside`,
+    and those that the option `assign` does not name. `missing` has the topics that the query names and that
+    do not exist.
     """
 
     ids: Ids
@@ -114,7 +120,10 @@ class Description(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """What is fetched: the `fields` of records, as in the API (None: all), and only those with `tag`."""
+    """What a fetch asks for: which `fields` of a record (None: all), and of which `tag` (None: any).
+
+    Both are parameters of the HTTP API. A node leaves out batches that cannot hold the tag.
+    """
 
     fields: tuple[str, ...] | None = None
     tag: str | None = None
@@ -131,8 +140,8 @@ class Cluster:
         self._portal = Portal()
         self._client = Client(endpoints, timeout=timeout_s)
         self._portal.run(lambda: self._client.__aenter__())
-        # Mean size of a record in each partition, as last fetched: a small range asks for no more than it
-        # needs.
+        # Mean stored size of a record in each partition, by the last fetch. With it a small range asks for
+        # few bytes only.
         self._record_bytes: dict[Partition, float] = {}
 
     @property
@@ -158,7 +167,7 @@ class Cluster:
     async def describe(
         self, options: Options, *, beside: Iterable[str] = (), confirmed: bool = False
     ) -> Description:
-        """Return the partitions that the query reads, and those of the topics `beside`.
+        """Describe the partitions that the query reads, and those of the topics in `beside` as well.
 
         It costs one request per topic. With `confirmed` the catalog itself is asked, else a node's view of
         it, which may lag.
@@ -196,7 +205,10 @@ class Cluster:
         return described.ids
 
     async def _topics(self, options: Options, beside: Iterable[str]) -> set[str]:
-        """Return the topics that `options` name. Of a pattern those that exist or are in `beside`."""
+        """Return the topics that `options` name.
+
+        For a pattern, these are the matches among the topics that exist or are in `beside`.
+        """
         if options.pattern is None:
             return {topic for topic, _ in options.assigned} or set(options.topics)
         pattern = re.compile(options.pattern)
@@ -204,7 +216,7 @@ class Cluster:
         return {name for name in listed if pattern.fullmatch(name)}
 
     async def _described(self, topics: Sequence[str], *, confirmed: bool) -> dict[str, dict[str, Any]]:
-        """Return the answer of each topic's ``/partitions``, for those that exist."""
+        """Return the answer of ``/partitions`` by topic, without the topics that do not exist."""
         read = "?read=leader" if confirmed else ""
         paths = [f"{topic_path(topic)}/partitions{read}" for topic in topics]
         answers = await asyncio.gather(*map(self.session.get_json, paths), return_exceptions=True)
@@ -218,11 +230,14 @@ class Cluster:
         return found
 
     async def replaced(self, topic: str) -> dict[Partition, dict[Partition, int]]:
-        """Return the lineage of a topic's partitions: see `laminar.spark.read.partition_lineage.Replaced`."""
+        """Return for each partition that replaced others which these are, with their final end offsets.
+
+        See `laminar.spark.read.partition_lineage`.
+        """
         answer = await self.session.get_json(f"{topic_path(topic)}/routes")
         found: dict[Partition, dict[Partition, int]] = {}
         for number, before in predecessors(answer["routes"]).items():
-            # Sealed before the route was published, so these ends are final.
+            # The predecessors were sealed before the route was published, so these ends are final.
             ends = {(topic, each): await self.offset_at((topic, each), "latest") for each in sorted(before)}
             found[(topic, number)] = ends
         return found
@@ -233,7 +248,8 @@ class Cluster:
         Raises:
             NotFound: with `id_`, when the partition with that id was deleted.
         """
-        # A query compares ends with what it has read: a lagging replica's end would count as a loss.
+        # Only the leader may answer. A query compares ends with what it has read, so the end of a replica
+        # that lags would count as a loss.
         return await self.session.offset_at(*partition, at, id_=id_, leader_only=True)
 
     async def positions(
@@ -303,9 +319,10 @@ class Cluster:
     ) -> Iterator[Piece]:
         """Yield all records of `wanted`, as (batch, first row, row after the last).
 
-        With a tag, batches that cannot hold it are left out; the others are whole. With `replica` only that
-        one is asked, see `laminar.client.policy.routing.readers`. The next fetch is under way while the
-        caller works on the last, and never more than one, which bounds memory.
+        With a tag, batches that cannot hold it are left out; the others are whole, so the caller filters
+        their rows. With `replica` only the replica of that number is asked: see
+        `laminar.client.policy.routing.readers`. One fetch, and never more, is under way while the caller
+        works on the answer before it. That bounds memory.
 
         Raises:
             DataLoss: when records are gone and `fail_on_data_loss`; without that they are left out.
@@ -354,7 +371,7 @@ class Cluster:
         """Return the value of the record that `stub` stands for, its length and checksum verified.
 
         Raises:
-            ValueError: for a value over `MOST_LARGE_BYTES`, and for one that is not what was appended.
+            ValueError: for a value over `MOST_LARGE_BYTES`, and for a wrong length or checksum.
             Error: when the cluster does not answer in time.
         """
         named = f"{wanted.topic}/{wanted.partition}: the value at {stub.base_offset}"
@@ -387,7 +404,7 @@ class Cluster:
                 wanted.partition,
                 offset=offset,
                 max_bytes=self._fetch_bytes(wanted, offset),
-                # A replica that has not all of the range must not answer with a part as if it were all.
+                # A replica that lacks the end of the range must not answer: its part would look complete.
                 at_least=wanted.end,
                 only=replica,
                 narrowed=narrowed,
@@ -395,7 +412,7 @@ class Cluster:
         )
 
     def _fetch_bytes(self, wanted: Range, offset: int) -> int:
-        """Return how much to ask for: the wanted records at their mean size so far, and a quarter more."""
+        """Return the number of bytes to ask for: the records left, at their mean size, and a quarter more."""
         known = self._record_bytes.get((wanted.topic, wanted.partition))
         if known is None:
             return FETCH_BYTES
@@ -404,9 +421,13 @@ class Cluster:
     def _batches(
         self, answer: Answer, wanted: Range, offset: int, columns: Projection
     ) -> tuple[list[Batch], int]:
-        """Return the answer's batches with records of `wanted` from `offset` on, and the offset after them.
+        """Return the answer's batches with records of `wanted` from `offset` on, and where to continue.
 
-        With a tag that is the offset after what the node searched, which may hold no match.
+        That is the offset after the last batch, at most the end of `wanted`. With a tag it is the offset up
+        to which the node searched, where the last records may not match.
+
+        Raises:
+            DataLoss: when the answer, without a tag, begins after `offset` or has a gap.
         """
         batches = []
         for frame in split(answer.body):
@@ -431,7 +452,12 @@ class Cluster:
         return self.run(self.offset_at((wanted.topic, wanted.partition), "earliest", wanted.id))
 
     def _after_loss(self, wanted: Range, offset: int, gone: OffsetExpired, *, fail_on_data_loss: bool) -> int:
-        """Return where to continue after retention trimmed the record at `offset`."""
+        """Return where to continue after retention trimmed the record at `offset`; at most the range's end.
+
+        Raises:
+            DataLoss: with `fail_on_data_loss`; without it a warning is logged.
+            OffsetExpired: `gone`, when the leader still has the record.
+        """
         earliest = self._earliest(wanted)
         if earliest <= offset:
             raise gone

@@ -33,15 +33,16 @@ MOST_ROWS: Final = 1 << 16
 PRODUCER_TIME: Final = 0
 APPEND_TIME: Final = 1
 
-# Columns that `to_arrow` makes; the names of others in a fetch's `fields`; columns with one value for all
-# rows.
+# Columns that `to_arrow` builds from a batch.
 _FROM_FRAME: Final = ("key", "value", "offset", "timestamp", "tag", "headers")
+# Columns whose name in a fetch's parameter `fields` differs.
 _FIELDS: Final = {"timestampType": "timestamp", "traceId": "trace_id"}
+# Columns with one value for all rows of a range.
 _CONSTANT: Final = ("topic", "partition")
 
 
 def check_schema(schema: StructType) -> list[str]:
-    """Return the columns of a schema by their proper names.
+    """Return the names of a schema's columns, spelt as in `COLUMNS`: Spark ignores case.
 
     Raises:
         ValueError: for a column or a type that the source does not have.
@@ -60,10 +61,11 @@ def check_schema(schema: StructType) -> list[str]:
 
 
 class RecordBatchBuilder:
-    """A builder of one partition's record batches in the form of `schema`, of the records that match `rows`.
+    """A builder of Arrow record batches with the columns of `schema`, from batches of one partition.
 
-    `large` returns the value of a record that is larger than a batch, given its stub. It is called only if
-    the query selects values; for None the row's value is null.
+    It leaves out the records that do not match the filter `rows`. `large` returns the value of a record that
+    is larger than a batch, given its stub. It is called only if the query selects values; where it returns
+    None, the row's value is null.
     """
 
     def __init__(
@@ -93,14 +95,17 @@ class RecordBatchBuilder:
 
     @property
     def fields(self) -> tuple[str, ...] | None:
-        """The ``fields`` parameter of a fetch; None for all columns, where a selection would save little."""
+        """The ``fields`` parameter of a fetch; None, for all, if values are selected: the rest is small."""
         if "value" in self._names:
             return None
         wanted = {_FIELDS.get(name, name) for name in self._names if name not in _CONSTANT}
         return tuple(sorted(wanted | {"offset"} | set(self._deciding)))
 
     def record_batches(self, pieces: Iterable[tuple[Batch, int, int]]) -> Iterator[pyarrow.RecordBatch]:
-        """Yield record batches of rows `first` to `stop - 1` of each (batch, first, stop), in order."""
+        """Yield Arrow record batches of rows `first` to `stop - 1` of each (batch, first, stop), in order.
+
+        Small pieces are joined and large ones are cut, to `LEAST_BYTES` to `MOST_BYTES` where possible.
+        """
         held: list[dict[str, pyarrow.Array]] = []
         held_bytes = held_rows = 0
         for batch, first, stop in pieces:
@@ -146,7 +151,10 @@ class RecordBatchBuilder:
         return columns, rows
 
     def _put_large(self, columns: dict[str, pyarrow.Array], stub: Batch) -> None:
-        """Put in the value of the stub's record, and take out the headers that describe a stub."""
+        """Replace the stub's value by its record's, and remove the headers that only a stub has.
+
+        Do nothing where `large` returns None.
+        """
         value = self._large(stub)
         if value is None:
             return
@@ -170,7 +178,7 @@ class RecordBatchBuilder:
         return reduce(compute.and_, checks)
 
     def _cut(self, columns: dict[str, pyarrow.Array], rows: int, size: int) -> Iterator[pyarrow.RecordBatch]:
-        """Yield a large batch in slices, which copy nothing. A single record may exceed the size."""
+        """Yield a large batch in slices, which copy nothing. A record over `MOST_BYTES` is one slice."""
         at_once = max(1, min(MOST_ROWS, rows * MOST_BYTES // max(1, size)))
         for first in range(0, rows, at_once):
             count = min(at_once, rows - first)
@@ -189,7 +197,7 @@ class RecordBatchBuilder:
         return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _constant(self, name: str, rows: int) -> pyarrow.Array:
-        """Return a column of one value: a slice of the longest one made so far."""
+        """Return the column `topic` or `partition` with `rows` rows: a slice of the longest made so far."""
         known = self._repeated.get(name)
         if known is None or len(known) < rows:
             known = self._repeated[name] = pyarrow.repeat(self._constants[name], rows)
@@ -201,7 +209,7 @@ def _time(at_us: int) -> pyarrow.Scalar:
 
 
 def _whose_time(batch: Batch) -> pyarrow.Array:
-    """Return for each row whether its time is the producer's or that of the append."""
+    """Return for each row `PRODUCER_TIME` or `APPEND_TIME`: the producer may have given a time or not."""
     kind = pyarrow.int32()
     if batch.entry(Column.TIMESTAMP) is None:
         return pyarrow.repeat(pyarrow.scalar(APPEND_TIME, kind), len(batch))

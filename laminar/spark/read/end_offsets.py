@@ -17,22 +17,27 @@ from laminar.spark.read.options import Options
 
 
 class EndOffsetTracker:
-    """The partitions of a query as last described, with one long poll for each while nothing is appended.
+    """The partitions of a query, their offsets as of the last `refresh`, and long polls that wait for more.
 
-    A long poll waits at the partition's leader for seconds, and a trigger waits on those that are under way.
-    So an idle query costs a request per partition every few seconds, however often Spark asks.
+    While nothing is appended, each partition has one long poll, which waits at its leader for seconds. Each
+    call of Spark waits on the long polls that are under way and starts only those that are missing. So an
+    idle query costs a request per partition every few seconds, however often Spark asks.
     """
 
     POLL_MS: Final = 8_000
     # The pause after a poll that failed.
     PAUSE_S: Final = 0.25
-    # A long poll holds a connection. With more partitions than this, a trigger waits and then refreshes.
+    # A long poll holds a connection. With more partitions than this there are none: `wait_for_news` sleeps
+    # for its whole timeout and has the caller refresh.
     MOST_POLLS: Final = 128
-    # How often new partitions and topics are looked for while no record arrives.
+    # While no record arrives, the time after which to look for new partitions and topics.
     REFRESH_S: Final = 5.0
 
     def __init__(self, cluster: Cluster, options: Options, ids: Mapping[Partition, str]) -> None:
-        """`ids` are those of the partitions that the query has read, by its journal."""
+        """Track `ids`, those of the partitions that the query has read by Spark's journal.
+
+        No offset is known before the first `refresh`.
+        """
         self._cluster = cluster
         self._options = options
         self._polls: dict[Partition, asyncio.Task[None]] = {}
@@ -46,14 +51,16 @@ class EndOffsetTracker:
         self.ends: Positions = {}
         # The mean size of a partition's records as stored.
         self.record_bytes: dict[Partition, float] = {}
+        # For each successor the partitions that it replaced: see `laminar.spark.read.partition_lineage`.
         self.replaced: dict[Partition, dict[Partition, int]] = {}
         self._routes: dict[str, int] = {}
 
     def refresh(self) -> Positions:
-        """Ask for all end offsets and return them as answered.
+        """Ask for all partitions and end offsets, and return the end offsets exactly as answered.
 
-        `ends` never go back, because what is committed stays so. Only a partition with another id, which was
-        deleted and created again, starts at 0.
+        The answer of a replica that lags may be lower than an earlier one. `ends` never go back, because what
+        is committed stays so. Only a partition with another id, which was deleted and created again, starts
+        at 0.
 
         Raises:
             Error: when the cluster does not answer in time.
@@ -61,7 +68,7 @@ class EndOffsetTracker:
         return self._cluster.run(self._refresh())
 
     def gone(self, ids: Mapping[Partition, str]) -> list[Partition]:
-        """Return those of these partitions that were deleted, as of the last refresh."""
+        """Return which of these partitions were deleted: the last refresh found none with such an id."""
         return [each for each, id_ in ids.items() if id_ not in (self.ids.get(each), self.left_out.get(each))]
 
     async def _refresh(self) -> Positions:
@@ -87,7 +94,7 @@ class EndOffsetTracker:
         beside = {topic for topic, _ in (*self.ids, *self.left_out)}
         described = await self._cluster.describe(self._options, beside=beside, confirmed=confirmed)
         for topic, version in described.routes.items():
-            # No partition of route 0 replaced another.
+            # Route 0 is a topic's first: none of its partitions replaced another.
             if version != self._routes.get(topic, 0):
                 self.replaced |= await self._cluster.replaced(topic)
                 self._routes[topic] = version
@@ -95,7 +102,10 @@ class EndOffsetTracker:
         return described
 
     def wait_for_news(self, timeout_ms: int) -> bool:
-        """Wait up to `timeout_ms` for a record; return whether to `refresh` now."""
+        """Wait up to `timeout_ms` for a record; return whether the caller should `refresh` now.
+
+        It should after a record or a failed poll, and each `REFRESH_S` for new partitions.
+        """
         return self._cluster.run(self._wait_for_news(timeout_ms / 1000))
 
     async def _wait_for_news(self, timeout_s: float) -> bool:
@@ -118,6 +128,7 @@ class EndOffsetTracker:
         return asyncio.get_running_loop().time() - self._refreshed_at_s >= self.REFRESH_S
 
     async def _poll(self, partition: Partition, end: int) -> None:
+        # It ends when a record at `end` came, when the poll's time is over, or after a failure.
         try:
             await self._cluster.wait_past(partition, end, id_=self.ids[partition], wait_ms=self.POLL_MS)
         except Error:

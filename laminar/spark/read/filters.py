@@ -1,8 +1,9 @@
 """Filter pushdown: which of a query's filters this source takes over, and which ranges they leave. Pure.
 
-Spark hands over conjunctions of simple comparisons. Topics, partitions and offsets narrow the ranges. A tag
-lets nodes leave out batches. Times are compared in Arrow, before records pass Spark's socket: a record's time
-may be its producer's, so no offset follows from it. All other filters are left to Spark.
+Spark passes simple comparisons, all of which a row must match. Those of topics, partitions and offsets narrow
+the ranges. A tag lets nodes leave out batches. Times are compared in Arrow, before records pass Spark's
+socket: a record's time may be its producer's, so no offset follows from it. All other filters are left to
+Spark.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from pyspark.sql.datasource import (
 from laminar.spark.read.plan import EVERY_ROW, Range, RowFilter
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Columns that are never null. A value may be: that of a record larger than a batch.
+# Columns that are never null. The value is null for a record larger than a batch, with `largeRecords=null`.
 _NEVER_NULL = ("topic", "partition", "offset", "timestamp", "timestampType")
-# What a comparison with an integer adds to it for the lowest number, and for the one after the highest.
+# For a comparison with the integer n: n plus this is the lowest integer that matches.
 _LOWEST = {GreaterThan: 1, GreaterThanOrEqual: 0, EqualTo: 0}
+# For a comparison with the integer n: n plus this is the integer after the highest that matches.
 _STOP = {LessThan: 0, LessThanOrEqual: 1, EqualTo: 1}
 
 
@@ -41,7 +43,7 @@ class Interval:
     stop: int | None = None
 
     def narrow(self, comparison: type[Filter], number: int) -> bool:
-        """Apply `comparison` with `number` and return True; return False for one that is not supported."""
+        """Narrow the interval to what matches `comparison` with `number`; return False if not supported."""
         if comparison not in _LOWEST and comparison not in _STOP:
             return False
         if comparison in _LOWEST:
@@ -58,7 +60,12 @@ class Interval:
 
 @dataclass(slots=True)
 class Pushed:
-    """The filters taken over so far. `rows` begins with what the query's options say."""
+    """The filters taken over so far.
+
+    `rows` is the filter on single records, and begins with the tag of the query's options. `topics` and
+    `numbers` are the topics and partition numbers that a row may have (None: any). `partition` and `offset`
+    are bounds from comparisons.
+    """
 
     rows: RowFilter = EVERY_ROW
     topics: set[str] | None = None
@@ -68,13 +75,13 @@ class Pushed:
     _time_us: Interval = field(default_factory=Interval)
 
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Take over what can be; return the other filters, for Spark."""
+        """Take over each filter that is supported; return the others, which Spark must apply."""
         left = [each for each in filters if not self._take(each)]
         self.rows = replace(self.rows, since_us=self._time_us.lowest, until_us=self._time_us.stop)
         return left
 
     def cut(self, whole: Iterable[Range]) -> list[Range]:
-        """Return what the filters leave of these ranges."""
+        """Return the parts of these ranges that can hold matching records, without empty ones."""
         found = []
         for each in whole:
             if self.topics is not None and each.topic not in self.topics:
@@ -90,6 +97,7 @@ class Pushed:
         return found
 
     def _take(self, each: Filter) -> bool:
+        # True: taken over. False: no effect, the filter is left to Spark.
         if isinstance(each, IsNotNull):
             return each.attribute[0] in _NEVER_NULL
         if isinstance(each, In):

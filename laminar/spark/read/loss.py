@@ -1,6 +1,6 @@
 """Data loss: records that are gone before a query read them.
 
-A loss is an error, or with ``failOnDataLoss=false`` a warning, so that none is silent. Pure but for the log.
+A loss is an error, or with ``failOnDataLoss=false`` a warning, so that none is silent. No I/O but log lines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class DataLoss(ValueError):
 
 
 def retention_loss(what: Sequence[str], *, fail: bool) -> None:
-    """Report that retention trimmed the ranges `what` before they were read.
+    """Report that retention trimmed records before they were read. `what` describes each range of them.
 
     Raises:
         DataLoss: with `fail`; without it a warning is logged.
@@ -29,7 +29,7 @@ def retention_loss(what: Sequence[str], *, fail: bool) -> None:
 
 
 def partition_loss(what: Sequence[str], *, fail: bool) -> None:
-    """Report that partitions are not those that were read so far.
+    """Report partitions that were deleted, created again or shortened. `what` describes each of them.
 
     Raises:
         DataLoss: with `fail`; without it a warning is logged.
@@ -54,10 +54,11 @@ def positions_now(
 ) -> Positions:
     """Return where a query that has `read` so far continues, in the partitions that exist now: `ids`.
 
-    A partition with another id begins at 0. One that is gone is left out. One whose `confirmed` end lies
-    before what was read continues there. Each of these is reported as a loss, unless the partition was read
-    to its end and the options no longer name it: `left_out` has the ends of such partitions. `ends` is for
-    messages only.
+    A partition that has another id now continues at 0. A partition that is not in `ids` is left out of the
+    result. A partition whose `confirmed` end is below what was read continues at that end. Each of these is
+    reported as a loss, with one exception: a partition that exists, that the options no longer name and that
+    was read to its end. `left_out` has the ends of the partitions that the options no longer name. `ends` is
+    for messages only.
 
     Raises:
         DataLoss: with `fail`, for any such loss.

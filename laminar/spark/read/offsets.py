@@ -1,17 +1,19 @@
-"""Offsets of a streaming query as Spark journals them, and the offsets where queries start or end. Pure.
+"""Offsets of a streaming query as Spark writes them to its journal, and where queries start or end. Pure.
 
-Spark compares offsets as JSON *text*, so the same positions in another order would count as new records. So
-there is one way to write them, with sorted keys::
+Spark's journal is the folder ``offsets`` of a query's checkpoint. Spark compares offsets as JSON *text*, so
+the same positions in another order would count as new records. So there is one way to write them, with sorted
+keys::
 
     {"TOPIC:PARTITION": n, ..., "ids": {"TOPIC:PARTITION": "ID", ...}, "v": 2}
 
-The ids are those of the partitions (`/partitions` shows them). A topic that is deleted and created again has
-others, and offsets of the old one mean nothing in it.
+``ids`` has the id of each partition, as the API's ``/partitions`` shows it. A topic that is deleted and
+created again has partitions with other ids, and offsets of the old ones mean nothing in them.
 
-A query's first offset is symbolic, ``{"start": ..., "v": 2}``: Spark asks for it again after a restart
-within batch 0, and "latest" would then be a later offset, with the records in between lost. The first
-`latestOffset` makes it concrete: the end of batch 0 also holds, as ``since``, where that batch begins. So
-Spark's journal has it before anything is read.
+A query's first offset is *symbolic*, ``{"start": ..., "v": 2}``, and all others are *concrete*. Spark asks
+for the first offset again after a restart within batch 0. If it were concrete, "latest" would then be a later
+offset, and the records in between would be lost. The first `latestOffset` resolves it: the end of batch 0
+also holds, as ``since``, the positions where that batch begins. So Spark's journal has them before anything
+is read.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ Ids = dict[Partition, str]
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """A concrete offset of the journal.
+    """A concrete offset of the journal: how far each partition is read, and its id.
 
-    At the end of the query's first batch `since` is where that batch begins.
+    `since` is None, except in the end of the query's first batch: there it is where that batch begins.
     """
 
     positions: Positions
@@ -55,7 +57,7 @@ def encode(
     *,
     since: Mapping[Partition, int] | None = None,
 ) -> dict[str, Any]:
-    """Return the one offset for these positions and ids, with keys in the order in which it is written."""
+    """Return these positions and ids as an offset for Spark, with its keys in the canonical order."""
     flat: dict[str, Any] = dict(_keyed(positions))
     if ids is not None:
         flat["ids"] = _keyed(ids)
@@ -101,10 +103,11 @@ def _by_partition(keyed: Mapping[str, Any]) -> dict[Partition, Any]:
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpec:
-    """Where a query starts or ends, before it is resolved to offsets.
+    """Where a query starts or ends, before the cluster is asked which offsets that means.
 
-    Kinds: ``earliest``, ``latest``, ``offsets`` (`values` by partition, LATEST and EARLIEST too),
-    ``timestamp`` (`time_ms`, for all partitions) and ``timestamps`` (`values` are epoch ms).
+    `kind` is ``earliest``, ``latest``, ``offsets`` (`values` by partition, which may be LATEST or EARLIEST),
+    ``timestamp`` (`time_ms`, in epoch ms, for all partitions) or ``timestamps`` (`values` by partition, in
+    epoch ms).
     """
 
     kind: str
@@ -141,7 +144,8 @@ def spec_of_symbol(offset: Mapping[str, Any]) -> OffsetSpec | None:
 def parse_offsets(text: str, *, option: str, names: Mapping[str, int]) -> dict[Partition, int]:
     """Return offsets by partition from the Kafka source's JSON, ``{"TOPIC": {"0": 23, "1": -2}}``.
 
-    `names` are the words with their negative numbers, as "latest" with -1. `option` is named in errors.
+    `names` maps each word that the option permits to the negative number that stands for it in the JSON, as
+    "latest" to -1; no other negative offset is permitted. `option` is the option's name, for errors.
 
     Raises:
         ValueError: for any other text.

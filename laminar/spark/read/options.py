@@ -15,7 +15,8 @@ from typing import Final
 
 from laminar.spark.read.offsets import AT_LATEST, EARLIEST, LATEST, OffsetSpec, Partition, parse_offsets
 
-# Columns of the Kafka source, and our own, which a query must name. Types in Spark's words.
+# Columns of the Kafka source, then `tag` and `traceId`, which only this source has; types in Spark's words. A
+# query has `DEFAULT_COLUMNS` unless it names others.
 COLUMNS: Final = {
     "key": "binary",
     "value": "binary",
@@ -75,7 +76,7 @@ _KAFKA_WORDS: Final = {
     "fetchoffset.retryintervalms": "laminar.timeoutMs",
 }
 
-# What Spark reads of a file in one task, by default.
+# As much as Spark reads of a file in one task by default.
 MAX_BYTES_PER_PARTITION: Final = 128 << 20
 
 _SIZE: Final = re.compile(r"(\d+)\s*(?:([kmg])b?)?")
@@ -94,7 +95,11 @@ _UNITS_MS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of a query, checked. Exactly one of `topics`, `pattern` and `assigned` is given."""
+    """The options of a query, checked. Exactly one of `topics`, `pattern` and `assigned` is given.
+
+    None means no limit, or that the option was not given. `start_beyond_is_error` says whether a start time
+    after all records of a partition is an error; else the query starts at its end.
+    """
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -131,11 +136,12 @@ class Options:
 def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
     """Return the options of a query.
 
-    With `streaming` None, when only the schema is needed, options of either kind of query are accepted.
+    With `streaming` None options of either kind of query are accepted: Spark asks for the schema before it
+    is known which kind it will be.
 
     Raises:
-        ValueError: for an option that is wrong or unknown, or that the other kind of query takes. It names
-            the option.
+        ValueError: for an option that is wrong or unknown, or that only the other kind of query takes; the
+            message names the option.
     """
     options = Given(given, streaming, OPTIONS)
     topics, pattern, assigned = _subject(options)
@@ -174,8 +180,8 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     )
 
 
-# Spark asks for the schema of a table when it is created, but does not pass the table's options to its
-# reader.
+# Spark asks this source for the schema when a catalog table is created, but does not pass the table's options
+# to a reader.
 _NO_TABLES: Final = (
     "Spark passes the options of a catalog table to no Python source: use CREATE TEMPORARY VIEW name"
     " USING laminar OPTIONS (...) to read, and df.write.format('laminar') to write"
@@ -183,10 +189,13 @@ _NO_TABLES: Final = (
 
 
 class Given:
-    """The options that were given, by their proper names in `table`, with typed getters.
+    """The options that were given, with typed getters that take a name as `table` spells it.
+
+    `table` has each option and the kind of query that takes it, as `OPTIONS` has; the options of the sink
+    are another table.
 
     Raises:
-        ValueError: for an unknown option, and for one that `streaming` does not take.
+        ValueError: for an unknown option, and for one that this kind of query does not take.
     """
 
     def __init__(self, given: Mapping[str, str], streaming: bool | None, table: Mapping[str, str]) -> None:
@@ -226,7 +235,7 @@ class Given:
         return found
 
     def number(self, name: str, default: int, *, least: int = 1) -> int:
-        """Return the option as an integer.
+        """Return the option as an integer; `default` if it was not given.
 
         Raises:
             ValueError: when it is not one, or is below `least`.
@@ -248,7 +257,7 @@ class Given:
         return int(text)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return an option that is true or false.
+        """Return an option that is true or false; `default` if it was not given.
 
         Raises:
             ValueError: when it is neither.
@@ -256,10 +265,10 @@ class Given:
         return self.word(name, str(default).lower(), ("true", "false")) == "true"
 
     def word(self, name: str, default: str, words: tuple[str, ...]) -> str:
-        """Return an option that is one of `words`, in lower case.
+        """Return an option that must be one of `words`, in lower case; `default` if it was not given.
 
         Raises:
-            ValueError: when it is not.
+            ValueError: when it is another word.
         """
         text = (self.get(name) or default).strip().lower()
         if text not in words:
@@ -281,7 +290,7 @@ class Given:
         return int(found[1]) << _UNITS_BITS[found[2]]
 
     def duration_ms(self, name: str, default_ms: int) -> int:
-        """Return a duration, as 30s, in milliseconds.
+        """Return a duration, as 30s, in milliseconds; `default_ms` if it was not given.
 
         Raises:
             ValueError: when it is not a duration.
@@ -304,7 +313,11 @@ def _unknown(key: str, by_lower: Mapping[str, str]) -> str:
 
 
 def _subject(options: Given) -> tuple[tuple[str, ...], str | None, tuple[Partition, ...]]:
-    """Return (topics, pattern, partitions), of which exactly one is given."""
+    """Return (topics, pattern, partitions), of which exactly one is given.
+
+    Raises:
+        ValueError: when none or several are given, or the one is wrong.
+    """
     if len([way for way in SUBJECTS if options.get(way) is not None]) != 1:
         hint = f". {_NO_TABLES}" if options.is_empty else ""
         raise ValueError(f"give exactly one of the options {', '.join(SUBJECTS)}{hint}")
@@ -332,7 +345,14 @@ def _subject(options: Given) -> tuple[tuple[str, ...], str | None, tuple[Partiti
 
 
 def _offset_spec(options: Given, side: str, default: str, *, barred: str | None) -> OffsetSpec:
-    """Return where to start or end. One time takes precedence over times by partition, those over offsets."""
+    """Return where the query starts or ends, by the options whose names begin with `side`.
+
+    ``...Timestamp`` takes precedence over ``...OffsetsByTimestamp``, which takes precedence over
+    ``...Offsets``. `barred` is "latest" or "earliest" where that is not permitted, else None.
+
+    Raises:
+        ValueError: for a wrong option, and for a barred start or end.
+    """
     timestamp = options.optional_number(f"{side}Timestamp", least=0)
     if timestamp is not None:
         return OffsetSpec("timestamp", time_ms=timestamp)

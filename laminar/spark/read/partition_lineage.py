@@ -1,8 +1,9 @@
 """The lineage of partitions: which replaced which, and when a query may begin to read a successor. Pure.
 
-When a topic's route changes, a partition is sealed and others take over its keys. A key's order then runs
-from the old partition into a new one. The tasks of a batch run in parallel, so a successor is read only in
-batches after the one that holds the last record of its predecessors.
+A topic's *route* says which partition holds which keys (`laminar.wire.key_route`). When it changes, a
+partition, the *predecessor*, is sealed and others, its *successors*, take over its keys. The records of a key
+are then first in the predecessor and then in a successor. The tasks of a batch run in parallel. So, to keep
+their order, a successor is read only in batches after the one with the last record of its predecessors.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ Replaced = Mapping[Partition, Mapping[Partition, int]]
 
 
 def predecessors(routes: Sequence[Mapping[str, Any]]) -> dict[int, set[int]]:
-    """Return for each partition that took over keys from others, which those are.
+    """Return the predecessors of each partition that took over keys, by partition number.
 
-    `routes` are those of a topic as its ``/routes`` lists them: each has ``version``, and ``ranges`` of
-    ``from``, ``to`` and ``partition``.
+    `routes` are a topic's routes as the API's ``/routes`` lists them: each has ``version``, and ``ranges`` of
+    ``from``, ``to`` and ``partition``. A partition that the new route still has is no predecessor.
     """
     found: dict[int, set[int]] = {}
     for before, after in pairwise(sorted(routes, key=lambda route: int(route["version"]))):

@@ -14,7 +14,10 @@ from laminar.spark.read.offsets import Partition, Positions
 
 @dataclass(frozen=True, slots=True, order=True)
 class Range:
-    """What one task reads: records ``start`` to ``end - 1`` of the partition with this `id`."""
+    """What one task reads: records ``start`` to ``end - 1`` of a partition.
+
+    `id` is the id of the partition; with an empty one, any partition of that topic and number is read.
+    """
 
     topic: str
     partition: int
@@ -49,11 +52,14 @@ def limited(
     max_bytes: int | None = None,
     record_bytes: Mapping[Partition, float] | None = None,
 ) -> Positions:
-    """Return `ends` moved back to about `max_records` or `max_bytes`, whichever is less.
+    """Return `ends` moved back so far that a batch from `starts` is within about its limits.
 
-    Each partition's share is in proportion to its lag. Bytes are estimated by the mean size of a partition's
-    records. A share below one record counts as one, so that a small partition beside a large one advances;
-    the sum may exceed the limit by as many records as there are partitions.
+    The limits are `max_records` and `max_bytes`, each if given.
+
+    Each partition's share is in proportion to its lag. Bytes are estimated by `record_bytes`, the mean size
+    of a partition's records; without it `max_bytes` has no effect. A share below one record counts as one, so
+    that a small partition beside a large one advances; the sum may exceed the limit by as many records as
+    there are partitions.
     """
     lags = {partition: end - starts.get(partition, 0) for partition, end in ends.items()}
     total = sum(lag for lag in lags.values() if lag > 0)
@@ -91,9 +97,10 @@ def ranges(
     ids: Mapping[Partition, str] | None = None,
     fail_on_data_loss: bool,
 ) -> list[Range]:
-    """Return the ranges from `start` to `end` of the partitions with these `ids`, sorted, none empty.
+    """Return the ranges from `start` to `end` of the partitions in `end`, sorted, none empty.
 
-    Where retention trimmed the start of a range, that begins at `earliest`.
+    A partition that is not in `start` begins at 0. Where retention trimmed the start of a range, the range
+    begins at `earliest`.
 
     Raises:
         DataLoss: with `fail_on_data_loss`, where retention trimmed records of a range.

@@ -1,7 +1,8 @@
 """A query's progress as a named cursor, so that its lag shows beside that of other consumers.
 
-It is for people only: a query continues from Spark's checkpoint, and nothing here may fail or delay a query.
-So a cursor that cannot be written is a warning, and while there is more to read it is written once a second.
+The cursor is only shown: a query continues from Spark's checkpoint, and nothing here may fail or delay a
+query for long. So a cursor that cannot be written is a warning, and while there is more to read it is written
+at most once a second.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from laminar.spark.read.offsets import Partition, Positions
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 1.0
-# How long a trigger waits for the write.
+# How long `latestOffset`, and so the query, waits for the write.
 TIMEOUT_S: Final = 2.0
 
 
@@ -36,9 +37,10 @@ class ProgressCursor:
         self._tried_at_s = float("-inf")
 
     def write(self, positions: Mapping[Partition, int], *, caught_up: bool) -> None:
-        """Write `positions`, which Spark has committed.
+        """Write those `positions`, which Spark has committed, that changed since the last write.
 
-        It writes at most once a second, unless the query has `caught_up`.
+        Do nothing within `EVERY_S` after the last attempt, unless the query has `caught_up`. A failure is
+        logged, and the next call tries again.
         """
         changed = {each: offset for each, offset in positions.items() if self._written.get(each) != offset}
         now_s = time.monotonic()

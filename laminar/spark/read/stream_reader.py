@@ -1,9 +1,10 @@
 """``spark.readStream.format("laminar")``: the driver's side of a streaming query.
 
-One instance lives as long as the query, in a process that Spark keeps for it; copies are pickled into the
-tasks and only read. All that must survive a restart is in Spark's journal: ranges follow from two journaled
-offsets. Spark calls `latestOffset` up to a hundred times a second, so that waits for records itself. An
-exception ends the query, so the client below retries until its deadline.
+One instance lives as long as the query, in a process that Spark keeps for it. Tasks get pickled copies, of
+which they call only `read`. All that must survive a restart is in Spark's journal: the ranges of a batch
+follow from the two offsets that the journal has for it. Spark calls `latestOffset` up to a hundred times a
+second while the query is idle, so `latestOffset` itself waits for records. An exception ends the query, so
+the client retries each request until its deadline.
 """
 
 from __future__ import annotations
@@ -61,10 +62,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._endpoints = resolve_endpoints(options)
         self._tracker: EndOffsetTracker | None = None
         self._progress: ProgressCursor | None = None
+        # With the trigger AvailableNow, where the query ends; else None.
         self._target: Offset | None = None
+        # The start of the batch for which the last calls waited.
         self._idle_at: Offset | None = None
-        # Ends that a majority confirmed and that lie before what was read.
+        # Ends that a majority confirmed and that are below what was read: records were lost.
         self._shorter: Positions = {}
+        # Missing topics of which a warning was logged.
         self._warned: set[str] = set()
         self._last_batch_s: float | None = None
 
@@ -91,10 +95,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the batch from `start` ends; `start` itself if there is none to make.
 
-        Waits up to `pollTimeoutMs` for records.
+        It waits up to `pollTimeoutMs` for records.
 
         Raises:
-            DataLoss: when records are gone before they were read, unless the query continues then.
+            DataLoss: when records are gone before they were read, with `failOnDataLoss`.
+            NotFound: when a topic that the options name is gone, with `failOnDataLoss`.
             Error: when the cluster does not answer in time.
         """
         spec = spec_of_symbol(start)
@@ -113,19 +118,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not enough and self._is_as_read(read, positions):
             self._report(read.positions, caught_up=True)
             return start  # the same text: Spark takes any other for new records
-        # Where a partition is not the one that was read, an empty batch journals where to continue.
+        # If there are too few records, but the query continues elsewhere than it read to (a partition was
+        # replaced or shortened), an empty batch puts the new positions into the journal.
         ends = self._limited(positions, reached, limit) if enough else positions
         self._last_batch_s = time.monotonic()
         return encode(ends, self._ids(ends))
 
     def _first_end(self, spec: OffsetSpec, limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the query's first batch, which holds where that begins, for the journal."""
+        """Return the end of the query's first batch, with `since`: where that batch begins."""
         here = self._cluster()
         ids = here.run(here.ids(self._options))
         strict = self._options.start_beyond_is_error
         since = here.run(here.positions(ids, spec, starts=True, strict=strict))
         self._tracked(ids)
-        # A partition created since is not in `since`: the next batch begins it at its first record.
+        # A partition that was created after `ids` were read is not in `since`. It is left to the next batch,
+        # which begins at its first record.
         reached = {partition: n for partition, n in self._reach(since).items() if partition in since}
         self._last_batch_s = time.monotonic()
         return encode(self._limited(since, reached, limit), ids, since=since)
@@ -155,7 +162,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {partition: known[partition] for partition in positions}
 
     def _positions_now(self, read: Offset) -> Positions:
-        """Return where to continue after `read`. Raises `DataLoss` or warns: see `positions_now`."""
+        """Return where to continue after `read`: see `laminar.spark.read.loss.positions_now`.
+
+        Raises:
+            DataLoss: for records that are gone, with `failOnDataLoss`; without it a warning is logged.
+            NotFound: for a topic that the options name and that is gone, likewise.
+        """
         tracker = self._tracked(read.ids)
         ids, ends, confirmed = tracker.ids, tracker.ends, self._shorter
         if self._target is not None:
@@ -185,20 +197,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode(self._tracker.ends) if self._tracker is not None else None
 
     def _report(self, committed: Positions, *, caught_up: bool) -> None:
-        # Spark continues from an offset only when the batch that ends there is committed.
+        # `committed` is the start of the next batch. Spark asks for that batch only when the batch that ends
+        # there is committed.
         if self._options.cursor is not None:
             if self._progress is None:
                 self._progress = ProgressCursor(self._cluster(), self._options.cursor)
             self._progress.write(committed, caught_up=caught_up)
 
     def _reach(self, positions: Positions) -> Positions:
+        # How far a batch from `positions` can go, before limits.
         # The target was confirmed by a majority; the tracker's ends may be older than that.
         tracker = self._tracked({})
         ends = tracker.ends if self._target is None else self._target.positions
         return plan.forward(positions, admitted(positions, ends, tracker.replaced))
 
     def _is_enough(self, records: int) -> bool:
-        """Return whether `records` make a batch now; False to wait for more."""
+        """Return whether `records` are enough for a batch now; False to wait for more.
+
+        See the options `minOffsetsPerTrigger` and `maxTriggerDelay`.
+        """
         least = self._options.min_offsets_per_trigger
         if records == 0 or least is None or records >= least or self._target is not None:
             return records > 0
@@ -207,6 +224,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return (time.monotonic() - self._last_batch_s) * 1000 >= self._options.max_trigger_delay_ms
 
     def _await_records(self, read: Offset) -> None:
+        # Waits up to `pollTimeoutMs` for records after `read`, and refreshes the ends if there may be some.
         tracker = self._tracked(read.ids)
         if read != self._idle_at:
             # A batch was made since the last call: most likely more was appended meanwhile.
@@ -218,7 +236,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._refresh(tracker, read)
 
     def _refresh(self, tracker: EndOffsetTracker, read: Offset) -> None:
-        """Refresh the ends. One before what was read is out of date, or records were lost: ask the leader."""
+        """Refresh the ends, and set `_shorter`.
+
+        An end below what was read is that of a replica that lags, or records were lost. The leader's answer
+        decides which.
+        """
         ends = tracker.refresh()
         here = self._cluster()
         self._shorter = {}
@@ -235,7 +257,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the ranges of the batch from `start` to `end`, one for each task.
 
         Raises:
-            DataLoss: when records of the batch are gone, unless the query continues then.
+            DataLoss: when records of the batch are gone, with `failOnDataLoss`.
         """
         options = self._options
         until = decode(end)
@@ -287,7 +309,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return cluster(self._endpoints, timeout_ms=self._options.timeout_ms)
 
     def _tracked(self, ids: Ids) -> EndOffsetTracker:
-        """Return the tracker, made at the first call, when `ids` are those of the journal."""
+        """Return the tracker, which the first call makes.
+
+        Only the first call uses `ids`: the ids of the partitions that the query has read, by the journal.
+        Calls that come later may give none.
+        """
         if self._tracker is None:
             self._tracker = EndOffsetTracker(self._cluster(), self._options, ids)
             self._tracker.refresh()
@@ -295,7 +321,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _starts(start: dict[str, Any], until: Offset) -> Positions:
-    """Return where a batch from `start` to `until` begins. A partition that is not in `start` begins at 0."""
+    """Return where a batch from `start` to `until` begins, without the partitions that begin at 0.
+
+    These are new, or were deleted and created again: `start` does not have them, or has another id.
+    """
     if spec_of_symbol(start) is not None:
         assert until.since is not None, f"the end of a query's first batch does not say its begin: {until}"
         return until.since

@@ -43,7 +43,7 @@ class RangePartition(InputPartition):
 
     @property
     def rows(self) -> RowFilter:
-        """The filter on them."""
+        """The filter on the records of `range`."""
         return RowFilter(*self.value[1])
 
 
@@ -64,8 +64,8 @@ def read_partition(
     """Yield the records of `partition`. Runs in an executor.
 
     Raises:
-        DataLoss: when records of the range are gone, unless the query continues then.
-        LargeRecord: for a record larger than a batch, unless the options say how to read it.
+        DataLoss: when records of the range are gone, with `failOnDataLoss`.
+        LargeRecord: for a record larger than a batch, with `largeRecords=error` and if values are selected.
         Error: when the cluster does not answer in time.
     """
     if not isinstance(partition, RangePartition):
