@@ -1,7 +1,8 @@
 """Laminar as a source and a sink of Spark: ``format("laminar")``, in batches and in streams.
 
-Spark finds the data source by itself (`pyspark_laminar`). `configure` sets what makes it fast. This module
-loads neither pyspark nor pyarrow, because Spark's processes import it before they need them.
+Spark finds the data source without registration, by the module `pyspark_laminar`. `configure` sets the Spark
+settings that make it fast. This module loads neither pyspark nor pyarrow, because Spark's processes import it
+before they need them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The lag of each streaming query, computed by a listener in the driver from the progress that Spark reports.
 
-Spark keeps no metrics of a Python source, but its progress reports hold two offsets: what a query has read,
-and what there was to read. This module turns them into records by partition, and into Prometheus' text
-format.
+Spark keeps no metrics of a Python source, but its progress reports hold two offsets: how far a query has
+read, and how far it could have read. This module computes the lag of each partition from the two, and writes
+lags in Prometheus' text format.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class QueryLag:
-    """The lag of one query by partition: records that it had not read when its last batch began.
+    """The lag of one query by partition, as of its last batch.
 
-    `name` is the query's name, or its id if it has none. `read_to` holds the offsets read so far.
+    `lags` has the number of records that are committed and not read. They are counted with the ends that the
+    query knew when it planned the batch. `read_to` has the offset after the last record read. `batch` is
+    Spark's number of the batch; `name` is the query's name, or its id if it has none.
     """
 
     name: str
@@ -48,17 +50,17 @@ class QueryLag:
 
     @property
     def highest(self) -> int:
-        """The Kafka source's ``maxOffsetsBehindLatest``."""
+        """The largest lag of a partition: the Kafka source's ``maxOffsetsBehindLatest``."""
         return max(self.lags.values(), default=0)
 
     @property
     def lowest(self) -> int:
-        """The Kafka source's ``minOffsetsBehindLatest``."""
+        """The smallest lag of a partition: the Kafka source's ``minOffsetsBehindLatest``."""
         return min(self.lags.values(), default=0)
 
     @property
     def mean(self) -> float:
-        """The Kafka source's ``avgOffsetsBehindLatest``."""
+        """The mean lag of the partitions: the Kafka source's ``avgOffsetsBehindLatest``."""
         return self.total / len(self.lags) if self.lags else 0.0
 
 
@@ -76,7 +78,7 @@ class LagListener(StreamingQueryListener):
         self._server: ThreadingHTTPServer | None = None
 
     def lags(self) -> list[QueryLag]:
-        """Return the lag of each running query that has made a batch, sorted by name."""
+        """Return the lag of each running query that has finished a batch, sorted by name."""
         with self._lock:
             return sorted(self._known.values(), key=lambda each: each.name)
 
@@ -95,7 +97,10 @@ class LagListener(StreamingQueryListener):
         return "\n".join([*lines, ""])
 
     def serve(self, port: int = 0, host: str = "127.0.0.1") -> int:
-        """Answer GET with `prometheus`, on a thread of its own, until `close`. Return the port."""
+        """Serve `prometheus` to every GET, on a thread of its own, until `close`; return the port.
+
+        With port 0 the system chooses a free one. Call `close` before another `serve`.
+        """
         assert self._server is None, "serve was called twice"
         listener = self
 
@@ -117,7 +122,7 @@ class LagListener(StreamingQueryListener):
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Stop what `serve` began. Idempotent."""
+        """Stop the server of `serve`, if it runs. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
@@ -129,7 +134,7 @@ class LagListener(StreamingQueryListener):
         """Do nothing: there is no lag before the first batch."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Keep and report the lag that a query's progress tells, if it reads from Laminar."""
+        """Keep and report the lag in a query's progress, if the query reads from Laminar."""
         progress = event.progress
         read_to: Positions = {}
         ends: Positions = {}
@@ -157,7 +162,10 @@ class LagListener(StreamingQueryListener):
 
 
 def positions(text: str | None) -> Positions | None:
-    """Return the positions in an offset of a query's progress; None if it is another source's or symbolic."""
+    """Return the positions in `text`, an offset of a query's progress.
+
+    None: the offset is another source's, or symbolic (`laminar.spark.read.offsets`), or there is none.
+    """
     try:
         offset = json.loads(text or "")
     except ValueError:

@@ -17,9 +17,10 @@ UNIX_SOCKET: Final = "spark.python.unix.domain.socket.enabled"
 
 SETTINGS: Final[dict[str, str]] = {
     UNIX_SOCKET: "true",
-    # From Spark to Python, Arrow batches of 1 to 4 MB are the fastest; 10,000 rows are often more.
+    # From Spark to Python, Arrow batches of 1 to 4 MB are the fastest. Spark's default limit, 10,000 rows,
+    # often makes larger ones.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(4 << 20),
-    # Without it Spark refuses a source that takes over filters (option `pushdown`).
+    # Without this setting Spark refuses a source that takes over filters (option `pushdown`).
     "spark.sql.python.filterPushdown.enabled": "true",
 }
 
@@ -39,9 +40,9 @@ _warned = False
 
 
 def configure(builder: B) -> B:
-    """Return `builder` with `SETTINGS`. Settings of your own, made after it, take precedence.
+    """Return `builder` with `SETTINGS`. Settings that the program makes afterwards take precedence.
 
-    Use it as ``spark = laminar.spark.configure(SparkSession.builder).getOrCreate()``.
+    Use this function as ``spark = laminar.spark.configure(SparkSession.builder).getOrCreate()``.
     """
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
@@ -51,8 +52,8 @@ def configure(builder: B) -> B:
 def warn_if_slow(environment: Mapping[str, str] = os.environ) -> None:
     """Log a warning, once per process, when Spark's JVM talks to Python over TCP.
 
-    Python processes do not see the session's settings. Spark tells them by this environment variable how to
-    connect.
+    Python processes do not see the session's settings. Spark passes them the environment variable
+    ``PYTHON_UNIX_DOMAIN_ENABLED``, from which they learn how to connect.
     """
     global _warned
     if not _warned and environment.get("PYTHON_UNIX_DOMAIN_ENABLED", "").lower() != "true":

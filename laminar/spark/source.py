@@ -1,8 +1,8 @@
 """The data source class of ``format("laminar")``: it chooses the reader or writer for each kind of query.
 
-Spark makes an instance for every ``.load()``, in a process of its own, and pickles it. So it does no I/O and
-holds nothing but the options. Spark imports this module also in sessions that never use it, so only pyspark's
-base class is imported at the top.
+For every ``.load()`` Spark makes an instance in another process and pickles it. So an instance does no I/O
+and holds nothing but the options. Spark imports this module also in sessions that never use it, so only
+pyspark's base class is imported at the top.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Archive: write a topic to Parquet by day, each record once. The next run continues where the last ended.
 
-It is a streaming query that ends when all is read (``availableNow``). Its checkpoint is in the folder that it
-writes to, so nothing else must be kept; Spark's file sink takes each micro-batch once.
+The job is a streaming query that ends when it has read all that was committed at its start
+(``availableNow``). Its checkpoint is in the folder that it writes to, so nothing else must be kept. Spark's
+file sink takes each micro-batch once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ POLL_S = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What an archive holds of one partition. It is damaged unless `missing` and `doubled` are 0."""
+    """The records of one partition in an archive. The archive is damaged unless `missing` and `doubled` are 0.
+
+    `missing` counts the offsets between the first and the last that no record has, `doubled` the records
+    whose offset another record has.
+    """
 
     partition: int
     records: int
@@ -42,8 +47,9 @@ def archive(
 ) -> int:
     """Write the records that are committed now and not yet in the archive; return their number.
 
-    `to` is a folder as Spark names it (a path, ``hdfs://``, ``s3a://``), one for each topic. `progress` is
-    called with the number of records written so far. Spark's exceptions are passed on.
+    `to` is a folder as Spark names it (a path, ``hdfs://``, ``s3a://``), one for each topic. A micro-batch
+    has about `batch_records` records. `progress` is called about once a second with the number of records
+    that this run has written. Spark's exceptions are passed on.
     """
     from pyspark.sql import functions as f
 
@@ -79,14 +85,15 @@ def archive(
 
 
 def read_archive(spark: SparkSession, folder: str) -> DataFrame:
-    """Return the records of an archive: the source's columns that it holds, and `date`."""
+    """Return the records of an archive, with the columns partition, offset, those of `RECORD`, and date."""
     return spark.read.parquet(folder)
 
 
 def check(spark: SparkSession, folder: str) -> list[Held]:
-    """Return what the archive holds by partition. Offsets are dense, so a gap or a double is damage.
+    """Return for each partition what the archive holds of it; nothing if the archive has no records.
 
-    It reads one column of integers. Records that retention trimmed before the first run are not missing.
+    A partition's offsets have no gaps, so a gap or a repeated offset is damage. Only the columns partition
+    and offset are read. Records that retention trimmed before the first run do not count as missing.
     """
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as f

@@ -1,9 +1,9 @@
 """Audit: compare what producers claim to have written with what a topic holds.
 
-It finds records that are lost, doubled, reordered or unclaimed. A *claim* is one row for each record that a
-producer has a receipt for: an `id` that the record carries, and where order matters an `ordinal` that rises
-with each record of one key. Both sides are joined by id, so it scales as Spark's joins do; the driver holds
-no records but the examples.
+It finds records that are lost, doubled, reordered or unclaimed. Producers write a *claim* for each record
+that they have a receipt for: a row with an `id` that the record contains too and, where order matters, an
+`ordinal` that rises with each record of one key. Claims and records are joined by id in Spark, so the job
+scales as Spark's joins do; the driver holds no records but the examples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = ("lost", "doubled", "reordered", "unclaimed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
-    """The findings of an audit.
+    """The findings of an audit, one for each of `KINDS`, with the numbers of claims and of records.
 
     An unclaimed record is no fault by itself: a producer that got no receipt may have written it.
     """
@@ -52,7 +52,10 @@ def read_claims(spark: SparkSession, path: str) -> DataFrame:
 
 
 def identity(given: str) -> Column:
-    """Return the column of a record's id: ``key``, ``value``, ``header:NAME`` or ``json:$.path``.
+    """Return the column that holds a record's id, as text.
+
+    `given` is ``key``, ``value``, ``header:NAME`` (the first header of that name) or ``json:$.path`` (a path
+    in the value). A record without it has null.
 
     Raises:
         ValueError: for any other text.
@@ -75,9 +78,10 @@ def audit(
 ) -> Audited:
     """Compare `claims` (column `id`, and `ordinal` if there is one) with what is committed in `topic`.
 
-    Lost: claimed and not in the topic. Doubled: an id that occurs more than once. Reordered: a record after
-    one of its key whose ordinal is higher. A record without an id is unclaimed. Spark's exceptions are passed
-    on.
+    `id` says where a record has its id: see `identity`. Lost: claimed and not in the topic. Doubled: an id
+    that more than one record has. Reordered: a record that comes after a record of its key and partition with
+    a higher ordinal; of an id that is doubled the first record counts. Unclaimed: a record whose id no claim
+    has, or that has no id. Spark's exceptions are passed on.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f

@@ -1,4 +1,4 @@
-"""Buckets of time in round widths, as many as a chart can show, for any range of times. Pure."""
+"""Buckets of time of a round width, at most `MOST` of them for a chart, for any range of times. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 MOST = 120
 
 _SECOND, _MINUTE, _HOUR, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
-# Widths that a person takes for one step of time. With less than the first, batches would be counted, not
-# records.
+# Round widths. The first is the finest: records of one batch have times close together, so finer buckets
+# would show batches and not the rate of records.
 WIDTHS_MS = (
     *(100, 200, 500),
     *(n * _SECOND for n in (1, 2, 5, 10, 15, 30)),
@@ -32,7 +32,7 @@ class Grid:
     count: int
 
     def bucket_of(self, time_ms: Column) -> Column:
-        """Return each time's bucket; -1 before the first, `count` after the last."""
+        """Return the number of each time's bucket, from 0; -1 before the first, `count` after the last."""
         from pyspark.sql import functions as f
 
         inside = f.floor((time_ms - self.since_ms) / self.width_ms)
@@ -41,14 +41,14 @@ class Grid:
 
 
 def grid_of(first_ms: int, last_ms: int) -> Grid:
-    """Return the finest buckets of round width, at most `MOST`, that hold both times."""
+    """Return the grid of the finest of `WIDTHS_MS` that covers both times with at most `MOST` buckets."""
     for width in WIDTHS_MS:
         since = first_ms // width * width
         count = (last_ms - since) // width + 1
         if count <= MOST:
             break
     else:
-        # Some 10,000 years: no clock shows that, but a timestamp may.
+        # The times are some 10,000 years apart: no clock shows that, but a producer's timestamp may.
         width = -(-(last_ms - first_ms + 1) // MOST)
         since, count = first_ms, MOST
     return Grid(since, width, count)

@@ -1,11 +1,13 @@
 """Compare: find the differences of two topics, on one cluster or two, or of the replicas of one topic.
 
-By *place* the records at the same partition and offset are one pair: for replicas, and for a copy that kept
-partitions. Ranges of `CHUNK` offsets are digested on either side and only ranges whose digests differ are
-read again, so that no record crosses the network between executors while there is no difference.
+By *place*, the records at the same partition and offset are compared with each other. That is for replicas,
+and for a copy that kept partitions and offsets. Each side computes a digest of each range of `CHUNK` offsets,
+and only ranges whose digests differ are read again. So no record crosses the network between executors while
+there is no difference.
 
-By *key* the records of a key are compared in their order, at any place: for a copy with other partitions or
-offsets. Equal records of one key are paired in turn.
+By *key*, the records of a key are compared in their order, wherever they are. That is for a copy with other
+partitions or offsets. If a key has several equal records, the first on one side is paired with the first on
+the other, and so on.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
 By = Literal["place", "key"]
 KINDS: Final = ("missing", "extra", "different", "reordered")
-# Offsets of one digest: 10 million records have 150 digests, and a range that differs is read quickly.
+# Offsets that one digest covers: 10 million records have 150 digests, and a range that differs is read
+# quickly.
 CHUNK: Final = 1 << 16
 
 
@@ -31,7 +34,8 @@ CHUNK: Final = 1 << 16
 class Side:
     """One side of a comparison: a topic on a cluster, which is given by options of the source.
 
-    Without `replica` any replica is read. With `until` only records before these offsets by partition are.
+    `replica` is the number of the replica to read; with None any replica is read. `until` has for each
+    partition the offset at which to stop; with None all records are read.
     """
 
     cluster: Mapping[str, str]
@@ -64,10 +68,10 @@ def compare(
 ) -> Compared:
     """Return the records of `other` that are missing, extra, different or reordered, compared with `one`.
 
-    `columns` are of key, value, headers, tag and timestamp: a copy that did not keep the times is compared
-    without them. By place a record is missing where its offset is. Records that retention trimmed on one side
-    are missing or extra. By key no record is *different*: one is missing and another is extra. *Reordered* is
-    a record that comes after another of its key in `other` and before it in `one`.
+    `columns` are the ones to compare, of key, value, headers, tag and timestamp: compare a copy that did not
+    keep the times without timestamp. By place no record is *reordered*. Records that retention trimmed on one
+    side are missing or extra. By key no record is *different*: one is missing and another is extra.
+    *Reordered* is a record that comes after another of its key in `other` and before it in `one`.
 
     Raises:
         ValueError: for a column that cannot be compared, or another `by`. Spark's exceptions are passed on.
@@ -104,9 +108,11 @@ def replicas_of(cluster: Mapping[str, str], topic: str) -> tuple[int, dict[int, 
 def compare_replicas(
     spark: SparkSession, cluster: Mapping[str, str], topic: str, *, columns: Sequence[str] = RECORD
 ) -> list[Compared]:
-    """Compare each further replica of each partition with the first, over what is committed now.
+    """Compare each further replica of each partition with the first one, up to the present end offsets.
 
-    See `compare`. The node's own checks compare digests of stored batches; this reads what a client gets.
+    Return one result for the second replica of each partition, one for the third, and so on: see `compare`.
+    Replicas beyond the smallest number that a partition has are not compared. The nodes' own checks compare
+    digests of stored batches; this function compares what clients read.
     """
     count, until = replicas_of(cluster, topic)
     sides = [Side(cluster=cluster, topic=topic, replica=number, until=until) for number in range(count)]
@@ -116,7 +122,7 @@ def compare_replicas(
 def _rows(spark: SparkSession, side: Side, columns: Sequence[str]) -> DataFrame:
     """Return each record's place and key, and a hash of `columns`.
 
-    The hash has 64 bits: it protects against accidents, not against intent.
+    The hash has 64 bits: it shows accidental differences, but not those made on purpose to go unnoticed.
     """
     from pyspark.sql import functions as f
 
@@ -185,9 +191,10 @@ def _chunk() -> Column:
 
 
 def _digests(rows: DataFrame) -> DataFrame:
-    """Return for each range of offsets how many records it has, and a digest of their hashes and offsets.
+    """Return for each range of offsets its number of records, and a digest of their hashes and offsets.
 
-    Offsets in a range are distinct, so no two records cancel each other out.
+    The digest is an exclusive or. Offsets in a range are distinct, so equal records do not cancel each other
+    out.
     """
     from pyspark.sql import functions as f
 
@@ -200,7 +207,7 @@ def _by_key(left: DataFrame, right: DataFrame) -> Compared:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    # Equal records of a key are numbered by their turn. Each key is in one partition, in order; where a route
+    # `turn` numbers the equal records of a key, in order. Each key is in one partition; where a changed route
     # has moved it, the partition with the lower number counts as the older one.
     turns = Window.partitionBy("key", "hash").orderBy(*PLACE)
     sides = [rows.withColumn("turn", f.row_number().over(turns)) for rows in (left, right)]

@@ -24,7 +24,7 @@ class Finding:
 
 
 def examples_of(rows: DataFrame, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the first of `rows` by place: these columns, without nulls."""
+    """Return these columns of the first `EXAMPLES` of `rows` by place, as dicts without the nulls."""
     from pyspark.sql import functions as f
 
     first = rows.withColumn("key", f.col("key").cast("string")).orderBy(*PLACE, *columns)

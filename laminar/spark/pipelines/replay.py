@@ -1,11 +1,12 @@
 """Replay: write records of an archive, or of a time range of a topic, into another topic, each key in order.
 
-The work is cut into slices of offsets, the same in each partition; a slice is one batch of the job's own
-sink. So each is written whole and once. The first run determines what is replayed and stores it in the job's
-checkpoint before it writes anything. A job that died and is started again continues after the last committed
-slice; one that is done does nothing, even if the source has grown.
+The job is cut into slices: a slice has the same number of offsets of each partition, and is one batch of a
+sink that only this job uses. So each slice is written whole and once. The first run determines what is
+replayed and stores it in the job's checkpoint before it writes anything. A job that died and is started again
+continues after the last committed slice. A job that is done does nothing, even if the source has grown.
 
-A partition of the source is one task, and a task's rows keep their order in the sink, so keys keep theirs.
+In a slice each partition of the source is read by one task, and a task's rows keep their order in the sink.
+So the records of a key, which are in one partition, keep theirs.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Extent:
     end: int
 
     def slice(self, number: int, records: int) -> Extent:
-        """Return the part of it that belongs to a slice; empty after the end."""
+        """Return the part of this range in slice `number`, if slices have `records` offsets; may be empty."""
         start = min(self.start + number * records, self.end)
         return Extent(self.partition, start, min(start + records, self.end))
 
@@ -63,17 +64,18 @@ def replay(
 ) -> Replayed:
     """Write what `archive` (a folder) or `topic` holds into the topic `to`.
 
-    With times, epoch milliseconds, it writes records from `since_ms` to `until_ms - 1` by their timestamps,
-    and within each partition all between the first and the last of them. Keys choose the partition, unless
-    `keep_partitions`. A slice has up to `slice_records` of each partition. `progress` is called with the
-    slices done and the slices in all.
+    `since_ms` and `until_ms`, epoch milliseconds, bound the timestamps of what is replayed: in each partition
+    it is all from the first to the last record with a timestamp from `since_ms` to `until_ms - 1`. Records
+    between these are replayed too, whatever their timestamps. Keys choose the partition, unless
+    `keep_partitions`. A slice has up to `slice_records` of each partition. `progress` is called after each
+    slice with the number of slices done and of slices in all.
 
-    `checkpoint` is a folder as Spark names it, one for each job. The first run fixes there what is replayed:
-    later runs continue with that, whatever times they are given and whatever was appended since.
+    `checkpoint` is a folder as Spark names it, one for each job. The first run stores there which offsets are
+    replayed. Later runs ignore `since_ms` and `until_ms`, and what was appended since.
 
     Raises:
-        ValueError: when the folder is another job's, or unless exactly one of `archive` and `topic` is given.
-            Spark's exceptions are passed on.
+        ValueError: when the checkpoint is that of a job with other arguments, or unless exactly one of
+            `archive` and `topic` is given. Spark's exceptions are passed on.
     """
     if (archive is None) is (topic is None):
         raise ValueError("give either an archive or a topic to replay")
@@ -144,7 +146,8 @@ def _pinned(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
 
 
 def _pin(spark: SparkSession, checkpoint: str, plan: Mapping[str, Any]) -> None:
-    # One file, which Spark renames when it is complete. A folder without it is left by a run that died here.
+    # One file, which Spark renames when it is complete. A run that died here leaves a folder without that
+    # file, which `_pinned` takes for a first run.
     rows = spark.createDataFrame([(json.dumps(plan),)], "value string").coalesce(1)
     rows.write.mode("overwrite").text(_plan(checkpoint))
 

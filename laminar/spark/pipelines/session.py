@@ -1,4 +1,4 @@
-"""What all pipelines share: their Spark session, and a topic as a DataFrame."""
+"""The common part of all pipelines: their Spark session, and a topic as a DataFrame."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 
     from laminar.spark.read.cluster import Cluster
 
-# The columns that source and sink have in common, and a record's place.
+# The columns of a record that both the source and the sink have.
 RECORD = ("key", "value", "headers", "tag", "timestamp")
+# The columns that say where in a topic a record is.
 PLACE = ("partition", "offset")
 _COALESCE_PERSISTED = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
 
 
 def cluster_options(url: str | Sequence[str] | None, token: str | None = None) -> dict[str, str]:
-    """Return the options of source and sink for a cluster, found as `laminar.connect` finds it."""
+    """Return the source's and the sink's options for a cluster.
+
+    None for `url` or `token`: it is found as `laminar.connect` finds it.
+    """
     endpoints = resolve(url, token)
     options = {"laminar.endpoints": ",".join(endpoints.urls)}
     return options if endpoints.token is None else options | {"laminar.token": endpoints.token}
@@ -31,10 +35,10 @@ def cluster_options(url: str | Sequence[str] | None, token: str | None = None) -
 
 @contextmanager
 def session(name: str, *, master: str | None, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Yield a session set up by `configure`; `conf` takes precedence.
+    """Yield a Spark session set up by `configure` and `conf`, which takes precedence; stop it afterwards.
 
-    Without `master` it is that of Spark's configuration, or else this machine. A session that is active
-    already is used as it is, and not stopped.
+    Without `master` the session uses the master of Spark's configuration, or else this machine. If a session
+    is active already, it is yielded as it is and not stopped: `master` and `conf` have no effect.
     """
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
@@ -47,7 +51,7 @@ def session(name: str, *, master: str | None, conf: Mapping[str, str]) -> Iterat
     master = master or SparkConf().get("spark.master") or "local[*]"
     builder = builder.master(master)
     if master.startswith("local"):
-        # Local workers need our environment; Spark would take the first python3 of the path.
+        # Local workers need this interpreter's packages; Spark would take the first python3 of the path.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # Times are shown and written in one time zone, wherever the job runs.
     builder = builder.config("spark.sql.session.timeZone", "UTC").config(
@@ -66,7 +70,10 @@ def session(name: str, *, master: str | None, conf: Mapping[str, str]) -> Iterat
 def read_topic(
     spark: SparkSession, cluster: Mapping[str, str], topic: str, *columns: str, **options: str
 ) -> DataFrame:
-    """Return what a topic holds now, as a batch: these columns, with values of any length."""
+    """Return a topic's present records as a DataFrame with these columns; values of any length are fetched.
+
+    `options` are further options of the source, and take precedence.
+    """
     columns_ = {"columns": ",".join(columns), "largeRecords": "fetch"}
     given = {**cluster, "subscribe": topic, **columns_, **options}
     return spark.read.format("laminar").options(**given).load()
@@ -76,8 +83,8 @@ def read_topic(
 def persisted(rows: DataFrame) -> Iterator[DataFrame]:
     """Persist `rows` for the block, in as few partitions as their size needs.
 
-    By default Spark keeps all 200 partitions of a shuffle, and each further step has as many tasks: 20 s
-    instead of 3 for some thousand records.
+    By default Spark keeps all 200 partitions of a shuffle, and each further step has as many tasks. For a few
+    thousand records that takes 20 s instead of 3.
     """
     conf = rows.sparkSession.conf
     before = conf.get(_COALESCE_PERSISTED) == "true"
@@ -93,7 +100,7 @@ def persisted(rows: DataFrame) -> Iterator[DataFrame]:
 
 
 def connected(cluster: Mapping[str, str]) -> Cluster:
-    """Return the driver's own connection to the cluster of these options."""
+    """Return the driver's own connection to a cluster, given as the source's options."""
     from laminar.spark.read.cluster import cluster as connect
     from laminar.spark.read.options import endpoints_of
 

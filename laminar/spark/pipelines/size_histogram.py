@@ -1,9 +1,9 @@
 """Histograms of integers in classes of bounded relative width, and percentiles of them. Pure.
 
-A class is all integers with the same length and the same first seven bits. Below 128 that is one integer;
-above, the integers of a class are within 1.6 % of each other. Count and sum of a class are exact. So some
-2,000 classes hold the sizes of any number of records, and the frequencies of any number of keys. It is the
-log-linear scheme of HdrHistogram.
+A class is all integers with the same length in bits and the same first seven bits. Below 128 that is one
+integer; above, the integers of a class are within 1.6 % of each other. Count and sum of a class are exact. So
+some 2,000 classes are enough for the sizes of any number of records, and for the frequencies of any number of
+keys. It is the log-linear scheme of HdrHistogram.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BITS = 7
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """The integers of one class: how many, their sum, the least and the greatest."""
+    """The integers of one class: their number, their sum (`total`), the least and the greatest."""
 
     count: int
     total: int
@@ -30,7 +30,7 @@ class Class:
 
     @property
     def mean(self) -> int:
-        """The integer that stands for all of the class."""
+        """The mean of the class, rounded: it stands for each of its integers."""
         return round(self.total / self.count)
 
 
@@ -38,7 +38,7 @@ class Class:
 class Bin:
     """One bin of a histogram: `count` integers from `low` to `high - 1`.
 
-    Both borders are powers of two, but for 0, which has a bin of its own.
+    Both borders are powers of two. Only 0 has a bin of its own, from 0 to 0.
     """
 
     low: int
@@ -47,13 +47,13 @@ class Bin:
 
 
 def class_of(numbers: Column) -> Column:
-    """Return the class of each integer, which must not be negative; null for null.
+    """Return the number of each integer's class; integers must not be negative, null gives null.
 
-    Classes are integers that rise with the numbers.
+    A greater integer has the same number or a greater one.
     """
     from pyspark.sql import functions as f
 
-    # The half keeps the logarithm away from integers, where a rounding error would decide.
+    # At a power of two the logarithm is an integer, and a rounding error would decide. The half avoids that.
     shift = f.floor(f.log2(numbers + 0.5)).cast("int") - (_BITS - 1)
     first_bits = f.call_function("shiftright", numbers, shift).cast("int")
     fine = numbers < (1 << _BITS)
@@ -61,7 +61,10 @@ def class_of(numbers: Column) -> Column:
 
 
 def bins(classes: Sequence[Class]) -> list[Bin]:
-    """Return the bins from the least integer to the greatest. `classes` rise. A bin between may be empty."""
+    """Return the bins from that of the least integer to that of the greatest, the empty ones included.
+
+    `classes` are in rising order.
+    """
     found: dict[int, int] = {}
     for each in classes:
         found[each.low.bit_length()] = found.get(each.low.bit_length(), 0) + each.count
@@ -72,7 +75,10 @@ def bins(classes: Sequence[Class]) -> list[Bin]:
 
 
 def percentile(classes: Sequence[Class], share: float) -> int:
-    """Return the percentile at `share`, of 0 to 1. `classes` rise and are not empty."""
+    """Return the percentile at `share`, from 0 to 1: the mean of the class that contains it.
+
+    `classes` are in rising order, and at least one.
+    """
     wanted = math.ceil(share * sum(each.count for each in classes))
     for each in classes:
         wanted -= each.count
@@ -82,7 +88,10 @@ def percentile(classes: Sequence[Class], share: float) -> int:
 
 
 def of_greatest(classes: Sequence[Class], rank: int) -> int:
-    """Return the integer at a rank; rank 1 is the greatest. `classes` rise."""
+    """Return the integer at `rank`, where 1 is the greatest, as its class's mean; 0 beyond the last rank.
+
+    `classes` are in rising order.
+    """
     for each in reversed(classes):
         rank -= each.count
         if rank <= 0:
@@ -91,11 +100,14 @@ def of_greatest(classes: Sequence[Class], rank: int) -> int:
 
 
 def sum_of_greatest(classes: Sequence[Class], count: int) -> int:
-    """Return the sum of the `count` greatest integers. `classes` rise."""
+    """Return the sum of the `count` greatest integers; of all, if there are fewer.
+
+    `classes` are in rising order.
+    """
     total = 0
     for each in reversed(classes):
         if count < each.count:
-            # Of a class that is only partly in, each integer counts as its mean.
+            # Of this class only `count` integers belong to the sum: each counts as the class's mean.
             return total + round(each.total * count / each.count)
         total += each.total
         count -= each.count

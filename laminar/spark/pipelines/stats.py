@@ -1,10 +1,10 @@
 """Stats: rates, sizes, keys, partitions and tags of a topic, and how they are skewed.
 
-It reads the same range of offsets twice. The first read takes only times and tags, a small part of a topic,
-and finds the time range over which rates are counted. The second groups each record twice, by its key and by
-its partition, time and size; so values pass through Spark's socket once. What reaches the driver is bounded
-for any topic: some hundred buckets of time for each partition, some thousand classes of sizes
-(`size_histogram`), the first few keys and tags.
+The job reads the same range of offsets twice. The first read takes only times and tags, a small part of a
+topic, and finds the time range over which rates are counted. The second read counts each record in two
+groups: that of its key, and that of its partition, time and size. So values pass through Spark's socket once.
+What reaches the driver is bounded for any topic: some hundred buckets of time for each partition, some
+thousand classes of sizes (`size_histogram`), the first few keys and tags.
 
 All counts, sums and extremes, and the keys and tags at the top, are exact. Percentiles of sizes, and the
 frequencies of further keys, are exact below 128 and within 1.6 % above.
@@ -34,14 +34,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TOP = 20
-# A few records with times far off, as of a wrong clock, must not squeeze all others into one bucket.
+# A few records with times far from all others, as of a wrong clock, must not make the buckets so wide that
+# all others are in one. Up to this share of the records at either end may be *stray*; they are left out of
+# the buckets if the range of all times is more than `_FAR` times the range of the others (at least a day).
 _STRAY_SHARE = 0.01
 _FAR = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Survey:
-    """The result of the first read. The core leaves out days of stray records at either end."""
+    """The result of the first read.
+
+    `first_ms` and `last_ms` are the extremes of all times, `core_first_ms` and `core_last_ms` those without
+    the days of stray records at either end.
+    """
 
     first_ms: int
     last_ms: int
@@ -87,7 +93,7 @@ def stats(spark: SparkSession, cluster: Mapping[str, str], topic: str, *, top: i
 
 
 def _extent(cluster: Mapping[str, str], topic: str) -> tuple[dict[Any, int], dict[Any, int]]:
-    """Return the first offset and the end offset of each partition."""
+    """Return the first offsets and the end offsets, by (topic, partition)."""
     from laminar.spark.read.offsets import AT_EARLIEST, AT_LATEST
     from laminar.spark.read.options import parse
 
@@ -99,7 +105,7 @@ def _extent(cluster: Mapping[str, str], topic: str) -> tuple[dict[Any, int], dic
 
 
 def _by_day(rows: DataFrame) -> DataFrame:
-    """Return the number of records by tag and day."""
+    """Return the number of records, and the first and last time, by tag and day."""
     from pyspark.sql import functions as f
 
     time = f.unix_millis("timestamp")
@@ -110,7 +116,7 @@ def _by_day(rows: DataFrame) -> DataFrame:
 
 
 def _survey(days: DataFrame, top: int) -> _Survey:
-    """Return times and tags, computed from records by tag and day."""
+    """Return the result of the first read, from the rows of `_by_day`."""
     from pyspark.sql import functions as f
 
     shares = f.array(f.lit(_STRAY_SHARE), f.lit(1 - _STRAY_SHARE))
@@ -126,7 +132,7 @@ def _survey(days: DataFrame, top: int) -> _Survey:
         .agg(f.sum("records").alias("records"), f.min("first").alias("first"), f.max("last").alias("last"))
         .collect()[0]
     )
-    # A percentile of few records lies between two of them and leaves out more than intended.
+    # With few records a percentile is between two of them, and leaves out more than intended.
     if (core["records"] or 0) < (1 - 2 * _STRAY_SHARE) * whole["records"]:
         core = whole
     by_tag = days.groupBy("tag").agg(f.sum("records").alias("records"))
@@ -152,7 +158,10 @@ def _survey(days: DataFrame, top: int) -> _Survey:
 
 
 def _grouped(rows: DataFrame, grid: Grid) -> DataFrame:
-    """Group records by key, and by partition, bucket and size class. Rows by key have no partition."""
+    """Return the records grouped by key, and also grouped by partition, bucket of time and class of size.
+
+    Both kinds of groups are rows of one DataFrame. Those by key have null for the partition.
+    """
     from pyspark.sql import functions as f
 
     size = f.length("value")
@@ -180,7 +189,13 @@ def _grouped(rows: DataFrame, grid: Grid) -> DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Counted:
-    """The result of the second read: rows of Spark's, and classes that rise."""
+    """The result of the second read. Classes are in rising order.
+
+    `places`: a Spark row for each partition and bucket; `values`: the sizes of values; `large`: the number of
+    values stored apart; `key_bytes`: the sizes of the keys of all records; `keyless`: the number of records
+    without a key; `in_several`: the number of keys in several partitions; `frequencies`: the numbers of
+    records of the keys; `top`: a Spark row for each of the most frequent keys.
+    """
 
     places: Sequence[Any] = ()
     values: Sequence[Class] = ()
@@ -243,7 +258,10 @@ def _classes(rows: Sequence[Any]) -> list[Class]:
 
 
 def _assemble(topic: str, numbers: Sequence[int], survey: _Survey | None, counted: _Counted) -> Stats:
-    """Return the stats that both reads amount to. `numbers` are all partitions, also the empty ones."""
+    """Return the stats, from the results of both reads. `numbers` are all partitions, the empty ones too.
+
+    `survey` is None for a topic without records.
+    """
     records = sum(row["records"] for row in counted.places)
     partitions = [
         _load(number, [row for row in counted.places if row["partition"] == number], records)
@@ -338,7 +356,8 @@ def _keys(counted: _Counted) -> Keys:
     ranks = [1 << power for power in range(distinct.bit_length())]
     if distinct and ranks[-1] < distinct:
         ranks.append(distinct)
-    # The first ranks are those of the top keys, whose counts are exact.
+    # The counts of the top keys, which have the first ranks, are exact; those of other ranks come from
+    # classes.
     first = [row["records"] for row in counted.top]
     return Keys(
         distinct=distinct,
@@ -370,5 +389,8 @@ def _keys(counted: _Counted) -> Keys:
 
 
 def _held(first: Sequence[int], frequencies: Sequence[Class], rank: int) -> int:
-    """Return the number of records that the keys up to this rank have together."""
+    """Return the number of records that the keys up to this rank have together.
+
+    `first` has the exact counts of the first ranks.
+    """
     return sum(first[:rank]) if rank <= len(first) else sum_of_greatest(frequencies, rank)

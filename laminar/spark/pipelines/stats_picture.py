@@ -1,7 +1,7 @@
 """The chart of `stats`: rates over time, sizes, partitions and keys, on one page.
 
-It answers what is in a topic, and whether it is skewed. So the title names the skew, and a partition has one
-colour in all panels: a hot key, the partition that it fills, and the time when it did are seen together.
+It shows what is in a topic, and whether it is skewed. So the title names the skew, and a partition has one
+colour in all panels: a frequent key, its partition, and the time of its records are seen together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_BARS_NAMED = 24
 
 
 def draw(stats: Stats, path: Path) -> None:
-    """Draw to a file, whose suffix is the format: PNG, SVG or PDF. Needs matplotlib.
+    """Draw the chart to a file, whose suffix is the format: PNG, SVG or PDF. Needs matplotlib.
 
     Raises:
         OSError: when the file cannot be written.
@@ -115,7 +115,7 @@ def _totals(stats: Stats) -> str:
 
 
 def _caption(stats: Stats) -> str:
-    """Return notes on how to read the chart, and what has no panel."""
+    """Return notes on how to read the chart, and the figures that have no panel: large values and tags."""
     parts = ["Times are the producers' where given, else those of the append."]
     rates = stats.rates
     if rates is not None and rates.before + rates.after:
@@ -165,7 +165,7 @@ def _empty(axes: Axes, text: str) -> None:
 
 
 def _edges(rates: Rates) -> list[float]:
-    """Return the edges of the buckets, in seconds from the first: floats hold no exact epoch times."""
+    """Return the edges of the buckets in seconds from the first edge: a float is too coarse for epoch times."""
     return [bucket * rates.width_ms / 1000 for bucket in range(rates.buckets + 1)]
 
 
@@ -182,7 +182,7 @@ def _rates(axes: Axes, rates: Rates, colors: dict[int, str]) -> None:
         together = [sum(column) for column in zip(*(each.records for each in grey), strict=True)]
         layers.append((f"{len(grey)} others", OTHERS, together))
     edges = _edges(rates)
-    # The last value is repeated, because a step has two ends.
+    # There is one edge more than buckets: the last value is repeated for it.
     heights = [[count * scale for count in (*layer[2], layer[2][-1])] for layer in layers]
     axes.stackplot(
         edges,
@@ -299,7 +299,7 @@ def _sizes(axes: Axes, values: Sizes, keys: Sizes) -> None:
 
 
 def _power(count: float) -> float:
-    """Return a size's position on the axis; 0 bytes are left of 1."""
+    """Return a size's position on the axis, its binary logarithm; -1 for 0 bytes."""
     return math.log2(count) if count else -1.0
 
 

@@ -1,4 +1,4 @@
-"""The results of `stats` as plain values: they become its JSON, and its chart is drawn from them."""
+"""The results of the job `stats` as plain values, from which its JSON and its chart are made."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from laminar.spark.pipelines.size_histogram import Bin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes in bytes of the values, or of the keys, of `count` records.
+    """Sizes in bytes of the values, or of the keys, of `count` records; `total` is their sum.
 
-    `absent` records have none, or one that is stored apart.
+    `absent` is the number of further records: those without a key, or those whose value is stored apart. The
+    other fields are None if `count` is 0.
     """
 
     count: int
@@ -88,7 +89,10 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """The records of the key at this rank, and the share that the keys up to it have together."""
+    """The number of records of the key at this rank, and the share of all keys up to it.
+
+    Rank 1 is the most frequent key. The share is of the records that have a key.
+    """
 
     rank: int
     records: int
@@ -97,7 +101,12 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """Keys by frequency. `ranks` are powers of two and the last rank. The top 1 % is at least one key."""
+    """Keys by frequency.
+
+    `ranks` has the ranks that are powers of two, and the last one. `top_percent_keys` is the number of keys
+    that are the most frequent 1 %, at least one if there are keys; `top_percent_share` is their share of the
+    records with a key.
+    """
 
     distinct: int
     keyless_records: int

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 from laminar.spark.pipelines.buckets import DAY_MS
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Characters below this are in every font and terminal.
+# Code points below this (Latin, Greek, Cyrillic) are in every font and terminal.
 _SHOWN_BELOW = 0x530
 
 
 def number(value: float) -> str:
-    """Return a number with thousands separators; a small one with three digits."""
+    """Return a number of 100 or more, or a whole one, as ``1,234``; any other with three digits."""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
@@ -39,7 +39,10 @@ def percent(share: float) -> str:
 
 
 def per(rate_per_s: float) -> tuple[str, int]:
-    """Return the unit of time in which a rate is at least 1 if possible, and its seconds."""
+    """Return the shortest unit of time (s, min, h, day) for which a rate is at least 1, and its seconds.
+
+    A rate below 1 a day has ``day``.
+    """
     for unit, seconds in (("s", 1), ("min", 60), ("h", 3_600)):
         if rate_per_s * seconds >= 1:
             return unit, seconds
@@ -53,7 +56,7 @@ def rate(rate_per_s: float) -> str:
 
 
 def utc(time_ms: int) -> datetime | None:
-    """Return a time of epoch milliseconds; None before the year 1 and after 9999."""
+    """Return epoch milliseconds as a datetime in UTC; None before the year 1 and after 9999."""
     try:
         return _EPOCH + timedelta(milliseconds=time_ms)
     except OverflowError:
@@ -61,7 +64,10 @@ def utc(time_ms: int) -> datetime | None:
 
 
 def instant(time_ms: int) -> str:
-    """Return a time as ``2001-01-31 23:59:00``, in UTC, with its fraction if it has one."""
+    """Return a time as ``2001-01-31 23:59:00``, in UTC, with milliseconds if they are not 0.
+
+    A time that `utc` cannot represent is ``N ms``.
+    """
     at = utc(time_ms)
     if at is None:
         return f"{time_ms} ms"

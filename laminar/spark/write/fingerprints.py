@@ -1,12 +1,13 @@
-"""Fingerprints of batches: they tell whether a batch is the one that was committed under its number.
+"""Fingerprints of batches: they show whether a batch is the one that was committed under its number.
 
 Spark runs a batch again when it crashed between the sink's commit and its own. The sink knows the number and
-does not write the batch twice. But a checkpoint that was restored to an older state counts from there again,
-and its batches are new. Those below the last committed number are refused. For that number itself the
-fingerprint decides, which the cluster keeps with each decision.
+does not write the batch twice. But after a restore of an older checkpoint Spark uses numbers again for other
+batches. Those below the last committed number are refused. For the last committed number itself the
+fingerprints are compared: the cluster keeps that of the committed batch with its decision.
 
-Spark journals what a batch reads before it runs it, and never changes that: the digest of this file
-identifies the batch. Where Python cannot read the checkpoint, only the number of records is compared.
+Before Spark runs a batch, it writes the offsets that the batch reads into a file of its journal
+(``offsets/N`` in the checkpoint), and never changes that file. So the file's digest identifies the batch.
+Where Python cannot read the checkpoint, only the number of records is compared.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class OtherBatch(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The fingerprint of one batch: how many records, and the digest of Spark's journal of it if readable."""
+    """The fingerprint of one batch: its number of records, and the digest of its file in Spark's journal.
+
+    `journal` is None where that file cannot be read.
+    """
 
     records: int
     journal: str | None = None
@@ -45,9 +49,10 @@ class Fingerprint:
         return None if found is None else cls(int(found[1]), found[2])
 
     def is_of(self, other: Fingerprint) -> bool:
-        """Return whether both may be of one batch: by the journal, or else by the number of records.
+        """Return whether both may be fingerprints of one batch.
 
-        A query that is not deterministic may have other records when it runs again, with the same journal.
+        If both have the journal's digest, that alone decides: a query that is not deterministic may have
+        another number of records when its batch runs again. Otherwise the numbers of records are compared.
         """
         if self.journal is not None and other.journal is not None:
             return self.journal == other.journal
@@ -55,7 +60,10 @@ class Fingerprint:
 
 
 def journal_of(checkpoint: str | None, number: int) -> str | None:
-    """Return the digest of what Spark has journaled of a batch; None if unreadable. Runs in the driver."""
+    """Return the digest of the file of batch `number` in Spark's journal; None if it cannot be read.
+
+    `checkpoint` is the query's checkpoint folder, a path or URI; None gives None. Runs in the driver.
+    """
     if checkpoint is None:
         return None
     from pyarrow import ArrowException, fs
@@ -76,7 +84,10 @@ def journal_of(checkpoint: str | None, number: int) -> str | None:
 
 
 def committed_before(known: SinkInfo, number: int, fingerprint: Fingerprint) -> None:
-    """Check that the committed batch `number` of a sink is this one, and log that it is not written again.
+    """Check that the sink's committed batch `number` is the batch of `fingerprint`, and log a warning.
+
+    The warning says that the batch is not written again. A batch that another program committed, whose
+    fingerprint has another form, counts as the same.
 
     Raises:
         OtherBatch: when it is another batch, or when a later one is committed.
@@ -98,7 +109,7 @@ def committed_before(known: SinkInfo, number: int, fingerprint: Fingerprint) -> 
 
 
 def older_than_its_sink(sink: str, number: int, committed: int) -> OtherBatch:
-    """Return the error for a batch `number` below the last committed one."""
+    """Return the error for a batch whose `number` is below `committed`, the last of its sink."""
     return OtherBatch(
         f"batch {number} is below the last that sink {sink!r} has committed, {committed}. Whether it was"
         f" written is unknown, and nothing of it is written now. {_HOW}"

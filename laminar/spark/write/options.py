@@ -46,8 +46,9 @@ _SPARKS_OWN: Final = ("checkpointlocation", "queryname", "path")
 class SinkOptions:
     """The options of a write, checked.
 
-    `transaction` is (sink, number) of a batch that must not be written twice. `checkpoint` is the folder of a
-    stream's checkpoint, if an option names it.
+    `transaction` is (sink, number) of a batch that must not be written twice, from ``txnAppId`` and
+    ``txnVersion``; None without them, and in a stream. `checkpoint` is the folder of a stream's checkpoint,
+    if an option names it.
     """
 
     topic: str | None = None
@@ -91,7 +92,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 
 
 def check_sink_schema(schema: StructType, *, topic: str | None) -> dict[str, int]:
-    """Return the position of each column, by its proper name.
+    """Return the position of each column in the schema, by the column's lower-case name.
 
     Raises:
         ValueError: for a column that is unknown, of another type, or missing; it names the column.

@@ -1,8 +1,10 @@
-"""Split a task's rows by topic and partition, and build frames of them. No I/O.
+"""Split a task's rows by topic and partition, and build frames (encoded batches) of them.
 
 1. Records of one key keep their order: rows are gathered by partition in the order in which they arrive.
 2. No Python object is made of a record, except of its headers and of each distinct key.
-3. What is gathered and not yielded stays below `OPEN_BYTES` and one record batch.
+3. Rows that were gathered and not yielded have at most `OPEN_BYTES`, plus one Arrow record batch.
+
+Nothing here does I/O, except what the caller's `partitioner_of` does.
 """
 
 from __future__ import annotations
@@ -17,19 +19,26 @@ from laminar.batch.arrow.pyarrow_in import frame
 from laminar.client.policy.record_accumulator import MAX_RECORD_BYTES
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 
-# A stage is an entry in its partition's log; `bench_state` measures what smaller ones cost.
+# The largest stage. Each stage is an entry in its partition's log; `bench_state` measures what smaller ones
+# cost.
 STAGE_BYTES: Final = 1 << 20
 STAGE_RECORDS: Final = 65_536
+# A task that holds more than this yields all its rows, also in small stages.
 OPEN_BYTES: Final = 32 << 20
 
 
 class Partitioner:
-    """The choice of a topic's partition for each row, as the client's producers choose it."""
+    """The choice of a partition for each row of one topic, as the client's producers choose it.
+
+    `partitions` is the topic's number of partitions. Rows without a key begin at partition `first`, modulo
+    that number.
+    """
 
     def __init__(self, partitions: int, *, first: int) -> None:
         route = Route.even(partitions)
         self.partitions = partitions
-        # Rows without a key of one record batch go to one partition, those of the next to the next one.
+        # All rows without a key of one Arrow record batch go to this partition, those of the next record
+        # batch to the next partition.
         self._sticky = first % partitions
         self._partition_of = [
             number for number, logicals in enumerate(route.ranges()) for _ in range(len(logicals))
@@ -37,9 +46,10 @@ class Partitioner:
         assert len(self._partition_of) == LOGICAL_PARTITIONS, "a route covers all logical partitions"
 
     def of(self, keys: pyarrow.Array | None, given: pyarrow.Array | None, rows: int) -> pyarrow.Array | int:
-        """Return the partition of each row: the given one, else the key's, else this batch's.
+        """Return the partition of each of `rows` rows: the given one, else its key's, else the sticky one.
 
-        A single number stands for all rows.
+        `keys` and `given` may be None, or have nulls. The result is an array, or a single number that stands
+        for all rows. Each call is for one Arrow record batch: it moves the sticky partition on by one.
 
         Raises:
             ValueError: for a given partition that does not exist.
@@ -72,14 +82,15 @@ class Partitioner:
                 )
 
 
-# A frame and where it goes: topic, partition, frame, number of records.
+# What one request stages: topic, partition, frame, number of records.
 Stage = tuple[str, int, bytearray, int]
 
 
 class Rows:
-    """A buffer that groups the rows of one task by partition, and gives them back as stages.
+    """A buffer that groups the rows of one task by partition, and yields them as stages.
 
-    `partitioner_of` returns the partitioner of a topic; it may ask the cluster.
+    `positions` has the position of each column by name. `topic` is the option: with None each row names its
+    own. `partitioner_of` returns the partitioner of a topic; it may ask the cluster.
     """
 
     def __init__(
@@ -93,7 +104,7 @@ class Rows:
         self._sizes: dict[tuple[str, int], int] = {}
 
     def put(self, batch: pyarrow.RecordBatch) -> Iterator[Stage]:
-        """Gather the rows of a batch; yield the stages that are full.
+        """Gather the rows of an Arrow record batch; yield the stages that are full.
 
         Raises:
             ValueError: for a row that cannot be written; it names the column.
@@ -127,7 +138,7 @@ class Rows:
             yield self._close(where)
 
     def _by_topic(self, topics: pyarrow.Array | None) -> Iterator[tuple[str, pyarrow.Array | None]]:
-        """Yield each topic with a mask of its rows; None stands for all rows."""
+        """Yield each topic with a mask of its rows; None for the mask stands for all rows."""
         if self._topic is not None:
             yield self._topic, None
             return
@@ -176,7 +187,7 @@ class Rows:
 
 
 def _plain(name: str, column: pyarrow.Array) -> pyarrow.Array:
-    """Return a column in the type that a frame is built of, whichever type the query gave it."""
+    """Return a column cast to the type that the frame's builder takes; times are floored to milliseconds."""
     if name in ("key", "value"):
         return column.cast(pyarrow.binary())
     if name in ("tag", "topic"):
@@ -190,7 +201,10 @@ def _plain(name: str, column: pyarrow.Array) -> pyarrow.Array:
 def _split(
     rows: pyarrow.RecordBatch, partitions: pyarrow.Array | int
 ) -> Iterator[tuple[int, pyarrow.RecordBatch]]:
-    """Yield the rows of each partition, in their order."""
+    """Yield each partition with its rows, in the order in which they came.
+
+    `partitions` is the partition of each row, or one number for all.
+    """
     if isinstance(partitions, int):
         yield partitions, rows
         return
@@ -207,7 +221,7 @@ def _split(
 
 
 def _cut(rows: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
-    """Yield rows in pieces for one stage each; a single record may be larger."""
+    """Yield rows in pieces that fit into one stage each; a piece of one record may be larger."""
     if rows.num_rows > 1 and (rows.nbytes > STAGE_BYTES or rows.num_rows > STAGE_RECORDS):
         half = rows.num_rows // 2
         yield from _cut(rows.slice(0, half))

@@ -1,13 +1,14 @@
 """A task of the sink: it stages its rows for a batch and reports to the driver what it staged.
 
 A stage is invisible until the driver commits it. A commit publishes the stages of a partition in the order of
-their numbers. So a number begins with that of the task, which keeps rows in Spark's order and tasks apart,
-and continues with a number drawn at random for the attempt. Spark names the attempts that count; the stages
-of others are dropped. Where two attempts draw the same number, an equal stage is taken once and counts once,
-and another one is refused: the later attempt fails and Spark starts a new one.
+their numbers. The highest bits of a stage's number are the number of the task, so that rows keep Spark's
+order and no two tasks use one number. Then follows a number drawn at random for the attempt, because Spark
+may run a task more than once. Spark reports to the driver the attempts that count; the stages of others are
+dropped. Where two attempts of a task draw the same number, the cluster takes a stage with equal bytes as a
+repetition, and refuses one with other bytes: then the later attempt fails, and Spark starts a new one.
 
-Stages are sent by the client's `post_stage`. They are gathered here, because a task has Arrow columns and the
-client gathers record by record (docs/decisions/0021).
+Stages are sent by the client's `post_stage`, but their rows are gathered here: a task has Arrow columns, and
+the client's own buffer takes records one by one (docs/decisions/0021).
 """
 
 from __future__ import annotations
@@ -27,17 +28,23 @@ from laminar.spark.write.rows import Partitioner, Rows, Stage
 if TYPE_CHECKING:
     import pyarrow
 
-# The 53 bits of a stage's number: a bit for a large task number, the task, the attempt, its stages counted.
+# The 53 bits of a stage's number, the highest first: one that is set if the task's number has more than
+# `SMALL_TASK_BITS` bits; 34 for the task and the attempt (13 and 21, or 24 and 10 if that bit is set); 18
+# that count the attempt's stages.
 SMALL_TASK_BITS: Final = 13
 TASK_BITS: Final = 24
 ATTEMPT_BITS: Final = 21
 COUNT_BITS: Final = 18
-# Stages sent at a time, of up to 1 MiB each.
+# Requests of a task that are under way at a time, each with a stage of up to about 1 MiB.
 WIDTH: Final = 12
 
 
 async def sink_info(cluster: Cluster, name: str) -> SinkInfo:
-    """Return the sink's state. One that was never begun has the epoch below its first."""
+    """Return the sink's state.
+
+    For a sink that was never begun, or was forgotten, `epoch` is the number below the one that its next
+    beginning gets, and `committed` is None.
+    """
     try:
         return await Sink(cluster.session, name).describe()
     except NotFound as error:
@@ -47,8 +54,9 @@ async def sink_info(cluster: Cluster, name: str) -> SinkInfo:
 def first_stage(task: int, attempt: int) -> int:
     """Return the first stage number of an attempt at a task.
 
-    The numbers of two tasks are disjoint and in the order of the tasks. `attempt` has `ATTEMPT_BITS`; with a
-    large task number only the highest of them are used.
+    An attempt has the `1 << COUNT_BITS` numbers from there on. The numbers of two tasks are disjoint and in
+    the order of the tasks. `attempt` is a random number of `ATTEMPT_BITS` bits; with a large task number only
+    the highest of these bits are used.
 
     Raises:
         ValueError: for too many tasks.
@@ -63,7 +71,7 @@ def first_stage(task: int, attempt: int) -> int:
 
 
 class TaskStager:
-    """Stages the rows of one attempt at a `task`, for batch `number` of the sink `name` under `epoch`."""
+    """One attempt at a `task`: it stages rows for batch `number` of the sink `name` under `epoch`."""
 
     def __init__(self, cluster: Cluster, name: str, *, number: int, epoch: int, task: int) -> None:
         self._cluster = cluster
@@ -83,6 +91,9 @@ class TaskStager:
         self, batches: Iterable[pyarrow.RecordBatch], positions: dict[str, int], *, topic: str | None
     ) -> Staged | None:
         """Stage all rows and return what was staged; None if the batch is committed already.
+
+        `positions` and `topic`: see `Rows`. All of `batches` is read in either case, because Spark waits for
+        that.
 
         Raises:
             ValueError: for rows that cannot be written.

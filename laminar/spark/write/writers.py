@@ -1,11 +1,13 @@
 """``df.write`` and ``df.writeStream`` into topics: tasks stage, the driver commits, each batch counts once.
 
-A stream's sink is named after the query, whose id is in its checkpoint, and its batches have Spark's numbers.
-Spark passes the id and the number only to tasks. So a task reads the sink's epoch and stages under the next
-one; the driver begins exactly that epoch and commits. That fails if another driver of the same checkpoint has
-begun it since. A batch write begins its sink in the driver, before its tasks.
+A stream's sink is named after the query's id, which is in its checkpoint, and its batches have Spark's
+numbers. Spark passes the id and the number only to tasks, so the driver cannot begin the sink before them. So
+a task reads the sink's epoch and stages under the next one; afterwards the driver begins exactly that next
+epoch and commits. That fails if another driver of the same checkpoint has begun it since. A batch write
+begins its sink in the driver, before its tasks.
 
-Spark pickles a writer into each task and makes another for each commit, so a writer keeps no state.
+Spark pickles a writer into each task, and for a stream makes another one for each commit. So a writer keeps
+nothing that it learns after it was made.
 """
 
 from __future__ import annotations
@@ -39,15 +41,15 @@ if TYPE_CHECKING:
 
 STREAM_PREFIX = "spark-"
 WRITE_PREFIX = "spark-write-"
-# How long an aborted write tries to drop its stages.
+# How long the driver of an aborted write tries to have its stages dropped.
 ABORT_S = 10.0
 
 
 @dataclass(frozen=True)
 class StagedMessage(WriterCommitMessage):
-    """A task's message to its driver: how many rows it had, and what it staged.
+    """A task's message to its driver: how many rows (`records`) it had, and what it staged.
 
-    `staged` is None if the batch was committed before.
+    `staged` is None if the batch was committed before, so that nothing is staged.
     """
 
     sink: str
@@ -101,7 +103,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        # A write without a transaction is atomic too: it has a sink of its own.
+        # A write without a transaction is atomic too: it has a sink of its own, which it uses once.
         self._name, self._number = options.transaction or (f"{WRITE_PREFIX}{uuid.uuid4()}", 0)
         sink = self._sink(self._name)
         self._epoch = self._cluster().run(sink.begin(once=options.transaction is None))
@@ -132,10 +134,12 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             here.run(sink.commit(self._number, staged, epoch=self._epoch, fingerprint=str(fingerprint)))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drop the stages of a write that failed. What is committed stays, although Spark does not know it.
+        """Have the nodes drop the stages of a write that failed.
 
-        A sink of this write alone is begun once more: so the nodes know that the write is over, and drop its
-        stages at once.
+        If the write was committed, and only Spark did not learn it, the records stay. A sink of this write
+        alone is begun once more: its new epoch shows the nodes that the write is over, so they drop its
+        stages at once. The sink of a transaction is left as it is: the next attempt begins it. Errors are
+        ignored.
         """
         if self._options.transaction is None:
             with contextlib.suppress(Error):
@@ -150,7 +154,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
-        """Stage the rows of a task, under the epoch after the sink's.
+        """Stage the rows of a task, under the epoch after the sink's present one.
+
+        Stage nothing if the batch is committed already.
 
         Raises:
             OtherBatch: when a later batch is committed.
@@ -187,7 +193,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     ) -> None:
         sink = self._sink(reported[0].sink)
         if len(staged) < len(reported):
-            # Committed in an earlier run, but some partitions may not have published it yet.
+            # The batch was committed in an earlier run, but some partitions may not have published it yet. To
+            # commit its number once more has them publish it, and writes nothing.
             epoch = await sink.begin()
             # Otherwise this would commit an empty batch.
             assert sink.committed is not None and sink.committed >= number, (sink.committed, number)
