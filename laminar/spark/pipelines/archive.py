@@ -22,7 +22,7 @@ POLL_S = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """The records of one partition in an archive. The archive is damaged unless `missing` and `doubled` are 0.
+    """The records of one partition in an archive, which is damaged unless `missing` and `doubled` are 0.
 
     `missing` counts the offsets between the first and the last that no record has, `doubled` the records
     whose offset another record has.

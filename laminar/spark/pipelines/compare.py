@@ -69,9 +69,10 @@ def compare(
     """Return the records of `other` that are missing, extra, different or reordered, compared with `one`.
 
     `columns` are the ones to compare, of key, value, headers, tag and timestamp: compare a copy that did not
-    keep the times without timestamp. By place no record is *reordered*. Records that retention trimmed on one
-    side are missing or extra. By key no record is *different*: one is missing and another is extra.
-    *Reordered* is a record that comes after another of its key in `other` and before it in `one`.
+    keep the times without timestamp. By place a record of `one` is *missing* if `other` has none at its
+    partition and offset, and no record is *reordered*. Records that retention trimmed on one side are missing
+    or extra. By key no record is *different*: one is missing and another is extra. *Reordered* is a record
+    that comes after another of its key in `other` and before it in `one`.
 
     Raises:
         ValueError: for a column that cannot be compared, or another `by`. Spark's exceptions are passed on.

@@ -5,8 +5,9 @@ sink that only this job uses. So each slice is written whole and once. The first
 replayed and stores it in the job's checkpoint before it writes anything. A job that died and is started again
 continues after the last committed slice. A job that is done does nothing, even if the source has grown.
 
-In a slice each partition of the source is read by one task, and a task's rows keep their order in the sink.
-So the records of a key, which are in one partition, keep theirs.
+In a slice each partition of the source is read by one task, or in order by tasks with rising numbers. The
+sink publishes rows in the order of tasks and, within a task, in the order of its rows. So the records of a
+key, which are in one partition, keep their order.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def _extents(rows: DataFrame, *, since_ms: int | None, until_ms: int | None) -> 
 
 
 def _read_ranges(spark: SparkSession, cluster: Mapping[str, str], ranges: Mapping[str, str]) -> DataFrame:
-    """Return ranges of offsets of a topic: a task for each partition, in order."""
+    """Return ranges of offsets of a topic, in order; a range of many bytes has several tasks."""
     options = {**cluster, **ranges, "columns": ",".join((*PLACE, *RECORD)), "largeRecords": "fetch"}
     return spark.read.format("laminar").options(**options).load()
 

@@ -38,7 +38,7 @@ class Class:
 class Bin:
     """One bin of a histogram: `count` integers from `low` to `high - 1`.
 
-    Both borders are powers of two. Only 0 has a bin of its own, from 0 to 0.
+    Both borders are powers of two, except in the first bin, which holds only 0: `low` is 0 and `high` is 1.
     """
 
     low: int

@@ -165,7 +165,7 @@ def _empty(axes: Axes, text: str) -> None:
 
 
 def _edges(rates: Rates) -> list[float]:
-    """Return the edges of the buckets in seconds from the first edge: a float is too coarse for epoch times."""
+    """Return the edges of the buckets in seconds from the first edge: floats would round epoch times."""
     return [bucket * rates.width_ms / 1000 for bucket in range(rates.buckets + 1)]
 
 
