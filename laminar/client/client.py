@@ -58,13 +58,13 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """End every connection. Idempotent; appends still waiting fail with `Unavailable`."""
+        """End every connection. Idempotent. Appends without a receipt fail, over HTTP with `Unavailable`."""
         if self._session is not None:
             await self._session.close()
 
     @property
     def session(self) -> Session:
-        """The session behind this client; not a stable interface."""
+        """The session that makes this client's requests; not a stable interface."""
         if self._session is None or self._session.closed:
             raise ConfigError("the client is not open", code="not_open", hint="`async with connect(...)`")
         return self._session
@@ -74,7 +74,7 @@ class Client:
     @overload
     def topic(self, name: str, codec: Codec[T]) -> Topic[T]: ...
     def topic(self, name: str, codec: Codec[Any] | None = None) -> Topic[Any]:
-        """Return a topic by name, without asking whether it exists."""
+        """Return a topic by name, without a request: whether it exists is not checked."""
         if codec is not None:
             return Topic(self.session, name, codec)
         known = self._topics.get(name)
@@ -100,7 +100,7 @@ class Client:
 
         Raises:
             Unavailable: (`too_few_nodes`) fewer nodes are alive than replicas are wanted.
-            AlreadyExists: it exists with another configuration, or at all without `exist_ok`.
+            AlreadyExists: the topic exists with another configuration; or it exists, and `exist_ok` is false.
         """
         wanted: dict[str, Any] = {}
         if partitions is not None:
@@ -148,14 +148,17 @@ class Client:
                 return sorted(names)
 
     def sink(self, name: str) -> Sink:
-        """Return a sink by name, without asking anything; this client has one epoch of it."""
+        """Return a sink by name, without a request.
+
+        A client has one epoch of a sink: all that it does under this name is done under that epoch.
+        """
         known = self._sinks.get(name)
         if known is None:
             known = self._sinks[name] = Sink(self.session, name)
         return known
 
     async def sinks(self, prefix: str = "") -> list[SinkInfo]:
-        """Return all sinks whose names begin with `prefix`, by name."""
+        """Return the descriptions of all sinks whose names begin with `prefix`, sorted by name."""
         found: list[SinkInfo] = []
         after = ""
         while True:
@@ -176,12 +179,13 @@ class Client:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         timeout: float | None = None,
     ) -> Transaction:
-        """Return batch `number` of `sink`, as a block.
+        """Return a transaction that writes batch `number` of `sink`.
 
-        ``async with client.transaction("s", 7) as tx: tx.append(topic, value)``. It is committed whole when
-        the block ends, over any topics and partitions, and once, however often it is tried: a number that was
-        committed is skipped (`Transaction.already`). This client begins the sink at its first transaction,
-        unless `epoch` is given. Committing raises `Fenced` when another client began the sink since.
+        ``async with client.transaction("s", 7) as tx: tx.append(topic, value)``. The end of the block commits
+        the batch whole, over any topics and partitions. A batch is committed once, however often it is tried:
+        if `number` was committed before, nothing is appended (`Transaction.already`). This client begins the
+        sink at its first transaction, unless `epoch` is given. The commit raises `Fenced` if another client
+        has begun the sink since.
         """
         return Transaction(
             self.sink(sink),
@@ -201,7 +205,14 @@ class Client:
     async def request_json(
         self, method: str, path: str, body: Any = None, *, timeout: float | None = None
     ) -> Any:
-        """Call any other resource of the HTTP interface: JSON in, JSON out, errors as `Error`."""
+        """Send a request to any resource of the HTTP interface, and return the decoded JSON of its answer.
+
+        `body` is sent as JSON; None sends no body. A request with a method other than GET, HEAD, PUT and
+        DELETE is not repeated if its connection is lost.
+
+        Raises:
+            Error: the answer is an error, or none came in time.
+        """
         answer = await self.session.call(
             method,
             path,
@@ -213,7 +224,7 @@ class Client:
         return answer.json()
 
     def statistics(self) -> dict[str, Any]:
-        """Return retries, redirects, connections and reads by node since the client was opened."""
+        """Return counts since the opening: retries, redirects, connections, reads by node, resent batches."""
         session = self.session
         return {
             "retries": session.retries,
@@ -233,10 +244,10 @@ def connect(
 ) -> Client:
     """Return a client for the cluster at `url`: a URL, a list of them, or None.
 
-    None means ``LAMINAR_URL``, else the command line's current context, else port 7070 here. No I/O and no
-    loop before ``async with``. `timeout` in seconds is the deadline of each call, over all its retries. With
-    `shared_port` no other port of a node is used: the source port that a connection is bound to leads to the
-    shard that it is for.
+    None means ``LAMINAR_URL``, else the command line's current context, else port 7070 of this machine. There
+    is no I/O, and no event loop is needed, before ``async with``. `timeout` in seconds is the deadline of
+    each call, over all its retries. With `shared_port` the client connects only to the port that all shards
+    of a node share, not to the shards' own ports: it selects the shard by the source port of the connection.
     """
     if timeout <= 0:
         raise ConfigError(f"timeout={timeout}", code="bad_timeout", field="timeout", value=timeout)

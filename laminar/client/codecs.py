@@ -24,9 +24,10 @@ class Codec(Generic[T]):
 
 
 def not_bytes(value: object) -> TypeError | None:
-    """Return the error for a value that no batch can hold; None for a value that it can.
+    """Return the error for a value that is not bytes; None for a value that a batch can hold.
 
-    It is raised where the value is given: found only when its batch is built, it would fail the others too.
+    Callers check each value when the program passes it: an error found only when the batch is built would
+    fail the other records of that batch too.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return None

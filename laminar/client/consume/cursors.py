@@ -1,7 +1,8 @@
-"""A cursor's positions, as a client keeps and moves them.
+"""A cursor's positions, as a client reads and commits them.
 
-`CursorState` compares what it sets with what was committed last, so that two clients that move one cursor
-notice each other. Which member owns a cursor's partition is decided in `laminar.client.consume.subscription`.
+Each commit of `CursorState` names the positions that it expects to replace. If another client has moved the
+cursor meanwhile, the server refuses the commit. Which member owns a cursor's partition is decided in
+`laminar.client.consume.subscription`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ def cursor_path(topic: str, name: str) -> str:
 
 
 class CursorState:
-    """A cursor's positions: what was committed last, to compare with at the next commit."""
+    """The committed positions and the owners of a cursor, as this client knows them.
+
+    A position is the next offset to read. The next commit expects these positions to be unchanged.
+    """
 
     def __init__(self, session: Session, topic: str, name: str) -> None:
         self._session = session
@@ -32,7 +36,7 @@ class CursorState:
         self.owners: dict[int, str] = {}
 
     async def load(self) -> dict[int, int]:
-        """Return the committed positions by partition; {} for a new cursor."""
+        """Read the cursor from the cluster; return its committed positions by partition, {} if it is new."""
         answer = await self._session.call("GET", self._target, accept=(404,))
         found = {} if answer.status == 404 else answer.json()
         self.committed = {int(key): _position(value) for key, value in found.get("positions", {}).items()}
@@ -40,11 +44,13 @@ class CursorState:
         return dict(self.committed)
 
     async def commit(self, positions: Mapping[int, int], *, force: bool = False) -> None:
-        """Set `positions`. With `force` the cursor is taken from those who owned it when it was loaded.
+        """Commit `positions`; partitions whose committed position is the same already are left out.
+
+        With `force` the partitions are also taken from the members that owned them at the last `load`.
 
         Raises:
-            PreconditionFailed: another client moved the cursor since.
-            Fenced: others own it.
+            PreconditionFailed: another client moved the cursor since the last `load` or commit.
+            Fenced: a member owns one of the partitions, with `force` another member than at the last `load`.
         """
         changed = {key: value for key, value in positions.items() if self.committed.get(key) != value}
         if force:
@@ -72,7 +78,8 @@ class CursorState:
                 headers={"Content-Type": "application/json"},
             )
         except Error as error:
-            # A repeated PUT whose first answer was lost finds its own positions: that is a success.
+            # The answer of an earlier attempt may have been lost. Then the cursor is at our positions
+            # already, which is a success.
             if error.status != 412:
                 raise
             wanted = {**self.committed, **changed}
@@ -87,5 +94,5 @@ class CursorState:
 
 
 def _position(value: Any) -> int:
-    # A server may describe a position (offset, lag) where a bare number would do.
+    # A server may send a position as an object with further members instead of a number.
     return int(value["position"] if isinstance(value, dict) else value)

@@ -1,6 +1,7 @@
 """Batches as tables: the only module of the client that needs pyarrow, polars or pandas.
 
-Each is imported when it is asked for, and its absence is a `ConfigError` that names the extra.
+Each library is imported by the function that needs it. If it is not installed, the function raises a
+`ConfigError` that names the extra to install.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ def _missing(library: str, extra: str) -> ConfigError:
 
 
 def arrow_table(batches: Sequence[ReadBatch[Any]]) -> pyarrow.Table:
-    """Return one table over the batches' own memory, with a column ``partition`` (int32) added."""
+    """Return one table of all batches, with a column ``partition`` (int32) added.
+
+    Columns that are not compressed are views of the batches' memory, not copies.
+    """
     try:
         import pyarrow
     except ImportError:

@@ -1,8 +1,8 @@
-"""Batches of several partitions of a topic, read ahead by a fetcher each and joined by a queue.
+"""Batches of several partitions of a topic: one fetching task for each partition, and one queue for all.
 
-Batches of a partition come in order; partitions come as their answers do. Partitions may be added and dropped
-at any time: nothing more comes of one that was dropped. It knows no cursor and returns no single records:
-what it means that a batch was taken is the caller's to say.
+The batches of one partition arrive in order; batches of different partitions are interleaved as their answers
+arrive. Partitions may be added and dropped at any time: a dropped partition yields no further batch. This
+module returns whole batches and moves no cursor: the caller decides when a batch that it took counts as read.
 """
 
 from __future__ import annotations
@@ -42,12 +42,18 @@ def _decode(frame: memoryview, header: Header, *, whole: bool) -> Batch:
 
 
 class Fetchers(Generic[T]):
-    """Fetchers of some partitions. `endless`: there may be more also while no partition is being read.
+    """Fetching tasks of some partitions of a topic, and the batches that they have read ahead.
 
-    `cursor` is the one whose positions these are, named in errors where records are gone; `on_expired` what
-    happens then: reading fails, or continues at the earliest record that is left (`skipped` gets both
-    offsets). `on_damage`: what happens where no replica has whole bytes, or a producer wrote what cannot be
-    read. It is the same choice, and with ``"skip"`` each batch is decoded whole before it is returned.
+    With `follow` a fetch that runs into its deadline is repeated, not raised. With `endless` `take` waits
+    also while no partition is being read, because the caller may add one; without it `take` then returns
+    None. `cursor` is only named in errors.
+
+    `on_expired` says what happens where records were trimmed before they were read: ``"error"`` raises
+    `OffsetExpired`, ``"earliest"`` continues at the earliest record that is left. `on_damage` says what
+    happens where records are damaged on all replicas, or their producer wrote a batch that cannot be decoded:
+    ``"error"`` fails the reading, ``"skip"`` continues after them. With ``"skip"`` every column of a batch is
+    decoded before the batch is returned, so that an undecodable one is found here. `skipped(partition, first
+    offset, offset after the last)` is called for each range that is left out.
     """
 
     def __init__(
@@ -94,20 +100,21 @@ class Fetchers(Generic[T]):
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the reading, if anything did."""
+        """The error that ended the reading; None while there is none."""
         return self._failure
 
     @property
     def over(self) -> bool:
-        """Whether nothing is being read any more, or something failed."""
+        """Whether no partition is being read, or the reading failed."""
         return not self._tasks or self._failure is not None
 
     async def first_fetch(self, partition: int, start: int | str) -> tuple[int, int, Answer | None]:
-        """Fetch from the leader of `partition`; return the first offset, the end, and the leader's answer.
+        """Find where to start and end reading; return first offset, end offset and the leader's answer.
 
-        `start` may be a place that the leader resolves: earliest, latest or an epoch time in ms. So one
-        request finds where to begin and where to end, and brings records. Without a leader the replicas are
-        asked for both offsets, and the answer is None.
+        `start` is an offset, or ``"earliest"``, ``"latest"`` or a time in epoch milliseconds as text. One
+        fetch at the leader resolves it, finds the end offset, and brings the first records: pass the answer
+        to `add`. The answer is None where that fetch brought no records: the partition has no leader (then
+        the replicas are asked for both offsets), or `start` is trimmed, damaged or beyond the end.
         """
         timeout_s = self._session.timeout_s if self._timeout_s is None else self._timeout_s
         deadline = self._session.loop.time() + timeout_s
@@ -123,8 +130,9 @@ class Fetchers(Generic[T]):
                 narrowed=self._narrowed,
             )
         except (TimedOut, Unavailable, OutcomeUnknown, OffsetExpired) as error:
-            # The records are trimmed or damaged: the fetches from `first` on deal with that. Or there is no
-            # leader: then its time is over, and replicas, which may know less, are asked at once.
+            # Either the records at `start` are trimmed or damaged: the later fetches from `first` on handle
+            # that. Or no leader was found: then no more time is spent on waiting for one, and the replicas
+            # are asked at once, although they may know less.
             leaderless = isinstance(error, TimedOut) and error.fields.get("last_code") != "damaged"
             left_s = max(0.0, deadline - self._session.loop.time())
             patience_s = 0.0 if leaderless else self._session.leader_patience_s(left_s)
@@ -153,7 +161,10 @@ class Fetchers(Generic[T]):
     def add(
         self, partition: int, start: int, end: int | None = None, *, answer: Answer | None = None
     ) -> None:
-        """Read `partition` from `start` to `end` (None: for ever); `answer` is that to the first fetch."""
+        """Start reading `partition` from offset `start` to before `end`; None as `end` means for ever.
+
+        `answer` is the leader's answer that `first_fetch` returned, if any.
+        """
         assert partition not in self._tasks, f"partition {partition} is being read"
         self._held_bytes[partition] = 0
         self._room[partition] = asyncio.Event()
@@ -162,7 +173,7 @@ class Fetchers(Generic[T]):
         task.add_done_callback(lambda done: self._ended(partition, done))
 
     def drop(self, partition: int) -> None:
-        """Stop reading `partition`, and forget what was read ahead."""
+        """Stop reading `partition`, and discard its batches that were read ahead."""
         task = self._tasks.pop(partition, None)
         if task is not None:
             task.cancel()
@@ -171,13 +182,17 @@ class Fetchers(Generic[T]):
         self._room.pop(partition, None)
 
     def fail(self, error: BaseException) -> None:
-        """Let the next `take` raise `error`."""
+        """End the reading: `take` raises `error` once the batches that are ready are taken."""
         if self._failure is None:
             self._failure = error
         self._changed.set()
 
     async def take(self) -> ReadBatch[T] | None:
-        """Wait for the next batch and return it; None at the end. Raises what a fetcher met."""
+        """Wait for the next batch and return it; None when no partition is being read (never if `endless`).
+
+        Raises:
+            Exception: the error that ended a fetching task, or that `fail` was given.
+        """
         while not self._ready:
             if self._failure is not None:
                 await self.close()
@@ -208,7 +223,11 @@ class Fetchers(Generic[T]):
         self._changed.set()
 
     async def _fetch_all(self, partition: int, offset: int, end: int | None, first: Answer | None) -> None:
-        """Fetch `partition` from `offset` to `end` (None: for ever), as far ahead as there is room."""
+        """Fetch `partition` from `offset` to before `end` (None: for ever) into the queue.
+
+        It pauses while the queue holds `read_ahead_bytes` of this partition. `first` is used in place of the
+        first fetch.
+        """
         room = self._room[partition]
         wait_ms = 0
         at_least = 0
@@ -233,7 +252,7 @@ class Fetchers(Generic[T]):
             except (TimedOut, Unavailable):
                 if not self._follow:
                     raise
-                # A reader that follows has no deadline: the calls below it have, and each was used up.
+                # Each fetch has a deadline; a reader that follows has none, so it fetches again.
                 continue
             except OffsetExpired as error:
                 earliest = await self._resume_after_expiry(partition, offset, error)
@@ -253,7 +272,7 @@ class Fetchers(Generic[T]):
                     break
                 if header.base_offset > offset:
                     if offset > before:
-                        break  # asked for again from there, this replica or another
+                        break  # the next fetch asks for the records from `offset` on
                     raise Error(
                         f"{self._topic}/{partition}: {node} answered {header.base_offset} for {offset}",
                         code="gap",
@@ -286,20 +305,25 @@ class Fetchers(Generic[T]):
                 caught_up = offset >= int(answer.headers.get("laminar-end-offset", 0))
                 wait_ms = FOLLOW_WAIT_MS if caught_up or offset == before else 0
             elif offset == before:
-                # That replica does not know yet what is committed; another may.
+                # This replica lags: `end` is committed, and it does not know that yet. The next fetch asks
+                # for a replica that has all before `end`.
                 at_least, wait_ms = end, BEHIND_WAIT_MS
 
     async def _resume_after_expiry(self, partition: int, offset: int, error: OffsetExpired) -> int:
-        """Return the earliest offset that is left, if that is where to continue.
+        """Return the offset to continue from after a fetch at `offset` found the record trimmed.
+
+        It is the earliest offset that is left, with `on_expired` "earliest". It is `offset` itself if the
+        leader still has that record: only the replica that answered has trimmed it.
 
         Raises:
-            OffsetExpired: with `on_expired` "error".
+            OffsetExpired: the record is trimmed, and `on_expired` is "error".
         """
         earliest = await self._session.offset_at(
             self._topic, partition, "earliest", timeout_s=self._timeout_s
         )
         if earliest <= offset:
-            # A replica that trimmed them before its new leader knows that it may: the leader is asked soon.
+            # The replica has trimmed the records on an older leader's word, which the new leader has not
+            # learned yet. After a pause the fetch is repeated.
             await asyncio.sleep(BEHIND_WAIT_MS / 1000)
             return offset
         if self._on_expired == "earliest":

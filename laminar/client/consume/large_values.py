@@ -1,8 +1,8 @@
-"""The value of one record as a stream, however long it is: in pieces, one read ahead.
+"""The value of one record as a stream of pieces, for values of any length; one piece is read ahead.
 
-Each piece is a request of its own, for a range of bytes, to any replica: so a slow reader holds no
-connection, and where a node dies the next piece comes from another. Length and checksum are compared at the
-end with those that were appended: a value that is read to its end without an error is whole.
+Each piece is a request of its own for a range of bytes, to any replica. So a slow reader occupies no
+connection, and if a node dies the next piece comes from another one. At the end, length and checksum are
+compared with those of the append: a value that is read to its end without an error is whole.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,16})-([0-9]{1,16})/([0-9]{1,16})\Z"
 class Value:
     """A record's value: ``async with topic.open(partition, offset) as value``, then iterate or `read`.
 
-    `size_bytes` and `headers` (of the answer, in lower case) are known within the block. With `id_`, of the
-    partition of this id only.
+    `size_bytes` is known within the block. With `id_`, the value is read only from the partition that has
+    this id: not from one of a topic that was deleted and created again under the same name.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Value:
         self._etag = ""
         self._stated: int | None = None
         self._checksum = 0
-        self._asked = 0  # all before this byte is here, or on its way
-        self._given = 0  # all before this byte has been handed out
+        self._asked = 0  # position of the first byte that has not arrived
+        self._given = 0  # position of the first byte that `read` has not returned
         self._here: memoryview = memoryview(b"")
         self._next: asyncio.Task[Answer] | None = None
         self._opened = False
@@ -96,13 +96,13 @@ class Value:
             yield chunk
 
     async def read(self, size: int = -1) -> bytes:
-        """Return the next `size` bytes, or fewer where a piece ends; b"" at the end.
+        """Return up to `size` bytes, fewer at the border of two pieces; b"" at the end of the value.
 
-        Negative: all that are left.
+        A negative `size` means all bytes that are left.
 
         Raises:
-            Error: (``bad_checksum``) at the end of a value that is not what was appended; and as other
-                reads do, for example `OffsetExpired` where retention trimmed it meanwhile.
+            Error: (``bad_checksum``) at the end, if the value differs from what was appended.
+            OffsetExpired: the record was trimmed meanwhile.
         """
         self._check_open()
         if size < 0:
@@ -127,7 +127,7 @@ class Value:
             await asyncio.gather(task, return_exceptions=True)
 
     def _take(self, answer: Answer, start: int) -> None:
-        """Take a piece that arrived, and request the next one."""
+        """Check a piece that arrived, keep it for `read`, and request the next one or verify the checksum."""
         body = memoryview(answer.body)
         if answer.status == 206 or start:
             expected = f"bytes {start}-{start + len(body) - 1}/{self._size_bytes}"

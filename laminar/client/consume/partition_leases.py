@@ -1,7 +1,7 @@
-"""Partitions of a group's cursor that one member owns: how they are claimed, moved and given back.
+"""Leases: partitions of a group's cursor that one member owns. It claims, moves and releases them here.
 
-Ownership is in the partition's log, so each step is a change of the cursor that names its expected owner and
-position: a step that comes late, or twice, or from a former owner, is refused there.
+The log of each partition records who owns it. Each step is a change of the cursor that names the owner and
+the position that it expects, so the partition refuses a step that arrives late, twice or from a former owner.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from laminar.client.errors import Fenced, OutcomeUnknown, PreconditionFailed, Un
 from laminar.client.net.session import Session
 from laminar.client.policy.assignment import Place
 
-# A node that does not answer a step for so long is left for the next.
+# A step that a node does not answer within this time is sent to another node.
 ATTEMPT_TIMEOUT_S = 1.0
 
 
 class Lease:
-    """A partition that this member owns.
+    """A partition that this member owns, and how far it was read.
 
-    Offsets: `committed`, `seen` by the loop's body, `handed` out to it.
+    Three positions, each the offset after the last such record: `committed` to the cursor; `seen`, which the
+    loop's body of the program was given; `handed`, in batches that left the queue of fetched ones. `valid` is
+    false once the partition is released or another member owns it.
     """
 
     def __init__(self, partition: int, owner: str, position: int) -> None:
@@ -31,15 +33,16 @@ class Lease:
         self.owner = owner
         self.committed = self.seen = self.handed = position
         self.valid = True
-        # Since when it is being released, by the monotonic clock.
+        # When its release began, in seconds of the monotonic clock; None while it is not being released.
         self.leaving_s: float | None = None
-        # One change at a time; a position whose change got no answer may stand, or come to stand.
+        # The lock allows one change at a time. `attempted` has every position whose change may have been
+        # carried out, or may be yet, because its answer was lost.
         self.lock = asyncio.Lock()
         self.attempted = {position}
 
 
 class Leases:
-    """Changes of one cursor, a partition each."""
+    """The steps on one group's cursor; each step changes one partition."""
 
     def __init__(self, session: Session, topic: str, cursor: str) -> None:
         self._session = session
@@ -63,9 +66,11 @@ class Leases:
     async def claim(
         self, partition: int, place: Place, *, me: str, start: str, timeout_s: float
     ) -> Lease | None:
-        """Own `partition`, which is at `place`; return None if it is not any more, or its state is unknown.
+        """Take ownership of `partition` as member `me`, if its position and owner are still those of `place`.
 
-        `start` is where a cursor begins that has no position yet.
+        Return the lease; None if position or owner changed, or if it is unknown whether the claim succeeded.
+        A cursor without a position begins at `start`: ``"earliest"``, ``"latest"`` or epoch milliseconds as
+        text.
         """
         try:
             position = place.position
@@ -77,13 +82,23 @@ class Leases:
         return Lease(partition, me, position)
 
     async def move(self, lease: Lease, position: int, *, timeout_s: float | None = None) -> None:
-        """Commit `position`. Raises `Fenced` if another member owns it, or as a call does."""
+        """Commit `position`, if it is after the committed one and the lease is valid.
+
+        Raises:
+            Fenced: another member owns the partition.
+            Error: as `Session.call` does.
+        """
         async with lease.lock:
             if lease.valid and position > lease.committed:
                 await self._change(lease, position, lease.owner, timeout_s)
 
     async def hand(self, lease: Lease, owner: str, *, timeout_s: float) -> None:
-        """Let `owner` own it ("": no member), at its present position. Raises `Fenced`, or as a call does."""
+        """Transfer the partition to `owner` ("" for no member), at its committed position.
+
+        Raises:
+            Fenced: another member owns the partition.
+            Error: as `Session.call` does.
+        """
         async with lease.lock:
             if lease.valid:
                 await self._change(lease, None, owner, timeout_s)
@@ -97,7 +112,8 @@ class Leases:
             try:
                 await self._put(lease.partition, target, lease.committed, owner, lease.owner, timeout_s)
             except PreconditionFailed as error:
-                # An earlier change of ours, whose answer was lost, took place.
+                # If the cursor is at a position that we attempted, an earlier change whose answer was lost
+                # was carried out: note its position, and try again from there.
                 if error.limit == lease.committed or error.limit not in lease.attempted:
                     raise
                 lease.committed = int(error.limit)

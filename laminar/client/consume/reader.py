@@ -1,8 +1,9 @@
-"""Reading a topic on an event loop, from a place or a cursor, to the end or for ever.
+"""The reader of a topic on an event loop: from a given start or a cursor, to the end or for ever.
 
-Records of a partition come in order; partitions come as their answers do (`laminar.client.consume.fetchers`).
-A reader that does not follow ends where the topic ended when it began. Positions are those of the records
-handed out, so a commit covers exactly what the loop's body has seen.
+The records of one partition arrive in order; partitions are interleaved as their answers arrive
+(`laminar.client.consume.fetchers`). A reader that does not follow ends where the topic ended when the reader
+began. A position is the offset after the last record that was handed out, so a commit covers exactly the
+records that the loop's body has seen.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def start_parameter(start: str | datetime.datetime, *, now_ms: int) -> str:
 class Reader(Generic[T]):
     """Records of a topic: ``async for record in reader``, or ``batches()``, or ``to_arrow()``.
 
-    After a loop that breaks off, the next one continues where it ended. Also a context manager, whose clean
-    end commits the cursor, if there is one.
+    After a ``break``, the next loop continues with the next record. As a context manager, it commits the
+    cursor, if there is one, when its block ends without an exception.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Reader(Generic[T]):
         self._unfinished: ReadBatch[T] | None = None
         self.positions: dict[int, int] = {}
         self.ends: dict[int, int] = {}
-        # (partition, first offset, offset past the last) of what was passed over: trimmed, or unreadable.
+        # (partition, first offset, offset after the last) of each range left out: trimmed, or unreadable.
         self.skipped: list[tuple[int, int, int]] = []
 
     async def __aenter__(self) -> Reader[T]:
@@ -131,7 +132,7 @@ class Reader(Generic[T]):
         positions = self.positions
         async for batch in self._take_batches():
             partition = batch.partition
-            # What a loop leaves of it when it breaks off is what is taken next.
+            # If the loop breaks off in this batch, `_take` returns the rest of it next.
             self._unfinished = batch
             for record in batch.records():
                 positions[partition] = record.offset + 1
@@ -142,20 +143,23 @@ class Reader(Generic[T]):
                 self._unfinished = None
 
     async def batches(self) -> AsyncIterator[ReadBatch[T]]:
-        """Yield the records batch-wise, without an object per record."""
+        """Yield whole batches, without making an object for each record."""
         async for batch in self._take_batches():
             self.positions[batch.partition] = batch.next_offset
             yield batch
 
     async def next_batch(self) -> ReadBatch[T] | None:
-        """Return the next batch, None at the end. Its records count as handed out."""
+        """Return the next batch, None at the end. Positions advance: its records count as handed out."""
         batch = await self._take()
         if batch is not None:
             self.positions[batch.partition] = batch.next_offset
         return batch
 
     async def take_ready(self) -> list[ReadBatch[T]]:
-        """Return all batches that are here, at least one; [] at the end. They do not count as handed out."""
+        """Wait for a batch; return it and all others that were read ahead, [] at the end.
+
+        Positions do not advance: the caller advances them for the records that it hands out.
+        """
         first = await self._take()
         if first is None:
             return []
@@ -167,19 +171,19 @@ class Reader(Generic[T]):
         return taken
 
     async def commit(self) -> None:
-        """Commit the cursor at the records handed out so far."""
+        """Commit the cursor at the present positions: after the records handed out so far."""
         if self._cursor is None:
             raise ConfigError("commit without a cursor", code="no_cursor", hint="read(cursor=NAME)")
         await self._cursor.commit(self.positions)
 
     async def commit_at(self, positions: Mapping[int, int]) -> None:
-        """Commit the cursor at `positions`: by partition, the next offset wanted."""
+        """Commit the cursor at `positions`: for each partition, the next offset to read."""
         if self._cursor is None:
             raise ConfigError("commit without a cursor", code="no_cursor", hint="read(cursor=NAME)")
         await self._cursor.commit(positions)
 
     async def to_arrow(self) -> pyarrow.Table:
-        """Return everything to the end as one table: offset, timestamp, key, value, tag, partition."""
+        """Read to the end; return one table with offset, timestamp, key, value, tag and partition."""
         from laminar.client.consume.dataframes import arrow_table
 
         if self._follow:
@@ -187,19 +191,22 @@ class Reader(Generic[T]):
         return arrow_table([batch async for batch in self.batches()])
 
     async def to_polars(self) -> polars.DataFrame:
-        """Return everything to the end as a polars frame, with the columns of `to_arrow`."""
+        """Read to the end; return a polars frame with the columns of `to_arrow`."""
         from laminar.client.consume.dataframes import polars_frame
 
         return polars_frame(await self.to_arrow())
 
     async def to_pandas(self) -> pandas.DataFrame:
-        """Return everything to the end as a pandas frame, with the columns of `to_arrow`."""
+        """Read to the end; return a pandas frame with the columns of `to_arrow`."""
         from laminar.client.consume.dataframes import pandas_frame
 
         return pandas_frame(await self.to_arrow())
 
     async def pause(self) -> None:
-        """Stop fetching until the next batch is asked for, which begins after the records handed out."""
+        """Stop fetching and discard what was read ahead.
+
+        The next request for a batch starts fetching again, after the records handed out.
+        """
         for partition in self.positions:
             self._fetchers.drop(partition)
         self._unfinished = None
@@ -218,7 +225,8 @@ class Reader(Generic[T]):
             while (batch := await self._take()) is not None:
                 yield batch
         finally:
-            # Not more than that: a loop that broke off ends here late, when the next one is going on already.
+            # Fetching that still goes on is left alone. Python may close this generator long after its loop
+            # broke off, when the next loop is reading already.
             if self._fetchers.over:
                 await self._fetchers.close()
 
@@ -237,7 +245,7 @@ class Reader(Generic[T]):
         return await self._fetchers.take()
 
     async def _begin(self) -> None:
-        """Find where to start and where to end, then start a fetcher per partition."""
+        """Find where each partition starts and ends, and start fetching them; do nothing if that was done."""
         if self._begun:
             return
         self._begun = True
@@ -270,7 +278,7 @@ class Reader(Generic[T]):
                 self._fetchers.add(partition, start, end, answer=answer)
 
     async def _first_fetch(self, partition: int, start: int | str) -> tuple[int, int | None, Answer | None]:
-        """Return where to begin and to end (None: for ever), and the answer if there was a request."""
+        """Return first offset, end offset (None: for ever) and, if a fetch brought records, its answer."""
         if not self._follow:
             return await self._fetchers.first_fetch(partition, start)
         if isinstance(start, int):
@@ -279,7 +287,10 @@ class Reader(Generic[T]):
         return offset, None, answer
 
     async def _starts(self, partitions: list[int]) -> dict[int, int | str]:
-        """Return where each partition begins: an offset, or what `start_parameter` makes of the start."""
+        """Return where each partition begins: an offset, or the text that `start_parameter` returns.
+
+        A position of the cursor comes before an offset in `start`.
+        """
         found: dict[int, int | str] = {}
         if self._cursor is not None:
             found |= {key: value for key, value in (await self._cursor.load()).items() if key in partitions}
@@ -292,9 +303,9 @@ class Reader(Generic[T]):
         return dict.fromkeys(partitions, at) | found
 
     def _skipped(self, partition: int, offset: int, earliest: int) -> None:
-        """Note that records from `offset` to `earliest` are passed over.
+        """Note that the records from `offset` to before `earliest` are left out.
 
-        A position that has reached `offset` moves with it.
+        If all records before `offset` were handed out, the position moves to `earliest`.
         """
         self.skipped.append((partition, offset, earliest))
         if self.positions[partition] == offset:

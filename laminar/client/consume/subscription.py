@@ -1,13 +1,15 @@
 """A member of a consumer group, on an event loop: what it reads, and how partitions change hands.
 
-Two tasks run beside the reader. One tells the group's leader every second that this member lives, and
-receives the list of members. The other owns what `policy.assignment` says it should: a partition that it is
-to release is read no further, and given back when what was handed out of it is committed; one that it is to
-read is claimed as soon as it is free. A member that dies has its partitions taken when its session is over.
+Two tasks run beside the reader. One renews this member's session at the group's leader every second, and
+receives the list of live members. The other claims and releases partitions as `policy.assignment` says. When
+a partition is to be released, its reading stops, and it is given back once the records handed out are
+committed. A partition that is to be read is claimed as soon as no other member owns it. The partitions of a
+member that died are claimed by others when its session has expired.
 
-What a member reads it owns in the partition's log, and a commit by another client is refused there. A member
-that could not renew its session stops handing out records before others may count it as dead, and continues
-under a new name with what it can take back: so no member hands out what another has committed.
+A member reads only partitions that it owns according to the partition's log, and the partition refuses
+commits by other clients. A member that could not renew its session stops handing out records before others
+may count it as dead. It then continues under a new name with the partitions that it can claim again. So no
+member hands out a record that another one has committed.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ _NOT_NOW = (Unavailable, OutcomeUnknown)
 class Subscription(Generic[T]):
     """``async with topic.subscribe(group="billing") as records: async for record in records: ...``.
 
-    The clean end of the block commits what the loop's body has seen; every end gives the partitions back.
+    If the block ends without an exception, it commits what the loop's body has seen. In any case it releases
+    the partitions.
     """
 
     def __init__(
@@ -100,12 +103,14 @@ class Subscription(Generic[T]):
             skipped=self._skipped,
         )
         self._leases: dict[int, Lease] = {}
-        # Owned no more, with records handed out that were not committed: partition, committed, seen.
+        # Partitions that were lost with records that were handed out and not committed, until `commit`
+        # reports them: (partition, committed position, seen position).
         self._lost: list[tuple[int, int, int]] = []
         self._id = ""
-        # Names that this member had, which own nothing any more as soon as it owns all under its own.
+        # Earlier names of this member. The group is told that they left once no lease is held under them.
         self._former: set[str] = set()
-        # Since when the loop's body waits for its next record, by the monotonic clock.
+        # When the loop's body began to wait for its next record, in seconds of the monotonic clock; else
+        # None.
         self._waits_since_s: float | None = None
         self._partitions = 0
         self._members = Members(live=frozenset())
@@ -145,9 +150,9 @@ class Subscription(Generic[T]):
             await self.close()
 
     def _check_entered(self) -> None:
-        """Raise ConfigError before `with`.
+        """Raise `ConfigError` if the block was not entered.
 
-        The membership would not be renewed, so no partition would ever come.
+        Without the block no task would renew the membership, so no partition would ever be read.
         """
         if not self._tasks:
             raise ConfigError(
@@ -158,7 +163,7 @@ class Subscription(Generic[T]):
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
         self._check_entered()
-        # One for all loops: the rest of a batch that a loop broke off in is the next loop's.
+        # One iterator for all loops: after a ``break`` the next loop continues within the same batch.
         if self._records is None:
             self._records = self._iterate()
         return self._records
@@ -176,7 +181,7 @@ class Subscription(Generic[T]):
             self._records = None
 
     async def batches(self) -> AsyncIterator[ReadBatch[T]]:
-        """Yield the records batch-wise, without an object per record."""
+        """Yield whole batches, without making an object for each record."""
         self._check_entered()
         while True:
             lease, batch = await self.take()
@@ -185,11 +190,12 @@ class Subscription(Generic[T]):
                 yield batch
 
     async def commit(self) -> None:
-        """Commit the cursor at the records handed out so far.
+        """Commit the cursor after the records handed out so far.
 
         Raises:
-            Fenced: once, where partitions were taken from this member with records that it had handed out
-                and not committed: others read these again. All else is committed, and reading continues.
+            Fenced: other members took partitions from this one before all records handed out were committed;
+                they read these records again. It is raised once for each loss. The other partitions are
+                committed, and reading continues.
         """
         due = [lease for lease in self._leases.values() if lease.seen > lease.committed]
         failures = await asyncio.gather(*(self._commit(lease) for lease in due), return_exceptions=True)
@@ -216,7 +222,7 @@ class Subscription(Generic[T]):
             self._lose(lease, error)
 
     async def close(self) -> None:
-        """Stop reading, and give back what is owned, at its last commit. Idempotent."""
+        """Stop reading, and release the owned partitions at their last committed positions. Idempotent."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.remove_done_callback(self._ended)
@@ -227,14 +233,18 @@ class Subscription(Generic[T]):
         handed = (self._cursor.hand(lease, "", timeout_s=STEP_TIMEOUT_S) for lease in leases)
         await asyncio.gather(*handed, return_exceptions=True)
         if tasks:
-            # Who can't say so is missed when its session is over.
+            # If the request fails, the group notices that this member is gone when its session expires.
             with contextlib.suppress(Error):
                 await self._session.call("DELETE", self._member_path(), timeout_s=STEP_TIMEOUT_S)
 
     # -- what may be handed out ----------------------------------------------------------------
 
     async def take(self) -> tuple[Lease, ReadBatch[T]]:
-        """Wait for the next batch and return it. From now on it counts as handed to the loop's body."""
+        """Wait for the next batch; return it with the lease of its partition.
+
+        Its partition is not released before the batch is committed, or too much time has passed
+        (`_give_back`).
+        """
         while True:
             self._waits_since_s = time.monotonic()
             try:
@@ -246,7 +256,8 @@ class Subscription(Generic[T]):
             if batch.start_offset == lease.seen:
                 lease.handed = batch.next_offset
                 return lease, batch
-            # The one before did not arrive: who waited for it was interrupted. It is read again.
+            # The caller never processed the batch before this one: it was interrupted while it waited. Read
+            # it again.
             self._fetchers.drop(lease.partition)
             lease.handed = lease.seen
             self._fetchers.add(lease.partition, lease.seen)
@@ -258,7 +269,7 @@ class Subscription(Generic[T]):
         return lease.valid and lease.owner == self._id and time.monotonic() < self._valid_until_s
 
     async def still_owned(self, lease: Lease) -> bool:
-        """Wait until the owner is certain; return whether it is still this member."""
+        """Wait until it is certain who owns the lease's partition; return whether this member still does."""
         while lease.valid and not self.may_hand_out(lease):
             self._changed.clear()
             if self._fetchers.failure is not None:
@@ -273,7 +284,7 @@ class Subscription(Generic[T]):
                 lease.seen = earliest
             lease.handed = earliest
 
-    # -- being there ---------------------------------------------------------------------------
+    # -- membership ----------------------------------------------------------------------------
 
     def _rename(self) -> None:
         self._id = f"{self.member}.{secrets.token_hex(8)}" if self.member else secrets.token_hex(8)
@@ -285,8 +296,9 @@ class Subscription(Generic[T]):
     async def _keep_renewing(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            # Who gets no answer for half a session asks again at once, before others may take it for dead:
-            # then it must take a new name, for which all partitions are drawn again.
+            # Without an answer for half a session, ask again at once: when the whole session has passed,
+            # others may count this member as dead. It must then take a new name, and under a new name other
+            # partitions are assigned to it.
             while True:
                 try:
                     await self._renew(timeout_s=self._session_s / 2)
@@ -296,7 +308,8 @@ class Subscription(Generic[T]):
 
     async def _renew(self, *, timeout_s: float) -> None:
         if 0 < self._valid_until_s <= time.monotonic() and self.mode == "clustering":
-            # Others may take us for dead, and be about to take what we own: not from who has a new name.
+            # Others may count this member as dead, and be about to claim what it owns. Their claims name the
+            # old name as expected owner, so they fail for what this member has claimed again under a new one.
             self._former.add(self._id)
             self._rename()
             self._valid_until_s = 0.0
@@ -312,7 +325,7 @@ class Subscription(Generic[T]):
         document = answer.json()
         live = frozenset(str(each["member"]) for each in document["members"])
         members = Members(live=live, forming=bool(document["forming"]))
-        # Counted from before it was asked for: it ends here before it ends there.
+        # Counted from before the request was sent, so the session ends here before it ends at the leader.
         self._valid_until_s = asked_s + self._session_s
         if members != self._members:
             self._members = members
@@ -320,12 +333,12 @@ class Subscription(Generic[T]):
         self._changed.set()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Fail the reading: a task that renews or moves, and ended, met a permanent failure."""
+        """Fail the reading if one of the two tasks ended with an error: it is a permanent one."""
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._fetchers.fail(failure)
             self._changed.set()
 
-    # -- owning --------------------------------------------------------------------------------
+    # -- ownership of partitions ---------------------------------------------------------------
 
     async def _keep_moving(self) -> None:
         while True:
@@ -338,7 +351,7 @@ class Subscription(Generic[T]):
                     await self._wake.wait()
 
     async def _move(self) -> bool:
-        """Take one step towards owning what this member should; return whether it has to wait."""
+        """Claim and release partitions as far as possible now; return whether more is to be done soon."""
         if time.monotonic() >= self._valid_until_s:
             return False
         me, members = self._id, self._members
@@ -359,7 +372,8 @@ class Subscription(Generic[T]):
             claims = {each: places.get(each, Place()).owner for each in wants - self._leases.keys()}
             waits = False
         else:
-            # A claim whose answer was lost may have made it ours: no other member can give it back.
+            # Partitions that this member owns without knowing it, by a claim whose answer was lost. No other
+            # member can release them.
             strays = {each for each, place in places.items() if place.owner == me} - self._leases.keys()
             plan = moves(me, held=self._leases, wants=wants | strays, places=places, members=members)
             claims, waits = dict(plan.claim), plan.waits
@@ -372,7 +386,7 @@ class Subscription(Generic[T]):
         return waits or len(claims) > 0 or any(lease.leaving_s for lease in self._leases.values())
 
     def _leave(self, give_up: frozenset[int]) -> None:
-        """Stop reading what is to be released; and read on what is not, after all."""
+        """Stop reading the partitions in `give_up`; read those again that are not to be released any more."""
         for partition, lease in self._leases.items():
             if partition in give_up and lease.leaving_s is None:
                 lease.leaving_s = time.monotonic()
@@ -391,10 +405,11 @@ class Subscription(Generic[T]):
             self._fetchers.add(partition, lease.handed)
 
     async def _give_back(self, lease: Lease) -> None:
-        """Give a partition back when what was handed out is committed, or was not for too long.
+        """Release a partition if all that was handed out of it is committed, or the time for that is over.
 
-        A loop that waits for its next record cannot commit the last one, if no other task does: such a commit
-        is not waited for longer than for a member that died.
+        That time is `handover_s` from the beginning of the release. If the loop's body waits for its next
+        record it is at most one session: such a program will not commit its last record unless another of its
+        tasks does, and its partition should not be blocked for longer than that of a dead member.
         """
         assert lease.leaving_s is not None
         until_s = lease.leaving_s + self._handover_s
@@ -412,14 +427,14 @@ class Subscription(Generic[T]):
             self._lose(lease, None)
 
     async def _leave_as_former(self) -> None:
-        """Leave under former names: the group must not wait for a member that lives under another."""
+        """Remove this member's former names from the group, so that no partition is assigned to them."""
         for name in self._former - {lease.owner for lease in self._leases.values()}:
             self._former.discard(name)
-            with contextlib.suppress(Error):  # then it is missed when its session is over
+            with contextlib.suppress(Error):  # then the name is removed when its session expires
                 await self._session.call("DELETE", self._member_path(name), timeout_s=ATTEMPT_TIMEOUT_S)
 
     async def _own_again(self, lease: Lease) -> None:
-        """Own the lease under the new name, if this member has one since it was claimed."""
+        """Transfer the lease to this member's present name, if it was claimed under an earlier one."""
         if lease.owner == self._id:
             return
         try:
@@ -431,7 +446,7 @@ class Subscription(Generic[T]):
         self._changed.set()
 
     def _lose(self, lease: Lease, error: Error | None) -> None:
-        """Drop the lease: another member owns the partition."""
+        """Drop a lease that was released or that another member took; `error` is its refusal, if any."""
         if self._leases.get(lease.partition) is not lease:
             return
         lease.valid = False

@@ -1,4 +1,4 @@
-"""How a request reaches a node: the endpoints, the pool of connections, and the retries.
+"""The way of a request to a node: the endpoints, the pool of connections, and the retries.
 
 Begin with `session`.
 """

@@ -1,9 +1,9 @@
-"""Attempts at one request: sent again until an answer is final or the time is over.
+"""Attempts at one request: it is sent again until an answer is final or the deadline has passed.
 
-It performs what `policy.retry` decides: one attempt at a time, each at the node that the caller chooses or
-that the last answer led to, with the pauses in between. What is asked, of which nodes, and what a good answer
-is worth is the caller's. A connection that fails and an answer that refuses are judged alike, so
-`Session.call` and `Session.fetch` have one rule for both.
+`Attempts` carries out what `policy.retry` decides: one attempt at a time, with pauses in between, each at the
+node that the caller chooses or that the last answer named. The caller decides what is requested, which nodes
+are asked, and whether it accepts a successful answer (`reject`). Failed connections and refusing answers are
+judged in one place, so `Session.call` and `Session.fetch` follow the same rules.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from laminar.client.policy.retry import Backoff, Step, Verdict, judge_answer, ju
 from laminar.client.policy.routing import Balancer
 from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed
 
-# An attempt that ends so close to its request's deadline was cut off by it.
+# An attempt that fails less than this time before its request's deadline was cut off by the deadline.
 CUT_OFF_S = 0.05
-# With less time left no further attempt begins: it would be cut off, and what it did would be unknown.
+# With less time left, no further attempt begins: it would be cut off, and its outcome would be unknown.
 LEAST_ATTEMPT_S = 0.005
 
 
@@ -33,9 +33,9 @@ def now_ms() -> int:
 
 
 def retry_after_ms(answer: Answer, problem: Mapping[str, Any]) -> int | None:
-    """Return the pause that a server asked for; None if it asked for none.
+    """Return the pause in ms that a server asked for; None if it asked for none.
 
-    Its problem document is exact, the header in whole seconds.
+    The problem document is read first: it gives milliseconds, the ``Retry-After`` header whole seconds.
     """
     exact = problem.get("retry_after_ms")
     if isinstance(exact, int):
@@ -45,7 +45,7 @@ def retry_after_ms(answer: Answer, problem: Mapping[str, Any]) -> int | None:
 
 
 def origin_of(location: str) -> str:
-    """Return the node that a ``Location`` leads to: its URL without the path."""
+    """Return the URL of the node that a ``Location`` names, without the path; other text unchanged."""
     if location.startswith(("http://", "https://")):
         parts = urlsplit(location)
         return f"{parts.scheme}://{parts.netloc}"
@@ -72,7 +72,7 @@ def judged(answer: Answer, *, repeatable: bool, redirects: int) -> tuple[Verdict
 
 
 class Caller(Protocol):
-    """What attempts use of a session, and count there."""
+    """The part of a session that its attempts use; they add to its counters `retries` and `redirects`."""
 
     closed: bool
     pool: Pool
@@ -83,10 +83,11 @@ class Caller(Protocol):
 
 
 class Attempts:
-    """The attempts at one request. `send` makes one; `pause` waits until the next, and says where to.
+    """The attempts at one request. `send` makes one; `pause` waits until the next one is due.
 
-    `what` names the request in errors. `changes` says that it may change something: then a lost answer is an
-    unknown outcome. `deadline` is of the monotonic clock, `timeout_s` what errors say of it.
+    `what` names the request in errors. `changes` says that the request may change something, so that the
+    outcome is unknown if an answer is lost; `repeatable` that it may be sent again all the same. `deadline`
+    is in seconds of `time.monotonic`; `timeout_s` is only for the text of errors.
     """
 
     def __init__(
@@ -137,14 +138,17 @@ class Attempts:
         accept: Collection[int] = (),
         measured: bool = False,
     ) -> Answer | None:
-        """Send the request to `url` once; return the answer if it is good or its status is in `accept`.
+        """Send the request to `url` once; return the answer if it succeeded or its status is in `accept`.
 
-        None means that it is to be sent again: `verdict` and `problem` say why. With `measured` the time
-        until the answer counts for the choice of the next replica.
+        None means that the request is to be sent again: `verdict` and `problem` say why, and `pause` comes
+        next. `timeout_s` limits this attempt. With `measured`, the latency of the answer counts when the
+        balancer next chooses a replica.
 
         Raises:
-            Error: what a final answer stands for. Its `outcome` is that of all attempts.
-            OutcomeUnknown: when the connection was lost, and the request may not be repeated.
+            Error: the answer is final. The `outcome` of the error is that of all attempts.
+            OutcomeUnknown: the connection was lost, and the request may not be repeated; or as `left_s`.
+            TimedOut: as `left_s`.
+            Unavailable: as `left_s`.
         """
         caller = self._caller
         left_s = self.left_s()
@@ -157,7 +161,7 @@ class Attempts:
                 url, head, (body,) if body else (), timeout_s=min(left_s, timeout_s), bodyless=bodyless
             )
         except ConnectionFailed as failure:
-            # An attempt that our own deadline cut off says less than the one before it.
+            # If our own deadline cut this attempt off, errors name the failure of the attempt before it.
             if not self._last or time.monotonic() < self._deadline - CUT_OFF_S:
                 self._last, self._last_code = str(failure), ""
             self.verdict = judge_loss(sent=failure.sent, repeatable=self._repeatable)
@@ -189,17 +193,20 @@ class Attempts:
             return OutcomeUnknown(f"{self._what}: {self._last}", code="outcome_unknown", outcome="unknown")
         error = from_problem(answer.status, self.problem, asked=self._what)
         if self._maybe_applied and self._changes:
-            error.outcome = "unknown"  # the answer tells of the last attempt alone
+            error.outcome = "unknown"  # the answer's own outcome is that of the last attempt alone
         return error
 
     def reject(self, url: str, why: str) -> None:
-        """Count a good answer as none, because of what it holds; another node is asked."""
+        """Count a successful answer of `url` as a failed attempt, for the reason `why`.
+
+        The balancer then prefers other nodes for a while.
+        """
         self._last, self._last_code = why, ""
         self.verdict = Verdict(step=Step.RETRY)
         self._caller.balancer.failed(url, now_ms=now_ms(), started=False)
 
     async def pause(self) -> str | None:
-        """Wait as the last verdict says; return the URL that it leads to, None if the caller may choose."""
+        """Wait as the last verdict says; return the URL to ask next, None if the caller may choose."""
         verdict = self.verdict
         if verdict.step is Step.FOLLOW:
             self._caller.redirects += 1

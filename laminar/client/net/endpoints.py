@@ -1,6 +1,6 @@
-"""Where `connect` leads without an argument: the environment, then the command line's context.
+"""The nodes that `connect` begins with: its argument, else the environment, else the command line's context.
 
-It reads, and never writes: the context file belongs to ``laminar context``. Its form is::
+The context file is only read here; ``laminar context`` writes it. Its form is::
 
     current = "dev"
     [contexts.dev]
@@ -24,7 +24,10 @@ DEFAULT_URL = "http://127.0.0.1:7070"
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Nodes to begin with, and the client's token, which is in no repr."""
+    """The URLs of the nodes to begin with, and the client's token, which is left out of the repr.
+
+    `origin` says where the URLs were found.
+    """
 
     urls: tuple[str, ...]
     token: str | None = field(default=None, repr=False)
@@ -33,7 +36,7 @@ class Endpoints:
     def may_hear_token(self, url: str) -> bool:
         """Return whether the token may be sent to `url`.
 
-        Only to a host that `urls` name, at any port, and never unencrypted where they say https.
+        It may be sent only to hosts that `urls` name, at any port, and never without TLS if `urls` has https.
         """
         asked = Target.of(url)
         return any(
@@ -43,7 +46,7 @@ class Endpoints:
 
 
 def context_file(environment: Mapping[str, str]) -> Path:
-    """Return the context file's path, after the XDG rules; ``LAMINAR_CONFIG`` names another."""
+    """Return the path of the context file: ``LAMINAR_CONFIG`` if it is set, else by the XDG rules."""
     named = environment.get("LAMINAR_CONFIG")
     if named:
         return Path(named)
@@ -59,12 +62,12 @@ def resolve(
 ) -> Endpoints:
     """Return where to connect: argument, ``LAMINAR_URL``, current context, or localhost.
 
-    An argument's nodes get the token that is given with them; that of the environment only if they are hosts
-    of its ``LAMINAR_URL``: what may say where to connect is not always what may have the token. Several URLs
-    in one string are separated by commas.
+    Several URLs in one string are separated by commas. If `url` is given, the nodes get the `token` that is
+    given with it. They get ``LAMINAR_TOKEN`` only if they are hosts of ``LAMINAR_URL``: otherwise an
+    untrusted URL could obtain the token of another cluster.
 
     Raises:
-        ConfigError: for what is no URL of a node.
+        ConfigError: a text is not the URL of a node, or none is given.
     """
     given = os.environ if environment is None else environment
     if url is not None:
@@ -109,10 +112,11 @@ def _urls(given: str | Sequence[str], origin: str) -> tuple[str, ...]:
 
 
 def process_mark(pid: int) -> str:
-    """Return a name for a process while it lives: its number and, where the system reports it, its start."""
+    """Return a name for a running process: its pid and, where /proc reports it, its start time."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            # After the name, which may hold anything in parentheses: state first, the start is the 20th.
+            # The name of the process, in parentheses, may contain anything. After it come the state (the
+            # first field) and, as the 20th, the start time.
             return f"{pid}:{file.read().rpartition(')')[2].split()[19]}"
     except (OSError, IndexError):
         return f"{pid}:"

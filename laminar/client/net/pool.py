@@ -1,4 +1,4 @@
-"""The client's connections by URL: which is used for what, and when one is opened or closed."""
+"""The client's connections: which one a request uses, and when connections are opened and closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laminar.http.protocol.answer import Answer, Buffer
 
 
 class Pool:
-    """Connections by URL: one shared for pipelined appends, others leased for one request each."""
+    """Connections by URL: a shared one for pipelined appends, and others that carry one request at a time."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Pool:
         self.opened = 0
 
     async def open(self, url: str) -> ClientConnection:
-        """Return a new connection. Raises ConnectionFailed (not sent) if none can be opened."""
+        """Open a connection and return it. Raises ConnectionFailed (`sent` is false) if that fails."""
         place = None if self._shared_ports is None else await self._shared_ports.place(url)
         if place is None:
             connection = await open_connection(url, timeout_s=self._connect_timeout_s)
@@ -46,12 +46,16 @@ class Pool:
         return connection
 
     def shared_nowait(self, url: str) -> ClientConnection | None:
-        """Return the pipelining connection to `url`, if it is open."""
+        """Return the shared connection to `url`, for pipelined requests; None if it is not open."""
         connection = self._shared.get(url)
         return None if connection is None or connection.closed else connection
 
     async def shared(self, url: str) -> ClientConnection:
-        """Return the pipelining connection to `url`; opened by the first caller, awaited by all."""
+        """Return the shared connection to `url`; open it if needed, once for all callers that wait.
+
+        Raises:
+            ConnectionFailed: (`sent` is false) it cannot be opened.
+        """
         connection = self.shared_nowait(url)
         if connection is not None:
             return connection
@@ -72,7 +76,11 @@ class Pool:
         timeout_s: float,
         bodyless: bool = False,
     ) -> Answer:
-        """Send one request on a connection of its own. Raises ConnectionFailed if no answer came."""
+        """Send a request on a connection that no other request uses meanwhile; return its answer.
+
+        Raises:
+            ConnectionFailed: no answer came within `timeout_s`, or the connection failed.
+        """
         connection = self._idle_connection(url) or await self.open(url)
         answer = await connection.ask(head, body, timeout_s=timeout_s, bodyless=bodyless)
         if not connection.closed:
@@ -86,7 +94,8 @@ class Pool:
             if connection.closed:
                 continue
             if self._loop.time() - connection.idle_since > self._idle_s:
-                # A server may close what idles; better we, than between its close and our write.
+                # A server closes idle connections. If we wrote to this one while it does, the request would
+                # fail, so we close it first.
                 connection.abort("idle")
                 continue
             return connection

@@ -1,8 +1,8 @@
 """A client's calls, and the maps that say which nodes they go to.
 
-A `Session` owns the connections, the map of each topic and what was seen of it. `call` and `fetch` choose a
-node for each of their `Attempts`. It knows neither batches nor cursors, and is apart from the classes that a
-program holds, which only shape arguments and results.
+A `Session` owns the connections, the map of each topic (its leaders and replicas), and how far this client
+has seen each partition. `call` and `fetch` choose a node for each attempt of a request. A session knows no
+cursors and builds no batches; the public classes use it for all their requests.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ _log = logging.getLogger("laminar.client")
 
 ATTEMPT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 2.0
-# Who wants to know where a partition begins or ends asks its replicas when no leader was found for so long,
-# which is longer than an election; and waits so long for each.
+# A request for the first or end offset of a partition waits this long for a leader: longer than an election
+# takes. Then it asks the replicas, and waits for each of them `REPLICA_TIMEOUT_S`.
 LEADER_PATIENCE_S = 5.0
 REPLICA_TIMEOUT_S = 2.0
-# For so long the node that is asked for a map waits for replicas that do not answer it; and how much longer
-# we wait for the node itself before another is asked.
+# How long the node that is asked for a map waits for replicas that do not answer it; and how much longer the
+# client waits for that node before it asks another one.
 MAP_WAIT_MS = 500
 MAP_PATIENCE_S = 1.0
-# A node that was left for its silence is not tried again before this, even where it is named as leader.
+# A node whose connection was abandoned because it did not answer is not tried again before this time has
+# passed, even if another node names it as leader.
 SILENT_MS = 1_000
 
 
 def start_query(start: int | str) -> str:
-    """Return the query parameter for where a fetch begins: an offset, earliest, latest or an epoch time."""
+    """Return the query parameter for a fetch's start: an offset, earliest, latest, or epoch ms as text."""
     if isinstance(start, int) or start in ("earliest", "latest"):
         return f"offset={start}"
     return f"since={start}"
@@ -51,14 +52,15 @@ def start_query(start: int | str) -> str:
 def skipped_end(answer: Answer) -> int:
     """Return the offset after the damaged records that a fetch with ``on_damage=skip`` left out; 0 if none.
 
-    They lie before the answer's first batch; where it has none, before what comes next.
+    These records are before the answer's first batch. If it has no batch, the next fetch continues after
+    them.
     """
     ranges = answer.headers.get("laminar-skipped-offsets")  # as in "3-4,7-7"
     return int(ranges.rpartition("-")[2]) + 1 if ranges else 0
 
 
 def _first_offset(body: Buffer) -> int | None:
-    """Return the offset of the first record of some batches; None where there is none."""
+    """Return the offset of the first record in `body`, which holds batches; None if it has no record."""
     return Header.unpack(body).base_offset if body else None
 
 
@@ -68,18 +70,18 @@ def topic_path(topic: str) -> str:
 
 
 class Closable(Protocol):
-    """A sender that works on a session, and ends with it."""
+    """A sender that uses a session, and is ended when the session is closed."""
 
     @property
     def resent(self) -> int:
         """Number of times a batch was sent again."""
 
     async def end(self, error: Error) -> None:
-        """Stop sending; what has no receipt fails with `error`."""
+        """Stop sending; records without a receipt fail. `error` is the reason."""
 
 
 class Session:
-    """State of one client on its event loop. `close` ends it; nothing works afterwards."""
+    """The state of one client on its event loop. After `close` every call fails."""
 
     def __init__(
         self, endpoints: Endpoints, *, timeout_s: float, rng: random.Random, shared_port: bool = False
@@ -102,7 +104,7 @@ class Session:
         self._nodes: list[str] = list(endpoints.urls)
         self._maps: dict[str, TopicMap] = {}
         self._refreshing: dict[str, asyncio.Task[TopicMap]] = {}
-        # Of each node's URL its authority, and what all requests to it carry.
+        # By the URL of a node: the value of the Host header, and the headers of all requests to that node.
         self._heads: dict[str, tuple[str, dict[str, str]]] = {}
 
     # -- plain calls ---------------------------------------------------------------------------
@@ -112,7 +114,7 @@ class Session:
         known = self._heads.get(url)
         if known is None:
             common = {"Laminar-Redirect": "1"}
-            # Not to every node that an answer or a redirect leads to.
+            # The token is not sent to every node that an answer or a redirect names.
             if self.endpoints.token and self.endpoints.may_hear_token(url):
                 common["Authorization"] = f"Bearer {self.endpoints.token}"
             known = self._heads[url] = (Target.of(url).authority, common)
@@ -120,7 +122,7 @@ class Session:
         return head_bytes(method, target, authority, {**common, **headers})
 
     def learn_nodes(self, urls: Sequence[str]) -> None:
-        """Add nodes to those that `connect` was given."""
+        """Add nodes to those that `connect` was given: requests may be sent to them too."""
         for url in urls:
             if url and url.rstrip("/") not in self._nodes:
                 self._nodes.append(url.rstrip("/"))
@@ -142,16 +144,19 @@ class Session:
         among: Sequence[str] = (),
         attempt_timeout_s: float = ATTEMPT_TIMEOUT_S,
     ) -> Answer:
-        """Send a request that any node can answer, until one did; statuses in `accept` are returned too.
+        """Send a request that any node can answer, and repeat it until there is a final answer; return that.
 
-        `first` is the node to begin with, if it matters; then those in `among` are asked, and all others only
-        after them. One that does not answer for `attempt_timeout_s` is left for the next.
+        An answer with an error status is returned only if the status is in `accept`. The first attempt goes
+        to `first`, if it is given; later ones to the nodes of `among` that have not failed lately, else to
+        any known node. After `attempt_timeout_s` without an answer the next node is asked. `repeatable` says
+        that a second application changes nothing.
 
         Raises:
-            Error: what a final answer stands for. Its `outcome` is that of all attempts: a change that an
-                earlier one may have made has an unknown outcome.
-            TimedOut: at the deadline, when nothing can have changed.
-            OutcomeUnknown: at the deadline, when something may have changed.
+            Error: the final answer is an error. The `outcome` of the error is that of all attempts: it is
+            unknown
+                if an earlier attempt may have made the change.
+            TimedOut: the deadline passed, and nothing can have changed.
+            OutcomeUnknown: the deadline passed or the connection was lost, and something may have changed.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         sent_headers = dict(headers or {})
@@ -194,7 +199,7 @@ class Session:
     # -- maps ----------------------------------------------------------------------------------
 
     async def topic_map(self, topic: str, *, timeout_s: float | None = None) -> TopicMap:
-        """Return the places of `topic`'s partitions; requested again when they proved stale."""
+        """Return the places of `topic`'s partitions; request them if they are not known or proved stale."""
         known = self._maps.get(topic)
         if known is not None and not known.stale:
             if known.aged(now_ms=now_ms()):
@@ -203,7 +208,7 @@ class Session:
         return await asyncio.shield(self._refreshed(topic, timeout_s))
 
     def _refreshed(self, topic: str, timeout_s: float | None) -> asyncio.Task[TopicMap]:
-        """Return the one refresh of `topic`'s map that is under way; begun if there is none."""
+        """Return the task that requests `topic`'s map; begin one if none is under way."""
         refreshing = self._refreshing.get(topic)
         if refreshing is None:
             refreshing = self._refreshing[topic] = self.loop.create_task(self._refresh(topic, timeout_s))
@@ -213,7 +218,7 @@ class Session:
     def _refresh_ended(self, topic: str, done: asyncio.Task[TopicMap]) -> None:
         self._refreshing.pop(topic, None)
         if not done.cancelled():
-            done.exception()  # who waits for it gets it; in the background the old map serves on
+            done.exception()  # raised in the callers that wait; after a background refresh the old map stays
 
     def topic_map_nowait(self, topic: str) -> TopicMap | None:
         """Return the map as it is, stale or not; None if there is none."""
@@ -226,9 +231,9 @@ class Session:
     async def map_by_others(
         self, topic: str, *, avoid: Iterable[str], wait_ms: int, timeout_s: float | None = None
     ) -> TopicMap:
-        """Return a new map of `topic`, if possible from another node than those at `avoid`.
+        """Request a new map of `topic`, store it and return it; prefer nodes other than those of `avoid`.
 
-        `wait_ms`: see MAP_WAIT_MS.
+        `wait_ms` is how long the asked node waits for replicas that do not answer it.
         """
         known = self._maps.get(topic)
         answer = await self.call(
@@ -245,7 +250,7 @@ class Session:
         return fresh
 
     def forget_topic(self, topic: str) -> None:
-        """Forget the map and the offsets of a deleted topic."""
+        """Forget the map of a deleted topic, and how far its partitions were seen."""
         self._maps.pop(topic, None)
         self.seen.forget(topic)
 
@@ -265,15 +270,21 @@ class Session:
         timeout_s: float | None = None,
         narrowed: Mapping[str, str | int] | None = None,
     ) -> Answer:
-        """Return frames from `offset` on, from the least busy replica that has all this client has seen.
+        """Fetch batches from `offset` on; return an answer whose body is frames, perhaps none.
 
-        A good answer may hold no frames; its first one holds the record at `offset`. With `from_leader` that
-        may be a place that the leader resolves, as in `start_query`. `at_least` is an end the caller knows
-        of. With `only` no other replica than that one is asked, as `readers` numbers them. `narrowed` are
-        further parameters: ``to``, ``tag``, ``fields``, ``on_damage``.
+        The first frame contains the record at `offset`, or the first one after damaged records that are left
+        out (`skipped_end`). With a ``tag`` it is the first that may have a record with the tag. The least
+        busy replica is asked that has all that this client has seen of the partition, and all before
+        `at_least`.
+
+        With `from_leader` only the leader is asked, and `offset` may also be a text for `start_query`. With
+        `only` no replica is asked but the one with this number, as `readers` counts them. `wait_ms` is how
+        long the replica waits for records if it has none yet. `narrowed` has further parameters of the
+        request: ``to``, ``tag``, ``fields``, ``on_damage``.
 
         Raises:
             OffsetExpired: the record at `offset` was trimmed.
+            NotFound: there is no such topic, or no replica with the number `only`.
             Error: as `call` does.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -304,7 +315,7 @@ class Session:
                 leader = places.leader(partition)
                 urls = readers(places.replicas(partition), leader, from_leader=from_leader, only=only)
                 ahead = [each for each in urls if each not in behind]
-                # Where no replica is known any node passes the request on.
+                # If no replica is known, any node is asked: it forwards the request.
                 others = self._nodes if only is None else ()
                 url = self.balancer.choose(ahead or urls or others, now_ms=now_ms())
                 if url is None:
@@ -321,24 +332,24 @@ class Session:
                 node = answer.headers.get("laminar-node", url)
                 begins = offset if isinstance(offset, int) else int(answer.headers["laminar-offset"])
                 begins = max(begins, skipped_end(answer))
-                # With a tag it begins at the first batch that may have it.
+                # With a tag the answer begins at the first batch that may have it, which may be a later one.
                 found = None if "tag" in (narrowed or ()) else _first_offset(answer.body)
                 if found is None or found <= begins:
                     self.reads_by_node[node] = self.reads_by_node.get(node, 0) + 1
                     return answer
-                # Records are missing there, and it has not said so: another replica has them.
+                # That node has left out records without reporting them: ask another replica.
                 attempts.reject(url, f"{node} answered {found} for {begins}")
             known = self._maps.get(topic)
             if attempts.verdict.stale and known is not None:
                 known.stale = True
             if attempts.problem.get("code") == "replica_lagging" and url not in behind:
-                # Another replica may be further; only when all are behind is there a reason to wait.
+                # Another replica may have more: ask it at once. There is a pause only when all of them lag.
                 behind.add(url)
                 url = None
                 continue
             url = await attempts.pause()
             if only is not None:
-                url = None  # wherever it led
+                url = None  # redirects are not followed: only this replica may answer
 
     async def offset_at(
         self,
@@ -351,14 +362,15 @@ class Session:
         patience_s: float | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Return the offset at ``earliest``, ``latest`` or an epoch time in ms, as the leader has it.
+        """Return the leader's offset for `at`: ``earliest``, ``latest`` or epoch milliseconds as text.
 
-        Where no leader is found within `patience_s` (`LEADER_PATIENCE_S` if left out), as the replica has it
-        that has most, unless `leader_only`: what is committed can be read with a majority gone. That may be
-        less than all there is, and is logged. With `id_`, of the partition of this id only.
+        If no leader answers within `patience_s` (`leader_patience_s` if left out), the answer of the replica
+        with the largest committed end is returned, unless `leader_only`. So committed records can be read
+        while a majority is gone. That end may be before the real one; a warning is logged. With `id_`, only
+        the partition with this id is asked, not one of a topic that was created again under the same name.
 
         Raises:
-            NotFound: there is no partition of that id any more.
+            NotFound: there is no partition with that id any more.
             Error: as `call` does.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -381,15 +393,15 @@ class Session:
         return int(answer.json()["offset"])
 
     def leader_patience_s(self, timeout_s: float) -> float:
-        """Return how long to wait for a leader in a call that can do without one."""
+        """Return how long a call with this timeout waits for a leader before it asks the other replicas."""
         return min(LEADER_PATIENCE_S, timeout_s / 2)
 
     async def _offset_of_replicas(
         self, topic: str, partition: int, target: str, *, deadline: float
     ) -> int | None:
-        """Return the offset at the replica that has most.
+        """Return the offset that the replica with the largest committed end reports.
 
-        None if no replica answers, or a leader does meanwhile.
+        None if no replica answers, or if there is a leader by now.
         """
         left_s = max(0.0, deadline - time.monotonic())
         places = await self.map_by_others(topic, avoid=(), wait_ms=MAP_WAIT_MS, timeout_s=left_s)
@@ -413,31 +425,34 @@ class Session:
         _log.warning("%s/%d has no leader: reading what its replicas know to be committed", topic, partition)
         return max(answers)[1]
 
-    # -- those who do not answer -----------------------------------------------------------------
+    # -- nodes that do not answer ----------------------------------------------------------------
 
     def left_silent(self, url: str) -> None:
-        """Note that the connection to `url` was abandoned: it did not answer, and others lead."""
+        """Note that the connection to `url` was abandoned: it did not answer, and another node leads."""
         self._silent_until_ms[url] = now_ms() + SILENT_MS
 
     def is_silent(self, url: str) -> bool:
-        """Return whether `url` was left for its silence less than `SILENT_MS` ago."""
+        """Return whether `left_silent` was called for `url` less than `SILENT_MS` ago."""
         return now_ms() < self._silent_until_ms.get(url, 0)
 
     # -- appends -------------------------------------------------------------------------------
 
     async def leader_connection(self, topic: str, partition: int) -> str:
-        """Return the URL to append to, with a connection open to it in the pool.
+        """Return the URL to append to; the pool has an open shared connection to it.
+
+        It is the leader's URL, or while no leader is known that of a replica or of any node.
 
         Raises:
-            ConnectionFailed: (not sent) it could not be opened.
-            Error: the topic is gone.
+            ConnectionFailed: (`sent` is false) the connection could not be opened.
+            Unavailable: (``no_leader``) the topic's map does not have the partition.
+            Error: the map cannot be requested, for example because the topic is gone.
         """
         places = await self.topic_map(topic)
         if partition >= len(places.places):
             raise Unavailable(f"{topic}/{partition} is not known", code="no_leader", retriable=True)
         url = places.leader(partition)
         if url is None:
-            # Any node knows the leader as soon as there is one, and redirects us; a replica knows it first.
+            # Any node redirects us to the leader as soon as there is one. A replica learns of it first.
             places.stale = True
             replicas = readers(places.replicas(partition), None, from_leader=False)
             url = self.balancer.choose(replicas or self._nodes, now_ms=now_ms())
@@ -455,17 +470,17 @@ class Session:
         return self._resent_before + sum(each.resent for each in self._closables)
 
     def opened(self, sender: Closable) -> None:
-        """End `sender` when the session is closed, and count what it sends again."""
+        """Register a sender: `close` ends it, and `resent_batches` includes its count."""
         self._closables.add(sender)
 
     def ended(self, sender: Closable) -> None:
-        """Forget a sender, but not what it counted. Idempotent."""
+        """Remove a sender that has ended; `resent_batches` keeps its count. Idempotent."""
         if sender in self._closables:
             self._closables.remove(sender)
             self._resent_before += sender.resent
 
     async def close(self) -> None:
-        """Fail what is under way and drop the connections. Idempotent."""
+        """End all senders, fail the requests under way and drop the connections. Idempotent."""
         self.closed = True
         gone = Unavailable("the client was closed", code="client_closed")
         await asyncio.gather(*(each.end(gone) for each in list(self._closables)))

@@ -1,8 +1,8 @@
-"""Where a shard can be reached by its node's shared port, for a client that may use no other.
+"""Places of shards behind the shared ports of their nodes, for a client that can reach no other port.
 
-The URLs that nodes report are those of the shards' own ports. Here each is looked up in the answer of
-`/v1/cluster`: the node's shared port, and which shard it is of how many. The pool then connects from a source
-port that leads there.
+Nodes report the URLs of their shards' own ports. `SharedPorts` looks such a URL up in the answer of
+`/v1/cluster`, and finds the node's shared port and the number of the shard. The pool then connects to the
+shared port from a source port that the kernel maps to this shard.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOOK_AGAIN_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ShardPlace:
-    """One of `shards` shards at the shared port of the node at `url`."""
+    """The shard with the number `shard`, of `shards`, that is reached through a node's shared port, `url`."""
 
     url: str
     shard: int
@@ -25,10 +25,10 @@ class ShardPlace:
 
 
 class SharedPorts:
-    """Places of shards by the URL of their own port, requested when an unknown one comes up.
+    """The places of shards by the URL of their own port; requested from a node for the first unknown URL.
 
-    `nodes` are URLs to begin with, whichever shard they lead to. `ask` is `GET /v1/cluster` of one of them;
-    it raises `ConnectionFailed`.
+    `nodes` are URLs of shared ports to begin with; any shard may answer there. `ask` sends ``GET
+    /v1/cluster`` to one of them; it raises `ConnectionFailed` without an answer.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class SharedPorts:
         self._heard_at_ms: int | None = None
 
     async def place(self, url: str) -> ShardPlace | None:
-        """Return where the shard with this URL is; None for a node's own URL, or one that no node names.
+        """Return the place of the shard with this URL; None for a URL of `nodes`, or one that no node names.
 
         Raises:
-            ConnectionFailed: (not sent) no node could be asked.
+            ConnectionFailed: (`sent` is false) no node answered the request for the places.
         """
         if url in self._nodes:
             return None

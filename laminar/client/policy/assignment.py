@@ -1,11 +1,11 @@
-"""Which member of a group reads which partition: the pure half of a subscription.
+"""The assignment of a topic's partitions to the members of a group, as pure functions.
 
-Every member gets the same list of live members and computes the same assignment from it, by rendezvous
-hashing (Thaler and Ravishankar, 1998) in whole numbers: each member draws a number for each partition, and
-the highest draw has it; so when a member comes or goes, only what it wins or loses moves. `moves` says what
-one member does about it. The result is only a wish: a member reads what it *owns* in the partition's log, and
-takes from another only what that one gave back, or left when it died. So a wrong or old list costs time,
-never a record.
+Every member receives the same list of live members and computes the same assignment from it, by rendezvous
+hashing (Thaler and Ravishankar, 1998): for each partition the member with the highest hash reads it. So when
+a member joins or leaves, only the partitions that it gains or loses move. `moves` says which steps one member
+takes towards the assignment. The assignment alone does not allow reading: a member reads only partitions that
+it *owns* according to their logs, and claims a partition only if its owner released it or died. So a wrong or
+old list of members costs time, but no record is lost or read by two members at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def reader_of(topic: str, partition: int, members: Iterable[str]) -> str:
 
     `members` has at least one; their order does not matter.
     """
-    # 64 bits of mmh3 (x64, seed 0) of topic, 0, partition (u32, little-endian), member. A tie: lower name.
+    # The hash: 64 bits of mmh3 (x64, seed 0) over topic, a zero byte, partition (u32, little-endian), member.
+    # If two are equal, the lower name wins.
     place = topic.encode() + b"\0" + _U32.pack(partition)
     drawn = ((mmh3.mmh3_x64_128_utupledigest(place + name.encode(), 0)[0], name) for name in sorted(members))
     return max(drawn, key=lambda each: each[0])[1]
@@ -34,7 +35,7 @@ def reader_of(topic: str, partition: int, members: Iterable[str]) -> str:
 class Members:
     """Live members of the group, as its leader reported them.
 
-    `forming`: there may be more that the leader does not know yet.
+    `forming` says that the leader may not know all live members yet.
     """
 
     live: frozenset[str]
@@ -43,7 +44,10 @@ class Members:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A partition of the group's cursor: the next offset wanted, None before the first; and its owner."""
+    """A partition's entry in the group's cursor.
+
+    `position` is the next offset to read, None before the first commit; `owner` is "" if no member owns it.
+    """
 
     position: int | None = None
     owner: str = ""
@@ -51,9 +55,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Next step of one member: partitions to release (`give_up`), and to `claim` from their owners.
+    """The next steps of one member.
 
-    `waits`: another member has to release a partition first, so the step is to be computed again soon.
+    `give_up` are partitions to release. `claim` has partitions to claim, each with its expected owner: "" for
+    none, or a member that died. With `waits` another member has to release a partition first, so the steps
+    are to be computed again soon.
     """
 
     give_up: frozenset[int]
@@ -62,7 +68,7 @@ class Assignment:
 
 
 def wanted(me: str, topic: str, partitions: int, members: Members) -> frozenset[int]:
-    """Return the partitions that `me` is to read."""
+    """Return the partitions that are assigned to `me`, which counts as live."""
     live = members.live | {me}
     return frozenset(each for each in range(partitions) if reader_of(topic, each, live) == me)
 
@@ -75,10 +81,10 @@ def moves(
     places: Mapping[int, Place],
     members: Members,
 ) -> Assignment:
-    """Return what `me`, who owns `held`, has to do to own `wants`.
+    """Return the next steps by which the member `me` comes from owning `held` to owning `wants`.
 
     While the list of members is forming, no member counts as dead and no partition is released: members keep
-    what they have.
+    what they own.
     """
     claim: dict[int, str] = {}
     waits = False
@@ -87,7 +93,7 @@ def moves(
         if owner in ("", me) or (owner not in members.live and not members.forming):
             claim[partition] = owner
         else:
-            # Its owner gives it back when it has committed, or its session ends.
+            # Its live owner releases it after its last commit, or its session expires.
             waits = True
     give_up: frozenset[int] = frozenset() if members.forming else frozenset(set(held) - set(wants))
     return Assignment(give_up=give_up, claim=claim, waits=waits)

@@ -1,7 +1,7 @@
-"""One partition's queue of batches, as pure objects: waiting, in flight, or to be sent again.
+"""The queue of one partition's batches: waiting, in flight, or to be sent again. Pure objects, without I/O.
 
-A `Pending` is a batch from its first record to its receipt; a `PartitionQueue` holds them in order. The rules
-they keep are those at the head of `record_accumulator`, whose `RecordAccumulator` is their only user.
+A `Pending` is a batch from its first record to its receipt; a `PartitionQueue` holds them in order. They keep
+the rules at the head of `record_accumulator`. Only its `RecordAccumulator` uses the queues.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from laminar.client.errors import Error, Undelivered
 from laminar.client.records import Receipt
 
 T = TypeVar("T")
-# The server remembers this many batches of a producer; more without a receipt could not be sent again.
+# The server remembers this number of a producer's batches to recognise repetitions. If more were in flight,
+# the oldest could not be sent again safely.
 MOST_FLYING = 64
 
 
 def extended(column: list[T | None] | None, before: int, cell: T) -> list[T | None]:
-    """Return `column` with `cell` after `before` cells, of which the missing ones are None."""
+    """Return `column` with `cell` appended as cell number `before`; missing cells before it become None."""
     if column is None:
         column = []
     column.extend([None] * (before - len(column)))
@@ -28,7 +29,7 @@ def extended(column: list[T | None] | None, before: int, cell: T) -> list[T | No
 
 
 def padded(column: list[T | None] | None, count: int) -> list[T | None] | None:
-    """Return `column` with None for the records at its end that have no such cell."""
+    """Return `column` filled with None up to `count` cells; None if no record has a cell."""
     if column is not None:
         column.extend([None] * (count - len(column)))
     return column
@@ -37,10 +38,11 @@ def padded(column: list[T | None] | None, count: int) -> list[T | None] | None:
 class Pending:
     """One batch: its records, then its receipt or error.
 
-    ``values`` and ``keys`` are parallel; the other columns are None until a record has one. `settled` turns
-    true once, before the callbacks run. `term` is that of the leader which accepted the batch without a
-    promise, -1 if none did; `first_number` and `last_number` are the program's own numbers, 0 if it gave
-    none.
+    ``values`` and ``keys`` have one element for each record; the other columns are None until a record has
+    such a cell, and may be shorter. `settled` becomes true once, before the callbacks run. `term` is the term
+    of the leader that accepted the batch before it was durable, -1 if none did. `first_number` and
+    `last_number` are the program's own numbers of the first and last record, 0 without numbers.
+    `deadline_ms`, `sequence` and `base_offset` are -1 until they are known.
     """
 
     __slots__ = (
@@ -105,17 +107,17 @@ class Pending:
         return Receipt(self.partition, offset, self.replicas, self.synced)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once settled; it may be called twice, and from either thread.
+        """Call `callback` when the batch is settled, at once if it is already.
 
-        The list is looked at again after the append, so no lock is needed between the thread that asks and
-        the one that settles.
+        `callback` may be called twice, and from the caller's thread or the one that settles. No lock is
+        needed between them, because `settled` is checked after the callback was added to the list.
         """
         self.callbacks.append(callback)
         if self.settled:
             callback()
 
     def settle(self, error: Error | None = None) -> None:
-        """Finish the batch, with `error` or with the receipt that it was given, and run the callbacks."""
+        """Finish the batch, with `error` or as durable, and run the callbacks."""
         assert not self.settled, f"batch {self.sequence} of partition {self.partition} settled twice"
         self.error = error
         self.settled = True
@@ -123,7 +125,7 @@ class Pending:
             callback()
 
     def undelivered(self) -> list[Undelivered]:
-        """Return the batch's records as a report of what failed."""
+        """Return the records of this failed batch, as `ProduceError` reports them."""
         assert self.error is not None
         outcome = "unknown" if self.maybe_applied else "not_applied"
         return [
@@ -133,10 +135,13 @@ class Pending:
 
 
 class PartitionQueue:
-    """One partition's batches, from the open one to those in flight.
+    """One partition's batches, in the order of their records: `flying`, then `closed`, then `open`.
 
-    `flying` are those that were sent, oldest first: under way, or accepted and not known to be durable.
-    `term` is the newest of this partition's leaders that an answer named.
+    `flying` has the batches that were sent, oldest first: their request is under way, or a leader accepted
+    them and they are not known to be durable. `closed` has full batches that wait to be sent; `open` takes
+    records. `under_way` counts requests without an answer. While `recovering`, nothing is sent until all
+    requests have ended; then the batches of `flying` are sent again. `term` is the highest term that an
+    answer named.
     """
 
     __slots__ = (
@@ -181,10 +186,11 @@ class PartitionQueue:
             self.open = None
 
     def take(self, *, now_ms: int, window: int, partial_window: int) -> Pending | None:
-        """Return the next batch to send, or None: nothing there, no slot free, or a pause.
+        """Return the next batch to send, now in flight; None if none waits, the window is full, or it pauses.
 
-        A batch that is not full goes out only while fewer than `partial_window` are in flight: what waits
-        meanwhile is joined, and the server does one append for many records.
+        `window` is the largest number of requests under way. A batch that is not full is sent only while
+        fewer than `partial_window` are under way: meanwhile it takes more records, so that one append serves
+        many.
         """
         if self.recovering and not self._recovered(now_ms=now_ms):
             return None
@@ -210,7 +216,7 @@ class PartitionQueue:
         return pending
 
     def _recovered(self, *, now_ms: int) -> bool:
-        """Return whether sending may continue; then everything without a receipt is in `closed` again."""
+        """Return whether the recovery is over; if so, move all batches in flight back to `closed`."""
         if self.under_way or now_ms < self.resume_ms:
             return False
         if self.renumber:
@@ -221,9 +227,9 @@ class PartitionQueue:
         return True
 
     def _renumber(self) -> None:
-        """Start the next producer epoch: sequence numbers begin at 0 again.
+        """Start the next producer epoch: batches get new sequence numbers, from 0, when they are sent.
 
-        Batches that may already be appended move to `doubtful`.
+        Batches that may have been appended already must not get a new number: they move to `doubtful`.
         """
         self.renumber = False
         self.epoch += 1
@@ -237,30 +243,30 @@ class PartitionQueue:
                     pending.sequence = -1
 
     def answered(self, pending: Pending) -> bool:
-        """Note that a request of `pending` ended; return False if the batch was abandoned meanwhile."""
+        """Note that the request of `pending` ended; return False if the batch was settled meanwhile."""
         assert pending.under_way, f"batch {pending.sequence} was not under way"
         pending.under_way = False
         self.under_way -= 1
         return not pending.settled
 
     def accepted(self, pending: Pending, *, term: int) -> None:
-        """Note that the leader of `term` took `pending`, without a promise that it stays."""
+        """Note that the leader of `term` has `pending` in its log; it may be lost with that leader."""
         pending.term = term
         pending.maybe_applied = True
         if term < self.term:
-            self.hold(until_ms=0)  # another leads since: it may be lost
+            self.hold(until_ms=0)  # there is a newer leader, so the batch may be lost
 
     def heard(self, term: int) -> None:
-        """Note an answer of `term`. What an older leader accepted may be lost with it, and is sent again."""
+        """Note that an answer named `term`. Batches that an older leader accepted are sent again."""
         if term > self.term:
             self.term = term
             if any(0 <= each.term < term for each in self.flying):
                 self.hold(until_ms=0)
 
     def durable(self, term: int, committed: int) -> list[Pending]:
-        """Remove and return the batches in flight that are durable by the leader's word.
+        """Remove and return the batches in flight that are known to be durable, oldest first.
 
-        The leader says that in `term` everything before offset `committed` is.
+        The leader of `term` reported that all before offset `committed` is durable.
         """
         found: list[Pending] = []
         while self.flying:
@@ -271,18 +277,18 @@ class PartitionQueue:
         return found
 
     def all_accepted(self) -> bool:
-        """Return whether everything that was sent is in the log of some leader."""
+        """Return whether every batch is durable, or in the log of the leader that accepted it."""
         return not (self.under_way or self.closed or self.open is not None or self.recovering)
 
     def first_number(self) -> int:
-        """Return the lowest of the program's numbers that waits here, 0 if none does."""
+        """Return the program's lowest number among the records without a receipt; 0 if there is none."""
         for queue in (self.flying, self.closed):
             if queue:
                 return queue[0].first_number
         return self.open.first_number if self.open is not None else 0
 
     def hold(self, *, until_ms: int) -> None:
-        """Stop sending; resend once everything under way has ended and `until_ms` is past."""
+        """Stop sending until all requests under way have ended and `until_ms` is past; then send again."""
         self.recovering = True
         self.resume_ms = max(self.resume_ms, until_ms)
 
@@ -304,5 +310,5 @@ class PartitionQueue:
             self.open = None
 
     def waiting(self) -> list[Pending]:
-        """Return everything without a receipt, in order."""
+        """Return all batches without a receipt, in order."""
         return [*self.flying, *self.closed, *([self.open] if self.open is not None else [])]

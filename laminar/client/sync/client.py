@@ -1,8 +1,9 @@
 """The client without a loop: what `laminar.connect` returns.
 
-Each class of this folder calls its asynchronous twin through a `Portal`. What stands below a comment
-``# generated from ...`` is written by `python -m tests.sync_face` (docs/decisions/0019). Producer, reader,
-subscription and stager do more by hand: a change of threads for each record would cost more than the record.
+Each class of this folder calls its asynchronous twin through a `Portal`. The methods below a comment
+``# generated from ...`` are written by `python -m tests.sync_face` (docs/decisions/0019). Producer, reader,
+subscription and stager have more methods written by hand: a change of threads for each record would cost more
+than the record.
 """
 
 from __future__ import annotations
@@ -61,12 +62,12 @@ class Client:
     @overload
     def topic(self, name: str, codec: Codec[T]) -> Topic[T]: ...
     def topic(self, name: str, codec: Codec[Any] | None = None) -> Topic[Any]:
-        """Return a topic by name, without asking whether it exists."""
+        """Return a topic by name, without a request: whether it exists is not checked."""
         portal = self._open()
         return Topic(portal, self._twin.topic(name) if codec is None else self._twin.topic(name, codec))
 
     def statistics(self) -> dict[str, Any]:
-        """Return retries, redirects, connections and reads by node since the client was opened."""
+        """Return counts since the opening: retries, redirects, connections, reads by node, resent batches."""
         self._open()
         return self._twin.statistics()
 
@@ -93,7 +94,7 @@ class Client:
 
         Raises:
             Unavailable: (`too_few_nodes`) fewer nodes are alive than replicas are wanted.
-            AlreadyExists: it exists with another configuration, or at all without `exist_ok`.
+            AlreadyExists: the topic exists with another configuration; or it exists, and `exist_ok` is false.
         """
         return Topic(
             self._portal,
@@ -123,11 +124,14 @@ class Client:
         return self._portal.run(lambda: self._twin.topics(prefix))
 
     def sink(self, name: str) -> Sink:
-        """Return a sink by name, without asking anything; this client has one epoch of it."""
+        """Return a sink by name, without a request.
+
+        A client has one epoch of a sink: all that it does under this name is done under that epoch.
+        """
         return Sink(self._portal, self._twin.sink(name))
 
     def sinks(self, prefix: str = "") -> list[SinkInfo]:
-        """Return all sinks whose names begin with `prefix`, by name."""
+        """Return the descriptions of all sinks whose names begin with `prefix`, sorted by name."""
         return self._portal.run(lambda: self._twin.sinks(prefix))
 
     def transaction(
@@ -140,12 +144,13 @@ class Client:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         timeout: float | None = None,
     ) -> Transaction:
-        """Return batch `number` of `sink`, as a block.
+        """Return a transaction that writes batch `number` of `sink`.
 
-        ``with client.transaction("s", 7) as tx: tx.append(topic, value)``. It is committed whole when
-        the block ends, over any topics and partitions, and once, however often it is tried: a number that was
-        committed is skipped (`Transaction.already`). This client begins the sink at its first transaction,
-        unless `epoch` is given. Committing raises `Fenced` when another client began the sink since.
+        ``with client.transaction("s", 7) as tx: tx.append(topic, value)``. The end of the block commits
+        the batch whole, over any topics and partitions. A batch is committed once, however often it is tried:
+        if `number` was committed before, nothing is appended (`Transaction.already`). This client begins the
+        sink at its first transaction, unless `epoch` is given. The commit raises `Fenced` if another client
+        has begun the sink since.
         """
         return Transaction(
             self._portal,
@@ -159,7 +164,14 @@ class Client:
         return self._portal.run(lambda: self._twin.cluster())
 
     def request_json(self, method: str, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
-        """Call any other resource of the HTTP interface: JSON in, JSON out, errors as `Error`."""
+        """Send a request to any resource of the HTTP interface, and return the decoded JSON of its answer.
+
+        `body` is sent as JSON; None sends no body. A request with a method other than GET, HEAD, PUT and
+        DELETE is not repeated if its connection is lost.
+
+        Raises:
+            Error: the answer is an error, or none came in time.
+        """
         return self._portal.run(lambda: self._twin.request_json(method, path, body, timeout=timeout))
 
 
@@ -172,9 +184,9 @@ def connect(
 ) -> Client:
     """Return a client for the cluster at `url`: a URL, a list of them, or None.
 
-    None means ``LAMINAR_URL``, else the command line's current context, else port 7070 here. Nothing is
-    opened before the first use. `timeout` in seconds is each call's deadline over all retries. With
-    `shared_port` no other port of a node is used: the source port that a connection is bound to leads to the
-    shard that it is for.
+    None means ``LAMINAR_URL``, else the command line's current context, else port 7070 of this machine.
+    Nothing is opened before the first use. `timeout` in seconds is the deadline of each call, over all its
+    retries. With `shared_port` the client connects only to the port that all shards of a node share, not to
+    the shards' own ports: it selects the shard by the source port of the connection.
     """
     return Client(aio_client.connect(url, token=token, timeout=timeout, shared_port=shared_port))

@@ -49,13 +49,13 @@ class Value:
         return self._twin.size_bytes
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next `size` bytes, or fewer where a piece ends; b"" at the end.
+        """Return up to `size` bytes, fewer at the border of two pieces; b"" at the end of the value.
 
-        Negative: all that are left.
+        A negative `size` means all bytes that are left.
 
         Raises:
-            Error: (``bad_checksum``) at the end of a value that is not what was appended; and as other
-                reads do, for example `OffsetExpired` where retention trimmed it meanwhile.
+            Error: (``bad_checksum``) at the end, if the value differs from what was appended.
+            OffsetExpired: the record was trimmed meanwhile.
         """
         return self._portal.run(lambda: self._twin.read(size))
 

@@ -1,6 +1,6 @@
 """A reader without a loop: the twin of `laminar.client.consume.reader`.
 
-It crosses over to the loop's thread once for all batches that are ready: a hop for each record would cost
+One call to the loop's thread takes all batches that are ready: a change of threads for each record would cost
 more than the record.
 """
 
@@ -50,7 +50,7 @@ class Reader(Generic[T]):
 
     @property
     def skipped(self) -> list[tuple[int, int, int]]:
-        """(partition, first offset, offset after the last) of what was passed over."""
+        """Ranges left out, trimmed or unreadable: (partition, first offset, offset after the last)."""
         return self._twin.skipped
 
     def __iter__(self) -> Iterator[Record[T]]:
@@ -62,7 +62,7 @@ class Reader(Generic[T]):
                 yield record
 
     def batches(self) -> Iterator[ReadBatch[T]]:
-        """Yield the records batch-wise, without an object per record."""
+        """Yield whole batches, without making an object for each record."""
         for batch in self._take_batches():
             self._twin.positions[batch.partition] = batch.next_offset
             yield batch
@@ -72,38 +72,41 @@ class Reader(Generic[T]):
             while batches := self._portal.run(lambda: self._twin.take_ready()):
                 yield from batches
         finally:
-            # A loop that breaks off and never continues leaves no fetcher running.
+            # If the loop broke off, no fetching goes on until another loop continues.
             if not self._portal.loop.is_closed():
                 self.pause()
 
     # generated from laminar.client.consume.reader.Reader, without take_ready
 
     def next_batch(self) -> ReadBatch[T] | None:
-        """Return the next batch, None at the end. Its records count as handed out."""
+        """Return the next batch, None at the end. Positions advance: its records count as handed out."""
         return self._portal.run(lambda: self._twin.next_batch())
 
     def commit(self) -> None:
-        """Commit the cursor at the records handed out so far."""
+        """Commit the cursor at the present positions: after the records handed out so far."""
         self._portal.run(lambda: self._twin.commit())
 
     def commit_at(self, positions: Mapping[int, int]) -> None:
-        """Commit the cursor at `positions`: by partition, the next offset wanted."""
+        """Commit the cursor at `positions`: for each partition, the next offset to read."""
         self._portal.run(lambda: self._twin.commit_at(positions))
 
     def to_arrow(self) -> pyarrow.Table:
-        """Return everything to the end as one table: offset, timestamp, key, value, tag, partition."""
+        """Read to the end; return one table with offset, timestamp, key, value, tag and partition."""
         return self._portal.run(lambda: self._twin.to_arrow())
 
     def to_polars(self) -> polars.DataFrame:
-        """Return everything to the end as a polars frame, with the columns of `to_arrow`."""
+        """Read to the end; return a polars frame with the columns of `to_arrow`."""
         return self._portal.run(lambda: self._twin.to_polars())
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return everything to the end as a pandas frame, with the columns of `to_arrow`."""
+        """Read to the end; return a pandas frame with the columns of `to_arrow`."""
         return self._portal.run(lambda: self._twin.to_pandas())
 
     def pause(self) -> None:
-        """Stop fetching until the next batch is asked for, which begins after the records handed out."""
+        """Stop fetching and discard what was read ahead.
+
+        The next request for a batch starts fetching again, after the records handed out.
+        """
         self._portal.run(lambda: self._twin.pause())
 
     def close(self) -> None:

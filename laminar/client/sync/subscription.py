@@ -1,7 +1,7 @@
 """A member of a group of consumers, without a loop: the twin of `laminar.client.consume.subscription`.
 
-Batches cross over from the loop's thread whole, so a batch counts as handed out there before its records are
-seen here: a partition is given back only when they are committed.
+Whole batches are passed from the loop's thread to the caller's. The loop counts a batch as handed out before
+the caller has seen its records, so it releases a partition only when these records are committed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ T = TypeVar("T")
 class Subscription(Generic[T]):
     """``with topic.subscribe(group="billing") as records: for record in records: ...``.
 
-    The clean end of the block commits what the loop's body has seen; every end gives the partitions back.
+    If the block ends without an exception, it commits what the loop's body has seen. In any case it releases
+    the partitions.
     """
 
     def __init__(self, portal: Portal, subscription: aio_subscription.Subscription[T]) -> None:
@@ -34,7 +35,7 @@ class Subscription(Generic[T]):
 
     def __iter__(self) -> Iterator[Record[T]]:
         self._twin._check_entered()
-        # One for all loops: the rest of a batch that a loop broke off in is the next loop's.
+        # One iterator for all loops: after a ``break`` the next loop continues within the same batch.
         if self._records is None:
             self._records = self._iterate()
         return self._records
@@ -55,7 +56,7 @@ class Subscription(Generic[T]):
             self._records = None
 
     def batches(self) -> Iterator[ReadBatch[T]]:
-        """Yield the records batch-wise, without an object per record."""
+        """Yield whole batches, without making an object for each record."""
         subscription = self._twin
         subscription._check_entered()
         while True:
@@ -82,14 +83,15 @@ class Subscription(Generic[T]):
         return self._twin.partitions
 
     def commit(self) -> None:
-        """Commit the cursor at the records handed out so far.
+        """Commit the cursor after the records handed out so far.
 
         Raises:
-            Fenced: once, where partitions were taken from this member with records that it had handed out
-                and not committed: others read these again. All else is committed, and reading continues.
+            Fenced: other members took partitions from this one before all records handed out were committed;
+                they read these records again. It is raised once for each loss. The other partitions are
+                committed, and reading continues.
         """
         self._portal.run(lambda: self._twin.commit())
 
     def close(self) -> None:
-        """Stop reading, and give back what is owned, at its last commit. Idempotent."""
+        """Stop reading, and release the owned partitions at their last committed positions. Idempotent."""
         self._portal.run(lambda: self._twin.close())
