@@ -107,7 +107,7 @@ class Subscription(Generic[T]):
         # reports them: (partition, committed position, seen position).
         self._lost: list[tuple[int, int, int]] = []
         self._id = ""
-        # Earlier names of this member. The group is told that they left once no lease is held under them.
+        # Earlier names of this member. A name is removed from the group once no lease is held under it.
         self._former: set[str] = set()
         # When the loop's body began to wait for its next record, in seconds of the monotonic clock; else
         # None.

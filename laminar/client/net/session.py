@@ -153,8 +153,7 @@ class Session:
 
         Raises:
             Error: the final answer is an error. The `outcome` of the error is that of all attempts: it is
-            unknown
-                if an earlier attempt may have made the change.
+                unknown if an earlier one may have made the change.
             TimedOut: the deadline passed, and nothing can have changed.
             OutcomeUnknown: the deadline passed or the connection was lost, and something may have changed.
         """

@@ -1,22 +1,22 @@
-"""The producer's half of the promise "in order and not doubled", as a pure object.
+"""The client's part of idempotent, ordered appends: it batches and numbers records, as a pure object.
 
-Records go into the open batch of their partition's `PartitionQueue`; `take` returns batches to send, several
-in flight per queue; `acknowledged` and `failed` say how each went. The clock, the connections and the
-building of frames belong to `sender.py`.
+Records go into the open batch of their partition's `PartitionQueue`. `take` returns the batches to send;
+several of a queue may be in flight. `acknowledged`, `accepted`, `retry` and `failed` note how the request of
+each ended. The clock, the connections and the building of frames belong to `sender.py`.
 
 1. Batches of a queue get consecutive sequence numbers from 0, in the order their records were put,
    when they are first taken.
 2. After a failure nothing of the queue is sent until every request under way was answered or
-   lost; then all that has no receipt is sent again, in order, with the same sequence numbers. So
-   whatever the server did with each, the log holds them once and in order.
-3. A batch that failed for good leaves a hole in the sequence. What follows it either fails
-   too (`stop_on_failure`: a producer, which promises the order of the whole stream), or continues
-   under the next epoch, which the server takes as a new numbering from 0 and which fences
-   every late copy of the old one. A batch whose outcome is unknown is never renumbered: that
-   could double it. Nor is any of a named producer, whose epoch says which run has its name.
-4. A batch that was accepted keeps its records here until it is known to be durable: by an answer
-   of the leader that accepted it, in the same term, whose committed end is after it. When
-   another term or the loss of the leader comes first, rule 2 holds for it as for the others.
+   lost. Then all batches without a receipt are sent again, in order, with the same sequence
+   numbers. So whatever the server did with each of them, the log holds them once and in order.
+3. A batch that failed for good leaves a gap in the sequence numbers. The batches after it either
+   fail too (`stop_on_failure`: a producer, which promises the order of the whole stream), or are
+   numbered again from 0 under the next epoch. The server refuses late copies from the old epoch.
+   A batch whose outcome is unknown is never numbered again: that could append it twice. Batches of
+   a named producer are never numbered again either: its epoch identifies the run of the program.
+4. A batch that was accepted keeps its records here until it is known to be durable: when the
+   leader that accepted it reports, in the same term, a committed end after it. If the term
+   changes or the leader is lost before that, the batch is sent again by rule 2.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from laminar.client.errors import Error, OutcomeUnknown
 from laminar.client.policy.partition_queue import MOST_FLYING, PartitionQueue, Pending, extended
 from laminar.client.policy.resume_numbers import Numbers
 
-# What a record costs in a frame beyond its bytes: offsets of value and key, validity.
+# Bytes that a record takes in a frame besides its value and key: the offsets of both, and validity bits.
 RECORD_OVERHEAD_BYTES = 10
-# A server's default limit; refused here, a larger record does not fail the others of its batch.
+# A server's default limit. A larger record is refused here, before it could fail the others of its batch.
 MAX_RECORD_BYTES = 8 << 20
 MAX_WINDOW = MOST_FLYING
 
@@ -37,8 +37,8 @@ MAX_WINDOW = MOST_FLYING
 class RecordAccumulator:
     """All partition queues of a producer. Not thread-safe: a caller with threads holds its own lock.
 
-    `put` is called per record and does as little as it can. `dirty` is true when there may be something to
-    take since it was last cleared.
+    `put` is called for each record and does as little as it can. `active` has the queues with batches that
+    have no receipt, `failures` the batches that failed, `sticky` the queue that gets records without a key.
     """
 
     __slots__ = (
@@ -93,7 +93,10 @@ class RecordAccumulator:
         self._stop_on_failure = stop_on_failure
 
     def queue_of(self, key: bytes) -> PartitionQueue:
-        """Return the queue of a key. It is cached: a topic has few keys or many, rarely all of them twice."""
+        """Return the queue of the partition that a key belongs to.
+
+        The results of up to 65,536 keys are cached: hashing is slower than a look-up.
+        """
         queue = self._queue_of_key.get(key)
         if queue is None:
             if len(self._queue_of_key) >= 65_536:
@@ -102,7 +105,11 @@ class RecordAccumulator:
         return queue
 
     def put(self, value: bytes, key: bytes | None, queue: PartitionQueue) -> Pending:
-        """Add a record to `queue`; its position is the last of the returned batch's ``values``."""
+        """Add a record to `queue`; return its batch, in which it is the last record.
+
+        Raises:
+            Error: the value is larger than a record may be, or the queue has failed for good.
+        """
         pending = queue.open
         if pending is None:
             if queue.error is not None:
@@ -124,8 +131,8 @@ class RecordAccumulator:
         pending.keys.append(key)
         pending.size_bytes += size_bytes
         self.buffered_bytes += size_bytes
-        # Full when another like this one would not fit: so a batch is closed by its own last record, and what
-        # comes next without a key begins in the next partition, even if nothing could be sent in between.
+        # The batch is full if another record of this size would not fit. It is closed now, not when the next
+        # record comes, so that the next record without a key already goes to the next partition.
         if pending.size_bytes + size_bytes > self._batch_bytes or len(pending.values) >= self._max_records:
             queue.close_open()
             if queue is self.sticky:
@@ -142,7 +149,7 @@ class RecordAccumulator:
         headers: Mapping[str, bytes] | None,
         timestamp_ms: int | None,
     ) -> Pending:
-        """Do as `put` for a record with more columns."""
+        """Do as `put`, for a record with a tag, headers or a timestamp of its own."""
         pending = self.put(value, key, queue)
         before = len(pending.values) - 1
         if tag is not None:
@@ -154,7 +161,7 @@ class RecordAccumulator:
         return pending
 
     def checkpoint(self) -> int:
-        """Return the program's highest number up to which all is durable; 0 without numbers."""
+        """Return the program's number up to which all records are durable; 0 without numbers."""
         return self.numbers.checkpoint(self.active.values()) if self.numbers is not None else 0
 
     def all_accepted(self) -> bool:
@@ -187,7 +194,7 @@ class RecordAccumulator:
                 self.active.pop(queue.partition, None)
             return None
         if queue is self.sticky:
-            # Spread by batch: what comes next without a key goes to the next partition.
+            # Records without a key are spread by batch: the next ones go to the next partition.
             self.sticky = self.queues[(queue.partition + 1) % len(self.queues)]
         self.taken += 1
         self.resent += pending.attempts > 1
@@ -196,7 +203,7 @@ class RecordAccumulator:
     def acknowledged(
         self, queue: PartitionQueue, pending: Pending, *, base_offset: int, replicas: int, synced: bool
     ) -> None:
-        """Settle `pending` with its receipt."""
+        """Settle `pending` with its receipt: it is durable from `base_offset` on."""
         if not queue.answered(pending):
             return
         queue.drop(pending)
@@ -217,9 +224,9 @@ class RecordAccumulator:
         replicas: int,
         synced: bool,
     ) -> None:
-        """Note that a leader took `pending` without a promise.
+        """Note that the leader of `term` has `pending` in its log, not durable yet.
 
-        `replicas` and `synced` hold once it is durable.
+        `replicas` and `synced` are those of its receipt, valid once it is durable.
         """
         if queue.answered(pending):
             pending.base_offset = base_offset
@@ -228,7 +235,7 @@ class RecordAccumulator:
             queue.accepted(pending, term=term)
 
     def learned(self, queue: PartitionQueue, *, term: int, committed: int) -> None:
-        """Settle what is durable if, in `term`, everything before offset `committed` is."""
+        """Settle the batches that are durable: the leader of `term` has committed all before `committed`."""
         queue.heard(term)
         for pending in queue.durable(term, committed):
             self._settle(pending, None)
@@ -236,17 +243,19 @@ class RecordAccumulator:
             self.active.pop(queue.partition, None)
 
     def retry(self, queue: PartitionQueue, pending: Pending, *, until_ms: int, maybe_applied: bool) -> None:
-        """Note that an attempt failed, but not the batch: it is sent again from `until_ms` on."""
+        """Note that a request of `pending` failed; the batch is sent again, not before `until_ms`."""
         if queue.answered(pending):
             pending.maybe_applied |= maybe_applied
             queue.hold(until_ms=until_ms)
 
     def renumber(self, queue: PartitionQueue, pending: Pending) -> bool:
-        """Handle an answer that the server lacks what comes before `pending`; return whether to try again.
+        """Handle a refusal because the server lacks the batch before `pending`; return whether to send again.
 
-        After a batch that is to be sent again, or that failed, it is only out of turn. As the first it means
-        that the server forgot the producer (it idled for days): nothing of this batch was applied, everything
-        before it has its receipt, so it may begin the next epoch.
+        If an earlier batch of the queue has no receipt or failed, `pending` only came too early: it is sent
+        again after that one. If `pending` is the first without a receipt, the server has forgotten the
+        producer, which idled for days. Then `pending` was not appended, and it begins the next epoch. That is
+        not possible if an earlier attempt may have been applied, or with a named producer: then False is
+        returned.
         """
         out_of_turn = queue.renumber or not queue.is_first(pending)
         forgotten = pending.sequence > 0 and not pending.maybe_applied and self.numbers is None
@@ -257,7 +266,7 @@ class RecordAccumulator:
         return True
 
     def failed(self, queue: PartitionQueue, pending: Pending, error: Error, *, maybe_applied: bool) -> None:
-        """Fail `pending` with `error`, after a request of it ended."""
+        """Note that a request of `pending` ended with a final `error`, and fail it as `give_up` does."""
         if not queue.answered(pending):
             return
         pending.maybe_applied |= maybe_applied
@@ -278,7 +287,7 @@ class RecordAccumulator:
         queue.flying.clear()
         queue.open = None
         for each in failed:
-            # One under way may yet be applied.
+            # A batch whose request is under way may still be appended.
             each.maybe_applied |= each.under_way
             self._settle(each, error)
         self.active.pop(queue.partition, None)
@@ -292,9 +301,10 @@ class RecordAccumulator:
         pending.settle(error)
 
     def silent(self, *, now_ms: int, patience_ms: int) -> tuple[list[PartitionQueue], int | None]:
-        """Return the queues without an answer for `patience_ms`, and when the next one will be such.
+        """Return the queues whose oldest request has had no answer for `patience_ms`.
 
-        The time is None when nothing else is under way. The oldest request of each queue counts.
+        The second value is when the next queue will be one of them, in ms of the same clock as `now_ms`; None
+        if no other queue has a request under way.
         """
         found: list[PartitionQueue] = []
         next_ms: int | None = None
@@ -310,6 +320,6 @@ class RecordAccumulator:
         return found, next_ms
 
     def next_resume_ms(self) -> int | None:
-        """Return the earliest instant at which a held queue may go on, None if none is held by time."""
+        """Return when the first paused queue may send again, in ms; None if none waits for a time."""
         held = [queue.resume_ms for queue in self.active.values() if queue.recovering and not queue.under_way]
         return min(held, default=None)

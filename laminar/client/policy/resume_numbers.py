@@ -1,9 +1,10 @@
 """Numbers of a named producer's records, by which a later run of the program continues its work.
 
-They rise from 1 in the order of sending. The producer's *checkpoint* is one up to which everything is
-durable; batches carry it into the log as their floor. A run that learns each partition's own checkpoint when
-its epoch begins knows which records are there already, and does not send them again: so every record, by its
-number, must go to the same partition in every run. Without a key it goes by the number itself.
+Numbers rise from 1 in the order of sending. The producer's *checkpoint* is a number up to which all records
+are durable, in all partitions; batches carry it into the log as their *floor*. When the epoch of a run
+begins, each partition reports its own checkpoint, the last number that it has. So the run knows which records
+are durable already, and does not send them again. For that, the record with a given number must go to the
+same partition in every run: a record without a key goes to a partition that follows from its number.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from collections.abc import Iterable, Sequence
 from laminar.client.errors import ConfigError
 from laminar.client.policy.partition_queue import PartitionQueue
 
-# Records without a key change the partition after this number of them: together they fill batches.
+# This number of consecutive records without a key go to the same partition, so that they fill batches.
 BLOCK = 1024
 MAX_NUMBER = 2**63 - 1
 
 
 class Numbers:
-    """State of one producer's numbers. `checkpoints` are those of the partitions, 0 where there is none."""
+    """The numbers of one named producer.
+
+    `checkpoints` are those of the partitions, 0 for a partition without one. `floor` is the number up to
+    which everything was durable when this run began.
+    """
 
     __slots__ = ("_checkpoints", "_lost", "_used", "last", "plain", "resumed_at")
 
@@ -39,29 +44,29 @@ class Numbers:
             raise _refused("numbers rise from record to record, from 1", number, f"above {self._used}")
 
     def sent(self, number: int) -> None:
-        """Note that a record with this number was taken, or was there before."""
+        """Note that the record with this number was put into a batch, or is durable from an earlier run."""
         self._used = number
         self.last = max(self.last, number)
 
     def check_none(self) -> None:
-        """Raise ConfigError if a record without a number may not come now."""
+        """Raise ConfigError for a record without a number if others have had one; note that none has."""
         if self._used:
             raise _refused("records with and without numbers are not mixed", None, f"above {self._used}")
         self.plain = True
 
     def is_there(self, number: int, partition: int) -> bool:
-        """Return whether an earlier run made this partition's record durable."""
+        """Return whether an earlier run made the record with this number durable; it goes to `partition`."""
         return number <= max(self.resumed_at, self._checkpoints[partition])
 
     def failed(self, first_number: int) -> None:
-        """Note a batch that failed: no checkpoint passes its first number."""
+        """Note that a batch failed: the checkpoint stays below its first number (0: it has no numbers)."""
         if first_number:
             self._lost = min(self._lost or first_number, first_number)
 
     def checkpoint(self, queues: Iterable[PartitionQueue]) -> int:
-        """Return the highest number up to which all is durable.
+        """Return the highest number up to which all records are durable.
 
-        `queues` are those that still have batches.
+        `queues` are the queues that have batches without a receipt.
         """
         waiting = [first for queue in queues if (first := queue.first_number())]
         if self._lost:

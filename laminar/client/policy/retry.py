@@ -1,13 +1,13 @@
-"""What to do with an answer: the pure half of every call the client makes.
+"""The decision what to do after an answer or a lost connection, as pure functions.
 
-Given an answer (a status and a code) or the loss of a connection, and whether the request may be repeated,
-`judge_answer` and `judge_loss` say what happens next. They know no socket, clock or topic. `Backoff` gives
-the pauses between attempts.
+Given the status and the code of an answer, or the loss of a connection, and whether the request may be
+repeated, `judge_answer` and `judge_loss` return the next step. They know no socket, clock or topic. `Backoff`
+gives the pauses between attempts.
 
-1. A request that may have been applied is repeated only if repeating cannot double it.
-2. No verdict waits beyond what the server asked for or `Backoff` gives, whichever is
-   longer; except that a missing leader is asked for again at our own pace: the server's
-   figure is in whole seconds, an election takes a fraction of one.
+1. A request that may have been applied is repeated only if a second application changes nothing.
+2. The pause before an attempt is the longer one of the server's `Retry-After` and `Backoff`. If the
+   reason was a missing leader, only `Backoff` counts: the server's figure is in whole seconds, and
+   an election takes a fraction of one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The next step, and what was learned on the way.
+    """The next step of a request, and what the answer showed.
 
-    ``wait_ms`` is the least pause the server asked for. ``stale`` says that the map of leaders was wrong;
-    ``avoid`` that other endpoints are to be preferred for a while; ``maybe_applied`` that a change may have
-    happened although no receipt came.
+    ``wait_ms`` is the pause that the server asked for, 0 if none. ``stale`` says that the map of leaders is
+    out of date; ``avoid`` that other nodes are to be preferred for a while; ``maybe_applied`` that the change
+    may have been made although no receipt came.
     """
 
     step: Step
@@ -45,16 +45,16 @@ class Verdict:
 
 DONE = Verdict(step=Step.DONE)
 _OWN_PACE = frozenset({"no_leader", "not_leader", "not_a_replica", "replica_lagging"})
-# Codes that tell us that the leader is not (or no longer) where we thought.
+# Codes that say that the asked node does not lead the partition, or not any more.
 _MAP_STALE = frozenset({"no_leader", "not_leader", "not_a_replica", "draining"})
-# Codes of one node's own trouble, which another may not have.
+# Codes of problems of the asked node alone: another node may not have them.
 _AVOID = frozenset({"draining", "not_ready", "damaged"})
-# A node that is missing does not come within a request: waiting would only hide the reason.
+# A missing node does not join within the time of a request: repeating would only hide the reason.
 _FINAL = frozenset({"too_few_nodes"})
 # Codes that say that a producer's batch does not follow the last one the server has.
 OUT_OF_SEQUENCE = frozenset({"out_of_sequence", "sequence_gap", "unknown_producer"})
-# How many redirects in a row are followed before one counts as a failed attempt: leader -> new
-# leader is one; two nodes that name each other would otherwise spin.
+# Number of redirects in a row that are followed at once. The next one counts as a failed attempt, with a
+# pause: otherwise two nodes that name each other would be asked in turns without end.
 REDIRECTS_AT_ONCE = 3
 
 
@@ -68,10 +68,10 @@ def judge_answer(
     redirects: int = 0,
     outcome: str | None = None,
 ) -> Verdict:
-    """Return what an answer means for a request that was redirected `redirects` times in a row so far.
+    """Return the next step after an answer; `redirects` is the number of redirects in a row before it.
 
-    `repeatable` is true where a second application changes nothing: reads, PUTs, appends with a sequence.
-    `outcome` is what the answer says of a change. Raises nothing; an unknown status is FAIL.
+    `repeatable` is true if a second application changes nothing: reads, PUTs, appends with a sequence number.
+    `outcome` is the member of that name in the problem document. An unknown status is FAIL.
     """
     if 200 <= status < 300 or status == 304:
         return DONE
@@ -101,7 +101,7 @@ def judge_answer(
 
 
 def judge_loss(*, sent: bool, repeatable: bool) -> Verdict:
-    """Return what a refused (`sent` false) or lost connection, or a silent server, means."""
+    """Return the next step after a failed connection; `sent` says that the request may have arrived."""
     if sent and not repeatable:
         return Verdict(step=Step.FAIL, stale=True, avoid=True, maybe_applied=True)
     return Verdict(step=Step.RETRY, stale=True, avoid=True, maybe_applied=sent)
@@ -109,10 +109,11 @@ def judge_loss(*, sent: bool, repeatable: bool) -> Verdict:
 
 @dataclass(slots=True, kw_only=True)
 class Backoff:
-    """Pauses that double from `first_ms` to `ceiling_ms`, each drawn from the upper half.
+    """Pauses between attempts: they double from `first_ms` to `ceiling_ms`.
 
-    The ceiling is low on purpose: what most retries wait for is an election, which takes
-    some 100 ms, and a client that sleeps a second after it was the whole outage.
+    Each pause is drawn at random between half of its value and all of it, so that clients do not retry
+    together. The ceiling is low because most retries wait for an election, which takes some 100 ms: a client
+    that slept for a second would prolong the outage.
     """
 
     rng: random.Random
@@ -121,12 +122,12 @@ class Backoff:
     attempts: int = 0
 
     def next_ms(self) -> int:
-        """Return the pause before the next attempt."""
+        """Return the pause before the next attempt, in ms, and count the attempt."""
         # The exponent is bounded before the power is taken: attempts may run into thousands.
         full_ms = min(self.ceiling_ms, self.first_ms << min(self.attempts, 16))
         self.attempts += 1
         return self.rng.randint((full_ms + 1) // 2, full_ms)
 
     def reset(self) -> None:
-        """Begin again with the shortest pause: something worked."""
+        """Begin again with the shortest pause, after a success."""
         self.attempts = 0

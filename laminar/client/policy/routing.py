@@ -1,8 +1,8 @@
-"""Where a request goes: leaders, replicas and nodes, as pure objects.
+"""The choice of the node for a request, as pure objects: leaders, replicas and nodes.
 
-`TopicMap` remembers which nodes lead a topic's partitions and which hold their replicas; `Balancer` chooses
-among replicas and nodes; `SessionOffsets` remembers how far each partition was seen, so that no read goes
-back in time. None of them reads a clock or a socket.
+`TopicMap` has the leader and the replicas of each partition of a topic; `Balancer` chooses among replicas and
+nodes; `SessionOffsets` has how far this client has seen each partition, so that a later read does not return
+an older state. None of them reads a clock or a socket.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAP_AGE_MS = 10_000
 
 @dataclass(slots=True)
 class TopicMap:
-    """Places of all partitions of a topic, as last received."""
+    """The places of all partitions of a topic, as last received. `stale` says that they proved wrong."""
 
     places: list[Place] = field(default_factory=list)
     stale: bool = False
@@ -42,10 +42,10 @@ class TopicMap:
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any], *, now_ms: int) -> TopicMap:
-        """Read ``GET /v1/topics/{t}/partitions``.
+        """Make the map from the answer of ``GET /v1/topics/{t}/partitions``.
 
-        The leader's URL is that of its own replica (the owning shard) where the answer has it: the node's
-        common port would reach any shard.
+        The leader's URL is that of the shard that owns the replica, if the answer has it. The node's shared
+        port could lead to any of its shards.
         """
         places: list[Place] = []
         for row in sorted(answer["partitions"], key=lambda row: int(row["partition"])):
@@ -61,7 +61,7 @@ class TopicMap:
         return cls(places, heard_at_ms=now_ms)
 
     def aged(self, *, now_ms: int) -> bool:
-        """Return whether it is time to ask again in the background: a replica may have come back."""
+        """Return whether the map should be requested again in the background: a replica may be back."""
         return now_ms - self.heard_at_ms >= MAP_AGE_MS
 
     def leader(self, partition: int) -> str | None:
@@ -69,14 +69,14 @@ class TopicMap:
         return self.places[partition].leader if partition < len(self.places) else None
 
     def learn_leader(self, partition: int, url: str) -> None:
-        """Note that a redirect named `url` as leader."""
+        """Note that a redirect named `url` as the partition's leader."""
         if partition < len(self.places):
             self.places[partition].leader = url.rstrip("/")
 
     def forget_leader(self, partition: int, url: str) -> None:
-        """Note that `url` does not lead `partition` (any more).
+        """Note that `url` does not lead `partition`, or not any more; the map becomes stale.
 
-        A newer leader is kept, and the map with it.
+        If the map names another leader by now, nothing changes.
         """
         if partition < len(self.places) and self.places[partition].leader not in (url, None):
             return
@@ -85,9 +85,9 @@ class TopicMap:
         self.stale = True
 
     def elsewhere(self, avoid: Iterable[str]) -> list[str]:
-        """Return URLs of replicas on other nodes than those of `avoid`.
+        """Return the URLs of replicas that are not on the nodes of the URLs in `avoid`, sorted.
 
-        A node's shards often fail together.
+        Other shards of these nodes are left out too: the shards of a node often fail together.
         """
         avoided = set(avoid)
         replicas = {replica for place in self.places for replica in place.replicas}
@@ -101,7 +101,10 @@ class TopicMap:
 
 @dataclass(slots=True)
 class Load:
-    """State of an endpoint. ``latency_us`` is a moving mean, 0 while unknown."""
+    """The state of one endpoint. ``latency_us`` is a moving mean, 0 while unknown.
+
+    ``rests_until_ms`` is the time until which other endpoints are preferred, because this one failed.
+    """
 
     outstanding: int = 0
     latency_us: float = 0.0
@@ -117,8 +120,8 @@ REST_MS = 1_000
 class Balancer:
     """Chooses the endpoint with the least outstanding requests, then the least latency.
 
-    Latencies within a factor of two count as equal, and equals take turns: otherwise the
-    replica that was faster once by a microsecond would get every read.
+    Latencies with the same power of two count as equal, and equal endpoints take turns: otherwise a replica
+    that was faster once by a microsecond would get every read.
     """
 
     def __init__(self) -> None:
@@ -126,7 +129,7 @@ class Balancer:
         self._choices = 0
 
     def choose(self, urls: Iterable[str], *, now_ms: int) -> str | None:
-        """Return the best of `urls`; one that failed lately only if all did; None if there is none."""
+        """Return the best of `urls`, None if there is none; one that failed lately only if all have."""
         best: tuple[bool, int, int, int] | None = None
         chosen: str | None = None
         for url in urls:
@@ -154,13 +157,13 @@ class Balancer:
         return [url for url, load in self.loads.items() if load.rests_until_ms > now_ms]
 
     def started(self, url: str) -> None:
-        """Count a request to `url`."""
+        """Count a request that is sent to `url`."""
         load = self.loads.setdefault(url, Load())
         load.outstanding += 1
         load.requests += 1
 
     def finished(self, url: str, *, latency_us: float | None) -> None:
-        """Count an answer. `latency_us` is None where the server waited on purpose (a long poll)."""
+        """Count an answer of `url`. A `latency_us` of None is not measured, as after a long poll."""
         load = self.loads[url]
         assert load.outstanding > 0, f"{url} finished more often than it started"
         load.outstanding -= 1
@@ -170,9 +173,10 @@ class Balancer:
             load.latency_us = latency_us if known == 0.0 else known + (latency_us - known) * 0.2
 
     def failed(self, url: str, *, now_ms: int, started: bool = True) -> None:
-        """Count a request without an answer, or one that says: not here, not now.
+        """Count a request that got no answer, or was refused for a reason that concerns this node only.
 
-        Other endpoints are preferred for `REST_MS`.
+        Other endpoints are preferred for `REST_MS`. `started` is false if `finished` was called, or no
+        request was counted.
         """
         load = self.loads.setdefault(url, Load())
         if started:
@@ -187,9 +191,9 @@ def readers(
 ) -> list[str]:
     """Return the URLs that may answer a read: the leader's, or those of all reachable replicas.
 
-    Of all replicas if none is reachable. With `only` the replica of that number, in the order of their nodes'
-    names, and none if there are fewer. Whether a replica is in sync is not asked: under load hardly one is at
-    the instant of asking, and ``min_offset`` keeps one that is behind from answering.
+    If no replica is reachable, all of them are returned. With `only` it is the replica of that number, from
+    0, in the order of the nodes' names; none if there are fewer. Replicas that lag are not left out: under
+    load almost all lag a little, and a replica that is behind ``min_offset`` does not answer.
     """
     if only is not None:
         by_node = sorted(replicas, key=lambda replica: replica.node)
@@ -204,17 +208,17 @@ def readers(
 
 
 class SessionOffsets:
-    """How far this client has seen each partition, as the next offset: the basis of read-your-writes.
+    """How far this client has seen each partition, for reads that contain its own writes.
 
-    Every read carries it as ``min_offset``, so that a replica that has not reached it waits or declines
-    instead of answering with older data.
+    A fetch from a replica carries the offset after the last one seen as ``min_offset``. A replica that has
+    not reached it waits or refuses, so it does not answer with older data.
     """
 
     def __init__(self) -> None:
         self._next: dict[tuple[str, int], int] = {}
 
     def advance(self, topic: str, partition: int, next_offset: int) -> None:
-        """Note that the partition was seen up to `next_offset`."""
+        """Note that the partition was seen up to before `next_offset`."""
         key = (topic, partition)
         if next_offset > self._next.get(key, 0):
             self._next[key] = next_offset
@@ -224,6 +228,6 @@ class SessionOffsets:
         return self._next.get((topic, partition), 0)
 
     def forget(self, topic: str) -> None:
-        """Forget a topic that was deleted; another of the same name begins at 0."""
+        """Forget a topic that was deleted: a new one of the same name begins at 0."""
         for key in [key for key in self._next if key[0] == topic]:
             del self._next[key]

@@ -1,15 +1,16 @@
-"""Stages of one writer for a batch of a sink, as a pure object: records in, numbered stages out.
+"""The stages that one writer makes for a batch of a sink, as a pure object: records in, numbered stages out.
 
-Records are gathered by partition; `take` returns what is to be staged next, `staged` notes that it was. Where
-the records go, over which connections and how often, belongs to `stage_sender.py`; what happens to the
-stages, to the program that commits them.
+Records are gathered by partition. `take` returns the stage to send next, `staged` notes that it is durable.
+`stage_sender.py` sends the stages and repeats failed requests. The program that commits the batch decides
+which stages become visible.
 
-1. A stage is whole: it is staged as it was gathered, or not at all. The numbers of a writer's stages rise in
-   the order in which its records were put, so in each partition a commit publishes them in that order.
-2. The numbers begin at a random place: writers of one batch that know nothing of each other (the tasks of a
-   job, a second attempt of one of them, a block that was tried again) do not meet. A commit names the stages
-   of those that count; all others are dropped.
-3. Full stages go out at once, others at the end, or when the buffer is full: then the largest first.
+1. A stage is staged as a whole or not at all. The numbers of a writer's stages rise in the order in
+   which its records were put, so in each partition a commit publishes the records in that order.
+2. The numbers begin at a random value, so that writers of the same batch do not use the same
+   numbers: the tasks of a job, a second attempt at one of them, a block that was tried again. A
+   commit names the stages of the writers that count; all others are dropped.
+3. A full stage is sent at once. Others are sent at the end, or while the buffer is full, the
+   largest first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from laminar.client.policy.partition_queue import Pending, extended
 from laminar.client.policy.record_accumulator import MAX_RECORD_BYTES, RECORD_OVERHEAD_BYTES
 from laminar.client.records import Staged, StagedPart
 
-# Numbers of stages have 53 bits: as many for a writer's own count as 1 TiB of stages needs, the rest random.
+# A stage's number has 53 bits. The lower ones count the writer's stages, enough for 1 TiB in stages of 1 MiB;
+# the upper ones are random.
 _COUNT_BITS = 20
 MAX_FIRST_STAGE = (1 << 53 - _COUNT_BITS) - 1
 MAX_RECORDS = 65_536
@@ -47,7 +49,11 @@ class Row(NamedTuple):
 
 
 class _Topic:
-    """Open stages of one topic, by partition; records wait in `rows` until its partitions are known."""
+    """The open stages of one topic, by partition.
+
+    Until the topic's partitions are known, its records wait in `rows`. `sticky` is the partition for records
+    without a key.
+    """
 
     __slots__ = ("open", "partition_of_key", "partitions", "rows", "sticky")
 
@@ -60,10 +66,11 @@ class _Topic:
 
 
 class Stages:
-    """Records that a writer gathers, has in flight, and has staged.
+    """The stages of one writer for one batch: open, ready to be sent, and staged.
 
-    Not thread-safe: a caller with threads locks. `first_stage` is random, up to `MAX_FIRST_STAGE`;
-    `buffer_bytes` is what is gathered and not staged before stages are sent that are not full.
+    Not thread-safe: a caller with several threads needs a lock. `first_stage` is a random number from 0 to
+    `MAX_FIRST_STAGE`. When `buffer_bytes` are gathered and not staged yet, stages that are not full are sent
+    too.
     """
 
     def __init__(self, *, first_stage: int, batch_bytes: int, buffer_bytes: int) -> None:
@@ -82,11 +89,11 @@ class Stages:
     # -- records in --------------------------------------------------------------------------
 
     def put(self, topic: str, row: Row) -> bool:
-        """Gather a record; return whether there may now be something to `take`, or a topic to `know`.
+        """Gather a record; return whether a stage may be ready for `take`, or a topic is new to `know`.
 
         Raises:
-            Error: for a record that no batch can hold.
-            ConfigError: for a partition that the topic does not have.
+            Error: the value is too large, or the writer has used up its stage numbers.
+            ConfigError: the topic does not have the record's partition.
         """
         if len(row.value) > MAX_RECORD_BYTES:
             raise _too_large(len(row.value))
@@ -102,11 +109,11 @@ class Stages:
         return bool(self._ready) or self.buffered_bytes >= self.buffer_bytes
 
     def unknown(self) -> list[str]:
-        """Return the topics whose partitions have to be given to `know`."""
+        """Return the topics whose partitions are not known yet: the caller finds them and calls `know`."""
         return [topic for topic, place in self._topics.items() if place.partition_of_key is None]
 
     def know(self, topic: str, *, partitions: int, partition_of_key: Callable[[bytes], int]) -> None:
-        """Set the partitions of a topic, and gather its records that wait. Raises as `put`."""
+        """Set the number of a topic's partitions, and gather its waiting records. Raises as `put` does."""
         place = self._topics.setdefault(topic, _Topic())
         place.partitions = partitions
         place.partition_of_key = partition_of_key
@@ -151,7 +158,7 @@ class Stages:
     # -- stages out --------------------------------------------------------------------------
 
     def _close(self, topic: str, place: _Topic, pending: Pending) -> None:
-        """Close a stage: it takes no more records, and gets its number."""
+        """Close a stage: it takes no more records, gets its number, and is ready to be sent."""
         if self._next_stage > self._last_stage:
             raise Error(
                 f"a writer stages at most {1 << _COUNT_BITS} batches for one commit",
@@ -166,17 +173,21 @@ class Stages:
         self._next_stage += 1
         self._ready.append((topic, pending))
         if pending.partition == place.sticky:
-            # Spread by stage: what comes next without a key goes to the next partition.
+            # Records without a key are spread by stage: the next ones go to the next partition.
             place.sticky = (place.sticky + 1) % place.partitions
 
     def close_all(self) -> None:
-        """Close all open stages: no more records will be put."""
+        """Close all open stages, when no more records will be put."""
         for topic, place in self._topics.items():
             for pending in list(place.open.values()):
                 self._close(topic, place, pending)
 
     def take(self) -> tuple[str, Pending] | None:
-        """Return the topic and the next stage to send (`Pending.sequence` is its number), or None."""
+        """Return the next stage to send, with its topic; None if none is ready.
+
+        `Pending.sequence` is the stage's number. If the buffer is full, the largest open stage is closed for
+        it.
+        """
         if not self._ready and self.buffered_bytes >= self.buffer_bytes:
             largest = max(
                 (
@@ -193,13 +204,13 @@ class Stages:
         return self._ready.popleft() if self._ready else None
 
     def staged(self, topic: str, pending: Pending) -> None:
-        """Note that a stage that was taken is durable."""
+        """Note that a stage that `take` returned is durable in its partition."""
         self.buffered_bytes -= pending.size_bytes
         self._records += len(pending.values)
         self._staged.setdefault((topic, pending.partition), []).append(pending.sequence)
 
     def drop(self) -> None:
-        """Forget all that is gathered: it will not be committed."""
+        """Forget all records and stages: the batch will not be committed with them."""
         self._topics.clear()
         self._ready.clear()
         self._staged.clear()
@@ -207,7 +218,7 @@ class Stages:
         self._records = 0
 
     def result(self, sink: str, number: int, epoch: int) -> Staged:
-        """Return what was staged, to be committed."""
+        """Return what was staged, for the commit of batch `number` of `sink`."""
         parts = tuple(
             StagedPart(topic, partition, tuple(sorted(stages)))
             for (topic, partition), stages in sorted(self._staged.items())
@@ -216,10 +227,10 @@ class Stages:
 
 
 def joined(stages: Iterable[Staged], *, sink: str, number: int, epoch: int) -> list[StagedPart]:
-    """Return the parts of one commit from all that writers staged for it, each partition once.
+    """Join what several writers staged to the parts of one commit, one part for each partition.
 
     Raises:
-        ConfigError: for what was staged for something else, and for what is given twice.
+        ConfigError: an element was staged for another sink, number or epoch, or a stage is given twice.
     """
     found: dict[tuple[str, int], list[int]] = {}
     for each in stages:
@@ -255,18 +266,21 @@ def joined(stages: Iterable[Staged], *, sink: str, number: int, epoch: int) -> l
 
 @dataclass(slots=True)
 class Epoch:
-    """What a client knows of its own epoch of one sink; `committed` is -1 before the first batch.
+    """What a client knows of its own epoch of one sink.
 
-    A client that was fenced stays so: it takes a new epoch only when the program calls `begin`. One whose
-    commit did not end well begins again by itself, unless another client began meanwhile: what that commit
-    has prepared is in the way of staging the batch again, and no newer epoch means that it cannot be decided
-    later.
+    `number` is 0 before the client began the sink; `committed` is the last committed batch, -1 before the
+    first.
+
+    A client that was fenced stays fenced: it takes a new epoch only when the program calls `begin`. A client
+    whose commit failed (`doubtful`) begins again by itself, unless another client began meanwhile. For stages
+    that the failed commit has pinned stay pinned until a newer epoch begins, and prevent that the batch is
+    staged again; after that the failed commit cannot be decided any more.
     """
 
     number: int = 0
     committed: int = -1
     doubtful: bool = False
-    newer: int = 0  # the epoch of who took over
+    newer: int = 0  # the epoch of the client that took over, 0 if none is known
 
     @property
     def begun(self) -> bool:
@@ -274,19 +288,19 @@ class Epoch:
         return self.number > 0
 
     def hear(self, epoch: int) -> None:
-        """Note the sink's present epoch: if it is not this one, another client began since."""
+        """Note the sink's present epoch: if it is newer than this client's, another client took over."""
         if self.begun and epoch > self.number:
             self.newer = epoch
 
     def began(self, epoch: int, committed: int) -> None:
-        """Note that this client began `epoch`, after batch `committed`."""
+        """Note that this client began `epoch`, when `committed` was the last committed batch (-1: none)."""
         self.number = epoch
         self.committed = max(committed, self.committed)
         self.doubtful = False
         self.newer = 0
 
     def over(self, number: int) -> None:
-        """Note that a commit of this epoch ended well."""
+        """Note that batch `number` was committed under this epoch."""
         self.committed = max(number, self.committed)
 
 
