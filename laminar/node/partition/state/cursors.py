@@ -1,8 +1,8 @@
-"""Named positions of consumers in one partition.
+"""The table of cursors, the named positions of consumers, in one partition.
 
-A cursor lives in the partition's own group: a change is a control entry of kind `cursor`, so it is as safe as
-the data and moves with it (docs/consensus.md#derived-tables). Like the producer table it is a function of the
-log: changed when an entry is appended, rolled back when it is truncated.
+A change of a cursor is an entry of kind `cursor` in the partition's own log, so it is as durable as the
+records, and is replicated with them (docs/consensus.md#derived-tables). Like the table of producers this one
+is a function of the log: changed when an entry is appended, rolled back when the entry is truncated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_CURSORS = 10_000
 
 
 class CursorChange(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of a `cursor` entry. `position` None deletes the cursor."""
+    """Payload of a `cursor` entry. A `position` of None deletes the cursor; `owner` "" is no owner."""
 
     name: str
     position: int | None
@@ -28,7 +28,7 @@ class CursorChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """A cursor's committed position: the next offset its consumer wants."""
+    """The state of a cursor: the next offset that its consumer wants, and its owner ("": none)."""
 
     position: int
     changed_ms: int
@@ -57,11 +57,11 @@ class Cursors:
         return len(self._cursors)
 
     def get(self, name: str) -> Cursor | None:
-        """Return the cursor as of the log's end."""
+        """Return the cursor as of the log's end, committed or not; None if there is none."""
         return self._cursors.get(name)
 
     def committed_at(self, name: str) -> Cursor | None:
-        """Return the cursor as it is committed: before the first change that may still be truncated."""
+        """Return the cursor as of the last commit known here, before every change that may be truncated."""
         for _, changed, before in self._undo:
             if changed == name:
                 return before
@@ -114,7 +114,7 @@ class Cursors:
         return copy.stored()
 
     def restore(self, entries: Iterable[CursorEntry]) -> None:
-        """Replace the table by a stored one, without a way back to what was known before."""
+        """Replace the table by a stored one; no change before this can be rolled back."""
         self._undo.clear()
         self._cursors = {
             entry.name: Cursor(entry.position, entry.changed_ms, entry.owner) for entry in entries

@@ -1,7 +1,7 @@
 """The state that a partition derived from its log, as it is stored: in `log_start` entries and in snapshots.
 
-It is the value form of all tables of `laminar.node.partition.state.state`. For the consensus layer, which
-carries it in `LogStartRecord.state`, it is bytes without a meaning.
+It holds all tables of `laminar.node.partition.state.state` as values. The consensus layer carries it in
+`LogStartRecord.state` as bytes, whose meaning it does not know.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from laminar.node.partition.state.staged_batches import StoredStages
 class DerivedState(msgspec.Struct, frozen=True, array_like=True):
     """Everything derived from the log up to one entry.
 
-    Producers are in order of last use, cursors by name, idempotency keys oldest first. Fields with a default
-    are absent from what was stored before they existed.
+    Producers are in order of last use, cursors in no certain order, idempotency keys oldest first.
+    Fields with a default may be absent: older versions did not store them.
     """
 
     producers: list[ProducerEntry]

@@ -1,10 +1,10 @@
 """The live members of consumer groups, as the leader of one partition knows them.
 
-A group's members report regularly to the leader of the partition that the group's name falls on, and it
-answers with the others. Nothing of this is in the log: a new leader begins without members, and says for the
-longest session that the group is *rebalancing*, so that no member is taken for dead that has only not called
-yet. It decides only which member tries to own what; which one owns it is in each partition's log
-(`laminar.node.partition.state.cursors`).
+A group's name selects one partition. The group's members report regularly to that partition's leader, which
+answers with the list of live members. Nothing of this is in the log. A new leader begins without members, and
+says for the longest session time of the members that the group is *rebalancing*: members that have not
+reported yet may still live. The list decides only which partitions a member tries to own; the owner itself is
+in each partition's log (`laminar.node.partition.state.cursors`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ MOST_IN_ALL_GROUPS = 10_000
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """A member of a group. `seen_s`: its last report, by the leader's monotonic clock."""
+    """A member of a group.
+
+    It lives until `session_ms` after `seen_s`, the time of its last report by the leader's monotonic clock.
+    All members of a group have the same `mode`.
+    """
 
     member: str
     mode: str
@@ -27,12 +31,12 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     seen_s: float
 
     def lives(self, now_s: float) -> bool:
-        """Return whether its session is not over."""
+        """Return whether the member's session has not ended."""
         return now_s < self.seen_s + self.session_ms / 1000
 
 
 class GroupMembers:
-    """The groups at one partition, while this replica leads it."""
+    """The members of all groups whose names select one partition, while this replica leads it."""
 
     __slots__ = ("_groups", "_led_s")
 
@@ -41,7 +45,7 @@ class GroupMembers:
         self._led_s = 0.0
 
     def led(self, now_s: float) -> None:
-        """Begin to lead, without members: those that call may have been members under another leader."""
+        """Begin to lead at `now_s`, without members; those of the previous leader will report again."""
         self._groups.clear()
         self._led_s = now_s
 
@@ -78,27 +82,27 @@ class GroupMembers:
         members[member.member] = member
 
     def leave(self, group: str, member: str) -> None:
-        """Remove a member that leaves."""
+        """Remove a member, if it is there."""
         members = self._groups.get(group, {})
         members.pop(member, None)
         if not members:
             self._groups.pop(group, None)
 
     def members(self, group: str, *, now_s: float) -> list[Member]:
-        """Return the live members by name."""
+        """Return the group's live members, sorted by name."""
         living = self._living(group, now_s)
         return [living[name] for name in sorted(living)]
 
     def is_rebalancing(self, group: str, *, now_s: float) -> bool:
         """Return whether the group may still have members that only the previous leader knew.
 
-        True until the longest session time has passed since this replica became leader.
+        True until the longest session time of its live members has passed since this replica became leader.
         """
         longest_ms = max((each.session_ms for each in self._living(group, now_s).values()), default=0)
         return now_s < self._led_s + longest_ms / 1000
 
     def _count(self, now_s: float) -> int:
-        """Return the number of members of all groups; gone ones are sorted out only near the limit."""
+        """Return the number of members of all groups; ended sessions count while it is below the limit."""
         count = sum(map(len, self._groups.values()))
         if count < MOST_IN_ALL_GROUPS:
             return count

@@ -1,9 +1,10 @@
 """The table of idempotency keys of one partition, by which a repeated request is recognised.
 
-A batch appended with a key carries it: `Flag.KEYED` in its header, 16 bytes of the key's hash as producer id,
-63 bits of the hash of all that the request said as sequence. So the table is a function of the log, as the
-producers' is (`laminar.node.partition.state.producers`): changed by `appended` and `truncated`, expired by
-append times found in the log, never by a clock. It knows hashes only, neither clients nor answers.
+The header of a batch that is appended with a key says so by `Flag.KEYED`. In place of the producer id it has
+16 bytes of the key's hash; in place of the sequence number, 63 bits of a hash of the whole request. So the
+table is a function of the log, like that of the producers (`laminar.node.partition.state.producers`): only
+`appended` and `truncated` change it, and keys expire by the append times in the log, never by a clock. The
+table knows hashes only, neither clients nor answers.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ from laminar.batch import Header
 from laminar.batch.header import Flag
 
 MAX_KEYS = 32_768
+# Keys that are older than this, by append times, are forgotten.
 AGE_MS = 24 * 3_600_000
-# No key is forgotten before this, whatever comes after it: see `full_for_ms`.
+# No key is forgotten that is younger than this, however many follow it: see `full_for_ms`.
 KEPT_MS = 5 * 60_000
 
 
 class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A key's batch: hash of the key and of the content, Raft index, first offset, records, append time."""
+    """The batch that was appended with a key.
+
+    `key_id` and `content` are the hashes of the key and of the request, `index` is its Raft index, `offset`
+    its first offset, `count` the number of its records, `time_ms` its append time.
+    """
 
     key_id: bytes
     content: int
@@ -52,10 +58,10 @@ class IdempotencyKeys:
         return self._keys.get(key_id)
 
     def full_for_ms(self, now_ms: int) -> int:
-        """Return how long a new key must wait, so that none younger than `KEPT_MS` is forgotten.
+        """Return how long (ms) a new key must wait so that no key younger than `KEPT_MS` is forgotten; or 0.
 
-        The leader refuses it for that time. So a crowd of new keys holds itself up; what came before it is
-        still recognised. The table alone obeys the log: it takes whatever was appended.
+        The leader refuses new keys for that time. So a crowd of new keys delays only itself, and earlier
+        keys are still recognised. This table does not refuse: it takes every key that is in the log.
         """
         if len(self._keys) < MAX_KEYS:
             return 0
@@ -63,7 +69,7 @@ class IdempotencyKeys:
         return max(0, oldest.time_ms + KEPT_MS - now_ms)
 
     def complete_from_ms(self, now_ms: int) -> int:
-        """Return the time since which every appended key is here; older ones may have been forgotten."""
+        """Return the time (ms) since which every appended key is here; older ones may be forgotten."""
         if len(self._keys) < MAX_KEYS:
             return now_ms - AGE_MS
         return next(iter(self._keys.values())).time_ms
@@ -126,6 +132,6 @@ class IdempotencyKeys:
         return copy.stored()
 
     def restore(self, entries: Iterable[KeyEntry]) -> None:
-        """Replace the table by a stored one, without a way back to what was known before."""
+        """Replace the table by a stored one; no change before this can be rolled back."""
         self._undo.clear()
         self._keys = {entry.key_id: entry for entry in entries}

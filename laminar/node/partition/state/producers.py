@@ -1,17 +1,19 @@
 """The table of producers of one partition, by which a retry is recognised.
 
-A function of the log: `appended` and `truncated` follow the log, nothing else changes the
-table, and expiry counts append times found in the log, never a clock. So every replica
-holds the same table at the same index, and a new leader knows every retry the old one knew
-(docs/consensus.md#derived-tables; the idea is Raft's client sessions, section 6.3 of Ongaro's thesis).
+The table is a function of the log: only `appended` and `truncated` change it, and producers expire by the
+append times in the log, never by a clock. So every replica has the same table at the same index, and a new
+leader recognises every retry that the old one would have recognised (docs/consensus.md#derived-tables; the
+idea is that of Raft's client sessions, section 6.3 of Ongaro's thesis).
 
-A producer numbers its batches per partition: 0, 1, 2, … within an epoch. The leader takes
-only the next number; one it has seen again is a *duplicate* and gets the first receipt.
+A producer numbers its batches per partition: 0, 1, 2, … within an epoch, their *sequence numbers*. The leader
+takes only the next number. A number that it remembers is a *duplicate*, and is answered with the first
+receipt.
 
-Its user may also number the records, rising through all partitions: a batch carries the highest number of its
-records, and one up to which everything is durable everywhere. Both are remembered over epochs, so that a
-program that copies something here can ask how far it got. A `FENCE` begins an epoch without a record: after
-it no older epoch changes what is known.
+A producer's program may also number its records, in ascending order over all partitions. Then a batch
+carries two such numbers: the `checkpoint` is the highest of its records, and up to the `floor` all records
+are durable in all partitions. Both are remembered across epochs, so that a program that copies records into
+the log can ask how far it has got. An entry of kind `FENCE` begins an epoch without a record: after it no
+batch of an older epoch is taken.
 """
 
 from __future__ import annotations
@@ -24,16 +26,18 @@ import msgspec
 
 from laminar.batch import NO_PRODUCER, Header, Kind
 
+# Last batches of a producer that are recognised when they come again.
 REMEMBERED_BATCHES = 64
 MAX_PRODUCERS = 10_000
+# Producers without an entry for this long, by append times, are forgotten.
 IDLE_MS = 7 * 24 * 3_600_000
-# No producer that appended within this time is forgotten, whatever comes after it: see `full_for_ms`.
+# No producer that appended within this time is forgotten, however many follow it: see `full_for_ms`.
 KEPT_MS = 3_600_000
 
 
 @dataclass(slots=True, frozen=True)
 class Place:
-    """The place of a remembered batch: Raft index, first offset, records, sequence."""
+    """The place of a remembered batch: Raft index, first offset, number of records, sequence number."""
 
     index: int
     offset: int
@@ -43,7 +47,10 @@ class Place:
 
 @dataclass(slots=True, frozen=True)
 class Refused:
-    """The reason why a producer's batch is refused: `fenced`, `out_of_sequence` or `unknown_producer`."""
+    """The refusal of a producer's batch: `fenced`, `out_of_sequence` or `unknown_producer`.
+
+    `expected` is the epoch that has begun if it is `fenced`, else the sequence number that would be taken.
+    """
 
     code: str
     expected: int
@@ -53,7 +60,8 @@ class Refused:
 class Progress:
     """The progress of a producer in one partition.
 
-    Its epoch, the sequence of its last batch (-1: none in this epoch), and the numbers of its user (0: none).
+    `sequence` is the number of its last batch, -1 if `epoch` has none yet. `checkpoint` and `floor` are the
+    highest of its program's record numbers that it sent here (0: none), over all epochs.
     """
 
     epoch: int
@@ -78,7 +86,7 @@ class _Producer:
 
 
 class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One producer in a stored table: its batches are (index, offset, count, sequence), oldest first."""
+    """One producer in a stored table; `batches` holds (index, offset, count, sequence), oldest first."""
 
     producer_id: bytes
     epoch: int
@@ -97,17 +105,17 @@ class Producers:
 
     def __init__(self) -> None:
         self._producers: dict[bytes, _Producer] = {}
-        # (index, producer id, epoch and next sequence before) of entries that may be truncated.
+        # (index of the entry, producer id, the producer before) for changes that may be rolled back.
         self._undo: deque[tuple[int, bytes, _Producer | None]] = deque()
 
     def __len__(self) -> int:
         return len(self._producers)
 
     def check(self, producer_id: bytes, epoch: int, sequence: int) -> Place | Refused | None:
-        """Return None for a new batch, its place for a duplicate, else why it is refused."""
+        """Return None for a batch to be taken, its place for a duplicate, else the refusal."""
         known = self._producers.get(producer_id)
         if known is None:
-            # Unknown, or forgotten: then this very batch may have been appended before that.
+            # The producer is new or was forgotten; if forgotten, this batch may have been appended before.
             return None if sequence == 0 else Refused("unknown_producer", 0)
         if epoch > known.epoch:
             return None if sequence == 0 else Refused("out_of_sequence", 0)
@@ -123,9 +131,10 @@ class Producers:
         return Refused("out_of_sequence", known.next_sequence)
 
     def full_for_ms(self, producer_id: bytes, now_ms: int) -> int:
-        """Return how long a new producer must wait, so that none is forgotten that appended within `KEPT_MS`.
+        """Return how long (ms) a new producer must wait, so that no recent one is forgotten for it; or 0.
 
-        0 for one that is here. As `IdempotencyKeys.full_for_ms`.
+        Recent are those that appended within `KEPT_MS`. 0 for a known producer. The leader refuses a new one
+        for that time, as with `IdempotencyKeys.full_for_ms`.
         """
         if len(self._producers) < MAX_PRODUCERS or producer_id in self._producers:
             return 0
@@ -133,19 +142,23 @@ class Producers:
         return max(0, oldest.seen_ms + KEPT_MS - now_ms)
 
     def fenced_at(self, producer_id: bytes, epoch: int) -> int | Refused | None:
-        """Return the entry after which no epoch before this one writes; None if it is not appended yet."""
+        """Return the index of an entry after which no batch of an epoch before `epoch` is taken.
+
+        That is the producer's last entry, if it is of this epoch. None if the epoch has not begun here; a
+        refusal if a later one has.
+        """
         known = self._producers.get(producer_id)
         if known is None or epoch > known.epoch:
             return None
         return Refused("fenced", known.epoch) if epoch < known.epoch else known.index
 
     def progress(self, producer_id: bytes) -> Progress | None:
-        """Return the producer's progress as of the log's end; what is not committed may still be lost."""
+        """Return the producer's progress as of the log's end, which may be truncated; None if unknown."""
         known = self._producers.get(producer_id)
         return None if known is None else known.progress()
 
     def committed_progress(self, producer_id: bytes) -> Progress | None:
-        """Return the producer's committed progress."""
+        """Return the producer's progress as of the last commit known here; None if unknown."""
         known = self._producers.get(producer_id)
         for _, each, before in self._undo:
             if each == producer_id:
@@ -179,8 +192,8 @@ class Producers:
         self._expire(header.index, header.append_time_ms)
 
     def _expire(self, index: int, now_ms: int) -> None:
-        # Insertion order is order of last use, as `appended` re-inserts. The producer that
-        # was just seen is last, so it is never the one dropped.
+        # The dict is in order of last use, as `appended` inserts each producer again. The producer that was
+        # just seen is last, so it is never the one that is dropped.
         while len(self._producers) > 1:
             oldest = next(iter(self._producers))
             state = self._producers[oldest]
@@ -200,8 +213,8 @@ class Producers:
             else:
                 self._producers[producer_id] = before
         if touched:
-            # Restore the order of last use: producers that were rolled back went to the end. The
-            # sort is stable and by index, which is what the order means.
+            # Producers that were rolled back are at the end of the dict now. Sort by the index of the last
+            # entry, which is the order of last use.
             ordered = sorted(self._producers.items(), key=lambda item: item[1].index)
             self._producers = dict(ordered)
 
@@ -236,14 +249,14 @@ class Producers:
         if not self._undo or self._undo[-1][0] <= index:
             return self.stored()
         copy = Producers()
-        # What is known of a producer is replaced, never changed: so the copies may be shallow.
+        # Values of type `_Producer` are replaced, never changed, so the copies may be shallow.
         copy._producers = dict(self._producers)
         copy._undo = deque(self._undo)
         copy.truncated(index + 1)
         return copy.stored()
 
     def restore(self, entries: Iterable[ProducerEntry]) -> None:
-        """Replace the table by a stored one, without a way back to what was known before."""
+        """Replace the table by a stored one; no change before this can be rolled back."""
         self._undo.clear()
         self._producers = {
             entry.producer_id: _Producer(
@@ -251,7 +264,7 @@ class Producers:
                 next_sequence=entry.next_sequence,
                 batches=deque((Place(*batch) for batch in entry.batches), maxlen=REMEMBERED_BATCHES),
                 seen_ms=entry.seen_ms,
-                # Written before the field was there: every entry had a batch.
+                # Older versions did not store `index`; each of their producers had a batch.
                 index=entry.index or entry.batches[-1][0],
                 checkpoint=entry.checkpoint,
                 floor=entry.floor,

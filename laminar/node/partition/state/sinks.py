@@ -1,22 +1,24 @@
 """The table of sinks of one coordinator: their epochs and decisions.
 
-A sink is a named sequence of batches, each committed once and in order of their numbers, by whichever driver.
-`begin` raises its epoch, so that an older driver is refused. A *decision* is the commit point of one batch;
-it remains until it is published in every partition that it names, and nothing later is decided before.
+A sink is a named sequence of batches, each committed once, in the order of their numbers. Each start of a
+driver raises the sink's epoch by `begin`, so that older drivers are refused. A *decision* is the commit point
+of one batch. It stays *open* (`Sink.undone`) until it is published in every partition that it names; no later
+batch is decided before that.
 
-The name of a producer is kept like a sink that never commits: an id, and an epoch for each program that took
-it.
+The name of a producer is an entry of this table, too, like a sink that never commits: it has the producer's
+id, and a new epoch for each program that takes the name.
 
-A sink that is begun `once` writes one batch and is never used again: its name is made up for it. Such sinks
-are forgotten in time, or each write of that kind would leave an entry for ever. Names that people chose
-are kept: forgetting one would make its batches new again.
+A single-use sink, begun with `once`, commits one batch and is never used again; clients generate its name.
+Such sinks are forgotten some time later, otherwise each of these writes would leave an entry for ever. Sinks
+with names that people chose are kept: if one were forgotten, its batches would be taken for new ones.
 
-One that is deleted is known as such: first as one of which partitions still know something, then as one
-whose name is free. Their number is bounded like that of those that wrote once. When one is forgotten, the
-*floor* rises to its last epoch: a sink that is not known begins above it, so no epoch of one that was deleted
-comes again.
+A deleted sink stays in the table: first while partitions may still hold state of it, then as a name that is
+free. The number of free names is bounded together with that of single-use sinks that have committed. When one
+is forgotten, the *floor* rises to its last epoch. A sink that is not in the table begins above the floor, so
+that no epoch of a deleted sink is used twice.
 
-A function of the coordinator's log, as the tables of producers and stages (docs/consensus.md#derived-tables).
+The table is a function of the coordinator's log, like those of producers and of staged batches
+(docs/consensus.md#derived-tables).
 """
 
 from __future__ import annotations
@@ -29,27 +31,30 @@ import msgspec
 
 from laminar.batch import Buffer, Header, body_of
 
-# Of producers; of more, those are forgotten that were not taken for longest. Their next epochs have new ids.
+# Most names of producers. For another one the name that was taken least recently is forgotten; if it is taken
+# again, it gets a new producer id.
 MAX_NAMES = 10_000
-# Of sinks that write once and have done so; of more, those go that were not changed for longest, but none
-# that was changed within ONCE_MS by times in the log, as commits are tried again for a while. As many of
-# those that have not: so one that takes long is not forgotten for others that come and go meanwhile.
+# Most single-use sinks that have committed, together with free names of deleted sinks; and, counted apart,
+# most single-use sinks that have not committed, so that a slow one is not forgotten for faster ones. Beyond
+# it the one that was changed least recently is forgotten, but none that was changed within ONCE_MS, by append
+# times: clients repeat their commits for a while.
 MAX_ONCE = 10_000
-# Sinks of one coordinator that are kept for ever: no more are begun.
+# Most sinks of one coordinator that are kept for ever; `begin` refuses more.
 MAX_KEPT = 10_000
 ONCE_MS = 2 * 3_600_000
-# A table that outgrew its bound, as it held nothing that old, shrinks gradually.
+# Most sinks that one change forgets in each of the two tables that MAX_ONCE bounds. A table that outgrew the
+# bound, because all in it was recent, shrinks gradually.
 _FORGOTTEN_AT_ONCE = 2
-# Epochs of sinks that write once begin here; see `first_once_epoch`.
+# Epochs of single-use sinks begin here; see `first_once_epoch`.
 FIRST_ONCE_EPOCH = 1 << 31
 _ONCE_EPOCHS = 1 << 30
 
 
 def first_once_epoch(index: int) -> int:
-    """Return the first epoch of a sink that writes once, on a log whose last entry is `index`.
+    """Return the first epoch of a single-use sink that begins in a log whose last entry is `index`.
 
-    A forgotten name that is used again begins after a later entry: so no epoch that was ever announced comes
-    again, not even as one of a sink that is kept, whose epochs begin at 1.
+    If its name is forgotten and used again, it begins after a later entry, so with a higher epoch. Sinks that
+    are kept have epochs from 1, below all of these. So no epoch of a name is used twice.
     """
     return FIRST_ONCE_EPOCH + index % _ONCE_EPOCHS
 
@@ -65,16 +70,16 @@ class Deletion(IntEnum):
 
 
 class Target(msgspec.Struct, frozen=True, array_like=True):
-    """A partition of a decision.
+    """A partition in which a decision is published.
 
-    `group` distinguishes it from one of the same name that was made later. `pin`, the index of the pin there,
-    distinguishes the stages that were pinned for the decision from what is staged and pinned again.
+    `group` is its group's id, which a later partition of the same name does not have. `pin` is the index of
+    the `pin` entry there, which stages that are pinned again later do not have.
     """
 
     topic: str
     partition: int
     group: bytes
-    # 0 in decisions that were made before they named it.
+    # 0 in decisions of older versions, which did not name the pin.
     pin: int = 0
 
 
@@ -89,13 +94,18 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 class Sink(msgspec.Struct, frozen=True, array_like=True):
     """The state of one sink, or of a producer's name.
 
-    `name` is for people. `number` is that of the last decision, -1 before the first; `undone` is that
-    decision while it is not published everywhere. `producer` is the id that belongs to a producer's name.
-    `begun_by`: the request that raised the epoch last; the same again does not raise it once more.
-    `first`: the epoch that it began with, or would. `once`: it is forgotten some time after its last change.
-    `fingerprint`: its driver's digest of the last decided batch, which tells it from others; "": none given.
-    `deletion`: under the epochs up to this one nothing is decided any more. `deleted_by`: the request that
-    deleted the sink which had this name before; the same again does not delete this one.
+    `name` is for people; the sink's id is a hash of it. `epoch` is 0 before the first `begin`.
+    `number` is that of the last decided batch, -1 before the first.
+    `undone` is that decision while it is not published everywhere, else None.
+    `changed_ms` is the append time of the last change.
+    `producer` is the producer's id if this is a producer's name, else empty.
+    `begun_by` is the request that raised the epoch last; if it comes again, it raises nothing.
+    `first` is the sink's first epoch; that which it would have, if it has not begun.
+    `once`: it is a single-use sink, which is forgotten some time after its last change.
+    `fingerprint` is the driver's digest of the last decided batch; "" if none was given.
+    `deletion`: how far the sink is deleted. From `BEGUN` on nothing is decided under epochs up to `epoch`.
+    `deleted_by` is the request that deleted the former sink of this name; if it comes again, it does not
+    delete this one.
     """
 
     name: str
@@ -114,17 +124,17 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def exists(self) -> bool:
-        """Whether it began, was not deleted, and is no producer's name."""
+        """Whether this is a sink, no producer's name, that has begun and is not being or been deleted."""
         return self.epoch > 0 and not self.deletion and not self.producer
 
     @property
     def is_listed(self) -> bool:
-        """Whether it exists, or its deletion is under way."""
+        """Whether the sink exists, or its deletion is under way."""
         return self.exists or self.deletion is Deletion.BEGUN
 
     @property
     def last_epoch(self) -> int:
-        """The highest epoch that one of this name may have had."""
+        """The highest epoch that a sink of this name may have had; the next one is one higher."""
         return max(self.epoch, self.first - 1)
 
 
@@ -146,16 +156,17 @@ _decoder = msgspec.msgpack.Decoder(SinkChange)
 
 
 class _ByAge:
-    """Ids in the order of their last change; those of the same millisecond in that of their bytes.
+    """A set of ids in the order of their last change; those of the same millisecond are ordered by id.
 
-    A function of what it holds, however that came about: so replicas agree that got there by other ways.
+    The order depends on the ids and times alone, not on how they were put in. So replicas agree on it, even
+    if one replayed the log and another restored a snapshot.
     """
 
     __slots__ = ("_changed_ms", "_heap")
 
     def __init__(self) -> None:
         self._changed_ms: dict[bytes, int] = {}
-        # All that is held, and what was held before: that is passed over when it comes up.
+        # (time, id) of all that is held, and outdated pairs, which `oldest` removes when they come first.
         self._heap: list[tuple[int, bytes]] = []
 
     def __len__(self) -> int:
@@ -172,7 +183,7 @@ class _ByAge:
         self._changed_ms.pop(sink_id, None)
 
     def oldest(self) -> tuple[int, bytes]:
-        """Return the time of change and the id of the oldest; there must be one."""
+        """Return (time of change, id) of the id that was changed least recently; one must be held."""
         while self._changed_ms.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0]
@@ -185,11 +196,12 @@ class Sinks:
 
     def __init__(self) -> None:
         self._sinks: dict[bytes, Sink] = {}
-        # No sink that was deleted and forgotten had a higher epoch, but those that began to write once.
+        # The highest epoch of any sink that was deleted and forgotten, single-use sinks left out.
         self.floor = 0
-        # (index, id, sink before, floor before) of changes that may be truncated.
+        # (index of the entry, id, sink before, floor before) of changes that may be rolled back.
         self._undo: deque[tuple[int, bytes, Sink | None, int]] = deque()
-        # What may be forgotten of the sinks: names of producers; what writes once, before that and after it.
+        # Ids that may be forgotten: names of producers; single-use sinks that have not committed; those that
+        # have, and free names of deleted sinks.
         self._names = _ByAge()
         self._begun = _ByAge()
         self._once = _ByAge()
@@ -203,7 +215,7 @@ class Sinks:
         return len(self._sinks) - len(self._names) - len(self._begun) - len(self._once)
 
     def get(self, sink_id: bytes) -> Sink | None:
-        """Return the sink as of the log's end, by which a leader decides."""
+        """Return the sink as of the log's end, by which a leader decides; None if it is not in the table."""
         return self._sinks.get(sink_id)
 
     @property
@@ -212,7 +224,7 @@ class Sinks:
         return Sink("", first=self.floor + 1)
 
     def listed(self, *, prefix: str, after: str, limit: int) -> list[Sink]:
-        """Return the first `limit` listed sinks whose names begin with `prefix` and follow `after`."""
+        """Return the first `limit` sinks by name that are listed, begin with `prefix` and follow `after`."""
         found = (
             sink
             for sink in self._sinks.values()
@@ -221,11 +233,11 @@ class Sinks:
         return heapq.nsmallest(limit, found, key=_name)
 
     def undone(self) -> list[bytes]:
-        """Return the sinks with a decision that is not published everywhere, as of the log's end."""
+        """Return the ids of sinks with a decision not published everywhere, as of the log's end."""
         return [sink_id for sink_id, sink in self._sinks.items() if sink.undone is not None]
 
     def committed_at(self, sink_id: bytes) -> Sink | None:
-        """Return the sink as it is committed: before the first change that may still be truncated."""
+        """Return the sink as of the last commit known here, before every change that may be truncated."""
         for _, changed, before, _ in self._undo:
             if changed == sink_id:
                 return before
@@ -256,7 +268,7 @@ class Sinks:
         if before is None or before.producer or before.epoch >= FIRST_ONCE_EPOCH:
             return
         if sink is None or sink.epoch >= FIRST_ONCE_EPOCH:
-            # Its epochs are forgotten: a sink of that name that begins later must not get one of them.
+            # The epochs of this sink are forgotten now. A later sink of its name must not get one of them.
             self.floor = max(self.floor, before.epoch)
 
     def _set(self, sink_id: bytes, sink: Sink | None) -> None:
@@ -301,11 +313,11 @@ class Sinks:
         return [SinkEntry(sink_id, sink) for sink_id, sink in sorted(sinks.items())]
 
     def floor_at(self, index: int) -> int:
-        """Return the floor as of entry `index`, as `stored_at` does the sinks."""
+        """Return the floor as of entry `index`, which is the last committed one or a later one."""
         return next((floor for at, _, _, floor in self._undo if at > index), self.floor)
 
     def restore(self, entries: list[SinkEntry], floor: int = 0) -> None:
-        """Replace the table by a stored one, without a way back to what was known before."""
+        """Replace the table by a stored one; no change before this can be rolled back."""
         self._sinks = {}
         self.floor = floor
         self._names, self._begun, self._once = _ByAge(), _ByAge(), _ByAge()

@@ -1,22 +1,24 @@
 """The table of staged batches: entries in the log without offsets, of transactions and large records.
 
-A *stage* is a batch of records in an entry of its own, replicated and checksummed as any other, but
-invisible. Stages belong to a batch of a *sink*, under an epoch of it. A *pin* promises that they stay until
-the sink's coordinator decides about them. A *publish* names them and takes their offsets, all at
-once: from then on readers see them at the place of the publish, and they are kept as long as it is. A pin is
-known by its place in the log, and a decision names it: what is staged and pinned again under the same epoch,
-by requests that come late or twice, is not what was decided.
+A *stage* is a batch of records in an entry of its own, replicated and checksummed like any other, but
+invisible to readers. Stages belong to a batch of a *sink*, under an epoch of the sink. A *pin* promises that
+they stay until the sink's coordinator decides about them. A *publish* names them and gives them their
+offsets, all at once: from then on readers see them at the place of the publish, and they are kept as long as
+the publish is. A decision names its pin by the pin's index. So stages that late or repeated requests stage
+and pin again, under the same epoch, are not taken for those that were decided.
 
-The last published batch of each sink is known, so that a publish that comes again is answered as before.
-Of sinks that write once it is forgotten when the coordinator says that nothing of them is under way.
+The last published batch of each sink is remembered, so that a publish that comes again is answered as the
+first time. That of a single-use sink is forgotten when the coordinator confirms that the sink has no open
+decision.
 
-An *upload* is the same of one record that is larger than a batch: its stages are parts of the value, bytes
-and no records, and its publish takes one offset. It is of one partition, whose leader decides alone, without
-a pin. What was published is remembered for a while: a publish that comes again is recognised.
+An *upload* is made the same way, of one record that is larger than a batch: its stages are parts of the
+value, without records, and its publish takes one offset. An upload belongs to one partition, whose leader
+decides alone, without a pin. Published uploads are remembered for a while, so that a publish that comes again
+is recognised.
 
-Like the producers' table this one is a function of the log: changed when an entry is appended, rolled back
-when it is truncated. It knows one partition; the decision, and over which partitions, is the coordinator's
-(docs/consensus.md#transactions).
+Like the table of producers this one is a function of the log: changed when an entry is appended, rolled back
+when the entry is truncated. It knows one partition only; what is decided, and for which partitions, the
+coordinator knows (docs/consensus.md#transactions).
 """
 
 from __future__ import annotations
@@ -33,21 +35,22 @@ import msgspec
 from laminar.batch import HEADER_SIZE, Buffer, Header, Kind, body_of
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH
 
-# Stretches in which the log may not begin. Of more, neighbours are joined: then it begins in steps of a few
-# in a thousand of its publishes.
+# Most ranges (a publish and its stages) in which the log may not begin. When there are more, each two
+# neighbours are joined: the log can begin at fewer places then, but still at hundreds.
 MAX_NAMED = 1024
 # Published uploads that are remembered, by count and by age in the log.
 MAX_UPLOADS = 1_000
 UPLOAD_AGE_MS = 24 * 3_600_000
-# Publishes of single-use sinks that a partition knows of: at this number nothing more is pinned for such,
-# until some are forgotten. They travel with each start of the log.
+# Most publishes of single-use sinks that a partition remembers. At this number no more is pinned for such
+# sinks, until some are forgotten. The bound is needed because each `log_start` entry carries them.
 MAX_PUBLISHED_ONCE = 100_000
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
-    """One staged entry: its place in the log, its number within its batch, and what it holds.
+    """One staged entry: its index, its number within its batch, and what it holds.
 
-    One without `records` is a part of an upload, with the bytes of its body.
+    `records` is the number of its records; 0 means that it is a part of an upload. `size_bytes` is the size
+    of the whole frame.
     """
 
     index: int
@@ -69,29 +72,29 @@ BatchKey: TypeAlias = tuple[bytes, int, int]
 
 
 def upload_key(upload: bytes) -> BatchKey:
-    """Return the key of an upload by its id (16 bytes). No sink has an epoch 0."""
+    """Return the key of an upload by its id (16 bytes). Its epoch is 0, which no batch of a sink has."""
     return (upload, 0, 0)
 
 
 class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A batch in a stored table: its stages in order, whether it is pinned, and since when."""
+    """A batch in a stored table: its stages in order, whether it is pinned, when, and by which entry."""
 
     stages: tuple[Stage, ...]
     pinned: bool = False
-    # 0 in tables that were stored before these were kept.
+    # Both are 0 if the batch is not pinned, and in tables of older versions, which did not store them.
     pinned_ms: int = 0
     pin: int = 0
 
 
 class OpenBatch:
-    """The stages of one batch here, in order of their entries.
+    """The stages of one unpublished batch in this partition, in order of their entries.
 
-    A pinned one is never dropped for its age; `pinned_ms` is the time of its pin in the log, `pin` the pin's
+    A pinned batch is never dropped for its age. `pinned_ms` is the append time of its pin, `pin` the pin's
     index.
 
-    It never changes: `with_stage` makes another. Both share one list, of which each has its first `count`, so
-    that a stage costs the same however many there are. Later elements of the list were truncated from the
-    log, or belong to a later one of these.
+    An object never changes: `with_stage` makes another one. Both share one list of stages, of which each owns
+    the first `count`; so a stage costs the same however many there are. Further elements of the list belong
+    to a later object, or were truncated from the log.
     """
 
     __slots__ = ("_all", "_places", "count", "pin", "pinned", "pinned_ms", "size_bytes")
@@ -129,7 +132,10 @@ class OpenBatch:
         return None if place is None or place >= self.count else self._all[place]
 
     def with_stage(self, stage: Stage) -> OpenBatch:
-        """Return this batch with one more stage; only for the batch as of the log's end."""
+        """Return this batch with one more stage. Only for the batch as of the log's end.
+
+        Elements that an object of truncated entries has left in the shared list are removed.
+        """
         while len(self._all) > self.count:
             self._places.pop(self._all.pop().number, None)
         self._all.append(stage)
@@ -147,19 +153,27 @@ class OpenBatch:
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True):
-    """The last batch of a sink that was published here: its number, entry, first offset, records and time."""
+    """The last batch of a sink that was published here.
+
+    `index` is that of the publish, `offset` its first offset, `count` the number of its records, `time_ms`
+    its append time.
+    """
 
     number: int
     epoch: int
     index: int
     offset: int
     count: int
-    # 0 in tables that were stored before this was kept.
+    # 0 in tables of older versions, which did not store it.
     time_ms: int = 0
 
 
 class PublishedUpload(msgspec.Struct, frozen=True, array_like=True):
-    """An upload that was published: its entry, when that was appended, its record's offset, what it is."""
+    """An upload that was published.
+
+    `index` and `time_ms` are the index and append time of its publish, `offset` is its record's offset.
+    `parts` is the number of parts; `size_bytes` and `crc32c` are those of the record's value.
+    """
 
     index: int
     time_ms: int
@@ -174,17 +188,18 @@ class PinOperation(IntEnum):
 
     PIN = 1
     DROP = 2
-    # All that is known of a sink that was deleted, up to this epoch.
+    # Forget all of a deleted sink, up to the epoch of the entry.
     FORGET = 3
-    # Which batch was published last, of sinks that write once.
+    # Forget which batch was published last, of single-use sinks.
     FORGET_PUBLISHED = 4
 
 
 class PinRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of a `pin` entry. `stages` are the numbers that are kept; others of the batch are dropped.
+    """Payload of a `pin` entry.
 
-    To forget a sink only its id and the epoch say anything; to forget publishes only `published`: sinks, and
-    the index of each one's publish.
+    To pin, `stages` are the numbers of the stages that are kept; others of the batch are dropped. To forget a
+    sink only `sink` and `epoch` are used. To forget publishes only `published` is: (sink, index of its
+    publish).
     """
 
     sink: bytes
@@ -210,8 +225,9 @@ class LargeRecord(msgspec.Struct, frozen=True, array_like=True):
 class PublishRecord(msgspec.Struct, frozen=True, array_like=True):
     """Payload of a `publish` entry: the staged entries in the order of their offsets, as (index, records).
 
-    Of an upload: `sink` is its id, and the entries are (index, bytes) in the order of the parts. It says
-    everything a reader needs, so that a reader without the table can follow it.
+    For an upload `sink` is the upload's id, `stages` are (index, bytes of the body) in the order of the
+    parts, and `large` is set. The record names all that a reader needs, so that one without this table can
+    read the batch.
     """
 
     sink: bytes
@@ -224,8 +240,8 @@ class PublishRecord(msgspec.Struct, frozen=True, array_like=True):
 class StoredStages(msgspec.Struct, frozen=True, array_like=True):
     """The whole table as it is stored.
 
-    `named` holds pairs (index of a publish, lowest entry that it or another before it names): the log may not
-    begin between the second and the first.
+    `open` are the unpublished batches. `named` holds pairs (index of a publish, lowest index that it, or a
+    publish joined with it, names): the log may not begin between the two.
     """
 
     open: list[tuple[BatchKey, StagedBatch]] = []
@@ -239,7 +255,7 @@ _publish_decoder = msgspec.msgpack.Decoder(PublishRecord)
 
 
 def publish_record(frame: Buffer) -> PublishRecord:
-    """Read a whole `publish` entry."""
+    """Return the record in the frame of a `publish` entry."""
     return _publish_decoder.decode(body_of(frame))
 
 
@@ -249,8 +265,9 @@ class StagedBatches:
     __slots__ = ("_maps", "_undo")
 
     def __init__(self) -> None:
-        # What is open, what was published of sinks, what publishes name (in order of their entries), which
-        # uploads were published, what was published of sinks that write once (in order of their entries).
+        # 0: the open batches. 1: the last publish of each sink that is kept. 2: by publish, the lowest index
+        # that it names, in order of the publishes. 3: the published uploads. 4: the last publish of each
+        # single-use sink, in order of the publishes.
         self._maps: tuple[
             dict[BatchKey, OpenBatch],
             dict[bytes, Published],
@@ -258,7 +275,7 @@ class StagedBatches:
             dict[bytes, PublishedUpload],
             dict[bytes, Published],
         ] = ({}, {}, {}, {}, {})
-        # (index, number of the map, key, value before) of changes that may be truncated.
+        # (index of the entry, number of the map, key, value before) of changes that may be rolled back.
         self._undo: deque[tuple[int, int, Any, Any]] = deque()
 
     def __len__(self) -> int:
@@ -267,7 +284,7 @@ class StagedBatches:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all open batches."""
+        """Size of the frames of all open batches in bytes."""
         return sum(batch.size_bytes for batch in self._maps[0].values())
 
     @property
@@ -294,10 +311,10 @@ class StagedBatches:
         return len(self._maps[4])
 
     def old_published(self, *, before_ms: int, keep: int) -> list[tuple[bytes, int]]:
-        """Return (sink, index) of publishes of single-use sinks that may be forgotten.
+        """Return (sink, index of its publish) for publishes of single-use sinks that may be forgotten.
 
-        They are those before a time of the log, and all but the last `keep`; only the oldest, if there are
-        far too many.
+        They are those that were appended before `before_ms`, and those that exceed the number `keep`, oldest
+        first; at most `MAX_PUBLISHED_ONCE`.
         """
         found: list[tuple[bytes, int]] = []
         more = len(self._maps[4]) - keep
@@ -308,10 +325,7 @@ class StagedBatches:
         return found
 
     def upload(self, upload: bytes) -> PublishedUpload | None:
-        """Return a published upload, or None if it was never published here or is forgotten.
-
-        Entries that are not committed yet count.
-        """
+        """Return a published upload, as of the log's end; None if it is not published here, or forgotten."""
         return self._maps[3].get(upload)
 
     def open_uploads(self) -> int:
@@ -319,18 +333,21 @@ class StagedBatches:
         return sum(1 for batch in self._maps[0].values() if not batch.first.records)
 
     def open_upload_bytes(self) -> int:
-        """Return the bytes of the uploads that are not published."""
+        """Return the size of the frames of all unpublished uploads in bytes."""
         return sum(batch.size_bytes for batch in self._maps[0].values() if not batch.first.records)
 
     def idle_upload(self, *, before_ms: int) -> BatchKey | None:
-        """Return the smallest upload without a new part since a time of the log."""
+        """Return the key of the smallest unpublished upload that got no part since `before_ms`, or None.
+
+        The time is compared with append times.
+        """
         idle = [(size, last_ms, key) for last_ms, size, key in self.idle_uploads(before_ms=before_ms)]
         return min(idle)[2] if idle else None
 
     def idle_uploads(self, *, before_ms: int) -> list[tuple[int, int, BatchKey]]:
-        """Return (time of last part, bytes, key) of uploads without a part since `before_ms`, oldest first.
+        """Return the unpublished uploads that got no part since `before_ms`, the longest idle first.
 
-        The times are of the log.
+        Each is (append time of its last part, bytes, key); the times are append times.
         """
         return sorted(
             (batch.last.append_time_ms, batch.size_bytes, key)
@@ -343,9 +360,10 @@ class StagedBatches:
         return iter(self._maps[0].items())
 
     def abandoned(self, *, idle_before_ms: int, begun_before_ms: int) -> list[BatchKey]:
-        """Return abandoned batches, none of them pinned.
+        """Return the keys of open batches that count as abandoned; a pinned batch never does.
 
-        Of sinks those that began before a time of the log; uploads that nothing was added to since another.
+        A batch of a sink does if its first stage was appended before `begun_before_ms`, an upload if its last
+        part was appended before `idle_before_ms`. The times are compared with append times.
         """
         return [
             key
@@ -359,17 +377,17 @@ class StagedBatches:
         ]
 
     def of_sink(self, sink: bytes, *, epoch: int) -> list[BatchKey]:
-        """Return the open batches of a sink under epochs up to this one."""
+        """Return the keys of the open batches of a sink under epochs up to `epoch`."""
         return [key for key in self._maps[0] if key[0] == sink and key[2] <= epoch]
 
     def start_limit(self, index: int) -> int:
-        """Return the highest entry up to `index` that the log may begin after, so that nothing kept is torn.
+        """Return the highest index, at most `index`, of an entry that the log may begin after.
 
-        Open batches stay, and so does everything that a publish after the start names.
+        Open batches are kept whole, and so is everything that a publish after that entry names.
         """
         lowest = [batch.first.index for batch in self._maps[0].values()]
         limit = min([index, *(first - 1 for first in lowest)])
-        # Later publishes first: what one keeps may lie before another's entry, which then stays too.
+        # Later publishes first: the entries of one may lie before an earlier publish, which then stays, too.
         for publish, first in sorted(self._maps[2].items(), reverse=True):
             if publish > limit >= first:
                 limit = first - 1
@@ -419,7 +437,7 @@ class StagedBatches:
         elif pin.operation is PinOperation.FORGET_PUBLISHED:
             for sink, index in pin.published:
                 published = self.published(sink)
-                # A later batch may still be under way.
+                # If the sink has published a later batch since, that one is kept.
                 if published is not None and published.index == index:
                     self._forget(header.index, sink)
         elif pin.operation is PinOperation.DROP:
@@ -427,7 +445,8 @@ class StagedBatches:
         elif batch is not None:
             wanted = set(pin.stages)
             kept = [stage for stage in batch.stages if stage.number in wanted]
-            # Its leader had them all. Where damage has taken one from all replicas no part is ever published.
+            # The leader had all of the stages when it proposed the pin. If damage has taken one from this
+            # log, the batch is dropped, so that it is never published in part.
             whole = len(kept) == len(wanted)
             after = None
             if whole and kept:
@@ -440,7 +459,7 @@ class StagedBatches:
                 self._put(index, number, sink, None)
 
     def _published(self, header: Header, record: PublishRecord) -> None:
-        # Whatever was staged for this batch and earlier ones, under any epoch, can't be published any more.
+        # Drop what is staged for this batch and earlier ones under any epoch: it can't be published any more.
         for key in [key for key in self._maps[0] if key[0] == record.sink and key[1] <= record.number]:
             self._put(header.index, 0, key, None)
         if record.large is not None:
@@ -465,7 +484,7 @@ class StagedBatches:
         for earlier in list(reversed(named)):
             if earlier < first:
                 break
-            # They overlap: neither may be a boundary.
+            # The two ranges overlap, so the log may not begin between them.
             first = min(first, named[earlier])
             self._put(publish, 2, earlier, None)
         self._put(publish, 2, publish, first)
@@ -480,7 +499,7 @@ class StagedBatches:
     def _published_upload(self, header: Header, record: PublishRecord, large: LargeRecord) -> None:
         uploads = self._maps[3]
         now_ms = header.append_time_ms
-        # By what is in the table and the entry alone, so that every replica forgets the same.
+        # Which uploads are forgotten follows from the table and the entry alone: on every replica the same.
         for upload, old in sorted(uploads.items(), key=_by_index):
             if len(uploads) < MAX_UPLOADS and old.time_ms + UPLOAD_AGE_MS >= now_ms:
                 break
@@ -491,7 +510,7 @@ class StagedBatches:
         self._put(header.index, 3, record.sink, published)
 
     def started(self, index: int, start_index: int) -> None:
-        """Apply entry `index`, which moves the start to `start_index`: publishes up to there are gone."""
+        """Apply `log_start` entry `index`, by which all entries up to `start_index` are trimmed."""
         for publish in [publish for publish in self._maps[2] if publish <= start_index]:
             self._put(index, 2, publish, None)
 
@@ -506,7 +525,7 @@ class StagedBatches:
                 table.pop(key, None)
             else:
                 table[key] = before
-        # Restored items were the first ones, and were put at the end: sort them back.
+        # Items that were restored are at the end of their dicts now: sort them back into the log's order.
         if 2 in numbers:
             ordered = sorted(self._maps[2].items())
             self._maps[2].clear()
@@ -525,7 +544,7 @@ class StagedBatches:
     # -- stored --------------------------------------------------------------------------
 
     def stored(self) -> StoredStages:
-        """Return the whole table as of the log's end; equal logs give equal tables."""
+        """Return the whole table as of the log's end. Its parts are sorted: equal logs give equal results."""
         open_, published, named, uploads, once = self._maps
         return StoredStages(
             [(key, batch.stored()) for key, batch in sorted(open_.items(), key=itemgetter(0))],
@@ -545,7 +564,7 @@ class StagedBatches:
         return copy.stored()
 
     def restore(self, stored: StoredStages) -> None:
-        """Replace the table by a stored one, without a way back to what was known before."""
+        """Replace the table by a stored one; no change before this can be rolled back."""
         self._undo.clear()
         open_ = {key: _opened(batch) for key, batch in stored.open}
         lasting: dict[bytes, Published] = {}
@@ -560,7 +579,7 @@ def _opened(batch: StagedBatch) -> OpenBatch:
 
 
 def _place_of(published: Published) -> int:
-    """Return the number of the map that a sink's publish is in."""
+    """Return the number of the map that holds this publish; see `StagedBatches`."""
     return 4 if published.epoch >= FIRST_ONCE_EPOCH else 1
 
 

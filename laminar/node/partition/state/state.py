@@ -1,10 +1,10 @@
 """The derived state of one replica: everything that follows from its log, and nothing else.
 
-Every table is a function of the log: changed when an entry is appended, rolled back when it is truncated,
-informed of what is committed, stored beside the log and shipped with catch-up
-(docs/consensus.md#derived-tables). Here they are kept together, so that one that is added can't be forgotten
-in one of these places. Beside the tables of producers, keys, cursors and stages that is the group's
-configuration, and where the log is to begin.
+Each table is a function of the log (docs/consensus.md#derived-tables). It changes when an entry is appended,
+is rolled back when the entry is truncated, is notified of commits, and is stored in snapshots and in
+`log_start` entries. This module does all of that for all tables, so that a new table can't be left out of one
+of these steps. The tables are those of producers, idempotency keys, cursors, staged batches and sinks; the
+state also has the group's configuration, and where the log is to begin.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ from laminar.node.partition.state.staged_batches import StagedBatches
 
 
 class PartitionState:
-    """The tables of one replica."""
+    """The tables of one replica, and what else is derived from its log."""
 
     def __init__(self, start_index: int) -> None:
-        """Begin the state of a log that starts after entry `start_index`, before any of its entries."""
+        """Make the empty state of a log that starts after entry `start_index`, before any of its entries."""
         self.producers = Producers()
         self.keys = IdempotencyKeys()
         self.cursors = Cursors()
         self.stages = StagedBatches()
         self.sinks = Sinks()
         self.committed_index = start_index
-        # A log that does not begin at its first entry tells in its first `log_start` what came before.
+        # Whether the log was trimmed, and its first `log_start` entry is not applied yet. That entry carries
+        # the state that the trimmed entries led to.
         self._beheaded = start_index > 0
-        # `log_start` entries of which it is not known that they are committed, by index.
+        # `log_start` entries that are not known to be committed, with their indexes, in order.
         self._starts: deque[tuple[int, LogStartRecord]] = deque()
-        # The last that is committed, without its state.
+        # The last committed `log_start` entry with its index, without the state that it carries.
         self._last_start: tuple[int, LogStartRecord] | None = None
-        # The last committed `log_start` entry, until it is carried out.
+        # The same, until the log's start has been moved there.
         self.due_start: tuple[int, LogStartRecord] | None = None
-        # Configurations by the entry that set each: all that may be truncated, and the last before them.
+        # Configurations with the indexes of their entries: the last committed one, and all after it.
         self._configurations: list[tuple[int, ConfigurationRecord]] = []
-        # The highest commit index that a batch here was stamped with: the tables don't go back before it.
+        # The highest commit index in the header of any entry. The tables cannot be rolled back to before it.
         self.stamped_index = 0
-        # Entries that damage kept from being replayed: the tables are those of all others. Until they are
-        # repaired, or known to be nowhere, nothing that rests on these is decided here.
+        # Indexes of entries that could not be replayed because they are damaged: the tables lack them. Until
+        # they are repaired, or known to be lost on all replicas, this replica decides nothing by the tables.
         self.left_out: list[int] = []
-        # Bytes of log that a start would replay now.
+        # Bytes of log after the last snapshot, which a start would replay now.
         self.underived_bytes = 0
 
     def appended(self, header: Header, frame: Buffer) -> None:
@@ -63,8 +64,8 @@ class PartitionState:
             if not header.flags & Flag.KEYED:
                 self.producers.appended(header)
             self.keys.appended(header)
-            # What the header says is committed is never rolled back, so a replayed log piles up no undo
-            # history.
+            # Entries up to the commit index in the header are never rolled back. Without this a replay would
+            # keep the undo history of the whole log.
             self.producers.committed(header.committed_index)
             self.keys.committed(header.committed_index)
         elif header.kind == Kind.CURSOR:
@@ -102,7 +103,7 @@ class PartitionState:
             self._configurations.pop()
 
     def committed(self, index: int) -> None:
-        """Take note that entries up to `index` are committed; a `log_start` among them becomes due."""
+        """Note that entries up to `index` are committed; the last `log_start` among them becomes due."""
         self.committed_index = index
         self.producers.committed(index)
         self.keys.committed(index)
@@ -117,7 +118,7 @@ class PartitionState:
 
     @property
     def start_is_moving(self) -> bool:
-        """Whether a `log_start` entry waits for its commit, or to be carried out."""
+        """Whether a `log_start` entry is not committed yet, or the log's start not moved there yet."""
         return bool(self._starts) or self.due_start is not None
 
     def state(self) -> DerivedState:
@@ -143,11 +144,14 @@ class PartitionState:
         )
 
     def configurations_up_to(self, index: int) -> list[tuple[int, ConfigurationRecord]]:
-        """Return the known configurations that entries up to `index` set."""
+        """Return the configurations held here that entries up to `index` set, with these indexes."""
         return [(at, record) for at, record in self._configurations if at <= index]
 
     def last_start_up_to(self, index: int) -> tuple[int, LogStartRecord] | None:
-        """Return the last committed `log_start` entry, without its state, unless it comes after `index`."""
+        """Return the last committed `log_start` entry and its index; None if it comes after `index`.
+
+        The state that it carries is left out.
+        """
         return self._last_start if self._last_start is not None and self._last_start[0] <= index else None
 
     def restore(
@@ -156,7 +160,10 @@ class PartitionState:
         configurations: Sequence[tuple[int, ConfigurationRecord]],
         start: tuple[int, LogStartRecord] | None,
     ) -> None:
-        """Restore the state derived up to a committed entry, in place of replaying the log."""
+        """Restore the state as of a committed entry from a snapshot, in place of a replay up to there.
+
+        `start` is the last `log_start` entry up to there; it becomes due again at the next commit.
+        """
         self._restore_tables(state)
         self._configurations = list(configurations)
         self._beheaded = False
@@ -171,7 +178,10 @@ class PartitionState:
         self.keys.restore(state.keys)
 
     def adopt(self, whole: PartitionState) -> None:
-        """Replace the tables by those of a complete replay that ran beside this replica."""
+        """Replace the tables by those of a replay that lacks no entry and ran beside this replica.
+
+        Nothing is left out after this.
+        """
         self.producers, self.cursors = whole.producers, whole.cursors
         self.stages, self.sinks, self.keys = whole.stages, whole.sinks, whole.keys
         self.producers.committed(self.committed_index)
