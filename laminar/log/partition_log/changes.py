@@ -21,7 +21,7 @@ from laminar.log.segment.segment_file import SegmentFile
 
 @dataclass(slots=True)
 class Write:
-    """A batch to write into a segment."""
+    """A batch to write into a segment: `frame` at `position` there, and its packed index `row`."""
 
     files: LogFiles
     segment: SegmentFile
@@ -33,7 +33,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A new log; it has no files before its first entry."""
+    """The creation of a log; it has no files before its first entry."""
 
     files: LogFiles
 
@@ -42,8 +42,9 @@ class Create:
 class Truncate:
     """The removal of entry `index` and all after it.
 
-    `removed` segments as a whole, `segment` from `position` on. `end_term` and `end_offset` are those
-    after the entry that is then the last.
+    The segments `removed` go as a whole. Of `segment` (None: no entry is left) the bytes below `position` and
+    the first `rows` index rows stay. `end_term` is the term of the entry that is then the last, and
+    `end_offset` the offset after it.
     """
 
     files: LogFiles
@@ -58,7 +59,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class MoveLogStart:
-    """A new start of the log, after the entry `start`; `removed` segments are before it."""
+    """A new start of the log, after the entry that `start` names; the segments `removed` lie before it."""
 
     files: LogFiles
     start: LogStart
@@ -67,7 +68,7 @@ class MoveLogStart:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """The deletion of a log, to the trash; term and vote of replica `replica_id` (0: none) go with it."""
+    """The move of a log to the trash; the term and vote of `replica_id` (0: none) are deleted too."""
 
     files: LogFiles
     replica_id: int
@@ -75,7 +76,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """The replacement of the log `old`, which goes to the trash, by `files`."""
+    """The replacement of the log `old` by the log `files`; the old one goes to the trash."""
 
     files: LogFiles
     old: LogFiles
@@ -83,7 +84,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class SetRecovering:
-    """A replica's recovery state, incarnation and least term."""
+    """A change of a log's recovery state, incarnation and least term; see `Log.set_recovering`."""
 
     files: LogFiles
     recovering: bool
@@ -109,7 +110,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A replica's term and vote."""
+    """A change of a replica's hard state: its term and vote."""
 
     replica_id: int
     term: int
@@ -123,7 +124,7 @@ Pending: TypeAlias = tuple[bytes, Buffer, Action]
 
 
 class RecordedLog(Protocol):
-    """A log as the queue and group commit see it: it is notified of the progress of its changes."""
+    """A log as `ChangeQueue` and `GroupCommit` use it: they notify it of the progress of its changes."""
 
     policy: FlushPolicy
 
@@ -161,14 +162,16 @@ class ChangeQueue:
     def __init__(self, recent_limit: int) -> None:
         self.pending: deque[Pending] = deque()
         self.pending_bytes = 0
-        # Running numbers: of the last change recorded, and of the last that is in its segment. The
-        # segment writer's thread sets the second; reading it late only keeps a frame in memory for
-        # longer.
+        # Running numbers: of the last change recorded, and of the last change that is in its segment. The
+        # segment writer's thread sets `written`; if the loop sees it late, a frame only stays in memory
+        # for longer.
         self.recorded = 0
         self.written = 0
-        # In order of arrival: a set would be ordered differently in each run.
+        # Logs with entries in the queue, to be notified when these count. A dict, not a set: its order is
+        # the same in each run.
         self.touched: dict[RecordedLog, None] = {}
-        # Whether something in the queue must be durable before it counts: all but batches of `interval` logs.
+        # Whether a change in the queue must be durable before it counts: true of all but batches of
+        # `interval` logs.
         self.must_sync = False
         # `interval` logs with entries that no sync has covered yet.
         self.unsynced: dict[RecordedLog, None] = {}
@@ -178,7 +181,10 @@ class ChangeQueue:
         self._recent_limit = recent_limit
 
     def record(self, head: bytes, payload: Buffer, action: Action) -> int:
-        """Queue one change that must be durable before it counts; return its running number."""
+        """Queue one change that must be durable before it counts; return its running number.
+
+        `head` and `payload` are its journal record; `action` is what the segment writer does with it.
+        """
         self.must_sync = True
         self.pending.append((head, payload, action))
         self.pending_bytes += RECORD.size + len(payload)
@@ -190,7 +196,8 @@ class ChangeQueue:
     def record_batch(self, log: RecordedLog, index: int, head: bytes, frame: Buffer, action: Write) -> int:
         """Queue one batch, and keep its frame in memory; return its running number.
 
-        After the last of several the caller sets `must_sync` where it has to, and calls `on_record`.
+        After the last batch of an append the caller must call `on_record`, and before that set `must_sync`
+        unless the batches may count when they are written.
         """
         size = len(frame)
         self.pending.append((head, frame, action))
@@ -203,7 +210,7 @@ class ChangeQueue:
         return number
 
     def take(self, max_bytes: int) -> list[Pending]:
-        """Return the oldest changes that fit in `max_bytes`; at least one, if there is any."""
+        """Remove and return the oldest changes that fit in `max_bytes`; at least one, if there is any."""
         pending = self.pending
         if self.pending_bytes <= max_bytes:
             taken = list(pending)

@@ -1,8 +1,9 @@
 """The entries of a log, found by index, offset, time or tag.
 
-A lookup that is awaited uses a reader thread if memory does not have the index rows. The same lookup without
-`await` is for Raft's core, a pure state machine that cannot wait: it asks for old entries rarely, for one row
-each, and gets it with one small read of the index in the loop's thread.
+A lookup that is awaited (`find_...`) uses a reader thread if the index rows are not in memory. The same
+lookup without `await` reads them in the loop's thread, and so may delay the loop by one small read. It is for
+Raft's core, a pure state machine that cannot wait; the core asks for old entries rarely, and for one row each
+time.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ FIRST_OFFSET = attrgetter("first_offset")
 class LogEntries:
     """The entries of one log: its segments, where it begins and ends, and how an entry is found.
 
-    `Log` changes it, `LogReader` reads by it. The loop's thread only.
+    `Log` changes it; `LogReader` uses it to find what it reads. The loop's thread only.
     """
 
     def __init__(
         self, readers: SegmentReader, *, log_id: int, name: str, start: LogStart, segments: Sequence[Segment]
     ) -> None:
-        """Begin with the `segments` found by recovery: dense, durable, reaching back to `start`."""
+        """Begin with the `segments` that recovery found: durable, without gaps from `start` on."""
         self._readers = readers
         self.log_id = log_id
         self.name = name
@@ -44,8 +45,8 @@ class LogEntries:
         self._firsts = [segment.first_index for segment in self.segments]
         # Bytes of all segments.
         self.size_bytes = sum(segment.size for segment in self.segments)
-        # Raised by every change after which an answer read from the files may be wrong: truncation, a
-        # new start, deletion.
+        # Counts all changes after which an answer read from the files may be wrong, not only truncations:
+        # also a new start, deletion and replacement.
         self.truncations = 0
         self.take_end()
 
@@ -124,11 +125,12 @@ class LogEntries:
             yield last.index, last.append_time_ms, segment.size
 
     def term(self, index: int) -> int | None:
-        """Return the term of an entry, or of the one before the first; None outside or if damaged.
+        """Return the term of an entry, or of the one before the first; None if it is not known.
 
-        It may wait for the disk, for one small read: only in a segment in which the term changed, so
-        for entries around an election that are no longer in memory. An append to a follower that is
-        far behind asks for one of them; the loop can bear that, as it bears a page fault.
+        It is not known outside the log, and for a damaged entry without a row. May wait for the disk, for
+        one small read: only in a segment in which the term changes, so for entries around an election
+        that are no longer in memory. An append to a follower that is far behind asks for one such entry;
+        that delays the loop no more than a page fault.
         """
         if index == self.last_index:
             return self.last_term
@@ -145,10 +147,10 @@ class LogEntries:
         return segment.term(index) or None
 
     def index_entry(self, index: int) -> IndexEntry:
-        """Return what the index knows of an entry that the log holds. May wait for the disk.
+        """Return the index entry of an entry that the log holds. May wait for the disk.
 
-        Raft's core asks for the sizes of what it sends next to a follower, so for consecutive
-        entries: one read serves a hundred of them. A caller that can await uses `find_index_entry`.
+        Raft's core asks for the sizes of consecutive entries, which it sends next to a follower: one read
+        serves a hundred of them. A caller that can await uses `find_index_entry`.
         """
         assert self.start.index < index <= self.last_index, f"row {index} of {self!r}"
         return self.segment_of(index).index_entry(index)
@@ -175,12 +177,12 @@ class LogEntries:
         return self.segments[bisect_right(self._firsts, index) - 1]
 
     def index_of_offset(self, offset: int) -> int | None:
-        """Return the entry that holds the record at `offset`; None if none does (yet, or any more).
+        """Return the index of the entry with the record at `offset`; None if it is trimmed or not written.
 
         May wait for the disk, for a few small reads; a caller that can await uses `find_offset`.
 
         Raises:
-            DamagedRange: Damage left no way to tell which entry it is.
+            DamagedRange: Damage left no row with this offset, so the entry's index is not known.
         """
         try:
             return self._offset_nowait(offset)
@@ -219,7 +221,7 @@ class LogEntries:
         return index
 
     def index_of_time(self, time_ms: int) -> int:
-        """Return the first entry appended at `time_ms` or later, or `last_index + 1`.
+        """Return the index of the first entry appended at `time_ms` or later, or `last_index + 1`.
 
         May wait for the disk, for a few small reads; a caller that can await uses `find_time`.
         """
@@ -241,10 +243,11 @@ class LogEntries:
         return entries.start + found
 
     async def find_tagged(self, first_index: int, last_index: int, bit: int) -> tuple[int, int]:
-        """Return the first of these entries whose tags have `bit`, and the entry after its run.
+        """Return the first of these entries whose tags have `bit`, and the entry after those that follow it.
 
-        Both are `last_index + 1` if there is none. It examines index rows only; a long run may be
-        split.
+        The entries from the first up to, not including, the second all have `bit`; there may be more after
+        them. Both are `last_index + 1` if there is none. Only index rows are examined, so a returned entry
+        may still have no record with the wanted tag.
 
         Raises:
             EntriesTrimmed: Entries were removed meanwhile.
@@ -252,7 +255,7 @@ class LogEntries:
         return await self._find_run(first_index, last_index, lambda rows, slot: row_mask(rows, slot) & bit)
 
     async def find_shown(self, first_index: int, last_index: int) -> tuple[int, int]:
-        """Return what `find_tagged` does, for entries that are not staged."""
+        """Return what `find_tagged` does, for the entries that are not staged."""
         return await self._find_run(first_index, last_index, row_is_shown)
 
     async def _find_run(
@@ -270,11 +273,14 @@ class LogEntries:
             if after > found or found > last_index:
                 return found, after
             index = found
-            # A hundred rows at a time, then others on the loop get their turn.
+            # After about a hundred rows let other tasks on the loop run.
             await asyncio.sleep(0)
 
     async def _find(self, lookup: Callable[[], T]) -> T:
-        """Return what `lookup` finds, after a thread has read the rows that it lacks."""
+        """Return what `lookup` returns, after a thread has read the rows that it lacks.
+
+        It is called again after each read, and may raise what it finds wrong by then.
+        """
         while True:
             try:
                 return lookup()

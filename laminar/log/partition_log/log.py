@@ -1,13 +1,13 @@
 """One partition's log as its replica sees it: what it holds, and what of it is durable.
 
 Every change takes effect in memory at once and is recorded for the journal; the files follow in the segment
-writer's thread. A log decides nothing: it obeys the leader's segment boundaries, refuses what does not chain,
-and knows neither Raft nor the records in a batch. The loop's thread only. Invariants:
+writer's thread. A log begins a new segment where the leader's frame says so, refuses a frame that does not
+follow its end, and knows neither Raft nor the records in a batch. The loop's thread only. Invariants:
 
-1. `first_index == start.index + 1`, and entries are dense from there to `last_index`.
+1. `first_index == start.index + 1`, and there is an entry at each index from there to `last_index`.
 2. A frame leaves memory only when it is in its segment.
-3. `durable_index` counts an entry of a `commit` log when its own journal record is synced, and one of an
-   `interval` log when that is written; `synced_index` counts both when they are on disk.
+3. `durable_index` includes an entry of a `commit` log when its own journal record is synced, and an entry of
+   an `interval` log when its journal record is written; `synced_index` includes either when it is synced.
 """
 
 from __future__ import annotations
@@ -73,17 +73,21 @@ class Log:
         incarnation: int = 0,
         least_term: int = 0,
     ) -> None:
-        """Begin with the `segments` found by recovery: dense, durable, reaching back to `start`."""
+        """Begin with the `segments` that recovery found: durable, without gaps from `start` on.
+
+        The other arguments are as in `set_recovering`.
+        """
         self.log_id = files.log_id
         self.name = files.name
         self.files = files
         self.recovering = recovering
-        # Whether it may have forgotten no more than an `interval` log's last, unsynced entries.
+        # Whether it is recovering only because a power loss may have taken an `interval` log's last,
+        # unsynced entries.
         self.power_lost = power_lost
         self.incarnation = incarnation
         self.least_term = least_term
         self.policy = files.policy
-        # Damage in it: never served.
+        # The damaged entries, which are never served.
         self.quarantine = Quarantine()
         # Puts the bytes of a damaged entry back; set by the damage registry of an open storage.
         self.repairer: Callable[[int, Buffer], Awaitable[None]] | None = None
@@ -98,20 +102,20 @@ class Log:
             self._entries, self._recent, self.quarantine, readers, directory=files.directory
         )
         self._offer_lookups()
-        # (running number, last index, offset after it) of each append that does not count yet, oldest
-        # first; and of each of an `interval` log that is not synced.
+        # Oldest first, (running number, last index, offset after it) of each append that does not count
+        # yet; in `_unsynced`, of each append to an `interval` log that is not synced yet.
         self._undurable: deque[tuple[int, int, int]] = deque()
         self._unsynced: deque[tuple[int, int, int]] = deque()
         self.durable_index = self.last_index
         # The end of what is synced, while anything is in `_unsynced`.
         self._synced_index, self._synced_offset = self.last_index, self.next_offset
-        # Whether entries count when they are written. Never in recovery: it syncs what it appends.
+        # Whether entries count when they are written. False until `begin`, as recovery syncs what it appends.
         self._interval = False
         # Whether the journal says that entries may be acknowledged before they are synced.
         self._noted_unsynced = False
 
     def _offer_lookups(self) -> None:
-        """Offer the answers of the log's parts as its own methods, without a call in between."""
+        """Make methods of the log's parts its own attributes: calling one costs no further call."""
         entries, reader = self._entries, self._reader
         self.term = entries.term
         self.index_entry, self.find_index_entry = entries.index_entry, entries.find_index_entry
@@ -131,7 +135,7 @@ class Log:
 
     @property
     def start(self) -> LogStart:
-        """The entry before the first."""
+        """Where the log begins: the entry before the first, and the first record's offset."""
         return self._entries.start
 
     @property
@@ -171,7 +175,7 @@ class Log:
 
     @property
     def replaying(self) -> bool:
-        """Whether recent reads of this log came from the disk: then `read` is throttled."""
+        """Whether recent reads of this log came from the disk; `read` is throttled during commits then."""
         return self._reader.replaying
 
     @property
@@ -193,15 +197,17 @@ class Log:
         on_damage: Callable[[Damage], None],
         repairer: Callable[[int, Buffer], Awaitable[None]],
     ) -> None:
-        """Call `on_damage` once with each damage that a read finds; `repairer` puts bytes back."""
+        """Call `on_damage` once with each damaged range that a read finds; let `repair` use `repairer`."""
         self._reader.on_damage = on_damage
         self.repairer = repairer
 
     async def repair(self, index: int, frame: Buffer) -> None:
-        """Restore the bytes of a damaged entry from another replica, by `DamageRegistry.repair`.
+        """Replace the bytes of a damaged entry with `frame`, which comes from another replica.
+
+        `DamageRegistry.repair` checks and writes it; durable on return.
 
         Raises:
-            RepairRefused: The bytes are not the missing ones.
+            RepairRefused: The frame is not the missing one.
             DiskError: They cannot be written.
         """
         assert self.repairer is not None, f"{self!r} has no registry of damage: it is not of an open storage"
@@ -214,7 +220,7 @@ class Log:
 
     @property
     def synced_index(self) -> int:
-        """Last entry that survives a power loss; of a `commit` log the durable index."""
+        """Index of the last entry that survives a power loss; in a `commit` log it is `durable_index`."""
         return min(self._synced_index, self.durable_index) if self._unsynced else self.durable_index
 
     @property
@@ -224,10 +230,10 @@ class Log:
 
     @property
     def written_index(self) -> int:
-        """Last entry that is in its segment, as are all before it.
+        """Index of the last entry up to which all entries are in their segments for certain.
 
-        Of a failed log it is the start's index. A truncated frame counts until it is written, too: so
-        it may be less than what is there.
+        In a failed log it is `start.index`. It may be too low, as a frame that was truncated before it was
+        written still counts as not written.
         """
         if self.files.failure is not None:
             return self.start.index
@@ -236,20 +242,20 @@ class Log:
 
     @property
     def segment_full(self) -> bool:
-        """Whether the leader should let the next entry open a segment."""
+        """Whether the last segment is full, so that the leader should let the next entry open another."""
         segments = self._entries.segments
         return bool(segments) and segments[-1].size >= self._segment_size_bytes
 
     # Changes
 
     def append(self, frames: Sequence[Buffer]) -> None:
-        """Add stamped frames at the end: in memory at once, durable when a later `sync` is done.
+        """Add stamped frames at the end: in memory at once, durable when a later `Storage.sync` is done.
 
-        The frames are kept by reference and must not change any more. Header checksum, index,
-        previous term, offsets and time are checked; bodies were verified where they arrived.
+        The frames are kept by reference and must not change any more. Header checksum, index, term,
+        previous term, offset, time and size are checked; bodies must have been verified on arrival.
 
         Raises:
-            BrokenChain: The first frame that does not fit; those before it stay appended.
+            BrokenChain: A frame does not follow the end of the log; those before it stay appended.
             StorageError: The log has failed.
         """
         self._check_works()
@@ -305,7 +311,7 @@ class Log:
                 number = changes.record_batch(self, index, head, frame, write)
                 if kind == _CONFIGURATION:
                     # A replica that lost its last interval asks all voters that it knows
-                    # of, so it must not forget them.
+                    # of, so a configuration must be durable even in an `interval` log.
                     must_sync = True
                 entries.size_bytes += size
                 last_index, last_term, next_offset, last_time = index, term, base_offset + count, time_ms
@@ -322,9 +328,10 @@ class Log:
                     changes.on_record()
 
     def _tell_unsynced(self) -> None:
-        """Record that entries may be acknowledged unsynced; durable before the first one is.
+        """Record, before the first such entry, that entries may be acknowledged before they are synced.
 
-        So a start after a power loss knows.
+        The record is durable before that entry counts. By it a start after a power loss knows that
+        acknowledged entries may be missing.
         """
         self._noted_unsynced = True
         self._changes.record(record_head(RecordKind.UNSYNCED, self.log_id, 0), b"", Unsynced(self.files))
@@ -337,13 +344,13 @@ class Log:
         self._changes.unsynced[self] = None
 
     def _offset_after(self, index: int) -> int:
-        """Return the offset after an entry that was appended lately, or after the log's start."""
+        """Return the offset after an entry; that of the log's start for indexes up to the start's."""
         return self.start.offset if index <= self.start.index else self.index_entry(index).next_offset
 
     def _check_works(self) -> None:
-        """Raise the failure of a failed log.
+        """Raise the failure of a failed log, which takes no more changes.
 
-        It takes no more changes: its records are carried from checkpoint to checkpoint as they are.
+        The journal records that it has are carried from checkpoint to checkpoint as they are.
         """
         if self.files.failure is not None:
             raise self.files.failure
@@ -390,17 +397,21 @@ class Log:
         self._changes.record(head, PAIR.pack(index, cut_term or 0), cut)
 
     def _forget_from(self, index: int, waiting: deque[tuple[int, int, int]], done_index: int) -> None:
-        """Remove what waits from `index` on: a later completion must not count it."""
+        """Remove entries from `index` on from `waiting`, so that no later completion counts them.
+
+        An append that is cut in the middle stays, with the entries before `index`; `done_index` is the last
+        entry before all that waits.
+        """
         while waiting and waiting[-1][1] >= index:
             number, _, _ = waiting.pop()
             if index - 1 > (waiting[-1][1] if waiting else done_index):
                 waiting.append((number, index - 1, self.next_offset))
 
     def set_start(self, *, index: int, term: int, offset: int, time_ms: int = 0) -> None:
-        """Make the log begin after `index`, which it holds with that term.
+        """Make the log begin after entry `index`, which it holds and which has `term`.
 
-        Or begin a new log there. `time_ms` is the append time of that entry; it is taken from the log
-        if it holds the entry.
+        A log that is still empty begins there too. `offset` is the offset after that entry; `time_ms` is
+        its append time, which is used only if the log lacks the entry or it is damaged.
         """
         if (index, term, offset) == (self.start.index, self.start.term, self.start.offset):
             return
@@ -410,7 +421,8 @@ class Log:
             assert self.start.index < index <= self.last_index, f"start at {index} of {self!r}"
             row = self.index_entry(index)
             if row.kind != UNKNOWN_KIND:
-                # A damaged entry says nothing; the caller knows the values from the group.
+                # Of a damaged entry term and offset are unknown here; the caller has them from the
+                # group.
                 assert (row.term, row.next_offset) == (term, offset), (
                     f"start {index}, {term}, {offset}: {row}, {self!r}"
                 )
@@ -430,10 +442,11 @@ class Log:
     def set_recovering(
         self, *, recovering: bool, incarnation: int, power_lost: bool = False, least_term: int = 0
     ) -> None:
-        """Record whether this replica may have forgotten something, and its incarnation.
+        """Record whether this replica may have forgotten what it acknowledged, and its incarnation.
 
-        `least_term`: it takes part in no term below this one, in which it may have voted for
-        something it no longer knows. It never falls.
+        `power_lost`: it is only the last interval that it may have forgotten. `least_term`: the replica
+        takes part in no term below this one, as it may have forgotten a vote in such a term (0: none);
+        the recorded number never falls.
         """
         self._check_works()
         assert incarnation >= self.incarnation, (
@@ -476,13 +489,13 @@ class Log:
     # Called by the storage
 
     def begin(self) -> None:
-        """End recovery: from now on the flush policy applies."""
+        """Count appends by the flush policy from now on: recovery, which syncs everything, has ended."""
         self._interval = self.policy.is_interval
 
     def stop_clean(self) -> None:
-        """Prepare for a clean end: everything is synced, and a last checkpoint says so.
+        """Prepare for a clean end: everything is synced, and a last checkpoint will say so.
 
-        An append after it records first that entries may be unsynced.
+        Should there be another append, it first records again that entries may be unsynced.
         """
         self._noted_unsynced = False
 
@@ -505,12 +518,12 @@ class Log:
             del self._recent[index]
 
     def detach(self) -> None:
-        """Count the log as deleted or replaced: what is read of its files from now on may be wrong."""
+        """Treat the log as deleted or replaced: reads in progress must not trust its files any more."""
         self._entries.truncations += 1
         self._changes.unsynced.pop(self, None)
 
     def grown(self, segment: Segment, size: int) -> None:
-        """Count bytes that a repair put after those that a segment had; `size` is its new size."""
+        """Set the size of a segment to `size`, if a repair has made it longer."""
         if size > segment.size:
             self._entries.size_bytes += size - segment.size
             segment.size = size

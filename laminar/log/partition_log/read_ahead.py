@@ -1,8 +1,9 @@
 """Read-ahead: a reader of small consecutive ranges gets larger reads.
 
-One system call per record would be too many. Where reads follow each other the next one takes more, up to a
-limit, and the frames found wait here, verified, within a bound that all logs share. It knows frames by log
-and index; a truncated log asks with another count of truncations, and so finds no older frames.
+One system call for each record would be too many. Where a read begins at the end of an earlier one, more is
+read, up to a limit, and the verified frames are kept here, within a limit that all logs share. Frames are
+found by log id, number of truncations and index: after a truncation the log asks with another number, so it
+gets no older frames.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _Key = tuple[int, int, int]
 
 
 class ReadAheadCache:
-    """A cache of frames of all logs of a storage, read longest ago out first. The loop's thread only."""
+    """A cache of frames of all logs of a storage; those put first are dropped first. The loop's thread only.
+
+    `changes` is the log's `truncations` at the time of the read.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -62,11 +66,14 @@ class SequentialReadDetector:
         self._next_bytes: dict[int, int] = {}
 
     def bytes_at(self, index: int) -> int:
-        """Return how many bytes a read at `index` should take; 0 if none has stopped there."""
+        """Return how many bytes a read at `index` should take; 0 if it does not continue an earlier read."""
         return self._next_bytes.get(index, 0)
 
     def stopped(self, index: int, *, took_bytes: int) -> None:
-        """Note that a read ended with entry `index`: the next begins after it, or reads it again."""
+        """Note that a read ended with entry `index`: the next one may begin with it or after it.
+
+        `took_bytes` is how much the read was extended to; 0 if it was not.
+        """
         following = min(max(2 * took_bytes, FIRST_BYTES), MOST_BYTES)
         known = self._next_bytes
         known.pop(index - 1, None)

@@ -1,7 +1,7 @@
-"""Read frames back from segments: one `pread` per range, and nothing served unverified.
+"""Read frames back from segments: one `pread` for each range.
 
-The loop tries without waiting; what the page cache does not hold goes to a small pool of threads with a limit
-of its own, so a consumer that replays cold data does not slow the writers.
+The loop tries without waiting. What the page cache does not hold is a *cold* read, for a small pool of
+threads with limits of its own, so that a consumer that replays old data does not slow the writers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-# Bytes served from memory before others on the loop get their turn: a tenth of a millisecond.
+# Bytes read from memory, about a tenth of a millisecond's work, after which other tasks on the loop run.
 _TURN_BYTES = 1024 * 1024
 
 
@@ -42,7 +42,7 @@ class ReadRange:
     size: int
 
     def damage(self) -> Damage:
-        """Return the damage of its first entry."""
+        """Return the first entry of the range as a damaged range."""
         row = self.rows[0]
         return Damage(
             first_index=row.index,
@@ -74,7 +74,7 @@ class SegmentReader:
     """Reads the bytes and index rows of segments, for all logs of a storage."""
 
     def __init__(self, disk: Disk, settings: StorageSettings, *, executor: Executor | None = None) -> None:
-        """Use `executor` in place of threads of its own: tests and the simulator run reads in turn."""
+        """Use `executor`, or a pool of threads; tests and the simulator give an executor that is serial."""
         self.resources = Resources(disk, open_files=settings.open_files, row_bytes=settings.row_bytes)
         self.ahead = ReadAheadCache(settings.ahead_bytes)
         self._threads = settings.reader_threads
@@ -84,7 +84,7 @@ class SegmentReader:
         self._closed = False
         self._pace_bytes_per_s = settings.cold_bytes_per_s
         self._piece_bytes = settings.cold_piece_bytes
-        # When the cold reads so far will fit the rate limit, by the loop's clock.
+        # The time, by the loop's clock, from which on the cold reads begun so far are within the rate limit.
         self._paced_until_s = 0.0
         # Whether commits are in progress, which cold reads must not delay.
         self.beside_commits: Callable[[], bool] = lambda: False
@@ -112,7 +112,7 @@ class SegmentReader:
         return None if data is None else intact_frames(data, piece.rows)
 
     def frame_nowait(self, segment: SegmentFile, position: int, size: int) -> Buffer | None:
-        """Return the bytes of one frame, unverified; None if a thread must read them."""
+        """Return the bytes of one frame, which the caller must verify; None if a thread must read them."""
         file = segment.opened
         if file is None or size > self._inline_bytes:
             return None
@@ -122,7 +122,9 @@ class SegmentReader:
             return None
 
     async def read(self, piece: ReadRange, *, reader: Hashable) -> list[Buffer]:
-        """Return what `read_nowait` does, read in the pool when it is this reader's turn.
+        """Return the frames that `read_nowait` would, read in the pool when it is this reader's turn.
+
+        `reader` is any key by which the reads of one reader are recognised.
 
         Raises:
             DiskError: The file cannot be read.
@@ -136,10 +138,11 @@ class SegmentReader:
         return min(most_bytes, self._piece_bytes) if self.beside_commits() else most_bytes
 
     async def yield_to_loop(self, size_bytes: int, *, replaying: bool) -> None:
-        """Let the loop turn now and then, after a read that did not have to wait.
+        """Let other tasks run after each MiB of reads that did not have to wait.
 
-        A reader that finds everything in memory would occupy the loop; one that replays what the
-        kernel has just read ahead would keep the disk from commits, so it is throttled.
+        A reader that finds everything in memory would else occupy the loop. With `replaying`, it reads what
+        the kernel has just read ahead from the disk; during commits it is throttled instead, because
+        that read-ahead delays them.
         """
         if replaying and self.beside_commits():
             await self._throttle(size_bytes)
@@ -171,7 +174,9 @@ class SegmentReader:
         cold.segment.loaded(chunk, rows)
 
     async def compare(self, segment: Segment, row: IndexEntry, *, reader: Hashable) -> None:
-        """Check the rows around a frame that is not what its row says against the frames, once.
+        """Check the chunk of rows that holds `row` against the frames, as a frame was not what its row says.
+
+        Wrong rows are rebuilt; afterwards `segment.is_unverified` is false for them.
 
         Raises:
             DiskError: The files cannot be read.

@@ -33,10 +33,7 @@ _REPLAY_BYTES = 64 * 1024 * 1024
 
 
 class LogReader:
-    """Reads the frames of one log: from memory, the page cache, or by a thread.
-
-    The loop's thread only.
-    """
+    """The reader of one log's frames: from memory, the page cache, or by a thread. The loop's thread only."""
 
     def __init__(
         self,
@@ -47,25 +44,25 @@ class LogReader:
         *,
         directory: str,
     ) -> None:
-        """Read by `entries`; `recent` holds, by index, the frames in memory.
+        """Find entries in `entries`; `recent` holds the frames in memory, by index.
 
-        The log maintains both. `directory` is the log's own, to be named in errors.
+        The log maintains both. `directory` is that of the log, to be named in errors.
         """
         self._entries = entries
         self._recent = recent
         self._quarantine = quarantine
         self._readers = readers
         self._directory = directory
-        # Called once with each damage that a read finds.
+        # Called once with each damaged range that a read finds.
         self.on_damage: Callable[[Damage], None] | None = None
         self._sequences = SequentialReadDetector()
         self._replay_bytes = 0
 
     def read_nowait(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer] | None:
-        """Return whole frames from `first_index` on; None if `read` must be used.
+        """Return the frames from `first_index` on that need no wait; None if `read` must be used.
 
-        At least one frame, then up to `max_bytes`. Every frame that comes from a file is verified;
-        frames before a damaged one are returned.
+        They are whole, at least one, and the others up to `max_bytes` in all; there may be fewer than
+        asked for. Every frame that comes from a file is verified. Frames before a damaged one are returned.
 
         Raises:
             DamagedRange: The first frame is damaged.
@@ -113,9 +110,9 @@ class LogReader:
         return frames
 
     def _read_small(self, first_index: int, last_index: int, max_bytes: int) -> list[Buffer] | None:
-        """Return what `read_nowait` does, for small reads.
+        """Return what `read_nowait` does, for small reads that find their frames undamaged.
 
-        None or nothing if that needs a closer look.
+        None, or an empty list, in every other case: the caller then goes the general way.
         """
         entries = self._entries
         ahead = self._readers.ahead
@@ -147,9 +144,9 @@ class LogReader:
     def value_nowait(self, offset: int) -> memoryview | None:
         """Return the value of the record at `offset`, its batch read and verified by this call.
 
-        None if memory does not have it, if it is compressed or damaged, and if there is no such
-        record: `find_offset` and `read` tell which. It does what they and `Batch.value` do, for one
-        record of a batch and without an object in between: 5 µs instead of 15 with batches of 4 KiB.
+        None if memory does not have it, if it is compressed or damaged, and if there is no such record:
+        `find_offset` and `read` then give the value or the reason. They and `Batch.value` give the same
+        value; this takes 5 µs instead of 15 with batches of 4 KiB, as it makes no objects on the way.
         """
         entries = self._entries
         if self._quarantine or not entries.start.offset <= offset < entries.next_offset:
@@ -171,7 +168,10 @@ class LogReader:
         return verified_value(frame, index, term, offset - base_offset) if frame is not None else None
 
     def _read_one(self, index: int) -> list[Buffer] | None:
-        """Read a single entry, the most frequent small read, without a `ReadRange`."""
+        """Return the frame of a single entry, or None as `_read_small`: the most frequent small read.
+
+        It makes no `ReadRange`.
+        """
         segment = self._entries.segment_of(index)
         try:
             rows, place = segment.rows_at(index - segment.first_index)
@@ -187,7 +187,10 @@ class LogReader:
     def _asked_for(
         self, frames: list[Buffer], first_index: int, last_index: int, max_bytes: int, wide: int
     ) -> list[Buffer]:
-        """Return those of the frames just read that were asked for; keep all if read ahead."""
+        """Return those of `frames` that were asked for; keep all of them if more was read (`wide`).
+
+        `wide` is the number of bytes to which the read was extended; 0 if it was not.
+        """
         if wide:
             self._readers.ahead.put(self._entries.log_id, self._entries.truncations, first_index, frames)
         count = size = 0
@@ -201,7 +204,7 @@ class LogReader:
 
     @property
     def replaying(self) -> bool:
-        """Whether recent reads of this log came from the disk: then `read` is throttled."""
+        """Whether recent reads of this log came from the disk; `read` is throttled during commits then."""
         return self._replay_bytes > 0
 
     async def read(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
@@ -241,7 +244,7 @@ class LogReader:
                 raise EntriesTrimmed(f"entry {first_index} of {entries.name} was removed while it was read")
 
     def read_here(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-        """Return what `read` does, blocking here: for tools and tests without a loop."""
+        """Return what `read` does, blocking the caller's thread: for tools and tests without a loop."""
         while True:
             found = self.read_nowait(first_index, last_index, max_bytes=max_bytes)
             if found is not None:
@@ -261,7 +264,7 @@ class LogReader:
             segment.verified(chunk, check_chunk(chunk, row))
 
     async def _read_cold(self, first_index: int, last_index: int, max_bytes: int) -> list[Buffer]:
-        """Return frames read by a thread; none if only rows were read or rebuilt: then try again."""
+        """Return frames read by a thread; an empty list if only rows were read or rebuilt: try again then."""
         entries = self._entries
         wide = self._sequences.bytes_at(first_index) if max_bytes < AHEAD_BYTES else 0
         try:
@@ -285,12 +288,15 @@ class LogReader:
         return self._asked_for(frames, first_index, last_index, max_bytes, wide)
 
     def _is_unverified(self, piece: ReadRange) -> bool:
-        """Return whether its first row may be wrong, and not the frame."""
+        """Return whether the first row of a range was never checked: then it may be wrong, not the frame."""
         index = piece.rows[0].index
         return self._entries.segment_of(index).is_unverified(index)
 
     def _piece(self, index: int, last_index: int, max_bytes: int, *, at_least_one: bool) -> ReadRange:
-        """Return a contiguous range of one segment, up to `max_bytes`, in its file and not damaged.
+        """Return the range to read at `index`: undamaged entries of one segment, up to `max_bytes`.
+
+        It ends before an entry whose frame is in memory, and before one whose row is not. With
+        `at_least_one` its first entry may be larger than `max_bytes`; else it may be empty.
 
         Raises:
             DamagedRange: The first entry is damaged.
@@ -329,7 +335,7 @@ class LogReader:
     def _whole_unknown(self, damage: Damage) -> Damage:
         """Return the damage widened to the whole run of unknown entries in the segment.
 
-        Entries without any witness lie in one run of a segment, whose first row stands for all bytes.
+        Entries of which neither header nor row is left lie in one run, whose first row has all its bytes.
         """
         segment = self._entries.segment_of(damage.first_index)
         first = last = damage.first_index
