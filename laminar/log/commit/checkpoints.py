@@ -1,21 +1,22 @@
 """Checkpoints that run beside commits and segment writes.
 
-Three steps. *Begin*, in the writer's thread and between two frames: capture the state of all logs, and the
-list of what was written and not synced. *Sync and write*, in the background: those files and directories,
-then the document. *End*, in the writer's thread again: what could not be synced is dirty once more. One
-checkpoint at a time; a request made while it runs gets the next.
+A checkpoint has three steps. *Begin*, in the writer's thread and between two frames: capture the state of all
+logs, and the list of the files and directories that were changed and not synced (*dirty*). *Sync and write*,
+in the background thread: sync these, then write the document. *End*, in the writer's thread: note the
+outcome; if the checkpoint failed, all of them are dirty again. One checkpoint runs at a time; a request made
+while it runs gets the next.
 
 Why the captured state may be older than the files: a checkpoint names what was in the files when the state
 was captured, and every byte of that was written before the syncs began. What the writer does to the files
-meanwhile comes from records of a higher LSN that are durable in the journal already (journal first), and the
-journal from the captured place on is kept. So a truncation or deletion in between removes only what a later
-record removes again when recovery replays it: the same disk as if it had come just after the checkpoint.
+meanwhile comes from records of a higher LSN. These are durable in the journal already, and the journal from
+the captured place on is kept. So a truncation or deletion in between removes only what recovery removes again
+when it replays that record: the files are as if the change had come just after the checkpoint.
 
-A log whose segment failed stays in the checkpoint as the last durable one had it, and its records since then
-are carried forward: written again into new frames, before the document, tagged with the checkpoint's LSN.
-They count only for a recovery that begins at this very checkpoint; from an older one it reads the originals.
-This needs every record of that log to have passed the writer, so no checkpoint begins between a failure and
-that moment.
+A log whose segment failed stays in the checkpoint in the state of the last durable checkpoint. Its records
+since then are *carried*: before the document is written, they are written again into new frames, tagged with
+the LSN of the new checkpoint. They count only for a recovery that begins at that checkpoint; one that begins
+at an older checkpoint reads the originals. For this, every record of that log must have passed the writer, so
+no checkpoint begins between a failure and that moment.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ from laminar.log.format.journal_codec import (
 )
 
 Done = Callable[[StorageError | None], None]
-# Kinds of records of an existing log. The checkpoint, or a later record, tells its end.
+# The kinds of records to carry: those that change an existing log. Whether a log exists is not carried, as
+# the checkpoint says it, or a later record.
 _OF_LOGS = frozenset(
     (
         RecordKind.FULL,
@@ -62,7 +64,10 @@ _OF_LOGS = frozenset(
 def carried_pieces(
     disk: Disk, store: str, journal: Journal, snapshot: Snapshot, max_bytes: int
 ) -> Iterator[list[Buffer]]:
-    """Yield the parts of the frames to write: heads and payloads of the carried logs' records."""
+    """Yield the records of the carried logs for new frames; each list is for one, of about `max_bytes`.
+
+    A list has the head and the payload of each record in turn.
+    """
     piece: list[Buffer] = []
     room = max_bytes
     for kind, key, payload in _records_of(disk, store, journal, snapshot):
@@ -80,9 +85,12 @@ def carried_pieces(
 def _records_of(
     disk: Disk, store: str, journal: Journal, snapshot: Snapshot
 ) -> Iterator[tuple[RecordKind, int, memoryview]]:
-    """Yield the carried logs' records between two checkpoints.
+    """Yield (kind, log id, payload) of the carried logs' records between two checkpoints.
 
-    They come in the order in which a recovery from the older one applies them.
+    They come in the order in which a recovery from the older checkpoint applies them.
+
+    Raises:
+        DiskError: The journal cannot be read as far as the newer checkpoint.
     """
     since, until = snapshot.since, snapshot.place
     lsn = since.lsn
@@ -121,7 +129,10 @@ def _records_of(
 
 @dataclass(slots=True)
 class _Run:
-    """One checkpoint in progress, and the callbacks that wait for it."""
+    """One checkpoint in progress: its snapshot, the callbacks that wait for it, the frames to carry.
+
+    `carried_to` is the place of the last carried frame that was written; None before there is one.
+    """
 
     snapshot: Snapshot
     waiting: list[Done]
@@ -147,9 +158,10 @@ class Checkpointer:
     ) -> None:
         """Make a checkpointer for the logs of `writer`.
 
-        `after_synced_frames` runs work in the writer's thread, after every frame in the journal by
-        then; `on_failed` is called in the writer's thread when a checkpoint could not be made;
-        `on_bug` is called with an error that no checkpoint survives: the process must end.
+        `after_synced_frames` runs work in the writer's thread, after all frames that were in the journal when
+        it was called. `on_failed` is called in the writer's thread when a checkpoint could not be made.
+        `on_bug` is called, in the thread where it happened, with an error that is a mistake in the program:
+        the process must end.
         """
         self._writer = writer
         self._disk = disk
@@ -164,7 +176,10 @@ class Checkpointer:
         self._waiting: list[Done] = []
 
     def request(self, done: Done | None = None) -> None:
-        """Begin a checkpoint, or let one follow that in progress. `done` is called when it ends."""
+        """Begin a checkpoint now, or when the one in progress has ended.
+
+        `done` is called when it has ended, with None or the error for which it could not be made.
+        """
         if done is not None:
             self._waiting.append(done)
         if self._running:
@@ -179,7 +194,7 @@ class Checkpointer:
             self._on_failed()
             return
         if self._writer.moving:
-            return  # `resume_after_failure` comes back to it
+            return  # `resume_after_failure` requests it again
         snapshot = self._writer.begin_checkpoint()
         waiting, self._waiting = self._waiting, []
         self._running = True
@@ -207,7 +222,8 @@ class Checkpointer:
         snapshot = run.snapshot
         self._writer.sync(snapshot)
         if any(log_id not in snapshot.carried for log_id in list(self._writer.failed)):
-            # The captured state names what is not durable. The next one will not.
+            # A log has failed since: the captured state names what is not durable in it. The next
+            # checkpoint will carry its records.
             self._behind_frames(partial(self._put_off, run))
             return
         if snapshot.carried:
@@ -239,9 +255,9 @@ class Checkpointer:
     # In the writer's thread
 
     def _put_off(self, run: _Run) -> None:
-        """Begin again, as a log failed in this very checkpoint.
+        """Drop this checkpoint and begin another, as a log failed during its syncs.
 
-        It waits until the last record of that log has passed.
+        The new one begins when the last record of that log has passed the writer.
         """
         self._writer.end_checkpoint(run.snapshot, written=False)
         self._running = False

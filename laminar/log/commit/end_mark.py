@@ -1,8 +1,9 @@
 """The end mark: a small file beside the journal that says how far the journal reaches.
 
-Each frame of a journal vouches for those before it, so nothing in it vouches for the last. The end mark does,
-once the journal is idle. It is a file of its own, so that no damage to the journal's end, however long,
-removes what would reveal it. Two slots are written in turn: a torn write leaves the other.
+Each frame of a journal proves that those before it were written, and nothing in the journal proves it of the
+last one. The end mark does, once the journal is idle. It is a file of its own, so that damage to the end of
+the journal, however long, does not also remove the proof. It has two slots, which are written in turn: a torn
+write of one leaves the other.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _CRC = struct.Struct("<I")
 class End:
     """The end of a generation's journal: written up to `lsn`, synced up to `durable_lsn`.
 
-    `hard_state_lsn`: the last frame among them with hard states. `failed`: a sync failed, so frames above
-    `durable_lsn` may be lost, although nothing but the process has ended.
+    `hard_state_lsn` is the LSN of the last frame among them with hard states (0: none). `seed` is the
+    generation's random part. `failed`: a sync failed, so frames above `durable_lsn` may be lost even if only
+    the process has ended since, and not the machine.
     """
 
     generation: int
@@ -71,8 +73,8 @@ def decode_end(slot: Buffer) -> End | None:
 class EndMark:
     """The writer of one generation's end marks.
 
-    Opened before the generation's checkpoint is written, and used after it: until then the file holds
-    what is known of the generation before.
+    It is opened before the generation's checkpoint is written, and `write` is for the time after: until then
+    the file must keep the marks of the generation before.
     """
 
     def __init__(self, disk: Disk, store: str) -> None:
@@ -86,7 +88,7 @@ class EndMark:
         self._slot = 0
 
     def write(self, end: End, *, sync: bool) -> None:
-        """Replace the older mark: durable with `sync`, else kept as long as memory is."""
+        """Replace the older mark. With `sync` it is durable on return; else it survives the process only."""
         self._file.pwritev([end.encode()], self._slot * BLOCK_SIZE)
         if sync:
             self._file.sync()
@@ -98,7 +100,7 @@ class EndMark:
 
 
 def read_slots(disk: Disk, store: str) -> list[bytes]:
-    """Return the slots as stored; an unreadable one is empty."""
+    """Return the bytes of each slot; empty for an unreadable one, and no slots if there is no file."""
     path = os.path.join(store, NAME)
     if not disk.exists(path):
         return []
@@ -118,9 +120,9 @@ def read_slots(disk: Disk, store: str) -> list[bytes]:
 
 
 def read_end(disk: Disk, store: str, *, generation: int, seed: int) -> End | None:
-    """Return the newest whole mark of this generation, or None.
+    """Return the newest whole mark of this generation.
 
-    None: its journal was never idle, or no mark is whole.
+    None if its journal was never idle, or if no mark is whole.
     """
     found = [end for slot in read_slots(disk, store) if (end := decode_end(slot)) is not None]
     ours = [end for end in found if (end.generation, end.seed) == (generation, seed)]

@@ -1,15 +1,16 @@
-"""Group commit: what one turn of the loop recorded goes to the journal together.
+"""Group commit: all that one turn of the loop recorded goes to the journal together.
 
-A frame that holds only batches of `interval` logs counts when it is written; every other counts when it is
-durable, and with it all frames before. A sync of the former kind follows when the first of its logs is due,
-when a log has too many unsynced records, or the journal too many unsynced bytes.
+A change *counts* when it may be acknowledged. A frame that holds only batches of `interval` logs counts when
+it is written. Every other frame counts when it is durable, and all frames before it are durable then too.
+Frames of the first kind are synced when the first of their logs is due, when a log has too many unsynced
+records, or when the journal has too many unsynced bytes.
 
-What is recorded is collected at the end of the turn and handed to the journal's thread. There everything that
-was handed over during the last sync becomes one frame, so no timer decides how much a sync covers, and the
-thread never waits for the loop between two of them. The loop is notified of each synced frame at once; frames
-are gathered for the segment writer without it.
+What was recorded is collected at the end of the turn (*cut*) and handed to the journal's thread. There
+everything that was handed over during the last sync becomes one frame: so no timer decides how much a sync
+covers, and between two syncs the thread never waits for the loop. The loop is notified of each frame at once;
+the frames are gathered for the segment writer without the loop.
 
-It knows neither logs nor segments: what a frame's actions mean is its caller's concern.
+This module knows neither logs nor segments: its caller knows what a frame's actions mean.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from laminar.log.partition_log.changes import ChangeQueue, Pending, RecordedLog,
 
 @dataclass(slots=True)
 class _PendingGroup:
-    """The changes recorded up to running `number`: with their logs, and bytes in the queue.
+    """The changes that one cut took from the queue: up to running `number`, with their logs and bytes.
 
-    `must_sync`: it counts when it is durable. `then_sync`: a sync follows when it counts. `marks_end`:
-    then the end mark is written. The last two also come without changes.
+    `must_sync`: they count only when they are durable. `then_sync`: they count when they are written, and a
+    sync follows. `marks_end`: the end mark is written afterwards. A group with one of the last two may have
+    no changes.
     """
 
     taken: list[Pending]
@@ -47,7 +49,7 @@ class _PendingGroup:
 
 @dataclass(slots=True)
 class Frame:
-    """A journal frame: its changes, its place, its bytes in the queue, its last number."""
+    """A journal frame: its changes, its place, its bytes in the queue, its last running number."""
 
     taken: list[Pending]
     place: Written
@@ -55,8 +57,8 @@ class Frame:
     number: int
 
 
-# After its last frame a journal counts as busy for this long: between two commits of one client nothing else
-# starts.
+# For this long after its last frame a journal counts as busy, so that no other disk access begins between two
+# commits of one client.
 BUSY_S = 0.1
 _NEVER_S = float("inf")
 
@@ -73,9 +75,9 @@ class GroupCommit:
         *,
         hand_over: Callable[[list[Frame]], None],
     ) -> None:
-        """Commit what `recorder` records; `hand_over` gets durable frames in order.
+        """Commit what is recorded in `changes`, by writing to `journal` in the thread of `worker`.
 
-        `hand_over` is called in the journal's thread.
+        `hand_over` is called in that thread with durable frames, in order.
         """
         self._changes = changes
         changes.on_record = self._schedule
@@ -89,7 +91,7 @@ class GroupCommit:
         self.closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
-        # Whether the journal's thread will look at `_handed` again. It only takes from the left.
+        # Whether the journal's thread will look at `_handed` again. That thread only takes from its left.
         self._in_flight = False
         self._handed: deque[_PendingGroup] = deque()
         self._blocked = False
@@ -134,7 +136,8 @@ class GroupCommit:
     def sync(self, *, durable: bool = False) -> asyncio.Future[None]:
         """Return a future that is done when everything recorded before this call counts.
 
-        With `durable`, when all of it is durable. Each call has a future of its own.
+        With `durable`: when all of it is durable. Each call returns another future. It fails with
+        `StorageClosed` if the journal has failed or fails.
         """
         future = self.loop().create_future()
         number = self._changes.recorded
@@ -149,7 +152,7 @@ class GroupCommit:
         return future
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop it belongs to: that of the first call."""
+        """Return the event loop that this belongs to: the one that ran at the first call."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
@@ -157,14 +160,17 @@ class GroupCommit:
     def call_on_loop(self, callback: Callable[[], None]) -> None:
         """Call `callback` on the loop, from any thread."""
         if self._loop is None:
-            return  # still alone in its thread: nothing waits
+            return  # no loop has used this yet, so nothing waits
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
             pass  # the loop is closed: nothing is left to notify
 
     def fail_process(self, error: BaseException) -> None:
-        """Report, from any thread, that the journal or our own code after it failed."""
+        """Report, from any thread, an error of the journal, or a mistake in the code that follows it.
+
+        Nothing recorded from now on can become durable: the process must end.
+        """
         self.call_on_loop(partial(self._fail, error))
 
     def _fail(self, error: BaseException) -> None:
@@ -202,8 +208,8 @@ class GroupCommit:
     def _cut(self) -> None:
         """Hand what is recorded to the journal's thread.
 
-        A mistake of ours in it ends the process: what it took would be in no frame, and nothing would
-        report it.
+        An exception, which is a mistake in the program, fails everything: changes that were taken from the
+        queue would be in no frame, and their waiters would wait for ever.
         """
         try:
             self._cut_now()
@@ -243,7 +249,7 @@ class GroupCommit:
         return self._cut_bytes - self._written_bytes > self._settings.max_unwritten_bytes
 
     def _note_due(self, touched: list[RecordedLog]) -> None:
-        """Compute by when what these logs recorded is to be synced."""
+        """Compute by when the changes of these logs must be synced, and set the timer for it."""
         now_s = self.loop().time()
         for log in touched:
             policy = log.policy
@@ -258,7 +264,7 @@ class GroupCommit:
     def _arm(self) -> None:
         if self._sync_timer is not None:
             self._sync_timer.cancel()
-        # Kept here: the handle that uvloop returns for a near instant does not know it.
+        # Kept here, because the handle that uvloop returns for a near time does not have it.
         self._timer_s = self._due_s
         self._sync_timer = self.loop().call_at(self._due_s, self._sync_due)
 
@@ -300,8 +306,8 @@ class GroupCommit:
                 place = self._journal.write(parts, records=records, hard_states=hard_states, sync=must_sync)
                 self._unsynced.append(Frame(taken, place, sum(cut.size for cut in cuts), number))
                 self._frames += 1
-            # If there is more, the loop keeps handing over without a request; else it will
-            # request this again.
+            # If there is more, this thread runs `_write_frame` again by itself; else the loop
+            # submits it with the next group.
             more = bool(self._handed)
             self.call_on_loop(partial(self._done, cuts, must_sync, more))
             if not must_sync and (
@@ -326,14 +332,14 @@ class GroupCommit:
             self._worker.submit(self._write_frame)
 
     def _gather(self) -> None:
-        """Move frames that are durable by now to those that may go to their segments."""
+        """Move the frames that are durable by now to `_gathered`, from where they go to their segments."""
         unsynced, durable_lsn = self._unsynced, self._journal.durable_lsn
         while unsynced and unsynced[0].place.lsn <= durable_lsn:
             self._gathered.append(unsynced.popleft())
             self._gathered_bytes += self._gathered[-1].size
 
     def _take(self) -> list[_PendingGroup]:
-        """Return what was handed over, up to the size of a frame, and at least one group."""
+        """Remove and return groups that were handed over: at least one, more up to the size of a frame."""
         handed = self._handed
         cuts = [handed.popleft()]
         room = self._settings.max_frame_bytes - cuts[0].size
@@ -367,7 +373,10 @@ class GroupCommit:
             self._cut()
 
     def _done(self, cuts: list[_PendingGroup], durable: bool, more: bool) -> None:
-        """Count a frame that is written, or durable."""
+        """Count the changes of a frame that is written, or `durable` as well, and wake their waiters.
+
+        `more`: the journal's thread has begun, or will begin, another frame by itself.
+        """
         number = cuts[-1].number
         self._done_number = number
         if not more:
@@ -404,7 +413,7 @@ class GroupCommit:
             self._idle_timer = loop.call_later(self._settings.idle_marker_ms / 1000, self._write_idle_marker)
 
     def _write_idle_marker(self) -> None:
-        """Write the end mark after an idle time, and let the segments follow."""
+        """Write the end mark if the journal was idle long enough, and hand gathered frames to the writer."""
         self._idle_timer = None
         if self._in_flight or self._changes.pending or self.failure is not None or self.closed:
             return

@@ -1,9 +1,10 @@
 """The journal's single writer: frames into files, and the syncs that make them durable.
 
 It decides where a frame goes, its LSN and what it says of the past (`durable_lsn`); it does not know what the
-records mean. Unsynced frames lie in the current file only, and any sync covers all of them. All of it runs in
-one thread, except `prepare_spare`, which may run beside it. A failed sync leaves the object unusable: the
-process ends and recovers (docs/storage.md#failures).
+records mean. Unsynced frames lie in the current file only, and any sync covers all of them. Writes and syncs
+are for one thread, the journal's. `prepare_spare` and `delete_before` run beside it in another, the
+background thread; counters and flags (`wants_spare`, `starved`, `files`) are read in others. A failed write
+or sync leaves the object unusable: the process ends and recovers (docs/storage.md#failures).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from laminar.log.format.settings import MIB, StorageSettings
 _log = logging.getLogger("laminar.storage")
 
 _SPARE = "spare-"
-# Files ready for use, at most: in a steady state each checkpoint frees one, and one is being filled.
+# Files that are kept ready for use, at most: in a steady state each checkpoint frees one, while one is
+# filled.
 _MAX_SPARES = 2
 _ZEROS = bytes(MIB)
 
@@ -44,9 +46,10 @@ def journal_numbers(disk: Disk, store: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The place of a frame (or the last of a pair): its LSN, its file, where it ends, bytes used.
+    """The place of a frame (of its twin, if it has one): LSN, file, and the position where it ends there.
 
-    `file_size` is the size to which that file was filled with zeros before its use (0: it was not).
+    `size` is in bytes, with the twin. `file_size` is the size to which that file was filled with zeros before
+    its use (0: it was not).
     """
 
     lsn: int
@@ -70,7 +73,11 @@ class Journal:
         number: int,
         lsn: int,
     ) -> None:
-        """Open file `number`, above any seen; `lsn` is the highest of any former generation."""
+        """Make file `number` and begin to write there.
+
+        `number` must be above that of every file in the store directory, and `lsn` must be the highest LSN of
+        any former generation. `seed` is the random part of `generation`.
+        """
         self._disk = disk
         self._store = store
         self._settings = settings
@@ -81,8 +88,8 @@ class Journal:
         # Bytes of frames that no sync has covered yet.
         self.unsynced_bytes = 0
         self._hard_state_lsn = 0
-        # Set while something is written: after an exception there may be clean pages that were never
-        # written.
+        # True during each write and sync, and so for good after one that raised: there may be pages that
+        # count as clean and were never written.
         self._broken = False
         self.number = number
         for name in disk.list(store):
@@ -92,18 +99,18 @@ class Journal:
         self._end_mark = EndMark(disk, store)
         self._file = self._make(journal_name(number), self._capacity)
         self._position = 0
-        # (name, capacity, filled with zeros up to); taken by the journal's thread, added by another:
-        # single list operations only.
+        # (name, capacity, filled with zeros up to). The journal's thread takes from it and another adds to
+        # it, each by a single list operation.
         self._spares: list[tuple[str, int, int]] = []
         self._spares_made = 0
         self._preparing = False
         # By number: capacity, filled with zeros up to.
         self._capacities = {number: (self._capacity, self._filled)}
-        # The last file that was to be made ready, or the current one, found no room.
+        # Whether there was no room on the disk for the last file that was to be made, or the current one.
         self._lacks_room = False
 
     def _make(self, name: str, size: int) -> File:
-        """Make a zero-filled file: on written blocks a sync costs two thirds, and room is certain."""
+        """Make a file filled with zeros: its room is certain, and a sync takes two thirds of the time."""
         file = self._disk.open(os.path.join(self._store, name), create=True, exclusive=True)
         for position in range(0, size, MIB):
             file.pwritev([_ZEROS[: size - position]], position)
@@ -181,14 +188,14 @@ class Journal:
         self.durable_lsn = self.lsn
 
     def mark_end(self) -> None:
-        """Write the end mark: how far the journal reaches. It is as durable as the last frame."""
+        """Write the end mark: how far the journal reaches. It is durable on return if all frames are."""
         self._end_mark.write(self._end(), sync=not self.unsynced_bytes)
 
     def _note_failure(self) -> None:
-        """Record a failed sync in the end mark, for the next start of this boot.
+        """Record a failed sync in the end mark, for a next start without a reboot.
 
-        Frames that were acknowledged when they were written may be lost: the pages of a failed sync
-        are clean, and read again from the disk.
+        Without it that start would trust the page cache: but the pages of a failed sync count as clean,
+        so the frames in them may be lost, even frames that were acknowledged when they were written.
         """
         try:
             self._end_mark.write(self._end(failed=True), sync=False)
@@ -240,7 +247,10 @@ class Journal:
         self._position = 0
 
     def _reserve(self) -> None:
-        """Reserve room for the current file, or refuse appends: the votes may still fit."""
+        """Reserve room for the current file; on a full disk let appends be refused (`starved`).
+
+        The file is used all the same: smaller records, as votes, may still find room.
+        """
         try:
             self._file.reserve(self._capacity)
         except DiskError as error:
@@ -252,9 +262,10 @@ class Journal:
         return min(4 * self._capacity, self._settings.journal_file_bytes)
 
     def wants_spare(self) -> bool:
-        """Return, once, that half of the file is used, or lacks room, and no next one is ready.
+        """Return whether `prepare_spare` must be called now: the file is half used or lacks room.
 
-        Then `prepare_spare` should be called.
+        False while a next file is ready or is being made; so after True it stays False until
+        `prepare_spare` has ended.
         """
         used = self._lacks_room or self._position >= self._capacity // 2
         wanted = used and not self._spares and not self._preparing
@@ -267,7 +278,13 @@ class Journal:
         return self._lacks_room and not self._spares
 
     def prepare_spare(self) -> None:
-        """Make the next file ready. A full disk makes it `starved`. The thread that also deletes."""
+        """Make the next file ready; on a full disk the journal is `starved` instead. The background thread.
+
+        It must be the thread that also runs `delete_before`.
+
+        Raises:
+            DiskError: It failed for another reason than a full disk.
+        """
         self._spares_made += 1
         name = f"{_SPARE}{self._spares_made}"
         capacity = self._next_capacity()
@@ -285,10 +302,11 @@ class Journal:
         self._lacks_room = False
 
     def delete_before(self, number: int) -> None:
-        """Remove the files below `number`. Only when a durable checkpoint covers all their frames.
+        """Remove the files below `number`, or keep them as spares. The background thread.
 
-        That is also the only condition for reusing one: what it still holds is of this generation and
-        below the checkpoint's LSN, so no recovery takes it for new.
+        Only when a durable checkpoint covers all their frames. Then reuse is safe too: the frames that such
+        a file still holds are of this generation and at or below the checkpoint's LSN, so no recovery takes
+        them for new ones.
         """
         for old in journal_numbers(self._disk, self._store):
             if old >= number:

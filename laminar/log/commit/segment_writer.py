@@ -1,8 +1,9 @@
-"""The segment writer: what the journal has made durable, written where readers look for it.
+"""The segment writer: it writes what the journal has made durable into segments, where readers find it.
 
-It applies the actions of each synced frame in order, so bytes of a truncated suffix can never land after
-newer ones, and knows what a checkpoint made between two frames must sync and may say. It runs in one thread
-of its own, after the journal. It does not know the loop, nor what waits for it.
+It applies the actions of each synced frame in order, so bytes of truncated entries are never written after
+newer ones. Between two frames it knows the state of all logs that a checkpoint may record, and what must be
+synced for it. It runs in one thread of its own, after the journal. It does not know the loop, nor what waits
+for it.
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ class _Group:
 
 @dataclass(slots=True)
 class _Batch:
-    """Actions of synced frames, the last of which ends at `place`, that are not carried out yet.
+    """The actions of synced frames that are still to be carried out; the last frame ends at `place`.
 
-    `groups` are the first of them, and not written yet. `done` is called after the last.
+    `groups` are writes that were taken from `actions` and come before the rest, but are not in their files
+    yet. `journal_bytes` is the size of the frames. `done` is called after the last action.
     """
 
     actions: deque[Action]
@@ -79,7 +81,10 @@ class _DiskFull(Exception):
 
 
 class SegmentWriter:
-    """The logs as their files have them, and the hard states of the same moment."""
+    """The writer of segments; it has each log as its files have it, and the hard states of the same moment.
+
+    Its thread calls all of it, except `sync` and `write_checkpoint`, which run in the background thread.
+    """
 
     def __init__(
         self,
@@ -104,27 +109,28 @@ class SegmentWriter:
         self.lost: set[int] = set()
         self.replaced: dict[int, int] = {}
         self._dirty: dict[SegmentFile, LogFiles] = {}
-        # Those of them whose file may still wait for a sync, and so is open; the oldest first.
+        # Those of `_dirty` whose file may still wait for a sync, and so is open; the oldest first.
         self._waiting: dict[SegmentFile, LogFiles] = {}
         # By path; the log that owns the directory, or None if several share it.
         self._dirty_directories: dict[str, LogFiles | None] = {}
         # Directories of removed logs that the disk has refused to move.
         self._to_trash: dict[str, None] = {}
-        # Logs whose segments failed, and those of them whose last record has not passed the writer
-        # yet.
+        # Logs whose segments failed; and the ids of those among them whose last record has not passed the
+        # writer yet.
         self.failed: dict[int, LogFiles] = {}
         self.moving: set[int] = set()
-        # What is to be carried out, in order; more than one only while the disk is full. Then no
-        # checkpoint is made, as logs may be said to hold what is not in their files yet.
+        # What is to be carried out, in order; more than one only while the disk is full. No checkpoint is
+        # made then, as `logs` may already count entries that are not in their files yet.
         self._batches: deque[_Batch] = deque()
         self._batch_bytes = 0
         self.is_full = False
-        # Whether what finds no room waits. A start does not wait: it fails, and is retried.
+        # Whether an action that finds the disk full waits for room. In a start it does not: the start fails,
+        # and is retried.
         self.waits = False
         # Files and directories (by log id) that were removed early, to make room.
         self._removed: set[SegmentFile] = set()
         self._gone: set[int] = set()
-        # Called in the thread where it happened.
+        # Called with a log that has failed, in the thread in which it failed.
         self.on_failed: Callable[[LogFiles], None] | None = None
         # The last durable checkpoint: its place, and the state of each log in it.
         self._checkpointed = place
@@ -148,9 +154,9 @@ class SegmentWriter:
     ) -> None:
         """Carry out the actions of synced frames, the last of which ends at `place`; call `done`.
 
-        `journal_bytes` is their size. On a full disk they wait, and all later ones after them, until
-        `resume` finds room: all of it is in the journal. If more waits than memory may hold, the logs
-        that lack room fail.
+        `journal_bytes` is the size of the frames. On a full disk the actions wait, and all later ones behind
+        them, until `resume` finds room; nothing is lost, as all of it is in the journal. If more waits than
+        memory may hold, the logs that lack room fail.
         """
         batch = _Batch(deque(actions), place, journal_bytes, done)
         self._batches.append(batch)
@@ -164,9 +170,10 @@ class SegmentWriter:
                 self.waits = waits
 
     def resume(self, new: Iterable[Action] | None = None) -> bool:
-        """Carry out what waits, as far as there is room; return whether that was all.
+        """Carry out the waiting actions as far as there is room; return whether none is left.
 
-        `new` is what has just arrived, if nothing else has changed since the last attempt.
+        `new` are the actions that have just arrived, if nothing else has changed since the last attempt. Then
+        nothing is tried again unless they make room.
         """
         if self.is_full and not self._make_room(new) and new is not None and self.waits:
             return False
@@ -193,10 +200,11 @@ class SegmentWriter:
         return True
 
     def _make_room(self, new: Iterable[Action] | None) -> bool:
-        """Remove at once what is going to be removed; return whether anything was.
+        """Carry out removals before the writes that wait for room; return whether any was new.
 
-        After what waits for room there would never be any. The records of the removals are durable,
-        so a start finds the files gone as well. What waits to be written there is dropped.
+        In their order the removals would come after those writes, and so never. Their records are durable, so
+        a start would remove the files as well. Writes that wait for a removed file are dropped. `new` are the
+        actions to look at; None: all that wait.
         """
         before = len(self._removed) + len(self._gone)
         for action in new or (action for batch in self._batches for action in batch.actions):
@@ -213,11 +221,11 @@ class SegmentWriter:
                         if self._is_in_trash(files.directory):
                             self._gone.add(files.log_id)
             except DiskError as error:
-                _log.debug("no room is made now: %s", error)  # its turn will come
+                _log.debug("no room is made now: %s", error)  # the action comes again in its order
         return len(self._removed) + len(self._gone) > before
 
     def _carry_out(self, batch: _Batch) -> None:
-        """Carry out what is left of a batch; what was done is not in it any more.
+        """Carry out the actions that are left in a batch; each is removed from it when it is done.
 
         Raises:
             _DiskFull: There is no room; the rest may be retried.
@@ -245,7 +253,7 @@ class SegmentWriter:
         self._flush(groups)
 
     def stop_clean(self) -> None:
-        """Prepare for the last checkpoint: everything in the journal is synced."""
+        """Prepare for the last checkpoint of a clean end, when everything in the journal is synced."""
         for files in self.logs.values():
             files.unsynced = False
 
@@ -276,7 +284,7 @@ class SegmentWriter:
             self._add_dirty(segment, files)
 
     def make_directory(self, files: LogFiles) -> None:
-        """Make the log's directory, with its first entry."""
+        """Make the log's directory, unless it exists; called with the log's first entry."""
         if not files.made:
             self._disk.make_directory(files.directory)
             files.made = True
@@ -284,8 +292,8 @@ class SegmentWriter:
     def _add_dirty(self, segment: SegmentFile, files: LogFiles) -> None:
         """Let the next checkpoint sync this segment.
 
-        Above the limit of unsynced files the oldest is synced now, as a process may open only so
-        many.
+        If more files than `unsynced_limit` wait for a sync, the oldest are synced now: a waiting file stays
+        open, and the number of open files is limited.
         """
         self._dirty[segment] = files
         self._waiting[segment] = files
@@ -303,10 +311,10 @@ class SegmentWriter:
                     self._fail(owner, error)
 
     def _waits_for_room(self, error: DiskError) -> bool:
-        """Return whether the failed operation is retried.
+        """Return whether the failed operation is retried when there is room, instead of failing its log.
 
-        A write that found no room has changed nothing that counts. Nothing is known of a failed sync,
-        whatever it says.
+        Only if there was no room for a write: that has changed nothing that counts. After a failed sync
+        it is unknown what is on the disk, whatever the error says.
         """
         return self.waits and error.is_full and not error.operation.startswith("sync")
 
@@ -318,8 +326,8 @@ class SegmentWriter:
     def _fail(self, files: LogFiles, error: DiskError) -> None:
         """Stop a log whose segment failed; its records are carried from checkpoint to checkpoint.
 
-        What is in its pages is not trusted again, whatever a later sync says. The thread that syncs
-        may call this; other threads see each step whole.
+        The page cache of its files is not trusted again, even if a later sync succeeds. The background
+        thread, which syncs, calls this too: each step is one operation, which other threads see whole.
         """
         if files.failure is None and self.logs.get(files.log_id) is files:
             files.failure = error
@@ -415,8 +423,8 @@ class SegmentWriter:
     def _is_in_trash(self, directory: str) -> bool:
         """Move a directory to the trash; return whether it is gone from its place.
 
-        A disk that refuses (a full one, say) is asked again before the next checkpoint: what makes
-        room must not end the process.
+        If the disk refuses (it may be full), the move is tried again before the next checkpoint: a removal,
+        which makes room, must not end the process.
         """
         try:
             if self._disk.exists(directory):
@@ -432,7 +440,10 @@ class SegmentWriter:
     # Recovery
 
     def adopt(self, files: LogFiles, loaded: Loaded, end: LogEnd) -> None:
-        """Take over a log as its segments were found: remove what is stale, cut files at its end."""
+        """Take over a log whose segments recovery has found, and make its files agree with them.
+
+        Stale and unreadable segments are removed, rebuilt indexes written, and the last file is cut at `end`.
+        """
         self.logs[files.log_id] = files
         files.end_index, files.end_term, files.end_offset = end.index, end.term, end.offset
         self._dirty_directories[self._logs_directory] = None
@@ -451,7 +462,7 @@ class SegmentWriter:
                 self._add_dirty(last.file, files)
 
     def apply_recovered(self, actions: Iterable[Action]) -> None:
-        """Carry out actions that come from the journal of a former generation."""
+        """Carry out the actions that recovery made from the journal of the former generation."""
         self.apply(actions, self._place, 0)
         for files in self.logs.values():
             if files.made:
@@ -461,14 +472,14 @@ class SegmentWriter:
     # Checkpoints: `laminar.log.commit.checkpoints` says which step runs where.
 
     def due(self) -> bool:
-        """Return whether so much was written since the last checkpoint that another is due."""
+        """Return whether another checkpoint is due, by the bytes of journal since the last one."""
         return self.journal_bytes >= self._due_bytes
 
     def checkpoint(self) -> None:
         """Make a whole checkpoint at once, for a start.
 
         Raises:
-            DiskError: It cannot be made; also the failure of a segment.
+            DiskError: It cannot be made, or a segment cannot be written or synced.
         """
         self.prepare_checkpoint()
         snapshot = self.begin_checkpoint()
@@ -480,9 +491,9 @@ class SegmentWriter:
         self.end_checkpoint(snapshot, written=True)
 
     def prepare_checkpoint(self) -> None:
-        """Write everything that a sync is to cover to its file. The writer's thread.
+        """Write to the files everything that the next sync must cover. The writer's thread.
 
-        Logs may fail in it, so capture the state only after it, and when no log is in `moving`.
+        Logs may fail in it. So capture the state only afterwards, and only when no log is in `moving`.
 
         Raises:
             DiskError: Segments wait for room on the disk.
@@ -502,14 +513,14 @@ class SegmentWriter:
         for directory in list(self._to_trash):
             if self._is_in_trash(directory):
                 del self._to_trash[directory]
-        # Logs that were deleted while a sync of theirs failed elsewhere delay nothing.
+        # A log that was deleted while its sync failed in the background must not delay checkpoints.
         for log_id in list(self.failed):
             if log_id not in self.logs:
                 del self.failed[log_id]
                 self.moving.discard(log_id)
 
     def begin_checkpoint(self) -> Snapshot:
-        """Capture the state of all logs, and what must be synced for it. The writer's thread."""
+        """Return the state of all logs, and what to sync for it; that is not dirty then. Writer's thread."""
         dirty, self._dirty = self._dirty, {}
         directories, self._dirty_directories = self._dirty_directories, {}
         return Snapshot(
@@ -541,17 +552,17 @@ class SegmentWriter:
         )
 
     def _held_state(self, files: LogFiles) -> LogState:
-        """Return a failed log as its files durably are: as in the last checkpoint, or empty."""
+        """Return a state of a failed log that is certainly durable: that of the last checkpoint, or empty."""
         held = self._held.get(files.log_id)
         return held if held is not None else empty_state(files.log_id, files.name)
 
     def sync(self, snapshot: Snapshot) -> None:
-        """Make what the snapshot names durable. Blocks.
+        """Make what the snapshot names durable. Blocks; the background thread, or a start.
 
         Logs that fail in it are in `failed` afterwards.
 
         Raises:
-            DiskError: A directory fails that logs share: then nothing here can be relied on.
+            DiskError: A directory that several logs share fails: the checkpoint must not be written.
         """
         # One after the other: all at once would delay the journal's own syncs (docs/decisions/0009).
         for segment, files in snapshot.dirty.items():
@@ -572,7 +583,7 @@ class SegmentWriter:
                 self._fail(owner, error)
 
     def passed(self, place: Written) -> None:
-        """Count frames without actions up to `place`; all frames before it are applied."""
+        """Let the next checkpoint stand at `place`: frames up to it are applied, or have no actions."""
         if place.lsn > self._place.lsn and not self._batches:
             self._place = place
 
@@ -580,8 +591,8 @@ class SegmentWriter:
         """Write the document, then release the journal files that it covers.
 
         Raises:
-            DiskError: It cannot be written (a full disk): the former one and all of the journal
-                stand.
+            DiskError: It cannot be written, perhaps on a full disk. The former checkpoint and all of the
+                journal after it are as they were.
         """
         self._document.write(encode_checkpoint(snapshot.checkpoint))
         self.journal.delete_before(snapshot.place.file_number)

@@ -1,4 +1,4 @@
-"""What one checkpoint consists of: captured by the segment writer, used by `checkpoints`."""
+"""The parts of one checkpoint, which the segment writer captures and `checkpoints` uses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from laminar.log.segment.segment_file import SegmentFile
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """The content of one checkpoint (`checkpoint`, at `place`), and what it must sync before.
+    """The content of one checkpoint (`checkpoint`, at `place`), and what must be synced before it is written.
 
-    `carried` are the failed logs; their records between `since` (the last durable checkpoint) and `place`
-    are written again.
+    That are the segments in `dirty` and the `directories`, each with its log (None: several logs share the
+    directory). `carried` are the ids of the failed logs; their records between `since` (the last durable
+    checkpoint) and `place` are written again. `journal_bytes` are those since the last durable checkpoint.
     """
 
     checkpoint: Checkpoint

@@ -1,8 +1,8 @@
-"""Run work in the storage's journal, writer and background threads; await it on the loop.
+"""Run work in a storage's threads, and await it on the loop.
 
-Three threads, in the order in which a frame passes them: the journal's, the segment writer's, and the
-background, which has checkpoints and documents. The process does not survive a mistake of ours in any of
-them.
+There are three: the journal's thread; the segment writer's, to which frames go from there; and the background
+thread, for the syncs and documents of checkpoints. An exception in one of them that is not expected is a
+mistake in the program, and ends the process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StorageExecutor:
         self._journal = journal
         self._writer = writer
         self._background = background
-        # What was submitted to other threads and not answered yet.
+        # Futures of work that was submitted to other threads and has not ended.
         self._asked: dict[asyncio.Future[None], None] = {}
 
     def post_to_writer(self, work: Callable[[], None]) -> None:
@@ -45,8 +45,8 @@ class StorageExecutor:
     def after_synced_frames(self, work: Callable[[], None]) -> None:
         """Run `work` in the writer's thread, after all frames that are synced by now."""
 
-        # By way of the journal's thread, like the frames it has synced: else this could overtake one
-        # whose waiters are already resolved.
+        # By way of the journal's thread, like the frames that it has synced: else the work could overtake
+        # a frame whose waiters have already been woken.
         def follow() -> None:
             self._commits.flush()
             self.post_to_writer(work)
@@ -54,23 +54,25 @@ class StorageExecutor:
         self._journal.submit(follow)
 
     def post_to_background(self, work: Callable[[], None]) -> None:
-        """Run `work` in the background thread, in no order with what is recorded."""
+        """Run `work` in the background thread: what was recorded before may not be applied yet."""
         self._background.submit(partial(self._guarded, work))
 
     def run_in_writer(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """Run `work` as `after_synced_frames` does; the future fails with its `StorageError`."""
+        """Run `work` as `after_synced_frames` does; return a future that fails with its `StorageError`."""
         return self.submit(_answered(work))
 
     def run_in_background(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """Run `work` as `post_to_background` does; the future fails with its `StorageError`."""
+        """Run `work` as `post_to_background` does; return a future that fails with its `StorageError`."""
         return self.submit(_answered(work), where=self.post_to_background)
 
     def submit(
         self, work: Callable[[Done], None], *, where: Callable[[Callable[[], None]], None] | None = None
     ) -> asyncio.Future[None]:
-        """Call `work` with a callback that resolves the returned future, now or later.
+        """Call `work(done)` in another thread; return a future that `done` resolves.
 
-        It is called after all synced frames, or as `where` runs it.
+        `where` runs it, by default `after_synced_frames`. `work` calls `done` once, at any time and in any
+        thread, with None or the `StorageError` that the future shall raise. The future fails with
+        `StorageClosed` if the storage is closed, or its journal fails first.
         """
         future: asyncio.Future[None] = self._commits.loop().create_future()
         if self._commits.closed or self._commits.failure is not None:
