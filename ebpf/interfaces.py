@@ -1,7 +1,7 @@
 """The network interfaces of this process's namespace: their addresses, and what is attached to them.
 
-Asked of the kernel by netlink, so that nothing has to be installed for it. Source: linux/rtnetlink.h,
-linux/if_link.h, linux/if_addr.h.
+The kernel is asked by netlink, so no tool has to be installed. Source: linux/rtnetlink.h, linux/if_link.h,
+linux/if_addr.h.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MODES = {1: "native", 2: "generic", 3: "offloaded", 4: "several"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """One network interface, at the time of the question."""
+    """One network interface, as of the call that returned it."""
 
     index: int
     name: str
@@ -41,14 +41,14 @@ class Interface:
     kind: str
     """`veth`, `bridge`, ...; empty for a physical device."""
     xdp_mode: str
-    """How an XDP program is attached: `native`, `generic`; empty if none is."""
+    """How an XDP program is attached: `native`, `generic`, `offloaded`, `several`; empty if none is."""
     xdp_program: int
     """The program's id; 0 if there is none."""
     addresses: tuple[IPv4Address | IPv6Address, ...]
 
 
 def interfaces() -> list[Interface]:
-    """Return all interfaces, by index."""
+    """Return all interfaces of this process's network namespace, sorted by index."""
     addresses: dict[int, list[IPv4Address | IPv6Address]] = {}
     for payload in _dump(_RTM_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         index = _ADDRESS.unpack_from(payload)[4]
@@ -81,8 +81,8 @@ def interfaces() -> list[Interface]:
 def interfaces_of(host: str) -> list[Interface]:
     """Return the interfaces on which packets to the address `host` arrive.
 
-    For 0.0.0.0 and :: these are all that are up and have an address of that kind, without loopback and
-    bridges (whose members see the packets first).
+    For 0.0.0.0 and :: these are all interfaces that are up and have an address of that IP version, without
+    loopback and bridges (whose members see the packets first).
     """
     address = ip_address(host)
     found = interfaces()
@@ -101,9 +101,9 @@ def interfaces_of(host: str) -> list[Interface]:
 
 
 def network_namespace() -> int:
-    """Return the number of this process's network namespace.
+    """Return the inode number of this process's network namespace, which identifies it.
 
-    An interface's index is unique only within one.
+    An interface's index is unique only within one namespace.
     """
     return os.stat("/proc/self/ns/net").st_ino
 
@@ -113,7 +113,11 @@ def _text(raw: bytes) -> str:
 
 
 def _dump(kind: int, request: bytes) -> Iterator[bytes]:
-    """Yield the payload of every message of the answer."""
+    """Yield the payload of every message in the kernel's answer to a dump request.
+
+    Raises:
+        OSError: the kernel refused the request.
+    """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
         sock.bind((0, 0))
         sock.send(_HEADER.pack(_HEADER.size + len(request), kind, _DUMP_REQUEST, 1, 0) + request)

@@ -1,8 +1,8 @@
 """The bpf(2) system call, as far as it is needed here: maps, programs, links and pins, by file descriptor.
 
-BCC compiles the program and makes its maps, and loads a compiler into the process that uses it. Everything
-after that is done by this module, in any process. Every failure is an `OSError` with the kernel's number; a
-program that the verifier refuses is `Refused`, with its log. Source: linux/bpf.h.
+BCC compiles the program and makes its maps, and for that loads a compiler into its process. All later calls
+are made by this module, in any process and without BCC. Every failure is an `OSError` with the kernel's error
+number; a program that the verifier refuses is `Refused`, with the verifier's log. Source: linux/bpf.h.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOG_BYTES = 1 << 20
 XDP_SKB_MODE = 1 << 1
 """Generic mode: in the kernel's own network code, for every device (linux/if_link.h)."""
 XDP_DRIVER_MODE = 1 << 2
-"""Native mode: in the driver, where it can."""
+"""Native mode: in the network card's driver, if the driver supports it."""
 XDP_PASS, XDP_REDIRECT = 2, 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -70,16 +70,20 @@ def call(command: int, attributes: bytes | bytearray | ctypes.Array[ctypes.c_cha
 
 
 def possible_cpus() -> int:
-    """Return the number of CPUs that the kernel was built for here.
+    """Return the number of *possible* CPUs: those that this machine has or could get while it runs.
 
-    A value of a per-CPU map has a part for each.
+    A value of a per-CPU map has a part for each of them.
     """
     text = Path("/sys/devices/system/cpu/possible").read_text()
     return 1 + max(int(part.rpartition("-")[2]) for part in text.strip().split(","))
 
 
 class BpfMap:
-    """One map, by its descriptor, which it owns. Keys and values are bytes of the sizes it was made with."""
+    """One map of the kernel. The object owns the descriptor `fd`, and `close` closes it.
+
+    Every key has `key_bytes` bytes and every value `value_bytes`, as the map was made. Not for several
+    threads at a time: the buffers are shared.
+    """
 
     def __init__(self, fd: int, *, key_bytes: int, value_bytes: int) -> None:
         self.fd = fd
@@ -103,7 +107,7 @@ class BpfMap:
         return self._value.raw
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Set the value of `key`, visible at once to every lookup."""
+        """Set the value of `key`. The program's next lookup sees it."""
         assert len(value) == len(self._value), (len(value), len(self._value))
         self._value.raw = value
         self._call(_UPDATE, key, self._value)
@@ -116,7 +120,7 @@ class BpfMap:
             pass
 
     def keys(self) -> Iterator[bytes]:
-        """Yield every key. Deleting one restarts the walk, so take a list first."""
+        """Yield every key. If a key is deleted meanwhile, the kernel begins again: make a list first."""
         key: bytes | None = None
         while True:
             try:
@@ -159,7 +163,7 @@ def load_program(instructions: bytes, *, name: str) -> int:
         if error.errno not in (errno.EINVAL, errno.EACCES, errno.E2BIG, errno.EFAULT):
             raise
         first = error
-    try:  # once more with a log: it costs the verifier time that a program which is accepted needn't pay
+    try:  # once more, with a log: writing it takes the verifier time, so the first attempt goes without
         return attempt(1)
     except OSError as error:
         said = log.value.decode(errors="replace").strip()
@@ -169,7 +173,7 @@ def load_program(instructions: bytes, *, name: str) -> int:
 
 
 def pin(fd: int, path: str) -> None:
-    """Give a map, program or link a name in a bpf file system: it lives while the name does."""
+    """Pin a map, program or link at `path` in a bpf file system: it exists at least as long as the file."""
     text = ctypes.create_string_buffer(path.encode())
     call(_PIN, _PINNING.pack(ctypes.addressof(text), fd, 0))
 
@@ -181,12 +185,14 @@ def get_pinned(path: str) -> int:
 
 
 def attach(program: int, interface: int, *, flags: int) -> int:
-    """Attach a program to the interface of that index and return the link's descriptor.
+    """Attach a program to the interface with this index and return the descriptor of the link.
 
-    The end of the link detaches the program.
+    The kernel detaches the program when the link ends: when no descriptor and no pin of it is left. `flags`
+    is `XDP_SKB_MODE` or `XDP_DRIVER_MODE`.
 
     Raises:
-        OSError: EBUSY or EEXIST where another program is attached, EOPNOTSUPP where the driver can't in this
+        OSError: EBUSY or EEXIST if another program is attached, EOPNOTSUPP if the driver does not support
+        this
             mode.
     """
     return call(_LINK_CREATE, _LINKING.pack(program, interface, _ATTACH_XDP, flags))
@@ -208,7 +214,7 @@ def program_of(link: int) -> int:
 
 
 def program_name(program_id: int) -> str:
-    """Return the name a program was loaded with, or an empty text: it may be gone."""
+    """Return the name that a program was loaded with; empty if it has none or is gone."""
     try:
         fd = call(_PROG_BY_ID, Struct("@III").pack(program_id, 0, 0))
     except OSError:
@@ -237,7 +243,7 @@ class TestRun:
         self._out = ctypes.create_string_buffer(longest + 256)
 
     def __call__(self, packet: bytes) -> tuple[int, bytes]:
-        """Return the program's answer (an XDP action) and the packet as it leaves it."""
+        """Run the program on `packet`; return its answer (an XDP action) and the packet afterwards."""
         ctypes.memmove(self._in, packet, len(packet))
         attributes = ctypes.create_string_buffer(
             _TESTING.pack(

@@ -1,6 +1,8 @@
 """The contents of the program's maps, as bytes: the same structs and numbers as in `steer.c`.
 
-Pure arithmetic; the kernel is asked elsewhere (`ebpf.kernel`). A test compares the numbers with the C source.
+Each node that shares the program has a *slot*. Each process of a node that receives packets has a *row*: a
+shard the row of its number, the controller `CONTROLLER_ROW`. This module only computes; `ebpf.kernel` makes
+the system calls. A test compares the numbers with the C source.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
 
 SLOTS = 16
-"""Most nodes of one host that can share the program."""
+"""The largest number of nodes of one host that can share the program."""
 MAX_SHARDS = 127
-"""Most shards of a node that is steered."""
+"""The largest number of shards of a node that can be steered."""
 CONTROLLER_ROW = MAX_SHARDS
 ROWS = MAX_SHARDS + 1
 NO_CPU = 0xFFFF
@@ -55,7 +57,10 @@ TARGET_BYTES = _TARGET.size
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A destination. `protocol` is `TCP` or `UDP`; 0.0.0.0 and :: stand for any address of their kind."""
+    """The destination of a packet. `protocol` is `TCP` or `UDP`.
+
+    The addresses 0.0.0.0 and :: stand for any address of their IP version.
+    """
 
     address: IPv4Address | IPv6Address
     port: int
@@ -66,7 +71,7 @@ class Place:
         return f"{'tcp' if self.protocol == TCP else 'udp'} {host}:{self.port}"
 
     def pack(self) -> bytes:
-        """Return the key in the map `targets`."""
+        """Return the bytes of `struct place`: this destination's key in the map `targets`."""
         mapped = self.address.packed
         if self.address.version == 4:
             mapped = bytes(10) + b"\xff\xff" + mapped
@@ -87,10 +92,10 @@ class Target:
     rule: Rule
     slot: int
     row: int = 0
-    """For `OWN_TCP` the shard, for `GOSSIP_UDP` `CONTROLLER_ROW`."""
+    """For `OWN_TCP` the shard, for `GOSSIP_UDP` `CONTROLLER_ROW`; other rules compute the row."""
     shards: int
     cpus: Mapping[int, int]
-    """CPU by row; a row without one is of a process that is not pinned."""
+    """The CPU of each row; the process of a row that is not here is not pinned to a CPU."""
 
     def pack(self) -> bytes:
         """Return the bytes of `struct target`."""
@@ -111,22 +116,22 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """One node's wish for steering: its addresses, and the CPUs its processes are pinned to."""
+    """The steering that one node asks for: its addresses, and the CPUs its processes are pinned to."""
 
     host: str
-    """The bound address, numeric."""
+    """The address that the node binds, as a numeric text."""
     shared_port: int
     own_ports: Sequence[int]
-    """By shard."""
+    """The port of each shard, in the order of the shards."""
     gossip_port: int
     append_port: int = 0
-    """UDP; 0: none."""
+    """The UDP port of appends; 0 if there is none."""
     shard_cpus: Sequence[int]
-    """By shard."""
+    """The CPU of each shard, in the order of the shards."""
     controller_cpu: int | None = None
 
     def targets(self, slot: int) -> Iterator[tuple[Place, Target]]:
-        """Yield the map's entries for this node in `slot`."""
+        """Yield the entries of the map `targets` for this node, if it has `slot`."""
         address, shards = ip_address(self.host), len(self.shard_cpus)
         assert len(self.own_ports) == shards, (len(self.own_ports), shards)
         cpus = dict(enumerate(self.shard_cpus))
@@ -146,11 +151,14 @@ class NodePlan:
 
 
 def counter(*, slot: int, row: int, rule: Rule, already_there: bool) -> int:
-    """Return the position in `steered` at which packets of this kind are counted."""
+    """Return the index in the map `steered` of one counter of packets.
+
+    `already_there` chooses between packets that were on the right CPU already and those redirected to it.
+    """
     return ((slot * ROWS + row) * len(Rule) + rule) * 2 + already_there
 
 
 def counters_of(slot: int) -> range:
-    """Return all positions in `steered` of one slot."""
+    """Return the indices in the map `steered` of all counters of one slot."""
     size = ROWS * len(Rule) * 2
     return range(slot * size, (slot + 1) * size)

@@ -1,7 +1,8 @@
-"""One XDP program for each interface, shared by all nodes of the host that want it; the last one detaches.
+"""The loader: one XDP program for each interface, shared by all nodes of the host that ask for steering.
 
-Attaching is by a BPF link, never by replacing: the kernel refuses it where another program is, and refuses
-others afterwards. Where the link is kept, and which nodes are alive, `ebpf.shared` knows.
+The first node that joins attaches the program, the last one that leaves detaches it. It is attached by a BPF
+link and never replaces another program: the kernel refuses the link if another program is attached, and
+refuses other programs while the link exists. `ebpf.shared` keeps the link, and knows which nodes are alive.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ PROGRAM_NAME = "laminar_steer"
 
 
 class NotSteered(Exception):
-    """There is no steering on this interface. The text is the reason, in one line; `.log` may say more."""
+    """The interface cannot be steered. The text is the reason, in one line.
+
+    `log` is the compiler's or the verifier's output, or empty.
+    """
 
     def __init__(self, reason: str, log: str = "") -> None:
         super().__init__(reason)
@@ -34,7 +38,11 @@ class NotSteered(Exception):
 
 @dataclass(slots=True)
 class Membership:
-    """A node's share in the program of one interface. Its lock shows that the node lives: see `leave`."""
+    """A node's share in the program of one interface.
+
+    `lock` is a descriptor of `node_folder`, locked while the node's supervisor lives: other nodes see by it
+    that this node is alive (`ebpf.shared`). It is -1 after `let_go`.
+    """
 
     interface: str
     mode: str
@@ -62,17 +70,22 @@ class Membership:
             sweep()
 
     def let_go(self) -> None:
-        """Close the lock's descriptor in a child of the supervisor, which must not keep the share alive."""
+        """Close this process's descriptor of the lock. Idempotent.
+
+        A child that the supervisor forks calls this: otherwise the lock would outlive the supervisor, and the
+        node would seem alive.
+        """
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
 
 
 def modes_of(interface: Interface) -> tuple[int, ...]:
-    """Return the ways to attach there, the best first: native for a physical device with a driver.
+    """Return the modes in which to attach to this interface, the best first.
 
-    A virtual one (veth, tun, ...) can leave a packet's checksum to be filled in later. A packet that is
-    redirected natively loses the mark that says so, and is then dropped; a generic program keeps it.
+    A physical device has native mode, then generic mode; a virtual one (veth, tun, ...) only generic mode. A
+    virtual device can leave a packet's checksum to be filled in later. A packet that is redirected in native
+    mode loses the mark that says so, and is then dropped; generic mode keeps the mark.
     """
     if interface.loopback or interface.kind:
         return (kernel.XDP_SKB_MODE,)
@@ -80,14 +93,15 @@ def modes_of(interface: Interface) -> tuple[int, ...]:
 
 
 def join(interface: Interface, plan: NodePlan, *, pid: int, modes: Sequence[int] | None = None) -> Membership:
-    """Steer what `plan` says on this interface, for a node whose supervisor is `pid`.
+    """Steer what `plan` says on this interface, for a node whose supervisor has the process id `pid`.
 
-    `modes`: ways to attach the program, if not those of `modes_of`; one that is attached stays as it is.
-    Loads and attaches the program if no other node has; that loads a compiler into this process, so the
-    process should be short-lived.
+    If no other node has attached the program, this function compiles, loads and attaches it. That loads a
+    compiler into this process, which should end soon for that reason. `modes` are the modes in which to
+    attach, the best first; None takes those of `modes_of`. A program that is attached already stays in its
+    mode.
 
     Raises:
-        NotSteered: with the reason.
+        NotSteered: when the interface cannot be steered; the text is the reason.
     """
     mount_file_system()
     program: _Program | None = None
@@ -100,14 +114,17 @@ def join(interface: Interface, plan: NodePlan, *, pid: int, modes: Sequence[int]
                     program.attach(interface, folder, modes or modes_of(interface))
                 if folder.exists():
                     return _enter(interface, folder, plan, pid)
-            program = _Program.load()  # unlocked: it takes its time
+            program = _Program.load()  # without the lock: compiling takes long
     finally:
         if program is not None:
             program.close()
 
 
 def try_loading() -> tuple[Requirement, str]:
-    """Compile and load the program without attaching it; return whether that works, and the log."""
+    """Compile and load the program without attaching it; return the result as a requirement, and the log.
+
+    The log is the compiler's or the verifier's output after a failure, else empty.
+    """
     try:
         _Program.load().close()
     except NotSteered as reason:
@@ -163,7 +180,11 @@ class _Program:
             raise NotSteered(f"the kernel does not take the program: {error.strerror}") from error
 
     def attach(self, interface: Interface, folder: Path, modes: Sequence[int]) -> None:
-        """Attach in the first mode that is possible, and pin everything."""
+        """Attach in the first of `modes` that is possible, and pin the maps and the link in `folder`.
+
+        Raises:
+            NotSteered: when it cannot be attached or pinned; nothing is left.
+        """
         link = _attach(self.fd, interface, modes)
         try:
             folder.mkdir()
@@ -198,10 +219,10 @@ def _attach(program: int, interface: Interface, modes: Sequence[int]) -> int:
 
 
 def _folder_of(interface: Interface) -> Path:
-    """Return the folder that nodes of this version share.
+    """Return the folder for this interface that nodes with the same program share; it may not exist yet.
 
     Raises:
-        NotSteered: nodes of another version have the interface.
+        NotSteered: nodes with another version of the program steer on the interface.
     """
     prefix = f"{network_namespace()}-{interface.index}-"
     folder = FOLDER / f"{prefix}{digest()}"

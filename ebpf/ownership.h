@@ -12,7 +12,7 @@ static inline u32 laminar_rotate_left(u32 value, u32 bits)
 	return (value << bits) | (value >> (32 - bits));
 }
 
-/* mmh3 (x86, 32 bits, seed 0) of 8 bytes: two little-endian u32, which here are numbers already. */
+/* mmh3 (x86, 32 bits, seed 0) of 8 bytes: the two arguments as little-endian u32. */
 static inline u32 laminar_draw(u32 partition_hash, u32 shard)
 {
 	u32 hash = 0, block;
@@ -36,9 +36,9 @@ static inline u32 laminar_draw(u32 partition_hash, u32 shard)
 
 /* router.owner_shard: the highest draw wins, the lower shard keeps a tie. `shards` is at least 1.
  *
- * The winner is kept without a branch. With one, the verifier would look at every round again for each shard that
- * can have won before, and give up; so it does for a mask of which it knows the two values. The empty assembly
- * keeps the compiler from making a branch of it.
+ * The winner is kept without a branch. With a branch, the verifier would follow every round once for each shard
+ * that can have won before, and give up. It would do the same for a mask of which it knows that there are two
+ * values. The empty assembly keeps the compiler from turning the arithmetic into a branch.
  */
 static inline u32 laminar_owner_shard(u32 partition_hash, u32 shards)
 {

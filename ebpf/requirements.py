@@ -1,6 +1,7 @@
 """What this machine needs before a program can be attached, and what it lacks.
 
-Cheap to ask, changes nothing, and imports no compiler. Whether a program really loads is found by loading it.
+The checks are cheap, change nothing, and import no compiler. Whether the program really loads is known only
+after loading it (`ebpf.loader.try_loading`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ebpf import kernel
 from ebpf.toolchain import HEADERS_VARIABLE, find_bcc, find_headers
 
 OLDEST_KERNEL = (5, 15)
-"""The first version in which a generic program may redirect to a CPU; before, the packet was lost."""
+"""The first version in which a program in generic mode can redirect to a CPU; older ones lose the packet."""
 _CAPABILITIES = {12: "CAP_NET_ADMIN", 21: "CAP_SYS_ADMIN"}
 _MAP_CREATE = 0
 _DEBIAN_ARCH = {"x86_64": "cloud-amd64", "aarch64": "cloud-arm64"}
@@ -24,7 +25,7 @@ _DEBIAN_ARCH = {"x86_64": "cloud-amd64", "aarch64": "cloud-arm64"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """One thing that has to be there."""
+    """One requirement for steering, and whether this machine meets it."""
 
     name: str
     met: bool
@@ -35,12 +36,12 @@ class Requirement:
 
     @property
     def reason(self) -> str:
-        """Why there is no steering, if this is not met."""
+        """The reason to show if the requirement is not met, with the Debian package that helps."""
         return f"{self.found} (Debian: apt-get install {self.package})" if self.package else self.found
 
 
 def requirements() -> list[Requirement]:
-    """Return everything that has to be there, met or not, in the order in which to look for it."""
+    """Return all requirements, met or not, in the order in which to meet them."""
     return [_kernel(), _privilege(), _system_call(), _bcc(), _headers()]
 
 
@@ -68,7 +69,7 @@ def _privilege() -> Requirement:
 
 
 def _system_call() -> Requirement:
-    # The smallest map there is: some sandboxes refuse the system call to root, too.
+    # Make the smallest possible map: some sandboxes refuse the system call even to root.
     try:
         os.close(kernel.call(_MAP_CREATE, Struct("@IIII").pack(2, 4, 4, 1)))
     except OSError as error:

@@ -1,9 +1,9 @@
-"""What nodes of one host share of the XDP program, in the bpf file system: a folder for each interface.
+"""The state of the XDP program that nodes of one host share: a folder per interface in the bpf file system.
 
-It holds the link (the program stays attached while that exists), the maps, and a folder `node-SLOT-PID` for
-each node. That folder is locked by the node's supervisor while it lives, however it ends, so a lock that can
-be taken shows that the node is gone. A node that joins or leaves removes the remains of those, and a program
-that no node uses any more.
+The folder holds the link (the program stays attached while the link exists), the maps, and a folder
+`node-SLOT-PID` for each node. A node's supervisor holds a lock of its node folder, which the kernel releases
+however the supervisor ends. So a lock that can be taken shows that the node is gone. A node that joins or
+leaves removes what dead nodes left, and a program that no node uses any more.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ebpf.toolchain import MAPS
 FILE_SYSTEM = Path("/sys/fs/bpf")
 FOLDER = FILE_SYSTEM / "laminar"
 QUEUE_PACKETS = 2048
-"""Packets that may wait for a CPU; as with a network card's ring, more are dropped."""
+"""The number of packets that may wait for a CPU. Further ones are dropped, as by a network card's ring."""
 _U32 = Struct("@I")
 _NODE_FOLDER = re.compile(r"node-(\d+)-(\d+)")
 
 
 @dataclass(slots=True)
 class Shared:
-    """The folder of one interface, opened: its link and maps."""
+    """The opened folder of one interface: descriptors of its link and maps, until `close`."""
 
     folder: Path
     link: int
@@ -43,10 +43,10 @@ class Shared:
 
     @classmethod
     def open(cls, folder: Path) -> Shared:
-        """Open what is pinned there.
+        """Open the link and the maps that are pinned in `folder`.
 
         Raises:
-            OSError: anything is missing.
+            OSError: the link or a map is missing.
         """
         opened: list[int] = []
         try:
@@ -65,7 +65,10 @@ class Shared:
             each.close()
 
     def counts(self, slot: int, rows: Iterable[int] = range(ROWS)) -> dict[tuple[int, Rule], tuple[int, int]]:
-        """Return packets of a slot by (row, rule): redirected, and already on the CPU. No zeros."""
+        """Return a slot's numbers of packets by (row, rule): redirected, and already on the right CPU.
+
+        A row and rule without packets is left out.
+        """
         found = {}
         for row in rows:
             for rule in Rule:
@@ -86,7 +89,7 @@ class Shared:
         return sum(part for (part,) in Struct("@Q").iter_unpack(value))
 
     def entries(self) -> list[tuple[Place, Target]]:
-        """Return every destination that is steered here."""
+        """Return every destination that is steered on this interface, of all nodes."""
         found = []
         for key in list(self.targets.keys()):
             value = self.targets.get(key)
@@ -95,19 +98,19 @@ class Shared:
         return found
 
     def forget(self, slot: int) -> None:
-        """Stop steering for a slot."""
+        """Remove the destinations of `slot`, so that its node is no longer steered."""
         for place, target in self.entries():
             if target.slot == slot:
                 self.targets.delete(place.pack())
 
     def fill(self, slot: int, plan: NodePlan) -> None:
-        """Steer what `plan` says for `slot`, and nothing else, with counters from zero."""
+        """Set the destinations of `slot` to those of `plan`, remove its others, and zero its counters."""
         zero = bytes(8 * kernel.possible_cpus())
         for at in counters_of(slot):
             self.steered.set(_U32.pack(at), zero)
         wanted = {place.pack(): target for place, target in plan.targets(slot)}
         for cpu in sorted({cpu for target in wanted.values() for cpu in target.cpus.values()}):
-            # What is there stays: replacing it would end the thread that works on its packets.
+            # An entry that exists stays: replacing it would end the kernel thread that works on its packets.
             if self.cpus.get(_U32.pack(cpu)) is None:
                 self.cpus.set(_U32.pack(cpu), _U32.pack(QUEUE_PACKETS))
         for place, target in self.entries():
@@ -130,7 +133,7 @@ def locked() -> Iterator[None]:
 
 
 def sweep() -> None:
-    """Remove the remains of dead nodes, and every program without a node. Call it locked."""
+    """Remove what dead nodes left, and every program without a node. The caller holds `locked`."""
     for folder in FOLDER.iterdir():
         alive = False
         for slot, _, node_folder in nodes_in(folder):
@@ -140,7 +143,7 @@ def sweep() -> None:
             try:
                 shared = Shared.open(folder)
             except OSError:
-                pass  # half made: its node ended meanwhile
+                pass  # incomplete: its node ended while it made the folder
             else:
                 shared.forget(slot)
                 shared.close()
@@ -150,7 +153,10 @@ def sweep() -> None:
 
 
 def _is_attached(folder: Path) -> bool:
-    """Return whether the link is whole: an interface can be gone, with its namespace, while nodes live."""
+    """Return whether the folder's link still attaches the program to an interface.
+
+    The interface can be gone, with its network namespace, while nodes live.
+    """
     try:
         link = kernel.get_pinned(str(folder / "link"))
     except OSError:
@@ -162,7 +168,7 @@ def _is_attached(folder: Path) -> bool:
 
 
 def nodes_in(folder: Path) -> list[tuple[int, int, Path]]:
-    """Return slot, pid and folder of each node, living or not."""
+    """Return (slot, process id, folder) of each node, alive or dead, sorted."""
     matches = [(_NODE_FOLDER.fullmatch(path.name), path) for path in folder.iterdir()]
     return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
 
@@ -199,7 +205,7 @@ def remove(folder: Path) -> None:
 
 
 def maps_of(fds: dict[str, int]) -> dict[str, BpfMap]:
-    """Return the program's maps by name, from descriptors, which they own."""
+    """Return the program's maps by name. They own the descriptors `fds`, which are by name too."""
     per_cpu = 8 * kernel.possible_cpus()
     sizes = {
         "targets": (PLACE.size, TARGET_BYTES),

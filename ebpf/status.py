@@ -1,4 +1,4 @@
-"""What is steered on this machine now, for display: reads the shared maps, and changes nothing."""
+"""The present steering on this machine, for display. It is read from the shared maps; nothing is changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from ebpf.shared import FOLDER, Shared, is_alive, nodes_in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """The steering of one node."""
+    """The steering of one node on one interface.
+
+    `counts` is by (row, rule): packets redirected, and packets that were on the right CPU already.
+    """
 
     slot: int
     pid: int
@@ -23,7 +26,10 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterfaceStatus:
-    """The program on one interface of this network namespace: ours, another's, or none."""
+    """The XDP program on one interface of this network namespace: Laminar's, another one, or none.
+
+    `nodes` and `passed` (packets that passed untouched, by reason) are empty unless it is Laminar's (`ours`).
+    """
 
     interface: Interface
     program: str

@@ -4,7 +4,8 @@
  * steering, passes to the kernel as if the program were not there. Which shard's socket gets a connection or
  * a datagram is decided later, by the programs on the sockets, with the same arithmetic (ownership.h).
  *
- * Compiled and loaded with BCC by ebpf/loader.py, which defines LAMINAR_CPUS, the number of possible CPUs.
+ * ebpf/toolchain.py compiles it with BCC and defines LAMINAR_CPUS, the number of possible CPUs; ebpf/loader.py
+ * loads it.
  * ebpf/layout.py has the same structs and numbers.
  */
 #include <uapi/linux/bpf.h>
@@ -65,13 +66,13 @@ struct place {
 	u8 zero;
 };
 
-/* All that is to be known of a destination, in one value, so that it is replaced as a whole. */
+/* Everything about a destination is in one value, so that it is replaced as a whole. */
 struct target {
 	u32 rule;
 	u32 slot;
-	/* RULE_OWN_TCP and RULE_GOSSIP_UDP: the row that it is for. */
+	/* With RULE_OWN_TCP and RULE_GOSSIP_UDP the row of the process; other rules compute the row. */
 	u32 row;
-	/* The node's. */
+	/* The number of the node's shards. */
 	u32 shards;
 	/* By row; NO_CPU where a process is not pinned. */
 	u16 cpus[ROWS];
@@ -111,7 +112,7 @@ static inline int steer_to(struct target *target, u64 row)
 	u32 cpu, at;
 	u64 *count;
 
-	/* Keeps the row in one register, of which the verifier sees that it is compared. */
+	/* Keeps the row in one register, so that the verifier knows its bound after the comparison. */
 	asm volatile("" : "+r"(row));
 	if (row >= ROWS)
 		return pass(PASSED_NO_CPU);
@@ -129,7 +130,7 @@ static inline int steer_to(struct target *target, u64 row)
 	count = steered.lookup(&at);
 	if (count)
 		(*count)++;
-	/* If there is no such CPU after all: pass. */
+	/* If the map has no such CPU, the packet passes. */
 	return cpus.redirect_map(cpu, XDP_PASS);
 }
 
@@ -172,7 +173,7 @@ int steer(struct xdp_md *context)
 			return pass(PASSED_MALFORMED);
 		if (data + offset + total_bytes > end)
 			return pass(PASSED_MALFORMED);
-		/* More to come, or not the first: only whole datagrams have ports in a place we know. */
+		/* A fragment, of which more follow or which is not the first: it may have no ports. */
 		if (ip->frag_off & bpf_htons(0x3fff))
 			return pass(PASSED_FRAGMENT);
 		next = ip->protocol;
@@ -238,7 +239,7 @@ int steer(struct xdp_md *context)
 			return pass(PASSED_MALFORMED);
 		source_port = 0;
 		place.port = udp->dest;
-		/* The datagram may not be longer than the packet; what follows it is not its own. */
+		/* A datagram may not be longer than its packet. Bytes of the packet after it do not belong to it. */
 		if (bpf_ntohs(udp->len) < sizeof(*udp) || bpf_ntohs(udp->len) > transport_bytes)
 			return pass(PASSED_MALFORMED);
 		transport_bytes = bpf_ntohs(udp->len);

@@ -1,8 +1,9 @@
-"""Finds BCC and kernel headers on this machine, and compiles the program with them.
+"""The compiler of the program: it finds BCC and kernel headers on this machine, and compiles with them.
 
-BCC comes from the system's packages, so it is outside of our environment; it is pure Python over libbcc. It
-is imported by its file's place, never by adding that folder to `sys.path`, which would make visible whatever
-else is there (another numpy, say). Import it only in a process that ends soon: BCC loads a compiler.
+BCC is pure Python over libbcc. It comes from the system's packages, so it is outside of this program's
+environment. It is imported by the path of its file. To add that folder to `sys.path` instead would make all
+its other packages visible too (another numpy, say). Compile only in a process that ends soon: BCC loads a
+compiler.
 """
 
 from __future__ import annotations
@@ -27,32 +28,36 @@ HEADERS_VARIABLE = "LAMINAR_KERNEL_HEADERS"
 SOURCE_FOLDER = Path(__file__).parent
 SOURCES = ("steer.c", "ownership.h")
 MAPS = ("targets", "cpus", "steered", "passed")
-# The kernel's folders have names of their own for what `uname -m` says.
+# The name of a machine's folder in the kernel's source, by what `uname -m` says.
 _KERNEL_ARCH = {"x86_64": "x86", "aarch64": "arm64", "riscv64": "riscv", "ppc64le": "powerpc"}
 
 
 class CompileError(Exception):
-    """BCC could not compile the program. The text is the compiler's."""
+    """BCC could not compile the program. The text is BCC's error and the compiler's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Kernel headers: the folder with the common ones, and the one generated for a build."""
+    """Kernel headers: the folder common to all builds of a version, and the one generated for one build.
+
+    They may be the same folder.
+    """
 
     common: Path
     generated: Path
 
 
 def find_bcc() -> Path | None:
-    """Return BCC's folder, or None if it isn't installed."""
+    """Return the path of BCC's module ``libbcc.py``, which is in BCC's folder; None if it isn't installed."""
     places = [*BCC_PLACES, *(path for path in sys.path if path)]
     return next((found for place in places if (found := Path(place) / "bcc" / "libbcc.py").is_file()), None)
 
 
 def find_headers() -> Headers | None:
-    """Return headers of the running kernel, else the newest of any; None if there are none.
+    """Return the headers of the running kernel, else the newest installed ones; None if there are none.
 
-    Only the kernel's interface to programs is used, which doesn't change.
+    The environment variable `HEADERS_VARIABLE` names the only folder to look in, if it is set. Headers of
+    another kernel will do: the program uses only the stable interface to user programs.
     """
     release = platform.release()
     places = [Path(f"/lib/modules/{release}/build"), Path(f"/usr/src/linux-headers-{release}")]
@@ -69,7 +74,10 @@ def find_headers() -> Headers | None:
 
 
 def _headers_in(place: Path) -> Headers | None:
-    """Return the headers in a folder, with Debian's folder of what all builds of a version share."""
+    """Return the headers in the folder `place` of one build; None if they are incomplete.
+
+    Debian has the headers that all builds of a version share in a folder beside it.
+    """
     generated = place.resolve()
     if not (generated / "include/generated/autoconf.h").is_file():
         return None
@@ -87,7 +95,7 @@ def _headers_in(place: Path) -> Headers | None:
 
 
 def digest() -> str:
-    """Return a name of the program by its source and this machine's CPUs: nodes with one digest share it."""
+    """Return a digest of the program's source and of the number of CPUs: nodes with the same one share it."""
     made_of = blake2b(digest_size=6)
     for name in SOURCES:
         made_of.update((SOURCE_FOLDER / name).read_bytes())
@@ -97,7 +105,7 @@ def digest() -> str:
 
 @dataclass(slots=True)
 class Compiled:
-    """The program's code, and descriptors of its maps by name."""
+    """The program's instructions as bytes, and descriptors of its maps by name, which the caller closes."""
 
     instructions: bytes
     maps: dict[str, int]
@@ -136,7 +144,7 @@ def compile_program() -> Compiled:
 
 
 def _import_bcc(folder: Path) -> Any:
-    """Import the package in exactly this folder, without making its folder's neighbours importable."""
+    """Import the package `bcc` from exactly this folder, without making the packages beside it importable."""
     if "bcc" in sys.modules:
         return sys.modules["bcc"]
     spec = importlib.util.spec_from_file_location(
@@ -157,7 +165,7 @@ def _import_bcc(folder: Path) -> Any:
 
 @contextmanager
 def _captured_stderr() -> Iterator[Any]:
-    """Redirect the standard error of C code to memory; yield a function that reads it."""
+    """Redirect standard error, C code's too, to memory; yield a function that returns what was written."""
     memory = os.memfd_create("said")
     before = os.dup(2)
     os.dup2(memory, 2)
