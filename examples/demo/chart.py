@@ -1,7 +1,7 @@
 """The picture: mean delay at the busiest airports, month by month, and how many flights there were.
 
-A person wants to see where and when flights were late, and whether to believe it: so each cell of the map
-carries its mean and its number of flights, and the airports are sorted by their mean over all months.
+The picture shows where and when flights were late, and on how many flights each figure is based: each cell
+has its mean and its number of flights. The airports are sorted by their mean over all months.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from examples.demo.flights import Delay, Delays
 AIRPORTS = 24
 SOURCE = "Data: US Bureau of Transportation Statistics, on-time performance 2001 (sample), public domain."
 
-# The busiest of 2001; another file's airports are shown by their codes.
+# The busiest airports of 2001. Any other airport is shown by its code.
 CITIES = {
     "ATL": "Atlanta",
     "AUS": "Austin",
@@ -62,7 +62,11 @@ CITIES = {
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is drawn: `totals` and `cells` follow `airports`; a cell without flights is None."""
+    """The content of the picture.
+
+    `totals` and `cells` have an element for each of `airports`, and each element of `cells` one for each of
+    `months`: None if there were no flights. `all_airports` and `all_flights` count what is not drawn, too.
+    """
 
     airports: Sequence[str]
     months: Sequence[str]
@@ -73,7 +77,7 @@ class Chart:
 
 
 def chart_of(delays: Delays, *, airports: int = AIRPORTS) -> Chart:
-    """The busiest airports, latest first; months in order."""
+    """Return the chart of the busiest `airports`, sorted by mean delay, the longest first."""
     months = sorted({month for _, month in delays})
     by_airport: dict[str, Delay] = {}
     for (airport, _), delay in delays.items():
@@ -94,18 +98,18 @@ def chart_of(delays: Delays, *, airports: int = AIRPORTS) -> Chart:
 
 
 def month_name(month: str) -> str:
-    """``2001/02`` as ``February``."""
+    """Return the name of a month: ``February`` for ``2001/02``."""
     return calendar.month_name[int(month[5:7])]
 
 
 def minutes(value: float) -> str:
-    """Whole minutes with a true minus; no ``-0``."""
+    """Return rounded minutes as text, with the character for minus instead of a hyphen, and never ``-0``."""
     whole = round(value)
     return f"−{-whole}" if whole < 0 else str(whole)
 
 
 def draw(delays: Delays, path: Path, *, how: str) -> None:
-    """Draw the chart to a PNG file; `how` says by whom the means were computed."""
+    """Draw the chart to a PNG file. `how` is a sentence that says how the means were computed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
@@ -120,12 +124,12 @@ def draw(delays: Delays, path: Path, *, how: str) -> None:
     )
     figure.subplots_adjust(left=0.085, right=0.925, top=0.84, bottom=0.235)
 
-    # The last row is all months together, set off by a line.
+    # The last row has all months together. A line separates it from the others.
     means = [[each.mean_minutes if each else None for each in column] for column in chart.cells]
     table = [[column[row] for column in means] for row in range(rows - 1)]
     table.append([total.mean_minutes for total in chart.totals])
     known = [value for row in table for value in row if value is not None]
-    # The same distance from zero has the same depth of colour on both sides, although there is more red.
+    # Zero is the middle of the colours, although most means are above it: equal distances look equal.
     deepest = max(1.0, *map(abs, known))
     norm = Normalize(vmin=-deepest, vmax=deepest)
     image = cells.imshow(
@@ -170,14 +174,14 @@ def _place(airport: str) -> str:
 
 
 def _label_cells(axes: Any, chart: Chart, table: Sequence[Sequence[float | None]], norm: Any) -> None:
-    """Each cell's mean, and its number of flights beneath."""
+    """Write each cell's mean into it, and its number of flights beneath."""
     for row, values in enumerate(table):
         for column, value in enumerate(values):
             if value is None:
                 continue
             delay = chart.totals[column] if row == len(chart.months) else chart.cells[column][row]
             assert delay is not None, "a mean of no flights"
-            # The ends of the map are dark.
+            # The colours at both ends of the scale are dark.
             color = "white" if abs(float(norm(value)) - 0.5) > 0.33 else "#222222"
             axes.text(column, row - 0.1, minutes(value), ha="center", va="center", color=color, fontsize=11)
             flights = f"n={delay.flights:,}"
@@ -197,7 +201,7 @@ def _label_axes(axes: Any, chart: Chart) -> None:
 
 
 def _draw_bars(axes: Any, chart: Chart) -> None:
-    """Above the map, how many flights each column stands for."""
+    """Draw a bar above each column, with its airport's number of flights."""
     flights = [total.flights for total in chart.totals]
     axes.bar(range(len(flights)), flights, width=0.72, color="#b8bec6")
     for column, count in enumerate(flights):

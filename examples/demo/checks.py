@@ -1,7 +1,7 @@
-"""What the demo must have proved, as pure checks of what was observed.
+"""The demo's checks, as pure functions of what was observed.
 
-Each check takes observations and answers a `Finding`: one line that says what held, or what did not, each
-fault by name. Nothing is repaired, left out or counted once that was there twice.
+Each check takes observations and returns `Finding` objects. A finding is a claim with the faults that refute
+it. The checks compare the observations as they are: none is corrected, left out, or merged with an equal one.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from examples.demo.flights import Delays
 from laminar.testing.history import Read, Sent, Violation, check_history, check_replicas
 
-# A broken run may have thousands; the first say what kind it is.
+# A broken run may have thousands of faults. The first ones show of which kind they are.
 SHOWN_FAULTS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One claim, and the faults that refute it: none if it held."""
+    """One claim, and the faults that refute it. Without faults the claim held."""
 
     claim: str
     faults: Sequence[str] = ()
 
     @property
     def held(self) -> bool:
-        """Whether nothing refutes the claim."""
+        """Whether no fault refutes the claim."""
         return not self.faults
 
     def lines(self) -> list[str]:
-        """For a person: the claim, then its faults."""
+        """Return the lines to print: the claim, then its first `SHOWN_FAULTS` faults."""
         shown = [f"  {fault}" for fault in self.faults[:SHOWN_FAULTS]]
         if len(self.faults) > SHOWN_FAULTS:
             shown.append(f"  and {len(self.faults) - SHOWN_FAULTS:,} more")
@@ -37,7 +37,7 @@ class Finding:
 
 
 def check_flights(sent: Sequence[Sent], read: Sequence[Read], *, flights: int) -> list[Finding]:
-    """Everything acknowledged, everything read exactly once, in the file's order per airport."""
+    """Check that all flights were acknowledged and read exactly once, each airport's in the file's order."""
     violations = check_history(sent, read, uncertain=())
     airports = len({each.key for each in sent})
     unsent = [] if len(sent) == flights else [f"{flights - len(sent):,} have no receipt"]
@@ -59,7 +59,10 @@ def _of(violations: Sequence[Violation], *kinds: str) -> list[str]:
 
 
 def check_digests(digests: Mapping[int, Mapping[str, str]], *, replicas: int) -> Finding:
-    """The committed log of each partition is the same bytes on every replica."""
+    """Check that each partition's committed log has the same bytes on every replica.
+
+    `digests` is partition -> node -> digest.
+    """
     faults = [str(violation) for violation in check_replicas(digests)]
     faults += [
         f"partition {partition} has a digest from {len(by_node)} replicas only: {', '.join(sorted(by_node))}"
@@ -70,21 +73,24 @@ def check_digests(digests: Mapping[int, Mapping[str, str]], *, replicas: int) ->
 
 
 def check_balance(served_by: Mapping[int, Mapping[str, int]]) -> Finding:
-    """Reads of a partition were shared by its replicas: `served_by` is partition -> node -> batches."""
+    """Check that the replicas of at least one partition shared its reads.
+
+    `served_by` is partition -> node -> number of batches.
+    """
     shared = [partition for partition, by_node in served_by.items() if len(by_node) >= 2]
     claim = f"{len(shared)} of {len(served_by)} partitions were read from two replicas or more"
     return Finding(claim, [] if shared else ["every partition was read from one replica alone"])
 
 
 def check_retries(retried: int, *, kills: int) -> Finding:
-    """The kill hit something: without a retry it proved nothing."""
+    """Check that an append was sent again: otherwise none was under way at a kill, which proves nothing."""
     times = "one kill" if kills == 1 else f"{kills} kills"
     claim = f"{retried:,} appends were sent again after {times} of a node"
     return Finding(claim, [] if retried else ["nothing was under way when the node died"])
 
 
 def check_delays(found: Delays, expected: Delays, *, batches: int) -> Finding:
-    """Spark's result is the file's own: same groups, same counts, same sums."""
+    """Check that Spark's groups, counts and sums are those computed from the file, over several batches."""
     faults = []
     for airport, month in sorted(found.keys() | expected.keys()):
         theirs, ours = found.get((airport, month)), expected.get((airport, month))
@@ -97,5 +103,5 @@ def check_delays(found: Delays, expected: Delays, *, batches: int) -> Finding:
 
 
 def check_leftovers(pids: Collection[int]) -> Finding:
-    """Nothing that was started is still there."""
+    """Check that no process that the demo started is alive; `pids` are those that are."""
     return Finding("no process is left over", [f"process {pid} is alive" for pid in pids])

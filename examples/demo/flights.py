@@ -1,4 +1,4 @@
-"""The flights: a file of JSON lines, and what is true of it, computed from nothing but the file."""
+"""The flights: a file of JSON lines, and the delays in it, computed without Laminar and Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_FILE = Path(__file__).parents[1] / "data" / "flights-20k.jsonl"
 
 
 class BadFile(Exception):
-    """The file of flights is missing, or is none."""
+    """The file of flights is missing, or its content is not one of flights."""
 
 
 class Flight(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Flight(msgspec.Struct, frozen=True):
 
 
 class Delay(NamedTuple):
-    """What a group of flights amounts to: exact sums, so that two ways of computing it can be compared."""
+    """The sums over a group of flights: integers, so that two computations can be compared exactly."""
 
     flights: int
     total_minutes: int
@@ -50,7 +50,7 @@ Delays = dict[tuple[str, str], Delay]
 
 @dataclass(frozen=True, slots=True)
 class Flights:
-    """The file: each line as it stands, and its flight. A flight's number is its line, from 1."""
+    """The file: each line's bytes, and the flight in it. A flight's number is its line's number, from 1."""
 
     lines: Sequence[bytes]
     flights: Sequence[Flight]
@@ -59,16 +59,16 @@ class Flights:
         return len(self.lines)
 
     def numbers(self) -> dict[bytes, int]:
-        """The number of each line."""
+        """Return the number of each line, by the line's bytes."""
         return {line: number for number, line in enumerate(self.lines, start=1)}
 
     def delays(self) -> Delays:
-        """Delays by airport of departure and month."""
+        """Return the delays of the file's flights by airport of departure and month."""
         return delays_of(self.flights)
 
 
 def delays_of(flights: Iterable[Flight]) -> Delays:
-    """Delays by airport of departure and month."""
+    """Return the delays of flights by airport of departure and month."""
     sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for flight in flights:
         group = sums[flight.origin, flight.month]
@@ -78,10 +78,10 @@ def delays_of(flights: Iterable[Flight]) -> Delays:
 
 
 def load(file: Path | None) -> Flights:
-    """Read the file of flights, that of the source tree if `file` is None.
+    """Read a file of flights; None reads the one in the source tree.
 
     Raises:
-        BadFile: when it is missing, has a line that is no flight, or two lines that are equal.
+        BadFile: when the file is missing, has a line that is not a flight, or has two equal lines.
     """
     path = DEFAULT_FILE if file is None else file
     try:
@@ -92,7 +92,7 @@ def load(file: Path | None) -> Flights:
         flights = Flights(lines, [msgspec.json.decode(line, type=Flight) for line in lines])
     except msgspec.MsgspecError as error:
         raise BadFile(f"{path} is no file of flights: {error}") from None
-    # A flight that is read back is known by its line.
+    # A record that is read back has no number: its line identifies the flight.
     if len(flights.numbers()) != len(lines):
         raise BadFile(f"{path}: two lines are equal, so their flights cannot be told apart")
     return flights

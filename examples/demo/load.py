@@ -1,8 +1,9 @@
-"""The stream of flights, and a node's death in the middle of it.
+"""The stream of flights, and the kill of a node in the middle of it.
 
-One task sends and never stops; another waits until half is sent, kills the node that leads most partitions,
-and brings it back. Only an append that was under way at the kill shows anything, so a kill after which none
-was sent again is repeated; until then the sender keeps a rest of the flights back and sends it slowly.
+One task sends flights without a pause for the kill. Another task waits until half of them are sent, kills the
+node that leads most partitions, and starts it again. A kill tests something only if appends were under way.
+So a kill after which no append was sent again is repeated. Until the kills are over, the sender sends the
+last fifth (`REST`) of the flights slowly.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from laminar.testing.cluster import LocalCluster
 from laminar.testing.history import Sent
 from laminar.wire.key_route import Route
 
-# 2,500 flights a second in small steps: the load lasts long enough for a node to die and to come back in it.
+# At most 2,500 flights a second: the load lasts long enough for a node to be killed and started again in it.
 STEP_FLIGHTS = 50
 STEP_S = 0.02
-# Kept back while the kill is not over.
+# The share of the flights that is sent slowly while the kills are not over.
 REST = 0.2
 DOWN_S = 2.0
 MAX_KILLS = 4
@@ -34,7 +35,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class Outcome:
-    """What the load did."""
+    """The result of the load: what was sent with its receipts, batches sent again, kills, duration."""
 
     sent: list[Sent] = field(default_factory=list)
     retried: int = 0
@@ -44,7 +45,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Progress:
-    """What sender and killer tell each other."""
+    """The state that the sending task and the killing task share."""
 
     deliveries: list[Delivery] = field(default_factory=list)
     step_sent: asyncio.Event = field(default_factory=asyncio.Event)
@@ -56,7 +57,11 @@ class Progress:
 async def stream(
     client: Client, topic: Topic[bytes], flights: Flights, cluster: LocalCluster, *, say: Say
 ) -> Outcome:
-    """Send every flight while a node dies and comes back. Raises `ProduceError` if one got no receipt."""
+    """Send every flight while a node is killed and started again; `say` prints progress.
+
+    Raises:
+        ProduceError: when a flight got no receipt.
+    """
     progress = Progress()
     began = time.monotonic()
     async with asyncio.TaskGroup() as tasks:
@@ -76,19 +81,19 @@ def _retried(client: Client) -> int:
 
 
 async def _send(producer: Producer[bytes], flights: Flights, progress: Progress) -> None:
-    """All flights, in the file's order, at a steady pace."""
+    """Send all flights in order at a steady pace, the last ones slowly until the kills are over."""
     deliveries = progress.deliveries
     held_back = int(len(flights) * (1 - REST))
     while len(deliveries) < len(flights):
         slow = len(deliveries) >= held_back and not progress.kill_over.is_set()
         step = range(len(deliveries), min(len(deliveries) + (1 if slow else STEP_FLIGHTS), len(flights)))
         for position in step:
-            # Every flight has a receipt of its own: what is not acknowledged is not claimed.
+            # Each flight gets its own receipt. The checks claim nothing for a flight without one.
             deliveries.append(producer.send(flights.lines[position], key=flights.flights[position].origin))
         if len(deliveries) >= len(flights) // 2:
             progress.half_sent.set()
         progress.step_sent.set()
-        progress.step_sent.clear()  # who waits is woken all the same
+        progress.step_sent.clear()  # `set` has woken the waiting task already
         await producer.room()
         await asyncio.sleep(STEP_S)
 
@@ -96,7 +101,7 @@ async def _send(producer: Producer[bytes], flights: Flights, progress: Progress)
 async def _kill(
     client: Client, topic: Topic[bytes], flights: Flights, cluster: LocalCluster, progress: Progress, say: Say
 ) -> None:
-    """Kill, bring back, and again if nothing was hit."""
+    """Kill a node and start it again; repeat, up to `MAX_KILLS` times, until an append was sent again."""
     await progress.half_sent.wait()
     try:
         while progress.kills < MAX_KILLS:
@@ -117,7 +122,7 @@ async def _kill_once(
     number = next(node.number for node in cluster.members if node.name == name)
     sent = len(progress.deliveries)
     began = time.monotonic()
-    # In a thread: the load goes on meanwhile.
+    # In a thread, so that the load continues meanwhile.
     await asyncio.to_thread(cluster.kill, number)
     progress.kills += 1
     say(f"{sent:,} flights sent: kill -9 of {name}, which leads {count} of {len(leaders)} partitions")
@@ -134,7 +139,7 @@ async def _kill_once(
 async def _acknowledged_again(
     flights: Flights, progress: Progress, sent: int, orphans: set[int], partitions: int
 ) -> None:
-    """Wait until each partition in `orphans` acknowledged a flight sent after the first `sent`."""
+    """Wait until each partition in `orphans` acknowledged a flight sent after the first `sent` flights."""
     route = Route.even(partitions)
     position = sent
     while orphans and position < len(flights):

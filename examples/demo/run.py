@@ -1,7 +1,7 @@
-"""The demo from beginning to end: start, stream and kill, read back, compare, query, draw, stop, judge.
+"""The demo from beginning to end: start, stream and kill, read back, compare, query, draw, stop, check.
 
-Everything is printed as it happens, then what was proved, line by line. A part that cannot run here (Spark
-without Java) is named in the last line; with ``REQUIRE=spark`` in the environment that is a failure too.
+Each step is printed as it happens, then the result of each check. The last line names the parts that could
+not run here (Spark without Java). With ``REQUIRE=spark`` in the environment that is a failure.
 """
 
 from __future__ import annotations
@@ -30,28 +30,32 @@ from laminar.testing.replicas import committed_digests
 
 TOPIC = "flights"
 NODES, SHARDS, PARTITIONS, REPLICAS = 3, 2, 12, 3
-# Small, so that a partition takes several fetches, and each can go to another replica.
+# Small, so that reading a partition takes several fetches, and each can go to another replica.
 FETCH_BYTES = 16 << 10
 READ_AHEAD_BYTES = 32 << 10
-# A process may take this long to notice that it is over.
+# How long a process may take to end after the cluster was stopped.
 LEFTOVER_GRACE_S = 10.0
 
 
 @dataclass(slots=True)
 class Report:
-    """What was proved so far, and what could not be tried."""
+    """The findings so far, and the parts that were skipped."""
 
     findings: list[Finding] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
     def say(self, text: str) -> None:
-        """Print `text` with the seconds since the beginning."""
+        """Print `text` with the seconds since the demo began."""
         print(f"{time.monotonic() - self.began:6.1f} s  {text}", flush=True)
 
 
 def run(*, file: Path | None, out: Path, keep: bool) -> int:
-    """Run the demo; return its exit code."""
+    """Run the demo; return its exit code: 0 if all checks held and nothing required was skipped, else 1.
+
+    `file`: see `examples.demo.flights.load`. Data and logs are in a folder of `out`, and are deleted after a
+    run without faults unless `keep`.
+    """
     flights = load(file)
     report = Report()
     folder = out.absolute() / "nodes"
@@ -77,7 +81,7 @@ def run(*, file: Path | None, out: Path, keep: bool) -> int:
 
 
 def _act(cluster: LocalCluster, flights: Flights, report: Report, out: Path) -> None:
-    """What is done with the running cluster."""
+    """Do all steps that need the running cluster, and add their findings to `report`."""
     report.say("all nodes serve, and see each other")
     outcome, read, served_by = asyncio.run(_stream_and_read(cluster, flights, report))
     report.findings += checks.check_flights(outcome.sent, read, flights=len(flights))
@@ -93,7 +97,10 @@ def _act(cluster: LocalCluster, flights: Flights, report: Report, out: Path) -> 
 async def _stream_and_read(
     cluster: LocalCluster, flights: Flights, report: Report
 ) -> tuple[Outcome, list[Read], dict[int, dict[str, int]]]:
-    """Stream through the kill with one client; read back with another, which has seen nothing yet."""
+    """Send the flights with one client, with the kill; read them back with another that knows nothing yet.
+
+    Return what was sent, the records read, and partition -> node -> number of batches that it served.
+    """
     async with connect(cluster.urls) as client:
         topic = await client.create_topic(TOPIC, partitions=PARTITIONS, replicas=REPLICAS)
         report.say(
@@ -102,7 +109,7 @@ async def _stream_and_read(
         try:
             outcome = await stream(client, topic, flights, cluster, say=report.say)
         except BaseExceptionGroup as group:
-            # The sender's fault ends the killer, or the other way round: the first is the cause.
+            # An error of one task cancels the other task. The first exception is the cause.
             raise group.exceptions[0] from None
     report.say(
         f"{len(outcome.sent):,} flights acknowledged in {outcome.seconds:.1f} s, "
@@ -114,7 +121,7 @@ async def _stream_and_read(
 
 
 async def _read_back(cluster: LocalCluster, flights: Flights) -> tuple[list[Read], dict[int, dict[str, int]]]:
-    """Every record as it comes, and who served it: partition -> node -> batches."""
+    """Return every record in the order of reading, and partition -> node -> number of batches it served."""
     numbers = flights.numbers()
     read: list[Read] = []
     served_by: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -125,14 +132,17 @@ async def _read_back(cluster: LocalCluster, flights: Flights) -> tuple[list[Read
         async for batch in reader.batches():
             served_by[batch.partition][batch.node] += 1
             for offset, key, value in zip(batch.offsets, batch.keys, batch.values, strict=True):
-                # A value that is no line of the file has no number: 0, which was never sent.
+                # A value that is not a line of the file gets the number 0, which was never sent.
                 name = key.decode("utf-8", "replace") if key is not None else None
                 read.append(Read(batch.partition, offset, name, numbers.get(bytes(value), 0)))
     return read, {partition: dict(by_node) for partition, by_node in sorted(served_by.items())}
 
 
 def _query(cluster: LocalCluster, flights: Flights, report: Report) -> tuple[Delays, str]:
-    """Spark's result and its proof; where Spark can't run, the file's own means."""
+    """Return Spark's delays, after checking them, and a sentence that says how they were computed.
+
+    Where Spark cannot run, they are computed from the file.
+    """
     absent = spark_stage.why_not()
     if absent is not None:
         report.skipped.append(f"Spark: {absent}")
@@ -166,7 +176,10 @@ def _leftovers(cluster: LocalCluster) -> Sequence[int]:
 
 
 def _conclude(report: Report, *, required: str) -> bool:
-    """Print what was proved; whether all of it was."""
+    """Print all findings; return whether all held and nothing in `required` was skipped.
+
+    `required` is a list of parts, separated by commas.
+    """
     print()
     for finding in report.findings:
         print("\n".join(finding.lines()))
@@ -188,7 +201,7 @@ def _conclude(report: Report, *, required: str) -> bool:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends what is inside like Ctrl-C does: in order."""
+    """Raise KeyboardInterrupt in the block on SIGTERM, so that it ends in order, as by Ctrl-C."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -1,8 +1,9 @@
 """The Spark query, as a program: ``python -m examples.demo.spark_query URLS TOPIC PER_BATCH RESULT``.
 
-Mean delay by airport and month, as a stream in micro-batches of PER_BATCH flights over the topic's records,
-until all that is there is taken. In a process of its own, so that the JVM and its Python workers end with it.
-The result is a JSON file (`Result`), written last: a file that is there is whole; Spark's own go beside it.
+It computes the mean delay by airport and month, as a streaming query in micro-batches of PER_BATCH flights,
+until all records of the topic are read. It is a process of its own, so that the JVM and its Python workers
+end with it. The result is the JSON file RESULT (`Result`), which is renamed when it is complete. Spark's
+files are in the same folder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A group of the query's answer."""
+    """A group of the query's result: an airport and a month."""
 
     origin: str
     month: str
@@ -25,7 +26,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The query's answer, and how many records each micro-batch had."""
+    """The query's result, the number of records of each micro-batch, and Spark's version."""
 
     rows: list[Row]
     batches: list[int]
@@ -33,13 +34,14 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def query(urls: str, topic: str, per_batch: int, folder: Path) -> Result:
-    """Run it in a local session with two cores."""
+    """Run the query in a local Spark session with two cores; Spark's files go to `folder`."""
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as f
 
     from laminar.spark import configure
 
-    # Spark's workers are this interpreter, which has us, and not the first python3 on the path.
+    # Spark's workers need this interpreter, which has Laminar installed; the first python3 on the path may
+    # not.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.Builder().master("local[2]").appName("laminar-demo")
     for name, value in {
@@ -90,7 +92,7 @@ def query(urls: str, topic: str, per_batch: int, folder: Path) -> Result:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the query and write its result."""
+    """Run the query and write its result. `arguments` are URLS, TOPIC, PER_BATCH and RESULT."""
     urls, topic, per_batch, result = arguments
     found = query(urls, topic, int(per_batch), Path(result).parent)
     fresh = f"{result}.new"

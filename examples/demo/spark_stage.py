@@ -1,4 +1,4 @@
-"""Whether Spark can run here, and the running of its query beside us."""
+"""The demo's step with Spark: whether Spark can run here, and the query in another process."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from laminar.testing.cluster import LocalCluster, kill_group
 
 JAVA_VERSION = 17
 TIMEOUT_S = 150.0
-# Five micro-batches of the demo's own file.
+# So the demo's own file takes five micro-batches.
 FLIGHTS_PER_BATCH = 4_000
 
 
 class QueryFailed(Exception):
-    """Spark's process ended badly, or not at all; the message has the end of its log."""
+    """Spark's process ended without a result, or took too long; the message has the end of its log."""
 
 
 def why_not(environment: Mapping[str, str] = os.environ) -> str | None:
-    """None where Spark can run, else what is missing and how to get it."""
+    """Return what Spark lacks here and how to install it; None if it can run."""
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed (pip install 'laminar-mq[demo]')"
     home = environment.get("JAVA_HOME")
@@ -44,7 +44,10 @@ def why_not(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def java_version(told: str) -> int:
-    """The major version in what ``java -version`` says; 0 if there is none. Java 8 calls itself 1.8."""
+    """Return the major version in the output of ``java -version``; 0 if it has none.
+
+    Java 8 calls itself 1.8.
+    """
     _, _, rest = told.partition('"')
     parts = rest.partition('"')[0].replace("-", ".").split(".")
     numbers = [int(part) for part in parts[:2] if part.isdecimal()]
@@ -54,7 +57,11 @@ def java_version(told: str) -> int:
 
 
 def run_query(cluster: LocalCluster, topic: str, *, folder: Path) -> Result:
-    """Run the query in a process that belongs to the cluster. Raises QueryFailed."""
+    """Run the query in a process that ends with the cluster at the latest; its files are in `folder`.
+
+    Raises:
+        QueryFailed: when it ends without a result, or takes more than `TIMEOUT_S`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     result, log = folder / "result.json", folder / "log"
     result.unlink(missing_ok=True)
@@ -75,5 +82,5 @@ def run_query(cluster: LocalCluster, topic: str, *, folder: Path) -> Result:
 
 
 def delays_of(result: Result) -> Delays:
-    """Spark's groups, in the words of the file's own."""
+    """Return Spark's groups in the form that `examples.demo.flights.delays_of` returns."""
     return {(row.origin, row.month): Delay(row.flights, row.total_minutes) for row in result.rows}
