@@ -192,8 +192,7 @@ def attach(program: int, interface: int, *, flags: int) -> int:
 
     Raises:
         OSError: EBUSY or EEXIST if another program is attached, EOPNOTSUPP if the driver does not support
-        this
-            mode.
+            this mode.
     """
     return call(_LINK_CREATE, _LINKING.pack(program, interface, _ATTACH_XDP, flags))
 
