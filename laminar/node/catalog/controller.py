@@ -52,7 +52,8 @@ JOIN_RETRY_S = 0.2
 CHECK_CLUSTER_S = 2.0
 # A start waits this long for the catalog's confirmation of this node, before it serves without.
 UNCONFIRMED_S = 3.0
-# A founder with a damaged catalog finds no other node without these addresses: they must not rot too.
+# How often the other controllers' addresses are written again, so that a damaged file does not stay damaged:
+# a founder whose catalog is damaged finds the other nodes only by them.
 REMEMBER_MS = 60_000
 
 
@@ -122,13 +123,14 @@ class Controller(Process):
         return self._replica.group
 
     def state(self) -> CatalogState:
-        """Return the catalog as this node has it; while it has none, the one it joined with."""
+        """Return this node's copy of the catalog; while that is empty, the catalog that it joined with."""
         return self.directory.state()
 
     def knows(self, node: str) -> bool:
         """Return whether this process has a record or an address of a node.
 
-        Gossip counts too: our copy of the catalog may be older than the leader's node.
+        An address from gossip counts too: this node's copy of the catalog may be so old that it lacks the
+        node that leads.
         """
         return self.directory.address(node) is not None
 
@@ -137,7 +139,7 @@ class Controller(Process):
         return self.directory.boot(node)
 
     def remembers(self, node: str, boot: BootRecord) -> bool:
-        """Return whether this start of `node` is known here also after a restart of this process."""
+        """Return whether this start of `node` is on disk here, so known also after this process restarts."""
         return self._addresses.boots.get(node) == boot
 
     def address_of(self, node: str, replica: Replica) -> Address | None:
@@ -156,9 +158,9 @@ class Controller(Process):
     # -- life ----------------------------------------------------------------------------
 
     def awaiting_restart(self) -> list[str]:
-        """Return name and reason of everything that only a restart recovers soon, a stopped catalog included.
+        """Return name and reason of each log that waits for a restart to recover it; also a stopped catalog.
 
-        Without its catalog a controller has little to do, so it may restart.
+        Without its catalog a controller has little to do, so a restart interrupts nothing.
         """
         failure = self._replica.failure
         own = [] if failure is None else [f"the catalog ({failure})"]
@@ -243,7 +245,7 @@ class Controller(Process):
         )
 
     def _catalog_replica(self, known: NodeRecord | None) -> int:
-        """Return this node's replica id in group 0; 0 asks the catalog for one."""
+        """Return this node's replica id in group 0; 0 if it has none, which asks the catalog for one."""
         if known is not None:
             return known.catalog_replica
         return self.group.replica.replica_id if self.group is not None else 0
@@ -251,7 +253,7 @@ class Controller(Process):
     async def _check_cluster(self) -> None:
         """Refuse `--join` of another cluster than the one that the data folder belongs to.
 
-        If no member answers now it goes on with what it has, as when all nodes start together.
+        If no member answers within `CHECK_CLUSTER_S`, as when all nodes start together, nothing is refused.
 
         Raises:
             Unrecoverable: the cluster at `--join` is another one.
@@ -270,7 +272,11 @@ class Controller(Process):
             )
 
     async def _join(self) -> None:
-        """Ask members of the cluster to take this node in, until one answers."""
+        """Ask members of the cluster to accept this node, until one does or this process is to stop.
+
+        Raises:
+            Unrecoverable: the cluster refuses this node.
+        """
         request = msgspec.msgpack.encode(Join(record=self._own_record(), former=self._guard.former))
         logged: set[str] = set()
         while not self.stopping.is_set():
@@ -284,7 +290,7 @@ class Controller(Process):
                 try:
                     payload = await self.transport.call(address, "join", request, timeout=10.0)
                 except TransportError as error:
-                    # Digits are ports and counts: the same refusal is logged once.
+                    # Without digits, which are ports and counts, so that the same failure is logged once.
                     reason = re.sub(r"[0-9]+", "", str(error))
                     if reason not in logged:
                         logged.add(reason)
@@ -307,8 +313,8 @@ class Controller(Process):
     async def _on_join(self, peer: Peer, payload: bytes) -> bytes:
         join = msgspec.msgpack.decode(payload, type=Join)
         if self.group is None or self.boot.node not in self.group.catalog.state().nodes:
-            # Also while a founder has not registered yet: the joining node would be given the founder's
-            # replica id, and lead a second group of the same name.
+            # Ask again later. Also while a founder has not registered yet: the joining node would be given
+            # the founder's replica id, and lead a second group of the same name.
             return msgspec.msgpack.encode(JoinAnswer())
         assert self.cluster_id is not None
         answer = await self.service.ask(NodeRequest(join.record, join.former))
@@ -343,12 +349,12 @@ class Controller(Process):
         self._reconcile_now.set()
 
     async def _remember(self) -> None:
-        """Record the other controllers' addresses: when one is new, and periodically, as the file may rot."""
+        """Write the other controllers' addresses to disk: when one is new, and every `REMEMBER_MS`."""
         known: dict[str, Address] = {
             name: TcpAddress(record.host, record.peer_ports[0])
             for name, record in self.directory.known_nodes().items()
         }
-        # A catalog that has stopped is old: that is when the remembered addresses are needed.
+        # A catalog that is stalled or inhibited is old: it must not replace the addresses, needed just then.
         group = self.group
         if group is None or group.stalled or self._replica.campaign_inhibited or not known:
             return
@@ -365,7 +371,7 @@ class Controller(Process):
         except StorageError as error:
             _log.debug(
                 "the addresses of the others are not written: %s", error
-            )  # if new: again at the next tick
+            )  # new addresses are written again at the next pass
         else:
             self._addresses.remembered, self._addresses.boots = known, boots
 
@@ -407,22 +413,23 @@ class Controller(Process):
         self._be_ready()
 
     async def _end_as_older_copy(self, result: Result) -> None:
-        """Report that this node's folder is an older copy, and end: the catalog knows a later state of it."""
+        """Report that this node's folder is an older copy of itself, as the catalog has shown, and end."""
         report = self._guard.report(result)
         if report is not None:
             await self.service.ask(ReplicaRequest(report))
         self.fatal(Unrecoverable(f"{result.detail}. {NEWEST_COPY}"))
 
     def _be_ready_unconfirmed(self) -> None:
-        """Serve what this node holds without a confirmation: no leader of the catalog has answered."""
+        """Serve what this node holds without the catalog's confirmation: `UNCONFIRMED_S` are over."""
         self._patient = False
         self._be_ready()
 
     def _be_ready(self) -> None:
-        """Give the shards their first view, and with it the Raft messages of other nodes.
+        """Give the shards their first view, from which on they accept Raft messages of other nodes.
 
-        It waits a moment for the catalog's confirmation: with it this node learns which of its replicas were
-        abandoned while it was away, before they take part (docs/consensus.md#accepting-a-loss).
+        Do nothing before the catalog has confirmed this node, or `UNCONFIRMED_S` are over. A confirmed view
+        names the replicas that were abandoned while this node was away, so they stop before they take part
+        (docs/consensus.md#accepting-a-loss).
         """
         if self._patient and not self._guard.confirmed:
             return

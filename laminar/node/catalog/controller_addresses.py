@@ -1,13 +1,14 @@
 """The addresses of the other nodes' controllers.
 
-The catalog has them. But an old copy of it, or one that stopped at a damaged entry, does not have the nodes
-that joined or moved since, and without an address its node can't even answer the leader that would bring it
-up to date. So there are other sources, and a wrong address does no harm, as every message names its receiver:
-gossip about a node by itself comes first, as no source is newer; then the catalog; then the one that this
-node was given when it joined; then a small document beside the catalog's log, which is a help and no source
-of truth: one that is missing or damaged is ignored. That document also keeps the newest boot record of each
-node's data folder, so that an older copy of one is not admitted when our own catalog begins with an old state
-after a restart.
+The catalog has them. But an old copy of the catalog, or one that stopped at a damaged entry, lacks the nodes
+that joined or moved since; and without the leader's address, the copy's node can't even answer the leader
+that would bring it up to date. So there are other sources. In order: what a node announces of itself by
+gossip, which is the newest; the catalog; the catalog that this node was given when it joined; a small
+document beside the catalog's log, which is ignored if it is missing or damaged. A wrong address does no harm,
+as every message names its receiver.
+
+That document also keeps the newest boot record of each node's data folder. So an older copy of a folder is
+not admitted even while our own catalog, after a restart, is still in an old state.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ HOST, PORT = "peer_host", "peer_port"
 
 
 class AddressBook:
-    """The sources of the module's head; `address` asks them in turn."""
+    """The sources that the module's head lists; `address` asks them in that order."""
 
     def __init__(self) -> None:
         self._announced: dict[str, Address] = {}
-        # The catalog that it joined with, used while its own copy is empty.
+        # The catalog that this node was given when it joined.
         self.joined = CatalogState()
         self.remembered: dict[str, Address] = {}
         self.boots: dict[str, BootRecord] = {}
 
     def announce(self, members: Mapping[str, Member], *, cluster: str) -> None:
-        """Take over the addresses that gossip announces now; those of dead nodes are ignored."""
+        """Replace the announced addresses by those in `members`, without dead nodes and other clusters."""
         self._announced = {
             name: TcpAddress(host, port)
             for name, member in members.items()
@@ -69,7 +70,7 @@ class AddressBook:
         return self.remembered.get(node)
 
     def boot(self, node: str, state: CatalogState) -> BootRecord | None:
-        """Return the newest start of `node`'s data folder that the catalog has ever named here."""
+        """Return the newest boot record of `node`'s data folder that the catalog has ever named here."""
         record = state.nodes.get(node)
         return newer(record.boot if record is not None else None, self.boots.get(node))
 
@@ -91,7 +92,7 @@ _decoder = msgspec.msgpack.Decoder(dict[str, _Where])
 
 
 def read(log: Log) -> Peers:
-    """Return what the document beside `log` holds; nothing if it can't be read. Blocks shortly."""
+    """Return what the document beside `log` holds; empty `Peers` if it can't be read. Blocks briefly."""
     try:
         payload = Document(log.files.disk, log.files.directory, NAME).read()
         known = _decoder.decode(payload) if payload is not None else {}

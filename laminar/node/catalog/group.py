@@ -1,13 +1,13 @@
 """Group 0: the catalog's log, and the state machine that applies it.
 
 The catalog's commands are entries of kind `command` in a group like any other. This module proposes them,
-applies them in log order once committed, and confirms that this replica leads. What a command does is the
-business of `membership.catalog`.
+applies them in log order once committed, and confirms that this replica leads. What a command does is in
+`membership.catalog`.
 
 This log is never trimmed: it has no retention and no snapshots, as it grows only when nodes, topics or places
-of replicas change, by a few hundred bytes each time. So a replica that is new or was away for years lacks
-nothing that others do not hold; it gets it all as appends, which the windows of bytes in flight keep small,
-and a restart replays it in pieces of a MiB.
+of replicas change, by a few hundred bytes each time. So the others always hold every entry that a replica
+lacks, be it new or back after years. They send them as ordinary appends, bounded by the limit of bytes in
+flight, and a restart replays the log in pieces of a MiB.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class CatalogGroup:
     ) -> None:
         """Make the state machine of `log`.
 
-        `wait_for_repair()` waits until damage that was met may be repaired; without it, damage is a failure.
+        `wait_for_repair()` waits until a damaged entry may have been repaired. Without it, damage is a
+        failure. `on_applied()` is called after the catalog's version has changed, `on_led(leading)` when this
+        replica begins or ceases to lead.
         """
         self.replica: Replica
         self.catalog = Catalog(self)
@@ -67,12 +69,12 @@ class CatalogGroup:
 
     @property
     def is_whole(self) -> bool:
-        """True: nothing is left out, as committed entries are applied when they are readable."""
+        """True: no entry is left out; a damaged one is applied when it has been repaired."""
         return True
 
     @property
     def stalled(self) -> bool:
-        """Whether damage must be repaired before more of what is committed can be applied."""
+        """Whether the next committed entry is damaged, so that nothing is applied until it is repaired."""
         return self._stalled.is_set()
 
     def appended(self, header: Header, frame: Buffer) -> None:
@@ -86,7 +88,7 @@ class CatalogGroup:
                 future.set_exception(NotCatalogLeader(self.replica.leader_node))
 
     def committed(self, index: int) -> None:
-        """Apply the commands up to `index` to the catalog, in log order."""
+        """Have the commands up to `index` applied to the catalog, in log order, by a task."""
         self.committed_index = index
         if not self._applying:
             self._applying = True
@@ -97,7 +99,7 @@ class CatalogGroup:
         self._on_led(leading)
 
     def failed(self, error: Exception) -> None:
-        """Give proposals that are not committed an unknown outcome; committed ones are applied."""
+        """Fail uncommitted proposals with `OutcomeUnknown`; committed ones are still applied."""
         for index in [waiting for waiting in self._waiters if waiting > self.committed_index]:
             _, future = self._waiters.pop(index)
             if not future.done():
@@ -176,7 +178,7 @@ class CatalogGroup:
         try:
             placed, _ = self._driver.propose(self.replica, build_control(Kind.COMMAND, command))
         except (NotLeader, TooMuchUncommitted) as error:
-            # With that much waiting for a majority this replica does not lead one.
+            # A leader with so many bytes uncommitted has lost its majority, so it is treated as deposed.
             del self._waiters[index]
             raise NotCatalogLeader(None) from error
         except EntryTooLarge:
@@ -186,10 +188,10 @@ class CatalogGroup:
         return await future
 
     async def confirm(self) -> None:
-        """Return once this replica is known to lead and has applied all that was committed before.
+        """Return once a majority confirms that this replica leads, and all committed entries are applied.
 
-        Used where the catalog's own copy is not enough: it passes through old states while it is replayed
-        (docs/consensus.md#the-catalog).
+        For questions that this node's copy alone can't answer: while the log is replayed, the copy passes
+        through old states (docs/consensus.md#the-catalog).
 
         Raises:
             NotCatalogLeader: this replica does not lead.
@@ -203,7 +205,7 @@ class CatalogGroup:
         await self.applied(index)
 
     async def applied_or_stalled(self, index: int) -> None:
-        """Return as `applied` does, or once damage is met that must be repaired first."""
+        """Return once everything up to `index` is applied here, or this catalog is stalled by damage."""
         applied = self._loop.create_task(self.applied(index))
         stalled = self._loop.create_task(self._stalled.wait())
         await asyncio.wait((applied, stalled), return_when=asyncio.FIRST_COMPLETED)

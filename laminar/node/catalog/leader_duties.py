@@ -1,8 +1,8 @@
 """The duties of group 0's leader for the cluster: the catalog's own voters, and replicas to be replaced.
 
 The controller calls `run_pass` periodically; where this node doesn't lead, it does nothing. The rules are
-elsewhere and pure: `voters` for group 0 itself, `replacement` for the partitions. Both use the same measure
-of absence, which starts again with each leader.
+elsewhere and pure: `voters` for group 0 itself, `replacement` for the partitions. Both use the same record of
+how long each node has been absent, which begins empty with each new leader.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ NEXT_STEP_S = 0.02
 
 
 class LeaderDuties:
-    """The duties of one controller. `again()` is called when a step was taken that another may follow."""
+    """The duties of one controller.
+
+    `again()` is called `NEXT_STEP_S` after a change of group 0's voters, as another may follow.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class LeaderDuties:
             self._absence.forget()
             return
         if group.committed_index < replica.log.last_index:
-            return  # a step is taken when all before it is committed; the next pass sees it
+            return  # no step before all entries are committed; the next pass tries again
         now_ms = self._clock.monotonic_ms()
         absent = self._absent(group)
         self._absence.observe(absent, now_ms=now_ms)
@@ -66,7 +69,7 @@ class LeaderDuties:
     def _change_voters(self, group: CatalogGroup, *, gone: set[str], absent: set[str]) -> bool:
         """Take group 0's configuration one step further; return whether there was one to take."""
         if not self._boot.has_peers:
-            return False  # its folder does not say yet that there are others
+            return False  # this node's folder does not record yet that the cluster has other nodes
         replica = group.replica
 
         def ready(replica_id: int, node: str) -> bool:
@@ -85,7 +88,7 @@ class LeaderDuties:
         return True
 
     async def _replace(self, group: CatalogGroup, *, gone: set[str]) -> None:
-        """Replace replicas of nodes that are gone for long, and lost ones."""
+        """Replace the replicas of nodes that are gone, and those that are lost."""
         voting = {node for _, node in group.replica.configuration_record.voters}
         weights = self._directory.placement_weights()
         for step in plan(group.catalog.state(), gone=gone, weights=weights, voting=voting):
@@ -107,7 +110,7 @@ class LeaderDuties:
         absent = set()
         for name, record in group.catalog.state().nodes.items():
             seen = core.progress.get(record.catalog_replica)
-            # A quiet group sends no messages; but it is quiet only with members whose process is heard.
+            # A quiesced group sends no messages, but it is quiesced only with members whose process is heard.
             heard = record.catalog_replica in core.quiesce_peers or (
                 seen is not None and seen.active and not core.quiesced
             )

@@ -1,8 +1,8 @@
-"""This node's replica of group 0, the catalog: made, opened, and held back while it has forgotten the others.
+"""This node's replica of group 0, the catalog: made, opened, and kept from campaigning if it forgot others.
 
-A founder makes it alone, a joining node makes it as the cluster answers, and from then on its data folder has
-it. A node can't go on without it, so it is waited for: damage in it is repaired from the other controllers,
-whose addresses may be the very thing that is damaged.
+A founder makes it with itself as the only voter, a joining node by the answer of the cluster; later starts
+open it. A node can't serve without it, so a start waits until damage in it is repaired from the other
+controllers. As the addresses of these may be what is damaged, there are other ways to find them.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class LocalReplica:
         self._on_match = on_match
         self._on_fatal = on_fatal
         self.group: CatalogGroup | None = None
-        # It does not campaign: it has forgotten that there are others.
+        # The replica must not campaign, because it has forgotten that its group has other members.
         self.campaign_inhibited = False
-        # Why it takes part in nothing any more.
+        # Why the replica has stopped; None while it runs.
         self.failure: Exception | None = None
         self._is_driven = False
 
@@ -95,7 +95,8 @@ class LocalReplica:
                 )
             entry = await self._found()
         if self._boot.founding:
-            # Also when a crash came between the two: from now on an empty folder is a loss, not a beginning.
+            # Also if a crash came after the replica was made and before this. From now on a folder without
+            # the replica has lost it, and may not found the cluster again.
             assert self._boot.cluster_id is not None
             await self._boot.join_cluster(self._boot.cluster_id, self._boot.epoch)
             _log.info("a new cluster: %s", self._boot.cluster_id.hex())
@@ -144,7 +145,8 @@ class LocalReplica:
     async def _start(self, entry: ReplicaEntry) -> None:
         log = self._storage.logs.get(self._storage.resolve(entry.log_id))
         if log is None or promises_are_lost(self._storage, entry, log):
-            # It may have voted for what it does not know of any more (docs/consensus.md#identities).
+            # It may have given votes and acknowledgements that it has forgotten
+            # (docs/consensus.md#identities).
             raise Unrecoverable(f"this node's part of the catalog is damaged. {ANOTHER_NAME}")
         if log.recovering:
             _log.warning("%s", recovering_text(CATALOG_NAME, log))
@@ -186,26 +188,32 @@ class LocalReplica:
             self._driver.campaign(replica)
 
     def _failed(self, error: Exception) -> None:
-        """Stop the replica after a failure of its log or a mistake of ours; gossip and views go on.
+        """Stop the replica after a failure of its log, or a bug; gossip and views go on.
 
-        It recovers with a restart of the controller, after pauses that grow.
+        It is recovered by a restart of the controller (`laminar.node.host.failed_logs`). A failure before
+        the replica was driven ends the process.
         """
         if self.group is None or (self.failure is None and not self._is_driven):
-            self._on_fatal(error)  # it was not even opened
+            self._on_fatal(error)  # the replica was not fully opened yet
             return
         self.failure = error
         self._driver.stop_replica(self.group.replica, error)
 
     async def _open_replica(self, entry: ReplicaEntry, log: Log, group: CatalogGroup) -> Replica | None:
-        """Return the replica of group 0; None when asked to stop before it was repaired."""
+        """Return the replica of group 0, after waiting for repairs; None if the process is to stop before.
+
+        Raises:
+            Unrecoverable: the durable term is out of range.
+            DamagedRange: a needed entry is damaged, and no other controller can be found.
+        """
         while not self._stopping.is_set():
             try:
                 return await self._factory.open(
                     entry,
                     name=CATALOG_NAME,
                     machine=group,
-                    # A damaged command is applied once repaired. A configuration is needed now: it says which
-                    # nodes may lead.
+                    # A damaged command can be applied later, once repaired. A configuration is needed now: it
+                    # says which replicas vote.
                     past_damage=lambda index: log.index_entry(index).kind in (Kind.COMMAND, Kind.NOOP),
                 )
             except BadTerm as error:
@@ -222,13 +230,13 @@ class LocalReplica:
         return None
 
     async def _seek_others(self) -> None:
-        """Find controllers through `--join`, as the damaged catalog names none."""
+        """Find controllers through `--join`, unless some are remembered: the damaged catalog names none."""
         if not self._addresses.remembered:
             found = await self._boot.environment.find_controllers(self._boot.settings.join)
             self._addresses.remembered = {str(address): address for address in found}
 
     def resume_campaigning(self) -> None:
-        """Let the replica campaign again, once a leader has sent it the other members."""
+        """Let the replica campaign again if a leader has sent it a configuration with other members."""
         group = self.group
         if group is not None and self.campaign_inhibited and not _forgot_others(group.replica):
             self.campaign_inhibited = False
@@ -237,7 +245,7 @@ class LocalReplica:
 
 
 def _forgot_others(replica: Replica) -> bool:
-    """Return whether a replica that lost its log's end is, by the remaining entries, the only voter.
+    """Return whether the replica lost the end of its log, and is the only voter by the remaining entries.
 
     A founder's log begins with one voter. If others have joined since, no other replica would be asked
     whether this log is the latest (`laminar.node.consensus.lost_majority`), and it would lead a second group
@@ -247,9 +255,9 @@ def _forgot_others(replica: Replica) -> bool:
 
 
 def promises_are_lost(storage: Storage, entry: ReplicaEntry, log: Log) -> bool:
-    """Return whether a replica of group 0 may have voted or acknowledged what it no longer knows."""
+    """Return whether a replica of group 0 may have forgotten votes or acknowledgements that it gave."""
     if entry.replica_id in storage.lost_hard_states:
         return True
-    # A learner that has just joined has neither entries nor a term; a log that is damaged had them.
+    # A learner that has just joined also has no entries or no term, but its log is not marked as recovering.
     empty = entry.replica_id not in storage.hard_states or log.last_index == log.start.index
     return log.recovering and empty

@@ -1,7 +1,7 @@
 """The members of group 0 for `consensus.lost_majority`: those that must answer before it is released.
 
-No catalog above group 0 has a record of them. They are all nodes that this controller knows, as each node is
-a member.
+The catalog can't list them: it is what group 0 holds. So they are all nodes that this controller knows, as
+every node is a member.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class CatalogMembers:
         self._directory = directory
 
     def waiting(self) -> Iterable[Replica]:
-        """Return the replica of group 0 if it may be released: not where it has forgotten other members."""
+        """Return group 0's replica if it may be released: none before it is open, or if it forgot others."""
         group = self._replica.group
         return [] if group is None or self._replica.campaign_inhibited else [group.replica]
 
@@ -39,7 +39,7 @@ class CatalogMembers:
         }
 
     def complete(self, members: Members) -> bool:
-        """Return whether every node that this one remembers is among the members."""
+        """Return whether `members` has every node whose address this node keeps on disk."""
         return self._directory.remembered_nodes() <= set(members.values())
 
     def unmade(self, replica: Replica, replica_id: int) -> bool:
@@ -47,5 +47,5 @@ class CatalogMembers:
         return False
 
     def removed(self, replica: Replica, replica_id: int) -> bool:
-        """Return False: a node that left group 0 stays a member of it."""
+        """Return False: a voter that is removed from group 0 is added again as a learner (`voters`)."""
         return False

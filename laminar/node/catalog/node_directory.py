@@ -1,7 +1,7 @@
 """What a controller knows of the cluster's nodes: from its copy of the catalog, from gossip, from memory.
 
 It decides nothing. Its copy of the catalog may be old, gossip may be late, and a remembered address may be
-wrong, so what follows from an answer must be harmless if the answer is (docs/consensus.md#the-catalog).
+wrong. So a caller may use an answer only where a wrong one does no harm (docs/consensus.md#the-catalog).
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from membership.records import CatalogState, NodeRecord
 
 
 class NodeDirectory:
-    """The nodes as `node` knows them. `replica` is its copy of the catalog, `addresses` what it remembers."""
+    """The nodes as the controller on `node` knows them.
+
+    `replica` has its copy of the catalog; `addresses` are the sources of other controllers' addresses.
+    """
 
     def __init__(self, node: str, *, replica: LocalReplica, addresses: AddressBook) -> None:
         self.node = node
@@ -31,7 +34,7 @@ class NodeDirectory:
         return self._replica.group
 
     def follow(self, gossip: Gossip, *, cluster_id: bytes) -> None:
-        """Take `gossip` into account, as far as it speaks of nodes of this cluster."""
+        """Use `gossip` from now on, as far as it is about nodes of this cluster."""
         self._gossip = gossip
         self._cluster = cluster_id.hex()
 
@@ -46,9 +49,10 @@ class NodeDirectory:
         return state if state.version > 0 else self._addresses.joined
 
     def known_nodes(self) -> dict[str, NodeRecord]:
-        """Return every node that this one has a record of, also those it joined with.
+        """Return by name every node in this copy of the catalog, or in the one that this node joined with.
 
-        A new node's copy of the catalog begins with the first nodes, all of which may be gone by now.
+        While a new node replays the catalog, its copy has only the cluster's first nodes, which may all be
+        gone by now.
         """
         return self._addresses.joined.nodes | self.state().nodes
 
@@ -61,11 +65,11 @@ class NodeDirectory:
         return self._addresses.address(node, self.state())
 
     def boot(self, node: str) -> BootRecord | None:
-        """Return the newest start of a node's folder that the catalog has ever named here."""
+        """Return the newest boot record of a node's folder that the catalog has ever named here."""
         return self._addresses.boot(node, self.state())
 
     def statuses(self) -> dict[str, str]:
-        """Return gossip's status of each node of this cluster that it knows; this node is `alive`."""
+        """Return the status of each node of this cluster that gossip knows; this node's is `alive`."""
         statuses = {self.node: "alive"}
         if self._gossip is not None:
             for name, member in self._gossip.members().items():
@@ -74,9 +78,10 @@ class NodeDirectory:
         return statuses
 
     def placement_weights(self) -> dict[str, float]:
-        """Return by node the weights for new replicas.
+        """Return, by node, the weights for placing new replicas.
 
-        A node counts if it is in the catalog, not seen dead, and not put back from an older copy.
+        They have the nodes of the catalog that gossip sees as alive or suspect, except those of weight 0 and
+        those whose folder was put back from an older copy.
         """
         statuses = self.statuses()
         return {
@@ -88,7 +93,10 @@ class NodeDirectory:
         }
 
     def unheard_nodes(self) -> int:
-        """Return how many nodes of the catalog gossip has not heard of since this controller started."""
+        """Return how many nodes gossip has not heard of since this controller started.
+
+        Only nodes count that could take replicas: no weight of 0, and no folder from an older copy.
+        """
         statuses = self.statuses()
         return sum(
             name not in statuses and record.weight > 0 and not record.rolled_back

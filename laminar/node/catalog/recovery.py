@@ -1,11 +1,11 @@
 """Recovery of the catalog of a cluster that lost a majority of its controllers' disks, from one copy.
 
 Run on a data folder whose node is stopped, by an operator's decision (docs/consensus.md#accepting-a-loss).
-The copy of group 0 in that folder gets a configuration with itself as the only voter, and the cluster a
-new *epoch*, which the folder's identity keeps and every handshake names: nodes of different epochs do not
-talk, so the voters that were lost, should they come back, can neither count nor be counted, and end when
-they learn of it. The epoch is written first: a crash between the two leaves a folder that has no majority,
-as before.
+The copy of group 0 in that folder gets a configuration with itself as the only voter, and the cluster a new
+*epoch*, which the folder's identity keeps and every handshake names. Nodes of different epochs do not talk.
+So if the lost voters come back, no vote passes between them and the recovered cluster, and they end when they
+learn of the new epoch. The epoch is written before the configuration: a crash between the two leaves a folder
+that has no majority, as before.
 
 A further folder that survived is taken into the epoch (`take_into`) and keeps the partitions that it
 holds; its own copy of the catalog follows that of the first.
@@ -39,7 +39,10 @@ class Refused(Exception):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """A folder's copy of the catalog. Of several, the best has the latest term, then the latest index."""
+    """The state of one folder's copy of the catalog.
+
+    Of several copies the best one has the highest `last_term`, then the highest `last_index`.
+    """
 
     node: str
     cluster: str
@@ -84,7 +87,11 @@ class StoppedNode:
         self.folder.record_epoch(epoch)
 
     async def standing(self) -> Standing:
-        """Return what this folder holds."""
+        """Return the state of this folder's copy of the catalog.
+
+        Raises:
+            Refused: the folder has no usable copy.
+        """
         async with self._catalog() as (_, entry, log, known):
             identity = self.folder.identity
             return Standing(
@@ -99,7 +106,7 @@ class StoppedNode:
             )
 
     async def recover(self) -> bytes:
-        """Let the catalog go on with this folder's copy and return the new epoch. Durable when it returns.
+        """Make this folder's copy the cluster's catalog and return the new epoch. Durable on return.
 
         Raises:
             Refused: this copy cannot go on, or needs no recovery.
@@ -123,7 +130,7 @@ class StoppedNode:
 
     @asynccontextmanager
     async def _catalog(self) -> AsyncIterator[tuple[Storage, ReplicaEntry, Log, ConfigurationRecord]]:
-        """Recover the controller's store and yield it with the catalog's entry, log and configuration."""
+        """Recover the controller's store; yield it with group 0's manifest entry, log and configuration."""
         store = controller_store(self._directory)
         storage = Storage.open(self._disk, store, logs_directory(self._directory))
         try:

@@ -3,12 +3,12 @@
 `plan` decides from the catalog alone and from the nodes that are gone for long. A replica is given another
 place when its node is gone, when its node reports that it is lost, or when its node has come back with
 another store or with an older copy of it. Nothing is planned while more than one node in four is gone: then
-it is not the nodes that are in trouble. (Nodes of which everything was replaced before do not count.) A step
-carries the version of the partition that it was decided on. Of each partition one replica moves at a time,
-and each node gets `AT_ONCE` at a time.
+the network, or this leader, is more likely at fault than the nodes. (Nodes of which everything was replaced
+before do not count.) A step carries the version of the partition that it was decided on. Of each partition
+one replica is replaced at a time, and each node gets at most `AT_ONCE` new replicas at a time.
 
-`Absence` is the leader's own measure: a node counts as gone when neither gossip nor group 0 has seen it for
-the whole time. A new leader starts to count again.
+`Absence` is the leader's own measure: a node is gone when neither gossip nor group 0 has seen it for the
+whole of `replace_after_ms`. A new leader begins to count at zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from membership.records import CatalogState, PartitionRecord, ReplaceReplica, Re
 from router import partition_hash, place
 
 AT_ONCE = 2
-# One node in this many may be gone.
+# While more than one node in this many is gone, nothing is replaced.
 GONE_PART = 4
 
 
@@ -32,7 +32,7 @@ class Absence:
         self._since_ms: dict[str, int] = {}
 
     def observe(self, absent: Iterable[str], *, now_ms: int) -> None:
-        """Record that `absent` are not seen now, and all other nodes are."""
+        """Record that the nodes in `absent` are not seen now, and that all others are."""
         self._since_ms = {node: self._since_ms.get(node, now_ms) for node in absent}
 
     def longer_than(self, ms: int, *, now_ms: int) -> set[str]:
@@ -40,16 +40,16 @@ class Absence:
         return {node for node, since_ms in self._since_ms.items() if ms and now_ms - since_ms >= ms}
 
     def forget(self) -> None:
-        """Clear the record: another node leads."""
+        """Clear the record, because another node leads now."""
         self._since_ms = {}
 
 
 def too_many_gone(state: CatalogState, gone: Collection[str], *, voting: Collection[str] = ()) -> bool:
     """Return whether too many nodes are gone for an automatic replacement.
 
-    A node that is gone and of which everything was replaced no longer counts: one that died a year ago does
-    not prevent the replacement of what dies today. Nor does one of which an operator has abandoned a replica:
-    that it is gone for good was decided. `voting`: nodes of the catalog's voters.
+    A node that is gone does not count once all its replicas have been replaced, so one that died a year ago
+    does not prevent the replacements of today. Nor does a node count of which an operator has abandoned a
+    replica: that decision says that it is gone for good. `voting`: the nodes of the catalog's voters.
     """
     holding = set(voting)
     decided: set[str] = set()
@@ -71,9 +71,10 @@ def plan(
     weights: Mapping[str, float],
     voting: Collection[str] = (),
 ) -> list[ReplaceReplica]:
-    """Return what is to be replaced now.
+    """Return the replacements to begin now; empty while too many nodes are gone.
 
-    `weights`: nodes that may take replicas; `voting` as in `too_many_gone`.
+    `gone`: nodes that have been absent for long. `weights`: the placement weights of the nodes that may take
+    replicas. `voting` as in `too_many_gone`.
     """
     if too_many_gone(state, gone, voting=voting):
         return []
@@ -111,7 +112,8 @@ def _step(
         taken = {each.node for each in others} | set(gone)
         free = {node: weight for node, weight in weights.items() if node not in taken}
         if not others and len(free) > 1:
-            # No group is left that could remove the lost replica, and its node makes no other beside it.
+            # The group has no other replica that could remove the lost one, and a node holds only one replica
+            # of a group: so another node gets the new one.
             free.pop(replica.node, None)
         best = place(partition_hash(partition.topic, partition.number), free, 1)
         if best:

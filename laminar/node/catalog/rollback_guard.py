@@ -1,10 +1,11 @@
 """Guards against an older copy of the node's data folder (`membership.boot_history`).
 
-The controller registers this start's boot record, and from then on, while the cluster has other nodes, a
-further tick of it now and then: each is durable in the folder before the catalog receives it. The catalog
-answers in one of two ways. Either its copy here has the record of this start, whose nonce no copy can have
-drawn: then it has *confirmed* the folder. Or the folder is an older copy of itself: then the node reports
-that to the others and ends, before any message of it could count (`laminar.node.runtime.peer_admission`).
+The controller registers this start's boot record with the catalog. While the cluster has other nodes, it then
+advances the record's tick every `TICK_MS`. Record and ticks are durable in the folder before the catalog
+receives them. There are two outcomes. If this node's copy of the catalog gets the record of this start, whose
+nonce no other start can have drawn, the catalog has *confirmed* the folder. If the catalog answers that the
+folder is an older copy of itself, the node reports that to the others and ends, before any of its messages
+could count (`laminar.node.runtime.peer_admission`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from membership.records import NodeRecord, ReportRolledBack, Result
 
 _log = logging.getLogger("laminar.controller")
 
-# A copy of a node's folder is recognised when it is older than this, or than the node's last start.
+# Time between two ticks. An older copy of a folder is recognised if it was made longer ago than this, or
+# before the node's last start.
 TICK_MS = 600_000
 NEWEST_COPY = (
     "What this node has promised since is not in it, so it may not vote: put the newest copy back, or start "
@@ -45,13 +47,14 @@ class RollbackGuard:
 
     @property
     def former(self) -> list[BootRecord]:
-        """The boot records before it that the catalog may not have, after one that it has."""
+        """The earlier starts' boot records: one that the catalog has, then those that it may not have."""
         return list(self._boot.boot_history[:-1])
 
     async def keep(self, nodes: Iterable[str]) -> None:
-        """Write what the folder must say before another node relies on it; a failed write is tried next time.
+        """Write to the folder's identity what is due: that the cluster has other nodes, or a new tick.
 
-        `nodes` are those of the catalog.
+        Once the folder is confirmed, the earlier starts' boot records are dropped. A failed write is only
+        logged, and tried again at the next call. `nodes` are those of the catalog.
         """
         boot, now_ms = self._boot, self._clock.monotonic_ms()
         try:
@@ -66,14 +69,14 @@ class RollbackGuard:
             _log.debug("the identity stays as it was: %s", error)
 
     def confirms(self, record: NodeRecord | None) -> bool:
-        """Take over the catalog's record of this node; return whether it confirms the folder now."""
+        """Return whether the catalog's record of this node confirms the folder; True only the first time."""
         if self.confirmed or record is None or record.boot != self.boot or record.rolled_back:
             return False
         self.confirmed = True
         return True
 
     def report(self, result: Result) -> ReportRolledBack | None:
-        """Return what the catalog is to record when it knows a later state of this folder."""
+        """Return the change that records this folder as rolled back; None if `result` has no boot record."""
         if result.node is None or result.node.boot is None:
             return None
         return ReportRolledBack(self._boot.node, self._boot.store_id, result.node.boot)

@@ -32,8 +32,8 @@ COME_UP_WAIT_S = 2.0
 FORWARD_TIMEOUT_S = 15.0
 LEADER_WAIT_S = 5.0
 LEADER_RETRY_S = 0.05
-# When this node's own copy of the catalog has known no leader for the first time, the others are asked for
-# the leader, each for at most the second.
+# After `ASK_OTHERS_AFTER_S` without a leader in this node's own copy of the catalog, other nodes are asked
+# which node leads. Each may take `ASK_OTHER_TIMEOUT_S` to answer.
 ASK_OTHERS_AFTER_S = 1.0
 ASK_OTHER_TIMEOUT_S = 1.0
 
@@ -52,14 +52,14 @@ class TopicRequest(msgspec.Struct, frozen=True, tag="create_topic"):
 
 
 class DeleteTopicRequest(msgspec.Struct, frozen=True, tag="delete_topic"):
-    """Delete a topic in this version."""
+    """Delete a topic if it still has this version; None: in any version."""
 
     name: str
     version: int | None
 
 
 class TopicSettingsRequest(msgspec.Struct, frozen=True, tag="settings"):
-    """Merge-patch a topic's settings in this version."""
+    """Merge-patch a topic's settings if it still has this version; None removes a setting."""
 
     name: str
     changes: dict[str, Setting | None]
@@ -90,10 +90,11 @@ class NodeRequest(msgspec.Struct, frozen=True, tag="node"):
 
 
 class ConfirmRequest(msgspec.Struct, frozen=True, tag="confirm"):
-    """Ask for the confirmed state of these groups: `creating`, or deleted.
+    """Ask for the state of these groups as the catalog's leader confirms it with a majority.
 
-    Also which of their replicas are promised but not made yet, and which are removed for good. Without
-    groups: the newest version of the catalog.
+    The answer lists, of these groups, those in creation and those deleted; and, of their replicas, those to
+    be made yet (`joining`), those removed for good, and those kept by an accepted loss. Without groups: only
+    the newest version of the catalog.
     """
 
     groups: list[bytes]
@@ -130,9 +131,9 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
     joining: list[int] = []
     removed: list[int] = []
     kept: list[int] = []
-    """Replicas with which groups of the request go on without their majorities, by decision."""
-    # With `too_few_nodes`: replicas that are wanted, and nodes that are alive. With `quota`: partitions that
-    # there would be, and that there may be.
+    """Ids of the replicas that groups of the request go on with after an operator accepted a loss."""
+    # With `too_few_nodes`: the replicas that are wanted, and the nodes that are alive. With `quota`: the
+    # partitions that there would be, and the limit.
     wanted: int = 0
     alive: int = 0
 
@@ -160,7 +161,10 @@ def decode_answer(payload: bytes) -> CatalogAnswer:
 
 
 def _doubted(answer: CatalogAnswer, lost: bool) -> CatalogAnswer:
-    """Return the answer, but an unknown outcome for a refusal that a lost try may have caused."""
+    """Return `answer`, or an unknown outcome if it is a refusal that an earlier attempt may have caused.
+
+    `lost`: an earlier attempt may have been carried out, but its answer was lost.
+    """
     if not lost or answer.result is None or answer.result.outcome not in ("absent", "conflict"):
         return answer
     detail = f"an earlier try may have been carried out; now: {answer.result.detail or answer.result.outcome}"
@@ -203,10 +207,14 @@ class CatalogService:
         return _encoder.encode(answer)
 
     async def ask(self, request: CatalogRequest, *, passed_on: bool = False) -> CatalogAnswer:
-        """Carry out a request on the leader, on whichever node that is, waiting a moment for one.
+        """Carry out a request, here or at the node that leads; wait up to `LEADER_WAIT_S` for a leader.
 
-        This node's own copy of the catalog may know no leader while there is one: it ignores those of a term
-        below its own, which is later than all others' where its folder went back.
+        With `passed_on` the request is not forwarded again: without leadership here the answer is the error
+        `no_leader`, with the leader that this node knows.
+
+        Other nodes are asked for the leader too, because this node's replica may know none while there is
+        one: it ignores leaders of a term below its own, and after its folder went back its term may be the
+        highest.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -233,7 +241,8 @@ class CatalogService:
                 try:
                     answer = await self._pass_on(leader, request, timeout_s=FORWARD_TIMEOUT_S)
                 except TransportError as error:
-                    # Requests compare and set, so asking again is safe, but a refusal is doubtful then.
+                    # Requests compare and set, so asking again is safe. But if this attempt was carried out,
+                    # the next is refused for that: see `_doubted`.
                     lost |= not isinstance(error, PeerLost) or error.sent
                 if answer is not None and answer.error != "no_leader":
                     return _doubted(answer, lost)
@@ -249,8 +258,8 @@ class CatalogService:
     async def _who_leads(self, node: str) -> str:
         """Return the catalog's leader as another node knows it; empty if it knows none or does not answer.
 
-        It is asked by a question alone. A request that is abandoned before its answer may be carried out all
-        the same; sent once more it would find its own work done: that there is no such topic, say.
+        The node gets only a question, not the request itself. A request whose answer is not awaited may still
+        be carried out, and would be refused when it is repeated: a deletion, because there is no such topic.
         """
         try:
             answer = await self._pass_on(node, ConfirmRequest([]), timeout_s=ASK_OTHER_TIMEOUT_S)
@@ -354,9 +363,9 @@ class CatalogService:
             self._knows_all_s = asyncio.get_running_loop().time() + COME_UP_WAIT_S
 
     async def _first_round(self) -> None:
-        """Let a new leader hear from all nodes once before it places replicas.
+        """Wait until a new leader has heard from all nodes, or `COME_UP_WAIT_S` after it began to lead.
 
-        Until then only itself seems alive, and all replicas would be placed on it.
+        Before that only its own node seems alive, and would get all replicas of a new topic.
         """
         rest_s = self._knows_all_s - asyncio.get_running_loop().time()
         if rest_s > 0:
@@ -372,7 +381,7 @@ class CatalogService:
         )
 
     def _weights_for(self, replicas: int) -> dict[str, float]:
-        """Return the weights of nodes for new replicas: those that answer now, where they are enough.
+        """Return the placement weights of the nodes that answer now; if these are too few, of all alive.
 
         Gossip takes a second or two to see that a node is gone. Broken connections are seen at once.
         """
@@ -387,9 +396,9 @@ class CatalogService:
         return answering if len(answering) >= replicas else weights
 
     def _may_come_up(self, wanted: int) -> bool:
-        """Return whether too few nodes are seen alive, but the status of some is only not known yet.
+        """Return whether too few nodes are seen alive, but enough if those without a status are alive too.
 
-        Gossip of a controller that has just started has not heard of every node.
+        The gossip of a controller that has just started has not heard of every node yet.
         """
         directory = self._directory
         alive, unknown = len(directory.placement_weights()), directory.unheard_nodes()

@@ -1,7 +1,7 @@
 """Publishes the controller's view of the cluster to the node's shards, whenever it changes.
 
-The controller makes the view (`make`); this module knows which shard has it already. A starting shard also
-asks for it, and gets none before the catalog has this node.
+The controller makes the view (`make`); this module knows which version each shard has received. A starting
+shard also asks for the view. No shard gets one before the publisher is `ready`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ RETRY_S = 0.2
 
 
 class ViewPublisher:
-    """The publisher of one controller. `ready` is set once, when the catalog names this node.
+    """The publisher of one controller. The controller sets `ready`, once, when it may give out views.
 
-    `view` is the controller's own; `make()` returns its content as it should be now.
+    `view` is the controller's own view; `make()` returns the content that it should have now.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ViewPublisher:
         self._spawn(notify())
 
     async def answer(self, peer: Peer, payload: bytes) -> bytes:
-        """Return the view to a shard that asks; empty before the catalog has this node."""
+        """Return the view to a shard that asks; empty before `ready`."""
         return msgspec.msgpack.encode(self._make()) if self.ready else b""
 
     async def push(self, role: Role) -> None:
@@ -77,4 +77,4 @@ class ViewPublisher:
                 await self._transport.call(address, "view", payload, timeout=PUSH_TIMEOUT_S)
                 pushed = number
             except TransportError:
-                await asyncio.sleep(RETRY_S)  # the shard is starting; it asks by itself too
+                await asyncio.sleep(RETRY_S)  # the shard is starting, and will also ask for the view itself

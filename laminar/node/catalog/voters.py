@@ -2,17 +2,18 @@
 
 Every node has one replica of group 0, under the id that the catalog gave it when it joined. All follow; up to
 five of them vote, or three where there are fewer than five nodes. A voter whose node has been gone for long
-is swapped for one of a living node that holds all that is committed: removed, as it only makes majorities
-larger, then the other is promoted. Where no node can replace it, it is removed only if more than three vote,
-so that five nodes that die one after another keep their catalog down to the last two; with three voters the
-third keeps its seat, as it may come back before the next one dies. As for partitions nothing is swapped while
-too many nodes are gone at once, and each step waits for the one before.
+is swapped for a learner on a living node that holds all that is committed. The voter is removed first, as a
+dead voter only makes a majority harder to reach; then the learner is promoted. If no learner can replace it,
+it is removed only if more than three vote. So a cluster of five nodes that die one after another keeps its
+catalog down to the last two. With three voters a dead one stays a voter, as it may come back before the next
+one dies. As for partitions, nothing is swapped while too many nodes are gone at once, and each step waits for
+the one before.
 
-A removed voter is added again as a learner, under the same id: it has lost nothing that it promised, so none
-of its messages can harm, and when its node is back the leader brings it up to date like any other. A store
-that is lost or wiped is no special case: its node never starts again under that name, so it is gone. One that
-was put back from an older copy is known to have forgotten promises: it is swapped at once, and never votes
-again.
+A removed voter is added again as a learner, under the same id. It has lost nothing that it promised, so its
+messages can do no harm, and when its node is back the leader brings it up to date like any other. A store
+that is lost or wiped needs no rule: its node never starts again under that name, so it counts as gone. A
+store that was put back from an older copy is known to have forgotten promises: its replica is swapped at
+once, and never votes again.
 
 Which nodes are gone or present is an input.
 """
@@ -39,9 +40,9 @@ def next_step(
 ) -> ConfigurationRecord | None:
     """Return group 0's next configuration; None if it is as it should be, or no step is possible now.
 
-    `gone`: nodes that have been away for long. `ready(replica id, node)`: whether a learner's node is present
-    now, and its replica holds all that is committed. `hears`: whether the leader hears a majority of the
-    voters of such a configuration.
+    `gone`: nodes that have been absent for long. `ready(replica id, node)` says whether a learner's node is
+    present now and its replica holds all that is committed; `hears(configuration)`, whether the leader hears
+    a majority of that configuration's voters.
     """
     members = current.nodes()
     for node in state.nodes.values():
