@@ -1,1 +1,1 @@
-"""The HTTP partition API of a shard: what each route does, and who does it when it isn't this shard."""
+"""The HTTP API of a shard: what each route does, and which shard does it if this one can't."""

@@ -73,19 +73,20 @@ from laminar.node.transport.transport import Peer
 if TYPE_CHECKING:
     from laminar.node.runtime.process import Method
 
-# Headers that make a request safe to repeat, and the operations that honour them. Elsewhere they are refused:
-# ignored, they would let a client repeat what is done twice.
+# By header that makes a request safe to repeat: the operations that honour it. Others refuse a request with
+# it: if they ignored it, a client would repeat the request, and it would be carried out twice.
 _IDEMPOTENCY_HEADERS = {
     header.name.lower(): frozenset(route.operation for route in ROUTES if header in route.parameters)
     for header in GUARANTEES
 }
-# Operations that a partition's leader carries out; a client that asks for it is redirected there.
+# Operations that only a partition's leader carries out, and for which a client may ask to be redirected to
+# it.
 _REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_upload"})
 
-# The one change of an internal topic that is allowed: a person's decision where its partitions wait.
+# The one change of an internal topic that is allowed: an operator's decision to accept a loss.
 _ON_THE_SYSTEMS = frozenset(("recover_partition",))
 
-# Operations whose bodies are records, and may be large.
+# Operations whose bodies are records. A large one is parsed in a thread.
 _PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})
 
 Handler = Callable[..., Response | Awaitable[Response]]
@@ -196,7 +197,7 @@ class Api:
 
     def head(self, request: Request) -> Response | None:
         """Check a head before its body is read: the route, the body's size, and whether to redirect."""
-        if request.head.memo is None:  # else it was the same head, and was let pass
+        if request.head.memo is None:  # otherwise an equal head has passed these checks
             self._sites.check(request.head)
             if FORWARDED in request.head.headers:
                 raise Problem(
@@ -228,7 +229,7 @@ class Api:
         return None
 
     def parse(self, request: Request) -> Append | None:
-        """Read the records of a large append, in another thread; None for other requests."""
+        """Return the decoded records of an append or stage; None for other requests. Called in a thread."""
         operation, _ = self._match(request.head)
         return self._append.parse(request) if operation in _PARSED else None
 
@@ -246,7 +247,7 @@ class Api:
     async def _handle_after_refresh(
         self, request: Request, operation: str, params: dict[str, str]
     ) -> Response:
-        """Handle a request for an unknown topic once the view is up to date: only then is it 404."""
+        """Handle a request for an unknown topic after a refresh of the view, which may have been old."""
         await self._host.refresh_view()
         answer = self._handlers[operation](request, **params)
         return answer if isinstance(answer, Response) else await answer
@@ -280,7 +281,10 @@ class Api:
         return result
 
     def _redirect(self, request: Request, operation: str, params: dict[str, str]) -> Response | None:
-        """Return a 307 to the owner's shard, for clients that ask for it; None if this shard serves it."""
+        """Return a 307 to the shard that serves the request: the leader's, or that of any replica.
+
+        None if this shard serves it, no such shard is known, or the operation has no redirects.
+        """
         appends = operation in _REDIRECTED_APPENDS
         if not appends and operation not in ("fetch", "fetch_one", "offsets"):
             return None
@@ -345,6 +349,6 @@ class Api:
         return encode_response(answer if isinstance(answer, Response) else await answer)
 
     def _sweep(self) -> None:
-        """Answer appends that wait too long for a majority, all in one pass and without a timer each."""
+        """Answer all appends that wait too long for a majority. One pass for all saves a timer for each."""
         for partition in self._host.partitions.values():
             partition.appends.expire(older_than_s=COMMIT_WAIT_S)

@@ -22,7 +22,7 @@ class ShardApplication(Application, Protocol):
         raise NotImplementedError
 
     async def start(self) -> None:
-        """Begin to serve what does not come over HTTP. The shard's replicas are open by then."""
+        """Begin to serve what does not come over HTTP. Called when the shard's replicas are open."""
 
     def close(self) -> None:
         """End what `start` began."""

@@ -1,4 +1,4 @@
-"""What the parts of a shard may ask of it: an interface, so that no part knows the whole."""
+"""The interface of a shard to its parts, so that no part depends on the whole shard."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ShardContext(Protocol):
         raise NotImplementedError
 
     def request_reconcile(self) -> None:
-        """Let the view be followed soon, once more."""
+        """Have the shard compare its replicas with the view again, soon (see `reconcile`)."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` beside the rest; its failure ends the process."""
@@ -73,10 +73,10 @@ class ShardContext(Protocol):
         raise NotImplementedError
 
     async def drop_unfinished(self) -> None:
-        """Delete the logs of catch-ups that were cut short by the last end of this process."""
+        """Delete the unfinished logs of catch-ups that were under way when this process last ended."""
 
     async def open(self, entry: ReplicaEntry) -> None:
-        """Let a replica of the manifest take part, if what it may have promised is there."""
+        """Start a replica of the manifest; keep it as `lost` if its log, or its term and vote, is missing."""
 
     def remove_replica(self, entry: ReplicaEntry, error: StorageError) -> None:
-        """Drive, repair and serve a replica no more; `error` is what its waiters get."""
+        """Stop driving, repairing and serving a replica; its waiters get `error`."""

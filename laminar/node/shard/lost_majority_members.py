@@ -1,6 +1,6 @@
-"""The members of a shard's partitions that must answer before a group is released, by the catalog.
+"""The members that must answer before the group of a shard's partition is released, as the catalog has them.
 
-The release itself is `laminar.node.consensus.lost_majority`'s.
+The release itself is in `laminar.node.consensus.lost_majority`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from membership.records import ReplicaRecord
 
 
 class PartitionMembers:
-    """The members as the shard with these partitions knows them.
+    """The members of the groups in `by_group`, by the shard's view of the catalog.
 
-    `refresh()` brings `view` up to what the catalog's leader confirms, and raises `Problem` where it can't.
+    `refresh()` waits until `view` is as new as the catalog's leader confirms, and raises `Problem` if that
+    fails.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class PartitionMembers:
         return True
 
     def recorded(self, replica: Replica) -> Members | None:
-        """Return the members by the catalog: those that have their place, and those that are to leave it."""
+        """Return the group's placed and leaving replicas, by id, from the view; None if it has no record."""
         known = self._records(replica)
         return None if known is None else {each.replica_id: each.node for each in known}
 
@@ -50,14 +51,14 @@ class PartitionMembers:
         return True
 
     def unmade(self, replica: Replica, replica_id: int) -> bool:
-        """Return whether the catalog has no record that this replica was made."""
+        """Return whether the catalog lists this replica, but not yet as made."""
         known = self._records(replica) or []
         return any(each.replica_id == replica_id and not each.made for each in known)
 
     def removed(self, replica: Replica, replica_id: int) -> bool:
-        """Return whether the catalog knows that the removal of this replica is committed.
+        """Return whether the catalog no longer lists this replica, which means its removal is committed.
 
-        Replica ids only grow: one above all that are on record is newer than the record.
+        Replica ids only grow. So False for an id above all that are listed: it is newer than the view.
         """
         known = {each.replica_id for each in self._records(replica) or []}
         return bool(known) and replica_id not in known and replica_id < max(known)

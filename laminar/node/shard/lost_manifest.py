@@ -1,15 +1,15 @@
-"""Recovery of a lost manifest: the catalog's replicas of this shard are entered as lost, before all else.
+"""Recovery of a lost manifest: the replicas that the catalog has for this shard are entered as lost.
 
-Nothing on this node tells any more which replicas were here and what they promised. One of them, created
-again, would vote a second time in a term that it has forgotten. So the catalog is asked, by a copy as new as
-its leader's confirmed word: every replica that it records for this store and this shard comes into the
-manifest, durably, as one whose log is missing. Also where its group is still being created, or the replica is
-to leave: it may have been made and have voted. What is recorded later is created as usual, as it was never
-here before.
+Without the manifest nothing on this node says which replicas were here and what they promised. If one were
+created again, it could vote a second time in a term that it has forgotten. So this shard first waits for a
+view that is as new as the catalog's leader confirms. Every replica that this view has for this store and this
+shard is entered into the manifest, durably, as one whose log is missing. That includes replicas of groups
+still being created and replicas that are to leave: they may have been made and have voted. A replica that the
+catalog adds later is created as usual, as it was never here before.
 
-Until then this shard makes, deletes and moves nothing, and denies no promise
-(`laminar.node.consensus.lost_majority`). What becomes of the lost replicas is decided elsewhere, as of any
-others (docs/consensus.md#births-and-removals).
+Until then this shard makes, deletes and moves no replica, and confirms to no other that a promise was never
+made (`laminar.node.consensus.lost_majority`). What becomes of the lost replicas is decided elsewhere, as of
+any others (docs/consensus.md#births-and-removals).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger("laminar.shard")
 
 # No log has this id, so the replica is found to be lost.
 NO_LOG = 0
-# How many partitions are named in one line.
+# How many partitions a log line names.
 MOST_NAMES = 50
 
 
@@ -38,9 +38,9 @@ class LostManifest:
         self._shard = shard
 
     async def settle(self) -> bool:
-        """Make the manifest name every replica that was here; return whether it does.
+        """Make the manifest name every replica that was here; return whether it does now.
 
-        False while the catalog cannot be asked.
+        At once if the manifest is not lost. False while the catalog cannot be asked.
 
         Raises:
             TransportError: the catalog did not answer.
@@ -66,8 +66,8 @@ class LostManifest:
                 shard=shard.number,
                 shards=shard.shards,
             )
-            # An entry of the new manifest has been there since its creation, and is its group's only replica
-            # here.
+            # A group that already has an entry needs none: this store has one replica of it at most, and the
+            # manifest has named that one since it was created.
             if entry.group not in held
         ]
         await shard.storage.change_manifest(lambda entries: [*entries, *lost], known=True)
@@ -110,7 +110,7 @@ def recorded_here(
 
 
 def _members(record: PartitionRecord) -> Iterator[ReplicaRecord]:
-    """Yield the replicas that have a place, and those that are to leave; a removed one never returns."""
+    """Yield the placed replicas and those that are to leave, but none that was removed: it never returns."""
     yield from record.replicas
     for each in record.leaving:
         yield each.replica
@@ -126,7 +126,7 @@ def _entry(catalog: CatalogState, record: PartitionRecord, replica: ReplicaRecor
         topic=record.topic,
         partition=record.number,
         partition_hash=partition_hash(record.topic, record.number),
-        # Also where it never was made: so a group that is being created goes on, and then replaces it.
+        # Even if it never was made: then the group's creation can end, and the lost replica is replaced.
         state="made",
         created_ms=record.created_ms,
         voters=[(each.replica_id, each.node) for each in _members(record)],

@@ -1,14 +1,15 @@
-"""Replicas that join and leave live groups, as one shard sees to them.
+"""The shard's part when replicas join and leave live groups.
 
-Two roles. As a *home*: create the empty replica that the catalog promised to this store, report it once its
-log holds something durably, report lost replicas, and delete a replica whose removal the group has committed.
-As a *leader*: take the group's own configuration step by step to the placement that the catalog wants, one
-change at a time, and report what is committed.
+A shard has two roles. As a *home* it creates the empty replica that the catalog wants on this store, reports
+it as made once its log durably holds entries, reports lost replicas, and deletes a replica whose removal the
+group has committed. As a *leader* it changes the group's configuration, one step at a time, until it is the
+placement that the catalog wants, and reports what is committed.
 
-A new replica begins empty and as no member: not in its manifest's voters, without entries, so it can neither
-campaign nor count. All it ever holds comes from the group. It becomes a voter only after its node has
-reported it as `made`, which it does when its manifest no longer says that an empty log is all right; so a
-voter whose log has vanished is lost, like any other. More of this: docs/consensus.md#births-and-removals.
+A new replica begins empty and as no member: its log has no entries, and its manifest entry no voters, so it
+can neither campaign nor count. All that it ever holds comes from the group. It becomes a voter only after its
+node has reported it as `made`, and the node does so only after its manifest no longer permits an empty log.
+So a voter whose log has vanished is found to be lost, like any other. See
+docs/consensus.md#births-and-removals.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from raft.values import NotLeader
 _log = logging.getLogger("laminar.moves")
 
 CHECK_S = 1.0
-# Empty replicas that a shard makes and fills at one time.
+# Most empty replicas that a shard has at one time, from their creation until they hold entries.
 AT_ONCE = 2
-# In the manifest: made, and perhaps without an entry yet.
+# The state in the manifest of a replica that is created, and whose log may still be empty.
 EMPTY = "empty"
 
 
@@ -53,16 +54,18 @@ def next_step(
     caught_up: Callable[[int], bool],
     hears: Callable[[ConfigurationRecord], bool],
 ) -> ConfigurationRecord | None:
-    """Return the next configuration on the way to the wanted placement; None if nothing is to be done.
+    """Return the next configuration on the way to the placement in `record`; None if no step is to be taken.
 
-    Dead or lost: remove, add, promote; moved: add, promote, remove. `hears`: whether the leader hears a
-    majority of its voters. Where it would not without one that is thought dead, another must be dead too, and
-    this one may be all that is left beside the leader: so it stays until the new one votes.
+    A dead or lost replica is removed, then the new one added and promoted; a moved one is removed last.
+    `caught_up(replica id)` says whether a learner may be promoted; `hears(configuration)`, whether the leader
+    hears a majority of that configuration's voters. If it would not hear one without a replica that is
+    thought dead, another voter must be silent too, and the replica may be alive and needed. So it stays until
+    the new one votes.
 
-    The placement may be an old one. Ids of replicas only grow, and the newest of a partition is in its place
-    or was followed there by a newer one: so a member that is newer than all in `record` says that others
-    know better, and an older one that `record` does not name has left. A leader with an old placement may
-    have brought it back; its node deletes it all the same.
+    `record` may be old. Ids of replicas only grow, and the newest replica of a partition is always placed. So
+    if a member has a higher id than all in `record`, the group knows a newer placement, and nothing is done.
+    A member with a lower id that `record` does not name was removed, and perhaps added again by a leader with
+    an old placement: it is removed, and its node deletes it in any case.
     """
     members = current.nodes()
     newest = max(replica.replica_id for replica in record.replicas)
@@ -95,14 +98,14 @@ def next_step(
 
 
 class ReplicaMover:
-    """Moves replicas in both roles; `run_pass` is one, called by the shard's reconcile loop."""
+    """The moves of one shard, in both roles. The shard's reconcile loop calls `run_pass`."""
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
-        # Whether there is anything on its way, in the view that was looked at last.
+        # The view that was looked at last, and whether any replica joins or leaves a group in it.
         self._looked_at: ViewMessage | None = None
         self._moving = False
-        # The replicas that each live group should have, in that view.
+        # The replicas that each live group owned by this shard should have, in that view.
         self._wanted: dict[bytes, frozenset[int]] = {}
         self.steps = 0
         self.made = 0
@@ -117,7 +120,7 @@ class ReplicaMover:
             self._moving = any(
                 record.leaving
                 or not all(each.made for each in record.replicas)
-                # Replicas of a node that is gone for good stay listed for good.
+                # Only this store's: the removed replicas of a node that is gone for good stay listed.
                 or any(self._is_own(each) for each in record.removed)
                 for record in message.catalog.partitions.values()
             )
@@ -141,7 +144,7 @@ class ReplicaMover:
         return (replica.node, replica.store_id) == (shard.node, shard.store_id)
 
     def _is_elsewhere(self, partition: Partition) -> bool:
-        """Return whether a group's members differ from the placement, or are not all promoted yet."""
+        """Return whether a group has learners, or its voters are not the replicas of the placement."""
         current = partition.replica.configuration
         wanted = self._wanted.get(partition.replica.group)
         return bool(current.learners) or (wanted is not None and wanted != frozenset(current.voters))
@@ -177,11 +180,11 @@ class ReplicaMover:
                         if record.group not in groups:
                             joining.append((record, replica.replica_id))
                     elif entry.state == "making":
-                        unfinished.append(entry)  # the manifest could be written once, and not twice
+                        unfinished.append(entry)  # `making` was written, but not `empty`
                     elif await self._is_filled(entry):
                         report.made.append(replica.replica_id)
                 elif (entry := entries.get(replica.replica_id)) is not None and entry.state == EMPTY:
-                    await self._is_filled(entry)  # it started again with an empty log
+                    await self._is_filled(entry)  # a learner that started again with an empty log
             for replica in record.removed:
                 if self._is_own(replica):
                     removed.append((record, replica.replica_id))
@@ -201,7 +204,10 @@ class ReplicaMover:
         return answer.result is not None
 
     async def _make(self, new: list[tuple[PartitionRecord, int]]) -> None:
-        """Write `making` to the manifest, with an empty log and no vote; `_begin` does the rest."""
+        """Create replicas with an empty log and no vote, `making` in the manifest; `_begin` does the rest.
+
+        No more than `AT_ONCE` replicas are unfilled at a time; the others wait for a later pass.
+        """
         shard = self._shard
         storage = shard.storage
         filling = sum(entry.state in ("making", EMPTY) for entry in storage.manifest.entries)
@@ -216,14 +222,14 @@ class ReplicaMover:
         try:
             await storage.change_manifest(lambda known: [*known, *entries])
         except StorageError:
-            # No manifest names these logs, and the next pass makes others.
+            # The manifest does not name these logs, and the next pass makes new ones.
             for entry in entries:
                 await storage.delete_log(entry.log_id, replica_id=entry.replica_id)
             raise
         await self._begin(entries)
 
     async def _begin(self, entries: list[ReplicaEntry]) -> None:
-        """Write `empty` to the manifest; only then may a message leave."""
+        """Write the replicas as `empty` to the manifest, then open them: before that they send no message."""
         shard = self._shard
         if not entries:
             return
@@ -240,7 +246,7 @@ class ReplicaMover:
             _log.info("%s/%d: created empty replica %d", entry.topic, entry.partition, entry.replica_id)
 
     async def _is_filled(self, entry: ReplicaEntry) -> bool:
-        """Return whether a replica holds entries durably; the manifest then says that it must."""
+        """Return whether a replica durably holds entries; if so, its manifest entry now permits no empty log."""
         storage = self._shard.storage
         log = storage.logs.get(storage.resolve(entry.log_id))
         if log is None or log.synced_index <= log.start.index:
@@ -269,8 +275,8 @@ class ReplicaMover:
         logs: list[tuple[int, int]] = []
 
         def without(known: list[ReplicaEntry]) -> list[ReplicaEntry]:
-            # Another log may have taken the place of the one that was named when the group was asked. And a
-            # log that no manifest names any more leads nowhere.
+            # Resolved now: since the catalog was asked, another log may have replaced the replica's. And not
+            # later: once the manifest no longer names a log, `resolve` forgets what replaced it.
             logs[:] = [
                 (shard.storage.resolve(each.log_id), each.replica_id)
                 for each in known
@@ -289,7 +295,7 @@ class ReplicaMover:
     # -- as a leader -----------------------------------------------------------------------
 
     async def as_leader(self) -> None:
-        """Check each group that is led here, once.
+        """Take each group that is led here one step further, and report removals that are committed.
 
         Raises:
             TransportError: the catalog did not answer.
@@ -306,8 +312,9 @@ class ReplicaMover:
                 each.made and each.replica_id not in members and not each.abandoned
                 for each in record.replicas
             ):
-                # A replica that is made was a member once. Its addition was truncated, or it has left since
-                # this view; then its node may be about to delete what it would acknowledge again.
+                # A replica that is made was a member. Either its addition was truncated, or this view is old
+                # and the replica has left since: then its node may be about to delete it, so it must not be
+                # added, and acknowledge entries, again.
                 if not await self._view_is_newest():
                     continue
                 record = self._record_of(partition)
@@ -341,8 +348,8 @@ class ReplicaMover:
         core = replica.core
 
         def caught_up(replica_id: int) -> bool:
-            # An estimate; the core decides: it refuses a replica that lacks what was committed a heartbeat
-            # ago.
+            # An estimate. The core decides: it refuses to promote a replica that lacks what was committed a
+            # heartbeat ago.
             progress = core.progress.get(replica_id)
             return progress is not None and progress.flow is Flow.REPLICATE
 
@@ -361,22 +368,22 @@ class ReplicaMover:
         _log.info("%s: voters %s, learners %s", replica.name, step.voters, step.learners)
 
     async def _report(self, partition: Partition, record: PartitionRecord) -> None:
-        """Report which leaving replicas are no members any more, once that is committed."""
+        """Report the committed configuration to the catalog, if leaving replicas are no members in it."""
         history = partition.state.configurations_up_to(partition.committed_index)
         if not history or not partition.leads:
             return
         index, configuration = history[-1]
         members = configuration.nodes()
         gone = [each for each in record.leaving if each.replica.replica_id not in members]
-        # What is committed here is committed for good, and no replica comes back: an old leader's report is
-        # as good as a new one's.
+        # What is committed stays so, and a removed replica never returns: so a deposed leader's report is
+        # right too.
         if gone and index > record.configuration_index:
             await self._tell(
                 ReportConfiguration(f"{record.topic}/{record.number}", record.group, index, sorted(members))
             )
 
     async def run_pass(self) -> None:
-        """Do one pass in both roles; what the catalog cannot be asked now waits for the next."""
+        """Do one pass in both roles; if the catalog or the disk fails, the rest waits for the next pass."""
         try:
             await self.as_leader()
             await self.at_home()

@@ -1,8 +1,8 @@
 """Outcomes of requests that took several attempts, or that went to several partitions in parts.
 
-An attempt that ended without an answer may have been carried out: after it, no answer says that nothing was
-done. Whether there is another attempt depends on the request: one that the leader recognises, or that changes
-nothing, may always be repeated.
+An attempt that ended without an answer may have been carried out. After one, the client is never answered
+that nothing was done. Whether there is another attempt depends on the request: one that the leader
+recognises, or that changes nothing, may always be repeated.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from laminar.http.api.problems import CODES, Problem
 from laminar.node.partition.receipts import Receipt
 
 LEADER_MOVED = frozenset({"not_leader", "no_leader", "draining", "not_a_replica"})
-"""Codes that say: ask another leader."""
+"""Codes of a shard that does not lead the partition: find the leader again, and ask it."""
 
 
 def may_retry(problem: Problem, repeatable: bool, *, again: bool = False) -> bool:
-    """Return whether the request may be repeated, perhaps at another leader.
+    """Return whether the request may be repeated after `problem`, perhaps at another leader.
 
-    `again`: an earlier attempt had an unknown outcome, and may be under way.
+    `repeatable`: the leader recognises a second attempt, or it changes nothing. `again`: an earlier attempt
+    had an unknown outcome, and may still be under way.
     """
     if problem.code == "in_progress" and again:
         return True
@@ -32,13 +33,16 @@ def may_retry(problem: Problem, repeatable: bool, *, again: bool = False) -> boo
 def combine_outcomes(unknown: Sequence[Problem], last: Problem) -> Problem:
     """Return the problem that answers an append: 504 unless it is sure that nothing of it was appended."""
     if unknown and last.outcome == "not_applied":
-        # A refusal speaks for the last attempt alone.
+        # The refusal is about the last attempt only; an earlier one may have been carried out.
         return Problem("outcome_unknown", f"{unknown[0].detail}; then: {last.detail or last.title}")
     return client_problem(last)
 
 
 def keep_code(unknown: Sequence[Problem], last: Problem) -> Problem:
-    """Return the last problem, with an unknown outcome if that of any attempt is unknown."""
+    """Return the last problem under its own code, with an unknown outcome if that of any attempt is unknown.
+
+    `not_leader`, which clients do not get, becomes `no_leader`.
+    """
     problem = last
     if last.code == "not_leader":
         problem = Problem("no_leader", last.detail, outcome=last.outcome)
@@ -48,12 +52,16 @@ def keep_code(unknown: Sequence[Problem], last: Problem) -> Problem:
 
 
 def last_problem(unknown: Sequence[Problem], last: Problem) -> Problem:
-    """Return the last problem: a read has no outcome."""
+    """Return the last problem as it is: a read changes nothing, so earlier attempts don't matter."""
     return last
 
 
 def client_problem(problem: Problem) -> Problem:
-    """Return `problem` as clients get it: `not_leader` is for shards, a lost leader's outcome unknown."""
+    """Return `problem` as clients get it.
+
+    `not_leader`, which is for shards, becomes `no_leader`. If the outcome is unknown, either becomes
+    `outcome_unknown`.
+    """
     if problem.code in ("no_leader", "not_leader") and problem.outcome == "unknown":
         return Problem("outcome_unknown", problem.detail)
     if problem.code == "not_leader":
@@ -65,7 +73,7 @@ def merge_receipts(results: Sequence[Any], topic: str) -> list[Receipt]:
     """Return all receipts, if all parts of an append succeeded.
 
     Raises:
-        Problem: the worst of the parts' problems, which lists what is durable all the same.
+        Problem: that of a part that failed, first one with an unknown outcome; it lists the durable parts.
     """
     receipts = [result for result in results if isinstance(result, Receipt)]
     failures = [result for result in results if isinstance(result, BaseException)]
@@ -78,7 +86,7 @@ def merge_receipts(results: Sequence[Any], topic: str) -> list[Receipt]:
     durable = ", ".join(f"{r.partition}: {r.offset} to {r.offset + r.count - 1}" for r in receipts)
     detail = f"{worst.detail or worst.title}; durable in {topic} all the same: {durable}"
     if CODES[worst.code].retriable:
-        # Part of it was done, so it must not be repeated as a whole.
+        # A part was appended, so the client must not be told that it may simply repeat the whole.
         raise Problem("outcome_unknown", detail) from worst
     worst.detail, worst.outcome = detail, "unknown"
     raise worst

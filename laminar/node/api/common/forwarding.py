@@ -25,10 +25,12 @@ from laminar.node.transport.transport import (
 )
 
 FORWARDED = "laminar-forwarded"
-# A part of an append to a topic, from the shard that took it apart; its batch carries a key or does not.
+# Header of one partition's part of an append to a topic, from the shard that split it. Its value says whether
+# the part's batch carries an idempotency key.
 PART = "laminar-part"
 KEYED, PLAIN = "keyed", "plain"
-# About the first connection, about a coding that is taken off by now, or nothing that a client may say.
+# Headers that are not passed on: they are about the client's connection, about a coding that was removed when
+# the body was read, or reserved for shards.
 _LEFT_BEHIND = frozenset(
     {
         "connection",
@@ -50,7 +52,7 @@ class PassedRequest(msgspec.Struct, frozen=True, array_like=True):
     target: str
     headers: dict[str, str]
     body: bytearray
-    """Its own copy, as batches are stamped in place."""
+    """A copy that the receiver may change: a leader stamps batches in place."""
 
 
 _passed_decoder = msgspec.msgpack.Decoder(PassedRequest)
@@ -66,7 +68,7 @@ class PassedResponse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """An answer (status 0) or a problem (its HTTP status)."""
+    """The answer of a method: its result with status 0, or a problem's document with its HTTP status."""
 
     status: int
     payload: msgspec.Raw
@@ -106,7 +108,7 @@ def decode_response(passed: PassedResponse) -> Response:
 
 
 class Forwarder:
-    """A substitute for the connection of a request that another shard passed on."""
+    """The stand-in for a client's connection in a request that another shard passed on."""
 
     def __init__(self, peer: Peer) -> None:
         self.context: Any = None
@@ -152,8 +154,9 @@ class Exchange:
         """Call `method` of the shard at `address` and return its answer, decoded as `kind`.
 
         Raises:
-            Problem: the other shard's, or `no_leader` if the connection was lost: with outcome
-                `not_applied` before anything was sent, with outcome `unknown` afterwards.
+            Problem: the one with which the other shard answered. `no_leader` if the connection was lost:
+                outcome `not_applied` if nothing was sent, else `unknown`. `outcome_unknown` if no answer
+                came in `timeout_s`.
         """
         encoded = payload if isinstance(payload, bytes) else _encoder.encode(payload)
         try:
@@ -164,7 +167,7 @@ class Exchange:
         except CallTimeout as error:
             raise Problem("outcome_unknown", str(error)) from error
         except RemoteError as error:
-            if error.code == "overloaded":  # said before anything was done
+            if error.code == "overloaded":  # the other process refused it before doing anything
                 raise Problem("overloaded", f"{address}: {error}", outcome="not_applied") from error
             if error.code == "too_large":
                 raise Problem("too_large", f"{address}: {error}", field="body") from error

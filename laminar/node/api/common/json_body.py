@@ -1,7 +1,7 @@
 """JSON bodies of requests about resources: decoded into a struct, with errors that name the field.
 
-Apart from `laminar.http.api.append_body`, which reads records: here a body is small, and its fields are
-fixed.
+These bodies are small and their fields are fixed; bodies of records are read by
+`laminar.http.api.append_body`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _BOUND = re.compile(r"(?:<=|>=) (?P<bound>-?[0-9]+)\Z")
 
 MAX_DOCUMENT_BYTES = 1 << 20
-# Bodies that may be larger: they name the stages of one partition, or all partitions of a batch.
+# For pins and commits, which list the stages of a partition, or all partitions of a batch.
 MAX_COMMIT_BYTES = 5 << 20
-# Operations whose body is not read.
+# For operations that do not use a body.
 MAX_NO_DOCUMENT_BYTES = 64 << 10
 _MOST = (
     {operation: MAX_DOCUMENT_BYTES for operation, body in BODIES.items() if body is Body.JSON}
@@ -59,14 +59,14 @@ def json_body(request: Request, kind: type[_Document]) -> _Document:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
-            # The text after the value that doesn't fit was not parsed yet, and may not be JSON.
+            # Decoded again without a type: after the value that doesn't fit, the text may not even be JSON.
             raise _invalid(str(error), msgspec.json.decode(body), kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem("malformed", f"the body is not JSON: {error}", field="body") from error
 
 
 def _invalid(text: str, document: Any, kind: type[msgspec.Struct]) -> Problem:
-    """Return a 422 problem of msgspec's message: `field` is the path that it names, `value` what is there."""
+    """Return msgspec's message `text` as a 422 problem: `field` is the path in it, `value` what is there."""
     place = _PLACE.search(text)
     path = place["path"] if place is not None else ""
     text = text[: place.start()] if place is not None else text
@@ -131,7 +131,10 @@ def _alternatives(kind: Type) -> list[Type]:
 
 
 def _limit(kinds: list[Type], text: str = "") -> int | str | None:
-    """Return the limit: the bound that `text` says is broken, the names that there are, or the maximum."""
+    """Return the problem's limit: the bound that `text` names, the permitted names, or the maximum.
+
+    None if there is none of these.
+    """
     bound = _BOUND.search(text)
     if bound is not None:
         return int(bound["bound"])

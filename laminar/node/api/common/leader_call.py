@@ -1,10 +1,10 @@
 """Requests that only a partition's leader can carry out: find it, ask it, retry when leadership moves.
 
-The one loop of that kind on the server. A `RetryPolicy` says what may be repeated and what the caller is
-answered in the end; the durations are those of `laminar.http.api.deadlines`.
+All such retries of the server are in this one loop. A `RetryPolicy` says what may be repeated and which
+problem the caller gets in the end; the durations are those of `laminar.http.api.deadlines`.
 
-Invariant: an attempt that may have been carried out is repeated only if the request is repeatable, and no
-later attempt denies it: its unknown outcome stays in the answer.
+Invariant: an attempt that may have been carried out is repeated only if the request is repeatable, and its
+unknown outcome stays in the answer, whatever a later attempt says.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from laminar.node.partition.partition import Partition
 T = TypeVar("T")
 
 Conclusion = Callable[[Sequence[Problem], Problem], Problem]
-"""The problem for the caller, made of earlier attempts with unknown outcomes and the last one's problem."""
+"""Makes the problem for the caller, of earlier attempts' unknown outcomes and the last attempt's problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +45,17 @@ class RetryPolicy:
     """The rule by which an attempt at the leader is repeated, and by which the final problem is chosen."""
 
     attempts_s: float
-    """No attempt begins later than this after the first."""
+    """For how long after the first attempt another may begin, in seconds."""
     pause_s: float
     repeatable: bool
-    """Whether a second attempt is harmless: a read, or what the leader recognises."""
+    """Whether a second attempt is harmless: a read, or a request that the leader recognises."""
     conclude: Conclusion
     election_wait_s: float = ELECTION_WAIT_S
     """How long each attempt waits until some leader is known."""
     repeats_here: bool = True
-    """Whether a problem of this shard's own partition leads to another attempt."""
+    """Whether there may be another attempt after a problem at this shard's own partition."""
     replaces_leader: bool = True
-    """Whether an attempt of a repeatable request ends as soon as another leader is known."""
+    """Whether an attempt at another shard is cancelled, if repeatable, once another leader is known."""
 
 
 READ = RetryPolicy(
@@ -64,7 +64,7 @@ READ = RetryPolicy(
     repeatable=True,
     conclude=last_problem,
     repeats_here=False,
-    # A read may wait for records for long; a question to the replicas every moment would cost more.
+    # A read may wait long for records, and asking the replicas for the leader all that time costs more.
     replaces_leader=False,
 )
 STEP = RetryPolicy(attempts_s=STEP_ATTEMPTS_S, pause_s=STEP_PAUSE_S, repeatable=True, conclude=keep_code)
@@ -122,10 +122,10 @@ class LeaderCall:
         there: Callable[[ReplicaEndpoint], Coroutine[Any, Any, T]],
         policy: RetryPolicy,
     ) -> T:
-        """Return what `here` makes of the partition if it is led here, else what its leader says `there`.
+        """Return `here(partition)` if this shard leads the partition, else `there(endpoint of the leader)`.
 
         Raises:
-            Problem: the last attempt's, as `policy.conclude` makes it of all attempts.
+            Problem: what `policy.conclude` makes of the attempts' problems.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + policy.attempts_s

@@ -1,8 +1,8 @@
 """Lookup of partitions' leaders, as far as this shard can tell.
 
 A shard that holds a replica knows the leader from its own Raft core. Any other shard asks the replicas, in
-order of rank, and caches the answer until it proves wrong. It is a hint: a shard that is asked as the leader
-checks for itself whether it is.
+the order of the placement, and caches the answer until it proves wrong. The answer is a hint: a shard that
+gets a request for the leader checks itself whether it leads.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Locator:
         return [where for where in found if where is not None]
 
     def known_leader(self, topic: str, number: int) -> ReplicaEndpoint | None:
-        """Return the leader if it is known without asking."""
+        """Return the leader if it is known without asking another shard, else None."""
         partition = self._services.partitions.get((topic, number))
         if partition is not None:
             node = partition.replica.leader_node
@@ -107,7 +107,7 @@ class Locator:
     async def until_leader_changes(
         self, where: ReplicaEndpoint, topic: str, number: int, asking: Coroutine[Any, Any, T]
     ) -> T:
-        """Await `asking`, a request to the leader `where`, and cancel it once another leads.
+        """Return the result of `asking`, a request to the leader `where`; cancel it once another leads.
 
         A leader that is stopped or cut off keeps its connections, so nothing else would end the wait.
         Only for requests that may be repeated.
@@ -133,7 +133,10 @@ class Locator:
             task.cancel()
 
     async def _ask_replicas(self, topic: str, number: int, *, but: str | None = None) -> str | None:
-        """Return the leader's node as the first replica other than `but` knows it."""
+        """Return the leader's node as the first replica that knows it says; None if none does.
+
+        The replica on node `but` is not asked.
+        """
         for where in self.replicas(topic, number):
             if where.node == but:
                 continue
@@ -152,7 +155,7 @@ class Locator:
         return None
 
     async def on_leader(self, peer: Peer, payload: bytes) -> str:
-        """Answer another shard that asks who leads one of this shard's partitions."""
+        """Answer another shard with the leader's node of one of this shard's partitions; "" if unknown."""
         question = msgspec.msgpack.decode(payload, type=_LeaderQuestion)
         partition = self._services.partitions.get((question.topic, question.partition))
         return (partition.replica.leader_node or "") if partition is not None else ""

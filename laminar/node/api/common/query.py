@@ -1,4 +1,4 @@
-"""Queries of requests: whole numbers read from them, and the links to a list's next page made of them."""
+"""Query parameters: whole numbers read from a request's query, and links to the next page of a list."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _WHOLE = re.compile(r"-?[0-9]{1,16}\Z", re.ASCII)
 
 
 def integer(request: Request, name: str, default: int, *, maximum: int, minimum: int = 0) -> int:
-    """Return a whole number of the query, or `default` if it is not there.
+    """Return the whole number `name` of the query, or `default` if it is not there.
 
     Raises:
-        Problem: 422 with field, value and limit.
+        Problem: 422 if it is no whole number, or not between `minimum` and `maximum`.
     """
     text = request.query.get(name)
     if text is None:

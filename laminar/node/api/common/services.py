@@ -1,7 +1,8 @@
 """What the handlers may ask of the shard whose requests they answer.
 
-Handlers know these interfaces and no shard, so a test gives them a partition and little else. A shard has
-all of it (`laminar.node.assembly` puts the two together); a handler takes `ShardServices`, or less.
+Handlers know these interfaces and no shard, so a test needs to give them only a partition and little else. A
+shard has all of `HostServices` (`laminar.node.assembly` joins the two); most handlers take only
+`ShardServices`.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class ShardServices(Protocol):
 
 
 class HostServices(ShardServices, Protocol):
-    """The services for the whole application: `ShardServices`, and those that only single routes get."""
+    """The services for the whole application: `ShardServices`, and those that only a few routes need."""
 
     @property
     def transport(self) -> Transport:
@@ -103,7 +104,7 @@ class HostServices(ShardServices, Protocol):
 
     @property
     def siblings(self) -> Sequence[Role]:
-        """The other processes of this node."""
+        """The other processes of this node, without this shard."""
 
     @property
     def board(self) -> StatusBoard:
@@ -119,21 +120,21 @@ class HostServices(ShardServices, Protocol):
 
     @property
     def knows_its_replicas(self) -> bool:
-        """Whether the manifest is there; after its loss the catalog is asked first."""
+        """Whether the manifest is there; False after its loss, until the catalog has said what it held."""
 
     async def ask_sibling(self, role: Role, method: str, *, timeout_s: float) -> bytes:
         """Call `method` of another process of this node. Raises `TransportError`."""
         raise NotImplementedError
 
     def catch_up_progress(self, group: bytes) -> tuple[int, int] | None:
-        """Return (bytes received, bytes in all) of the log being built for a replica; None if none is."""
+        """Return (bytes received, bytes in all) of the log that a catch-up builds here; None if none does."""
 
     def retention_limit(self, partition: Partition, border: int) -> int:
         """Return the highest index, at most `border`, up to which a log led here may be trimmed now."""
         raise NotImplementedError
 
     def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
-        """Let a recovering replica vote for logs that reach this entry; return whether it applied."""
+        """Let a recovering replica vote for logs that reach this entry; return whether that took effect."""
         raise NotImplementedError
 
     def statistics(self) -> dict[str, dict[str, Any]]:

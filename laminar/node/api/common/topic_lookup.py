@@ -1,4 +1,4 @@
-"""Topics and partitions of requests, as the catalog has them: their records, or 404."""
+"""The catalog's records of the topics and partitions that requests name, or 404."""
 
 from __future__ import annotations
 
