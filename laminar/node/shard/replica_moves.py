@@ -246,7 +246,7 @@ class ReplicaMover:
             _log.info("%s/%d: created empty replica %d", entry.topic, entry.partition, entry.replica_id)
 
     async def _is_filled(self, entry: ReplicaEntry) -> bool:
-        """Return whether a replica durably holds entries; if so, its manifest entry now permits no empty log."""
+        """Return whether a replica durably holds entries; if so, write to the manifest that it must."""
         storage = self._shard.storage
         log = storage.logs.get(storage.resolve(entry.log_id))
         if log is None or log.synced_index <= log.start.index:
