@@ -1,10 +1,10 @@
 """An operator's decision to accept a loss, for a partition that would otherwise wait for absent replicas.
 
-Two cases (docs/consensus.md#accepting-a-loss). A majority answers, and some of it may have forgotten what it
-acknowledged: the votes of these count for the best log of those that answer. Or a majority is gone for good:
-the catalog records that the group continues with the best log that is left, and without the replicas that
-don't answer, which never take part again. The route reports what may be lost, and does it with `accept_loss`.
-Nothing calls it automatically.
+There are two cases (docs/consensus.md#accepting-a-loss). In the first a majority answers, but some of its
+replicas may have forgotten what they acknowledged: their votes then count, for the best log among those that
+answer. In the second a majority is gone for good: the catalog records that the group continues with the best
+log that is left, and without the replicas that don't answer, which never take part again. The route reports
+what may be lost, and accepts the loss only with `accept_loss=true`. Nothing calls it automatically.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ class Release(Protocol):
     """The call that lets a recovering replica vote for logs that reach an entry (`Driver.release`)."""
 
     def __call__(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
-        """Return whether it applied."""
+        """Return whether the release took effect."""
 
 
 class _Consent(msgspec.Struct, frozen=True, array_like=True):
-    """An operator's consent for one incarnation of a replica: where the best log that answers ends."""
+    """An operator's consent, for one incarnation of a replica, to vote for the best log that answers.
+
+    `last_term` and `last_index` are of the last entry of that log.
+    """
 
     topic: str
     partition: int
@@ -87,11 +90,10 @@ class _Standing:
 
     @property
     def best(self) -> ReplicaRecord:
-        """The replica with the best log of those that may continue.
+        """The replica with the best log, with which the group is to continue.
 
-        It has everything that any other replica that answers knows to be committed. A replica that is
-        to leave continues only if a majority answers: it leaves as soon as that majority has a
-        leader.
+        It has everything that any other replica that answers knows to be committed. A replica that is to
+        leave is chosen only if a majority answers: then it leaves as soon as that majority has a leader.
         """
         return max(self._answering if self.has_majority else self.placed, key=self._end)
 
@@ -104,7 +106,7 @@ class _Standing:
         return state.last_term, state.last_index
 
     def refusal(self, alive: set[str]) -> str:
-        """Return why no loss may be accepted; empty if an operator may accept it."""
+        """Return why no loss may be accepted; "" if an operator may accept it. `alive` are node names."""
         silent = [node for node in self.absent if node in alive and node not in self.lost]
         if any(state.leading for state in self.here.values()):
             return f"{self.place} has a leader: no loss needs to be accepted"
@@ -124,7 +126,7 @@ class _Standing:
 
 
 class AcceptLossRoutes:
-    """The handler of the recover route, and the method by which it reaches the replicas' shards."""
+    """The handler of the recover route, and the transport method by which it reaches the replicas' shards."""
 
     def __init__(
         self,
@@ -173,9 +175,10 @@ class AcceptLossRoutes:
             answering=sorted(standing.here),
             recovering=standing.recovering,
             absent=standing.absent,
-            # With a majority the absent ones may come back; without one they are abandoned for good.
+            # With a majority absent replicas may come back; without one they are abandoned for good.
             abandoned=[] if standing.has_majority else standing.absent,
-            # It goes on with the log of this one: what only an absent replica has after it is lost.
+            # The group goes on with this node's log: entries after its end, which only absent replicas have,
+            # are lost.
             goes_on_from=best.node,
             committed_offset=state.end_offset,
             kept_offset=state.last_offset,
@@ -186,7 +189,8 @@ class AcceptLossRoutes:
                 each: await self._tell(each, topic, record.number, of=standing.here[each], latest=state)
                 for each in sorted(standing.here)
             }
-            # The others vote anyway, but one of them may be a learner whose log is the latest.
+            # The consent goes also to replicas that are not recovering and vote without it: one of them may
+            # be a learner whose log is the best.
             answer.accepted = [node for node in standing.recovering if reached[node]]
         elif accept == "true":
             await self._decide(record, standing, best, state)
@@ -229,7 +233,10 @@ class AcceptLossRoutes:
     async def _tell(
         self, node: str, topic: str, number: int, *, of: ReplicaState, latest: ReplicaState
     ) -> bool:
-        """Give the consent to one node, so that it votes for the best log; return whether it answered."""
+        """Give the consent to one node, so that its replica votes for the best log.
+
+        Return whether it took effect there: False also if the node does not answer.
+        """
         word = _Consent(topic, number, of.incarnation, latest.last_term, latest.last_index)
         view = self._services.view
         if node == self._services.node and (topic, number) in self._services.partitions:
@@ -242,7 +249,7 @@ class AcceptLossRoutes:
                 address, "accept_loss", word, kind=bool, timeout_s=ASK_TIMEOUT_S
             )
         except Problem:
-            return False  # it is not among those that the answer names; the word may be given again
+            return False  # the route's answer does not name this node; the operator may repeat the request
         return heard
 
     async def on_accept_loss(self, peer: Peer, payload: bytes) -> bool:

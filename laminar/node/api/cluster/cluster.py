@@ -25,7 +25,7 @@ class ClusterRoutes:
         self._watch = watch
 
     async def cluster(self, request: Request) -> Response:
-        """Answer GET /v1/cluster; with `after` it waits for a newer version of the catalog."""
+        """Answer GET /v1/cluster; with `after` wait for a newer version of the catalog, or answer 304."""
         view = self._services.view
         after = integer(request, "after", 0, maximum=OFFSET_LIMIT)
         wait_ms = integer(request, "wait_ms", 0, maximum=MAX_WAIT_MS)
@@ -37,7 +37,7 @@ class ClusterRoutes:
                 cluster_id=cluster_id.hex() if cluster_id is not None else None,
                 version=view.version,
                 catalog_leader=view.message.catalog_leader if view.message is not None else "",
-                # Whether other machines reach the HTTP ports of the answering node, which need no
+                # Of the answering node only: whether other machines reach its HTTP ports, which need no
                 # credentials.
                 insecure=self._services.settings.is_open,
                 nodes=[self._node(name) for name in sorted(view.nodes())],
@@ -71,7 +71,7 @@ class ClusterRoutes:
             status=view.message.statuses.get(name, "unknown") if view.message is not None else "unknown",
             alive=view.alive(name),
             rolled_back=record.rolled_back,
-            # Which start of its data folder the catalog knows of: a copy older than that is refused.
+            # The newest start of its data folder that the catalog knows: an older copy of it is refused.
             start=record.boot.number if record.boot is not None else 0,
         )
 
@@ -88,14 +88,14 @@ class ClusterRoutes:
         return Response.json(self._node(node))
 
     def livez(self, request: Request) -> Response:
-        """Answer GET /livez: this process turns its loop."""
+        """Answer GET /livez: the answer itself shows that this process's event loop runs."""
         return Response.json(documents.Alive("alive", self._services.node, self._services.number))
 
     async def readyz(self, request: Request) -> Response:
-        """Answer GET /readyz: the whole node serves; 503 with the reasons if not.
+        """Answer GET /readyz: 200 if the whole node serves, else 503 with the reasons.
 
-        What other nodes are needed for is a warning, as another node could do no better, and so is a disk
-        below the low-water mark: all but appends is served.
+        What fails because other nodes are missing is only a warning, as a client would fare no better at
+        another node. So is a disk below the low-water mark: everything but appends is served.
         """
         reasons = []
         if not self._services.ready:

@@ -1,8 +1,8 @@
 """Health of a node's partitions, and of the cluster as this node sees it.
 
-Each shard checks its own replicas; `/readyz` asks the siblings, `/metrics` shows each shard's numbers.
-Whether a topic has fewer replicas than it asked for, and whether the catalog is led, every shard knows from
-its view.
+Each shard checks its own replicas. `/readyz` collects the reports of all shards of the node; `/metrics` shows
+each shard's numbers. Every shard knows from its view whether a topic has fewer replicas than it asked for,
+and whether the catalog has a leader.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class HealthReport(msgspec.Struct, frozen=True):
     """Unhealthy partitions, as "topic/number", of which one shard has a replica."""
 
     leaderless: list[str] = []
-    """Those whose replica here knows of no leader."""
+    """Partitions whose replica here knows of no leader."""
     under_replicated: list[str] = []
-    """Those led here of which fewer voters are in sync than the topic has replicas."""
+    """Partitions led here that have fewer voters in sync than the topic asks for replicas."""
     refusing: list[str] = []
-    """Those led here of which fewer are in sync than the topic's `min_replicas`: they take no appends."""
+    """Partitions led here that have fewer voters in sync than `min_replicas`, so they take no appends."""
 
 
 class Watch:
@@ -61,7 +61,7 @@ class Watch:
         return HealthReport(leaderless, under_replicated, refusing)
 
     def fewer_placed(self) -> list[str]:
-        """Return the topics that have fewer replicas than they asked for, with both numbers."""
+        """Return the topics with fewer replicas than they asked for, each as "name (placed of wanted)"."""
         view = self._services.view
         fewest: dict[str, int] = {}
         for partition in view.partitions().values():
@@ -97,14 +97,14 @@ class Watch:
         found = [self.own()]
         for answer in answers:
             if isinstance(answer, TransportError):
-                continue  # that it does not answer the status board says
+                continue  # /readyz reports a process that is down by the status board
             if isinstance(answer, BaseException):
                 raise answer
             found.append(msgspec.msgpack.decode(answer, type=HealthReport))
         return found
 
     async def warnings(self) -> list[str]:
-        """Return a sentence for each thing that is served only in part; empty if all is well."""
+        """Return a sentence for each thing that operators should know of although the node serves."""
         services = self._services
         standings = await self._all()
         found = []
@@ -134,7 +134,7 @@ class Watch:
         return found
 
     def statistics(self) -> dict[str, int]:
-        """Return the numbers for /metrics."""
+        """Return this shard's numbers for /metrics."""
         own = self.own()
         return {
             "leaderless_partitions": len(own.leaderless),
@@ -146,9 +146,12 @@ class Watch:
 
 
 def in_sync_of(partition: Partition) -> list[str]:
-    """Return the nodes of voters that the leader heard from lately and that have all that is committed."""
+    """Return the nodes of the voters in sync: those heard from lately that have all that is committed.
+
+    Only for a partition that is led here.
+    """
     replica = partition.replica
-    # A learner that keeps up does not count for a majority yet.
+    # Learners are left out: even one that keeps up does not count for a majority.
     return [
         replica.nodes[member]
         for member in replica.configuration.voters

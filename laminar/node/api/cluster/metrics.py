@@ -1,6 +1,6 @@
-"""The metrics of a node: any shard answers for all, by asking its siblings at scrape time.
+"""The metrics of a node: any shard answers for all processes, by asking the others at scrape time.
 
-Each process gives its statistics as JSON; here they become Prometheus families.
+Each process gives its statistics as JSON; here they become Prometheus metric families.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Scrape(Collector):
         self._processes = processes
 
     def collect(self) -> Iterable[Metric]:
-        """Yield one family per number, labelled by process; partitions by topic and partition."""
+        """Yield a family for each number, labelled by process; partitions' ones by topic and partition."""
         yield from self._numbers()
         yield from self._partitions()
 
@@ -106,7 +106,7 @@ class _Scrape(Collector):
             if partition["leading"]:
                 staged.add_metric(where, partition["staged_batches"])
                 staged_bytes.add_metric(where, partition["staged_bytes"])
-                # A cursor that was never committed here has everything to read.
+                # (lag, overtaken) of a cursor without a position in this partition: all is unread.
                 unread = partition["end_offset"] - partition["start_offset"], 0
                 for name in sorted(cursors[partition["topic"]]):
                     lagging, gone = partition["cursors"].get(name, unread)

@@ -1,7 +1,8 @@
 """States of a topic's replicas, gathered from the shards that have them.
 
-Each shard knows its own replicas only. A shard that is asked for a topic asks all shards that own a part of
-it, and shows those that do not answer as unreachable: so a description never waits for a dead node.
+Each shard knows its own replicas only. A shard that is asked for a topic asks all shards that own some of its
+partitions, and shows the replicas of those that do not answer as unreachable. So a description never waits
+for a dead node.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from laminar.node.transport.transport import Peer
 from membership.records import ReplicaRecord
 
 DESCRIBE_TIMEOUT_S = MAX_DESCRIBE_WAIT_MS / 1000
-# Once all leaders have answered, a request for them waits this much longer for other replicas.
+# A request that waits for the leaders waits this much longer for the other replicas.
 OTHERS_WAIT_S = 0.1
 MOST_DAMAGE_SHOWN = 100
 
@@ -45,25 +46,25 @@ class ReplicaState(msgspec.Struct, frozen=True):
     last_index: int = 0
     bytes: int = 0
     in_sync: list[str] = []
-    # It may have forgotten what it acknowledged. Then: the end of its log, committed or not.
+    # The replica may have forgotten what it acknowledged.
     recovering: bool = msgspec.field(default=False, name="marked")
     incarnation: int = 0
     # The replica ids of the voters, as its log has them.
     voters: list[int] = []
+    # The end of its log, committed or not: the last entry's term, and the offset after the last record.
     last_term: int = 0
     last_offset: int = 0
-    # It holds committed entries that its group abandoned: it takes no part any more.
+    # Its group goes on without it by an operator's decision: it takes no part any more.
     abandoned: bool = msgspec.field(default=False, name="given_up")
-    # (first offset, offset after the last) of each range whose bytes are damaged there; a control entry
-    # has none.
+    # (first offset, offset after the last) of each damaged range; the two are equal for a control entry.
     damaged: list[tuple[int, int]] = []
-    # While a new log is built for it from whole segments: bytes that have come, and those of the source.
+    # While catch-up builds a new log for it: bytes received, and bytes in all.
     catch_up: tuple[int, int] | None = None
-    # Its files are missing or unsure: it takes no part, and nothing else of this is known.
+    # Its files are missing or can't be trusted: it takes no part, and only partition and node are known.
     lost: bool = False
-    # Why it takes no part until a restart, by a mistake in its own state or as its log failed.
+    # Why it takes no part until a restart: the error of a bug in its state, or of its log; else empty.
     failed: str = ""
-    # The group it is a replica of: a deleted topic's replica may outlive the making of another of its name.
+    # Its group's id in hex. A deleted topic's replica may still exist when a topic of the same name is made.
     group: str = ""
 
 
@@ -84,10 +85,9 @@ class ReplicaStatus:
     async def of(
         self, topic: str, *, wait_s: float = DESCRIBE_TIMEOUT_S, leaders: int | None = None
     ) -> dict[tuple[int, str], ReplicaState]:
-        """Return the state of every replica of the topic that reports within `wait_s`.
+        """Return, by partition and node, the state of each replica of the topic that reports in `wait_s`.
 
-        Once `leaders` leaders have reported, one for each partition, the other replicas get only a
-        moment.
+        Once the leaders of `leaders` partitions have reported, the others get only `OTHERS_WAIT_S` more.
         """
         services = self._services
         view = services.view
@@ -117,7 +117,7 @@ class ReplicaStatus:
         return {
             (state.partition, state.node): state
             for record, state in known
-            # A lost replica does not know its group any more.
+            # The state of a lost or failed replica has no group.
             if record is not None and state.group in ("", record.group.hex())
         }
 
@@ -176,9 +176,9 @@ class ReplicaStatus:
 async def _until_reported(
     asked: list[asyncio.Future[list[ReplicaState]]], found: list[ReplicaState], *, leaders: int | None
 ) -> None:
-    """Add each answer to `found`; once `leaders` leaders have reported, wait only a moment for the rest.
+    """Add each answer to `found`; once `leaders` leaders have reported, wait `OTHERS_WAIT_S` for the rest.
 
-    A shard that does not answer is left out: its replicas are shown as unreachable.
+    A shard that answers with a problem, or too late, is left out.
     """
     loop = asyncio.get_running_loop()
     waiting = set(asked)
@@ -214,7 +214,7 @@ class PartitionRoutes:
     async def partitions(self, request: Request, topic: str) -> Response:
         """Answer GET /v1/topics/{topic}/partitions; with `wait_ms` as soon as all leaders are known.
 
-        With `read=leader` the ids are those that the catalog has now, as a majority of it says.
+        With `read=leader` the partitions and their ids are those that the catalog's leader confirms now.
         """
         read = request.query.get("read", "replica")
         if read not in ("replica", "leader"):
@@ -292,7 +292,7 @@ class PartitionRoutes:
                 for first, end in state.damaged
             ],
             replicas=replicas,
-            # Replicas that were replaced, until their removal from the group is committed.
+            # Replicas that are being replaced, until their removal from the group is committed.
             leaving=[documents.LeavingReplica(each.replica.node, each.why) for each in record.leaving],
         )
 
@@ -300,7 +300,7 @@ class PartitionRoutes:
 def _replica_state(
     replica: ReplicaRecord, state: ReplicaState | None
 ) -> Literal["failed", "catching_up", "made", "joining"]:
-    """Return a present replica's state: `joining` until it is made, `failed` when it has stopped."""
+    """Return the state of a replica that is not lost: `joining` until it is made, `failed` if it stopped."""
     if state is not None and state.failed:
         return "failed"
     if state is not None and state.catch_up is not None:

@@ -46,7 +46,7 @@ class TopicRoutes:
     # -- resources -----------------------------------------------------------------------
 
     def _placed(self, record: TopicRecord) -> int:
-        """Return how many replicas the partition with the fewest has."""
+        """Return the number of replicas of the topic's partition that has the fewest."""
         partitions = (
             self._services.view.partition(record.name, number) for number in range(record.partitions)
         )
@@ -95,7 +95,7 @@ class TopicRoutes:
         return Response.json(self._describe(record), headers=[self._etag(record)])
 
     async def create(self, request: Request, topic: str) -> Response:
-        """Answer PUT /v1/topics/{topic}: answered when every replica is made."""
+        """Answer PUT /v1/topics/{topic}, once every replica is made."""
         if _NAME.fullmatch(topic) is None or topic in (".", ".."):
             raise Problem(
                 "invalid",
@@ -157,7 +157,7 @@ class TopicRoutes:
             raise Problem("being_created", f"topic {topic!r} is being created", retry_after_ms=500)
 
     async def _until_led(self, topic: str) -> None:
-        """Wait a moment for a new topic's first elections, so that it is usable at once."""
+        """Wait up to `LED_WAIT_S` for a new topic's first elections, so that it is usable at once."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LED_WAIT_S
         wanted = self._topics.record(topic).partitions
@@ -168,7 +168,7 @@ class TopicRoutes:
             await asyncio.sleep(LED_RETRY_S)
 
     async def update(self, request: Request, topic: str) -> Response:
-        """Answer PATCH /v1/topics/{topic}: merge-patch of its settings, in the version If-Match names."""
+        """Answer PATCH /v1/topics/{topic}: merge-patch its settings, if If-Match names their version."""
         version = await self._if_match(request, topic)
         patch = json_body(request, documents.TopicPatch)
         changes: dict[str, Setting | None] = msgspec.to_builtins(patch.settings)
@@ -194,7 +194,11 @@ class TopicRoutes:
         return Response.json(documents.DeletedTopic(topic), status=202)
 
     async def _if_match(self, request: Request, topic: str) -> int:
-        """Return the version that the change is for; refreshes the view if it does not match."""
+        """Return the topic's version, which If-Match must name; refresh the view if it does not at first.
+
+        Raises:
+            Problem: 428 `if_match_required`, or 412 `precondition_failed`.
+        """
         record = self._topics.record(topic)
         wanted = request.headers.get("if-match")
         if wanted is None:
@@ -225,7 +229,11 @@ class TopicRoutes:
             raise Problem("no_such_topic", f"there is no topic {topic!r}", field="topic", value=topic)
 
     async def _ask(self, request: CatalogRequest) -> CatalogAnswer:
-        """Ask the catalog's leader; every request compares and sets, so a retry is safe."""
+        """Return the answer of the catalog's leader. Every request compares and sets, so a retry is safe.
+
+        Raises:
+            Problem: the catalog refused the request, or has no leader.
+        """
         try:
             answer = await self._services.ask_catalog(request)
         except TransportError as error:
@@ -265,7 +273,7 @@ class TopicRoutes:
 
 
 def _names(etags: str, record: TopicRecord) -> bool:
-    """Return whether If-Match or If-None-Match names the topic's present state (RFC 9110, 13.1)."""
+    """Return whether `etags`, of If-Match or If-None-Match, has the topic's version (RFC 9110, 13.1)."""
     return etags == "*" or f'"{record.version}"' in [etag.strip() for etag in etags.split(",")]
 
 
@@ -291,7 +299,7 @@ def _too_few_nodes(request: TopicRequest, answer: CatalogAnswer) -> Problem:
 
 
 def _already_exists(wanted: TopicRequest, known: TopicRecord | None) -> Problem:
-    """Return 409 `already_exists` with the settings that differ."""
+    """Return 409 `already_exists`, with what differs from the existing topic."""
     different: list[tuple[str, Setting | None, Setting | None]] = []
     if known is not None:
         if known.partitions != wanted.partitions:

@@ -1,8 +1,8 @@
-"""Routes about cursors: a named consumer's positions in a topic, and its lag.
+"""Routes of cursors: a consumer's named positions in the partitions of a topic, and their lag.
 
-A cursor's position in a partition lives in that partition's group, so a request that names
-several partitions is carried out by several leaders; each compares and sets its own. A
-change that fails in one partition says which were set.
+A cursor's position in a partition is kept by that partition's group. So a request for several partitions is
+carried out by several leaders, each of which compares and sets its own position. If a change fails in one
+partition, the error says in which others it was made.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ if TYPE_CHECKING:
     from laminar.node.partition.partition import Partition
 
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z", re.ASCII)
-# Partitions that an error lists.
+# Most partitions that an error lists.
 MOST_NAMED = 20
-# Start and end of each partition of a topic.
+# By partition: its start offset and its committed end offset.
 Bounds = Mapping[int, tuple[int, int]]
 
 
 class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One step on one partition: `operation` get, set or delete; an empty `name` lists all."""
+    """One step on one partition: `operation` is get, set or delete; get with an empty `name` lists all.
+
+    A set with `check` succeeds only if the position is `expected` (None: no position yet), and with
+    `expected_owner` only if that is the owner.
+    """
 
     topic: str
     partition: int
@@ -55,7 +59,10 @@ class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CursorState(msgspec.Struct, frozen=True, array_like=True):
-    """A cursor in one partition, and the partition's committed end; no name means no cursor."""
+    """A cursor in one partition, with the partition's start and committed end.
+
+    With an empty name there is no cursor: only partition, start and end count.
+    """
 
     name: str
     partition: int
@@ -107,7 +114,7 @@ class CursorRoutes:
         return Response.json(cursor_document(topic, cursor, states, bounds))
 
     async def set(self, request: Request, topic: str, cursor: str) -> Response:
-        """Answer PUT /v1/topics/{topic}/cursors/{cursor}: each position compared and set in its partition."""
+        """Answer PUT /v1/topics/{topic}/cursors/{cursor}: compare and set each position in its partition."""
         change = json_body(request, CursorChange)
         expected = change.expected
         _check_change(change)
@@ -141,7 +148,7 @@ class CursorRoutes:
     async def named(
         self, topic: str, wanted: Callable[[str], bool]
     ) -> tuple[dict[str, list[CursorState]], Bounds]:
-        """Return the cursors of a topic that `wanted` selects, and each partition's start and end."""
+        """Return, by name, the states of a topic's cursors that `wanted` selects; and the bounds."""
         found: dict[str, list[CursorState]] = {}
         states, bounds = await self._everywhere(topic, "")
         for state in states:
@@ -150,7 +157,7 @@ class CursorRoutes:
         return found, bounds
 
     async def _everywhere(self, topic: str, name: str) -> tuple[list[CursorState], Bounds]:
-        """Return the cursor (or, with an empty name, each) and the bounds, by partition."""
+        """Return a cursor's states in all partitions, or with an empty name all cursors'; and the bounds."""
         record = self._topics.record(topic)
         states = await self._all(
             [CursorRequest(topic, number, "get", name) for number in range(record.partitions)]
@@ -159,7 +166,7 @@ class CursorRoutes:
         return [state for state in states if state.name], bounds
 
     async def _all(self, steps: list[CursorRequest]) -> list[CursorState]:
-        """Carry out all steps concurrently; raise the first failure once all have ended."""
+        """Carry out all steps concurrently; return their states, or raise the first failure after all."""
         results = await asyncio.gather(*(self._one(step) for step in steps), return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
         states = [state for result in results if not isinstance(result, BaseException) for state in result]
@@ -190,12 +197,12 @@ class CursorRoutes:
 
     async def _perform(self, partition: Partition, step: CursorRequest) -> list[CursorState]:
         if step.operation == "get":
-            # The end that lag is counted from is confirmed: an old leader would show too little.
+            # Lag is counted from a confirmed end: a deposed leader's end would make it too small.
             await partition.reader.confirmed_end()
             names = [step.name] if step.name else partition.cursors.known()
         else:
             names = [step.name]
-            # A cursor that only an uncommitted entry made is deleted too: that entry may yet be committed.
+            # Deletes also a cursor that is known only from an uncommitted entry: it may yet be committed.
             if step.operation == "set" or step.name in partition.cursors.known():
                 await partition.cursor_commands.set(
                     step.name,
@@ -208,7 +215,7 @@ class CursorRoutes:
                 )
         found = []
         if step.operation == "get":
-            # Without a cursor: everything there is to read.
+            # A state without a name, for the partition's bounds.
             start, end = partition.start_offset, partition.end_offset
             found.append(CursorState("", partition.number, start, 0, "", start, end))
         for name in names:
@@ -260,10 +267,9 @@ def _check_change(change: CursorChange) -> None:
 
 
 def cursor_document(topic: str, name: str, states: list[CursorState], bounds: Bounds) -> documents.Cursor:
-    """Return a cursor as JSON: by partition its position, how far behind the end, and its owner.
+    """Return a cursor's document: by partition its position, its lag behind the end, and its owner.
 
-    `bounds` are start and end of each partition. A partition without a committed position counts as
-    wholly unread.
+    A partition of `bounds` that is not in `states` counts as unread from start to end.
     """
     ordered = sorted(states, key=lambda state: state.partition)
     known = {state.partition for state in states}
@@ -272,7 +278,7 @@ def cursor_document(topic: str, name: str, states: list[CursorState], bounds: Bo
     }
     lags = {str(state.partition): max(0, state.end_offset - state.position) for state in ordered}
     lags |= unread
-    # Records that it never passed, and that retention deleted.
+    # How many records were trimmed before the cursor passed them.
     gone = {
         str(state.partition): state.start_offset - state.position
         for state in ordered

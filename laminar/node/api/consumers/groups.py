@@ -1,8 +1,9 @@
 """Routes of consumer groups: their members, and what each owns.
 
-A group's members are known to the leader of one partition of the topic, chosen by the group's name: the list
-is soft state (`laminar.node.partition.state.group_members`). Before each answer the leader confirms that it
-still leads: of two that believe so, each would hear of other members. What members own is in the cursors.
+The leader of one partition of the topic, chosen by the group's name, keeps the list of members in memory only
+(`laminar.node.partition.state.group_members`). Before each answer it confirms that it still leads: otherwise
+a deposed leader and the new one could each hear from a part of the members. What members own is in the
+cursors.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from laminar.node.transport.transport import Peer
 if TYPE_CHECKING:
     from laminar.node.partition.partition import Partition
 
-# A cursor has a group's name, or that and a member's.
+# The pattern of names of groups and members.
 _NAME = re.compile(GROUP_PATTERN)
 
 
 class GroupRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One step on a group: `operation` renew, leave or describe."""
+    """One step on a group: `operation` is renew, leave or describe."""
 
     topic: str
     partition: int
@@ -50,7 +51,7 @@ class GroupRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupState(msgspec.Struct, frozen=True, array_like=True):
-    """A group's live members by name, and whether this leader may not have heard of all of them yet."""
+    """A group's live members in order of name; `forming`: the leader may not have heard from all yet."""
 
     members: list[MemberState]
     forming: bool

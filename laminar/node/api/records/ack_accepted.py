@@ -1,9 +1,10 @@
-"""Appends that are answered before they are durable, and the window headers of every append's answer.
+"""Appends that are answered before they are durable, and the headers that say what is durable by now.
 
-202 is no receipt: the batch is in its leader's log, and is lost with the leader if it dies before a majority
-has it. So only batches of a producer are taken this way, which may be sent again, and the answer has none of
-a receipt's members. Everything before `Laminar-Committed` of an answer in the same term is durable, whichever
-client appended it (after Swift's accepted and persisted).
+202 is no receipt: the batch is in its leader's log, and is lost with the leader if that dies before a
+majority has it. So this is only for batches of a producer, which may be sent again, and the answer has none
+of a receipt's fields. Every append's answer has `Laminar-Term` and `Laminar-Committed`. An accepted batch
+is durable once any answer of the same term has a `Laminar-Committed` beyond it (after Swift's accepted and
+persisted).
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from laminar.http.protocol.messages import Request, Response
 from laminar.node.partition.partition import Partition
 
 ACKS = ("committed", "accepted")
-# What a receipt says of durability, beside the number of replicas.
+# By flush policy: what a receipt's JSON says of durability, beside the number of replicas.
 FLUSH = {"commit": '"synced":true,"flush":"commit"', "interval": '"synced":false,"flush":"interval"'}
 
 
 def window(partition: Partition) -> bytes:
-    """Return two headers: this replica's term, and the offset after all that is committed and replicated."""
+    """Return two encoded headers: this replica's term, and the offset before which all is acknowledged.
+
+    Acknowledged means committed and on `min_replicas` voters, as for a receipt.
+    """
     term, index = partition.replica.core.term, partition.copies.acknowledged_index
     known_term, known_index, block = partition.window
     if known_index != index or known_term != term:
@@ -49,7 +53,7 @@ def accepted(request: Request, append: Append, partition: Partition, block: byte
             limit="committed",
         )
     frame = append.frames[0]
-    # A leader stamps a batch in place, so it needs it writable and its own.
+    # A leader stamps a batch in place, so it needs a writable copy of its own.
     frame = memoryview(bytearray(frame)) if frame.readonly else frame
     receipt = partition.appends.accept_frame(frame, header)
     body = (

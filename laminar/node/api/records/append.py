@@ -79,8 +79,8 @@ class AppendRoutes:
         self._leaders = leaders
         self._topics = topics
         self.limits = limits
-        # A part of a topic's append was within the limits when it came: as records, whose keys may be fields
-        # of their values, while batches are measured with all that is in them.
+        # The limits for a part of a topic's append. The whole was within the limits when it came; but as a
+        # batch it can be larger than as records, for example because keys were fields of their values.
         self._part_limits = msgspec.structs.replace(
             limits,
             max_body_bytes=_PART_GROWS * limits.max_body_bytes,
@@ -98,7 +98,7 @@ class AppendRoutes:
     # -- one partition -------------------------------------------------------------------
 
     def leads(self, topic: str, partition: str) -> Partition | None:
-        """Return the partition if it exists and is led here. No other checks: this is the hot path."""
+        """Return the partition if it is led here, else None. There are no other checks: the path is hot."""
         if not partition.isdigit():
             return None
         found = self._services.partitions.get((topic, int(partition)))
@@ -129,7 +129,7 @@ class AppendRoutes:
         mark = None
         made_ms: int | None = None
         if _is_part(request):
-            # The key is in the batch.
+            # The identity is in the batch already; only the key's time is in the head.
             made_ms = int(request.headers[KEY_TIME]) if KEY_TIME in request.headers else None
         else:
             mark = identity_of(request, scope="partition")
@@ -175,14 +175,17 @@ class AppendRoutes:
         mark: BatchIdentity | None = None,
         made_ms: int | None = None,
     ) -> list[asyncio.Future[Receipt]]:
-        """Append batches in order, each checked in the state that the one before it left.
+        """Append batches in order, each checked in the state that the one before it left; return receipts.
 
-        If the first is refused, the request is refused as a whole. After that something is proposed,
-        so a later refusal is reported together with the outcome of the batches before it, never as if
-        nothing had been done. `at`: the offset that the first batch must get; a batch that is
-        recognised as a retry is not checked against it.
+        If the first is refused, the request is refused as a whole. A later refusal ends the list as a failed
+        receipt, so that it is reported with the outcome of the batches before it, and never as if nothing had
+        been done. `at`: the offset that the first batch must get; a batch that is recognised as a retry is
+        not checked against it. `mark` and `made_ms`: the request's identity, and the time of its key.
+
+        Raises:
+            Problem: the first batch is refused.
         """
-        # A leader stamps batches in place, so it needs them writable and its own.
+        # A leader stamps batches in place, so it needs writable copies of its own.
         frames = [memoryview(bytearray(frame)) if frame.readonly else frame for frame in frames]
         receipts: list[asyncio.Future[Receipt]] = []
         for frame in frames:
@@ -220,7 +223,7 @@ class AppendRoutes:
         return self._answer(merge_receipts(results, partition.topic), partition)
 
     def _answer(self, receipts: Sequence[Receipt], partition: Partition) -> Response:
-        """Write the receipt by hand: the same few fields, a hundred thousand times a second."""
+        """Return the answer with these receipts. Its JSON is formatted by hand, as this is the hot path."""
         placed = ",".join(
             [f'{{"partition":{r.partition},"offset":{r.offset},"count":{r.count}}}' for r in receipts]
         )
@@ -242,7 +245,7 @@ class AppendRoutes:
         return Response(201, headers, body, header_block=block)
 
     async def _elsewhere(self, request: Request, topic: str, number: int) -> Response:
-        """Append at the leader's shard; used while this shard does not lead, or no leader is known."""
+        """Append at the leader's shard, or here if this shard leads by then."""
         repeatable = self._repeatable(request)
         payload: bytes | None = None
 
@@ -256,7 +259,7 @@ class AppendRoutes:
                 payload = encode_passed(request)
             return await self._pass_on(where, payload)
 
-        # Batches are stamped in place when they are appended here, so that is done once.
+        # An append here stamps the body's batches in place, so it can't be tried here a second time.
         policy = append_policy(repeatable=repeatable, repeats_here=False)
         return await self._leaders(topic, number, here=here, there=there, policy=policy)
 
@@ -271,7 +274,7 @@ class AppendRoutes:
         return response
 
     def _repeatable(self, request: Request) -> bool:
-        """Return whether a second attempt is recognised: by the head, or by a producer id in every batch."""
+        """Return whether a second attempt is recognised: by the head, or by producer ids in all batches."""
         if has_identity(request):
             return True
         if request.headers.get("content-type") != BATCH_TYPE:
@@ -281,7 +284,7 @@ class AppendRoutes:
     # -- a topic -------------------------------------------------------------------------
 
     async def topic(self, request: Request, topic: str) -> Response:
-        """Answer POST /v1/topics/{topic}/records: by key, by `logical`, else round-robin."""
+        """Answer POST /v1/topics/{topic}/records: partitions by `logical`, else by key, else round-robin."""
         record = self._topics.record(topic)
         append = await self._decoding.parsed(request)
         records = append.records if append.records is not None else records_of(append.frames)
@@ -294,7 +297,7 @@ class AppendRoutes:
             self._spread = (self._spread + 1) % record.partitions
             spread = self._spread
         else:
-            # A retry with the same key goes to the same partition.
+            # So that records without a key go to the same partition when the request is repeated.
             spread = route.partition_of(logical_of_key(mark.producer_id))
         parts = _split(records, route, logical if "logical" in request.query else None, spread)
         work = [
@@ -329,9 +332,9 @@ class AppendRoutes:
     async def _append_part(
         self, topic: str, number: int, part: Records | bytearray, *, made_ms: int | None = None
     ) -> Receipt:
-        """Append one partition's part of a topic's append at its leader.
+        """Append one partition's part of a topic's append at the partition's leader.
 
-        `part` is records, or a batch that the leader recognises when it comes again.
+        `part` is records, or a batch with an identity, by which the leader recognises a second attempt.
         """
 
         async def here(partition: Partition) -> Receipt:
@@ -377,13 +380,13 @@ class AppendRoutes:
 def _is_part(request: Request) -> bool:
     """Return whether another shard made the request as one part of a topic's append.
 
-    A client's header of that name does not count: it is not passed on.
+    A client can't make one: it has a connection of its own, and its header of that name is not passed on.
     """
     return PART in request.headers and isinstance(request.connection, Forwarder)
 
 
 def _split(records: Records, route: Route, logical: int | None, spread: int) -> list[tuple[int, Records]]:
-    """Return the records by partition; those without a key go to `spread`."""
+    """Return the records by partition: all by `logical` if given, else by key; without a key to `spread`."""
     if logical is not None:
         return [(route.partition_of(logical), records)]
     keys = records.keys

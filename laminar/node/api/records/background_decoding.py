@@ -1,8 +1,8 @@
 """Decoding of large bodies in a thread, in the order in which they came for a partition.
 
-A batch from outside is decoded completely before it is appended, which for megabytes takes longer than the
-loop's other work may wait. What arrives for the same partition meanwhile is decoded after it, however short:
-else the batches of a producer, which are numbered, would change their order.
+A batch from outside is decoded completely before it is appended. For megabytes that takes longer than the
+event loop's other work may wait. A body that arrives for the same partition meanwhile is appended after the
+earlier one, however short it is: otherwise a producer's numbered batches would change their order.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Then = Callable[[Append], Response | Awaitable[Response]]
 
 
 class BackgroundDecoding:
-    """Decodes bodies of one shard: small ones at once, large ones in a thread, in order.
+    """The decoding of one shard's bodies: small ones at once, large ones in a thread, in order.
 
-    `parse` decodes a body, or raises `Problem`; `off_loop` runs it in a thread.
+    `parse(request)` decodes a body, or raises `Problem`; `off_loop(parse, request)` runs it in a thread.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class BackgroundDecoding:
         self._parse = parse
         self._off_loop = off_loop
         self._loop = asyncio.get_running_loop()
-        # By partition: done when the last body that is being read for it has had its turn.
+        # By partition with bodies under way: a future that is done when the last of them has been handled.
         self._last: dict[Partition, asyncio.Future[None]] = {}
 
     async def parsed(self, request: Request) -> Append:
@@ -43,7 +43,7 @@ class BackgroundDecoding:
         return partition not in self._last and not parses_long(request)
 
     def in_turn(self, request: Request, partition: Partition, then: Then) -> asyncio.Task[Response]:
-        """Decode the body in a thread, then call `then` after all earlier bodies; return the answer."""
+        """Return the answer of `then`, called with the body decoded in a thread, after all earlier bodies."""
         before = self._last.get(partition)
         passed = self._last[partition] = self._loop.create_future()
         parsed = self._off_loop(self._parse, request)
@@ -62,6 +62,6 @@ class BackgroundDecoding:
             return answered if isinstance(answered, Response) else await answered
 
         task = self._loop.create_task(answer())
-        # Also if it was refused, or its client has gone.
+        # Also if the body was refused or its client has gone, so that later bodies do not wait for ever.
         task.add_done_callback(lambda done: let_pass())
         return task
