@@ -178,7 +178,7 @@ class CatalogGroup:
         try:
             placed, _ = self._driver.propose(self.replica, build_control(Kind.COMMAND, command))
         except (NotLeader, TooMuchUncommitted) as error:
-            # A leader with so many bytes uncommitted has lost its majority, so it is treated as deposed.
+            # A leader with that much uncommitted has lost its majority, so it is treated as deposed.
             del self._waiters[index]
             raise NotCatalogLeader(None) from error
         except EntryTooLarge:

@@ -86,7 +86,7 @@ def merge_receipts(results: Sequence[Any], topic: str) -> list[Receipt]:
     durable = ", ".join(f"{r.partition}: {r.offset} to {r.offset + r.count - 1}" for r in receipts)
     detail = f"{worst.detail or worst.title}; durable in {topic} all the same: {durable}"
     if CODES[worst.code].retriable:
-        # A part was appended, so the client must not be told that it may simply repeat the whole.
+        # A part was appended, so the answer must not allow the client to repeat the whole.
         raise Problem("outcome_unknown", detail) from worst
     worst.detail, worst.outcome = detail, "unknown"
     raise worst

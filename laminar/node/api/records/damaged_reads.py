@@ -1,9 +1,10 @@
 """Reads that meet damaged records: another replica answers, or the reader gets an error, or skips them.
 
-Committed data is the same on all replicas, so what is damaged here is fetched there, without the client's
-doing. Where no replica has it, `on_damage=skip` leaves the range out and says so; else the answer is 503
-`damaged`, with the offsets. A batch that its producer wrote unreadably is so on all replicas: it is skipped
-in the same way, or answered 422 `unreadable`. No answer reveals where in a node's folder the bytes are.
+Committed data is the same on all replicas, so a read that meets damage here is answered by another replica,
+and the client notices nothing. If no replica has the data, `on_damage=skip` leaves the range out and names it
+in a header; without that the answer is 503 `damaged`, with the offsets. A batch that its producer wrote
+unreadably is unreadable on all replicas: it is skipped in the same way, or answered with 422 `unreadable`. No
+answer reveals where in a node's folder the bytes are.
 """
 
 from __future__ import annotations
@@ -58,15 +59,16 @@ def problem_of(damage: DamagedRange, partition: Partition, *, node: str, offset:
 async def elsewhere(
     request: Request, offset: int | None, replicas: Sequence[ReplicaEndpoint], ask: Pass
 ) -> Response | None:
-    """Ask other replicas for the answer to a read that meets damage here; None if none has it.
+    """Return another replica's answer to a read that meets damage here; None if none can answer.
 
-    `offset` is where the fetch begins, None if the request has no offset.
+    `offset` is where the fetch begins, None if the request has no offset. A request that already came from
+    another shard is not passed on: None.
     """
     if LOCAL in request.headers or FORWARDED in request.headers:
         return None
     target = request.target.partition("?")[0]
     if offset is not None:
-        # It must have the record: a replica that lags says so at once.
+        # With `min_offset` a replica that lags and lacks the record answers with a problem at once.
         query = {name: request.query[name] for name in _KEPT if name in request.query}
         target += "?" + urlencode({**query, "offset": offset, "min_offset": offset + 1})
     passed = Request(RequestHead(request.method, target, request.headers), b"", request.connection)
@@ -83,11 +85,14 @@ async def elsewhere(
 def without_bad_batches(
     frames: Sequence[Buffer], offset: int, *, read: Callable[[Sequence[Buffer], int], object], skip: bool
 ) -> tuple[list[Buffer], int, list[str]]:
-    """Return the first run of readable batches, where it begins, and the ranges of offsets before it.
+    """Return the first run of readable batches, the offset where it begins, and the ranges skipped before it.
 
-    A bad batch has whole checksums and a body that disagrees with itself: its producer wrote it so. `read`
-    makes of batches what was asked for, from an offset on, or raises `BatchError`. With `skip` bad batches at
-    the beginning are left out; without, 422 `unreadable` is raised for one that is first.
+    A bad batch has right checksums but a body that contradicts itself: its producer wrote it so.
+    `read(batches, offset)` decodes batches from an offset on, or raises `BatchError`. With `skip`, bad
+    batches at the beginning are left out. The run ends before a later bad batch.
+
+    Raises:
+        Problem: 422 `unreadable` if the first batch is bad and `skip` is False.
     """
     good: list[Buffer] = []
     skipped: list[str] = []

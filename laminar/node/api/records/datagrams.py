@@ -1,14 +1,15 @@
 """Appends by datagram: requests on this shard's UDP socket, and their answers.
 
 For many small producers that keep no connection. The kernel gives a datagram to the shard that owns its
-partition, so the usual path is that of an append over HTTP without HTTP: authenticate, verify, append, and
-answer when the receipt is there. Where this node does not lead, the answer is the leader's address: nothing
-is passed on.
+partition, so the steps are those of an append over HTTP, without HTTP: authenticate, verify, append, and
+answer when the receipt is there. If this node does not lead the partition, the answer is the leader's
+address: nothing is passed on.
 
-A datagram may come twice, late, or never; so every batch must carry a producer id and a sequence, by which
-the partition recognises one that it has (`laminar.node.partition.state.producers`). Nothing is answered
-before the MAC is found right, and then with no more than about the request's size. Without room a datagram is
-dropped: the client asks again.
+A datagram may come twice, late, or never. So every batch must carry a producer id and a sequence number, by
+which the partition recognises a batch that it has already (`laminar.node.partition.state.producers`). A
+datagram whose MAC is wrong gets no answer, and no answer is much larger than its request: so a forged sender
+address can't make this node send more than it receives. While too many requests wait, datagrams are dropped:
+the client asks again.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from laminar.wire.datagram import Answer, Forged, Keys, Leader, Malformed, Quest
 _log = logging.getLogger("laminar.datagrams")
 
 MOST_WAITING = 10_000
-"""Questions of this shard that may wait for their answers; what comes then is dropped."""
+"""Most requests of this shard that wait for their answers; further datagrams are dropped."""
 
-# Members that the client finds by the code in its own table of errors.
+# Fields of a problem that are left out: the client has them in its own table, by the code.
 _LEFT_OUT = ("type", "title", "hint")
 
 
@@ -82,9 +83,9 @@ class Datagrams(asyncio.DatagramProtocol):
             task.cancel()
 
     def statistics(self) -> dict[str, int]:
-        """Return counts of what arrived, and how it ended.
+        """Return the counts of datagrams received, by outcome, and how many wait for an answer.
 
-        `forged` failed the MAC check, `dropped` found no room.
+        `forged` failed the MAC check; `dropped` came while `MOST_WAITING` requests waited.
         """
         return self._counts | {"waiting": self._waiting}
 
@@ -160,10 +161,10 @@ class Datagrams(asyncio.DatagramProtocol):
         return bytearray(frames[0])
 
     async def _elsewhere(self, question: Question, frame: bytearray) -> Appended | Leader:
-        """Return who leads, or this shard's own receipt if it leads by now.
+        """Return the leader's address, or this shard's own receipt if it leads by now.
 
         Raises:
-            Problem: if no leader is known.
+            Problem: there is no such partition, or no leader is known.
         """
         topic, number = question.topic, question.partition
         if topic not in self._services.view.topics():
@@ -182,7 +183,7 @@ class Datagrams(asyncio.DatagramProtocol):
                 outcome="not_applied",
             )
         if partition is None:
-            # Learned from another shard, which does not say when it changes: asked again next time.
+            # Another shard named this leader, and would not tell us of a new one: so it is asked each time.
             self._locator.forget(topic, number)
         return Leader(record.host, record.http_port)
 
@@ -207,7 +208,7 @@ class Datagrams(asyncio.DatagramProtocol):
         self._counts["repeated" if said.duplicate else "appended"] += 1
         partition: Partition | None = self._services.partitions.get((question.topic, question.partition))
         if partition is None:
-            return  # deleted in this very turn: who asks again hears it
+            return  # deleted in this turn of the loop: a client that asks again learns it
         synced = partition.log.policy.name == "commit"
         self._answer(asked, Receipt(said.offset, said.count, partition.replicas, synced, said.duplicate))
 

@@ -1,8 +1,9 @@
 """Deletion of records before an offset, on a user's request.
 
-The leader proposes a `log_start` entry, as retention does (laminar.node.partition.retention): so the start is
-at the border of a batch, at or before the offset that was named, and the end of a partition is never touched.
-The answer has what the leader knew when the entry was committed. A repetition finds nothing left to do.
+The leader proposes a `log_start` entry, as retention does (`laminar.node.partition.retention`). So the new
+start is where a batch begins, at or before the offset that was named, and the end of a partition never
+changes. The answer has what the leader knew when the entry was committed. A repeated request finds nothing
+left to delete.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from laminar.node.partition.partition import Partition
 
 
 class DeleteRecordsRoute:
-    """The handler of the route that deletes records."""
+    """The handler of the route that deletes records.
+
+    `limit(partition, index)` returns the highest index, at most that one, up to which a log may be trimmed
+    now.
+    """
 
     def __init__(
         self, services: ShardServices, fetch: FetchRoutes, *, limit: Callable[[Partition, int], int]

@@ -2,9 +2,9 @@
 
 `Idempotency-Key` is for clients that can name a request; its batch gets the key's hash, and a hash of
 everything that the request says, which distinguishes another request under the same key from a retry.
-`Laminar-Producer`, `Laminar-Epoch` and `Laminar-Sequence` number batches as our client does. What a partition
-makes of these is `laminar.node.partition.deduplication`; whether a request is passed on and repeated,
-`append` decides.
+`Laminar-Producer`, `Laminar-Epoch` and `Laminar-Sequence` number batches as our client does. How a partition
+recognises them is in `laminar.node.partition.deduplication`; whether a request is passed on or repeated is
+decided in `append`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,17 @@ _NUMBER = re.compile(r"[0-9]{1,19}\Z", re.ASCII)
 
 @dataclass(slots=True, frozen=True)
 class BatchIdentity:
-    """The producer id, epoch and sequence of a request's batch; with a `key`, hashes in their place."""
+    """The producer id, epoch and sequence number of a request's batch.
+
+    With an idempotency `key` the id is a hash of the key, the epoch 0, and the sequence number a hash of the
+    request.
+    """
 
     producer_id: bytes
     epoch: int
     sequence: int
     key: str | None = None
-    # When the key was made, if the request says so.
+    # When the key was made, in ms since the Unix epoch, if the request says so.
     made_ms: int | None = None
 
 
@@ -120,16 +124,16 @@ def identity_of(request: Request, *, scope: str) -> BatchIdentity | None:
 
 
 def named(problem: Problem, given: BatchIdentity | None) -> Problem:
-    """Put the key as the client sent it into a partition's problem: the partition knows only its hash."""
+    """Return the problem; one about a key gets the key as the client sent it, as partitions know its hash."""
     if given is not None and problem.field == KEY:
         problem.value = given.key
     return problem
 
 
 def identified(append: Append, given: BatchIdentity) -> list[memoryview]:
-    """Return the batches of a request with its identity in them.
+    """Return the batches of a request with its identity written into them.
 
-    A key may come with several batches: each is recognised by its place among them.
+    With a key there may be several batches: each gets an id from the key and its place among them.
 
     Raises:
         Problem: 422 `invalid`.
@@ -160,7 +164,7 @@ def identified(append: Append, given: BatchIdentity) -> list[memoryview]:
 
 
 def build_identified(records: Records, given: BatchIdentity) -> bytearray:
-    """Build one batch of these records, with the identity.
+    """Return one batch of these records, with the identity in it.
 
     Raises:
         Problem: 422 `invalid`.

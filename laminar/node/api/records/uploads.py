@@ -53,7 +53,7 @@ class UploadRoutes:
         return Uploads(led, max_bytes=self._services.settings.max_upload_bytes)
 
     async def part(self, request: Request, topic: str, partition: str, upload: str, part: str) -> Response:
-        """Answer PUT .../uploads/{upload}/parts/{part}: the body is the part, whatever its type."""
+        """Answer PUT .../uploads/{upload}/parts/{part}: the body is the part, of any content type."""
         number = int(part)
         if not request.body:
             raise Problem("invalid", "a part must have at least one byte", field="body", value=0, limit=1)
@@ -71,7 +71,7 @@ class UploadRoutes:
         return await self._at_leader(request, topic, partition, here)
 
     async def publish(self, request: Request, topic: str, partition: str, upload: str) -> Response:
-        """Answer POST .../uploads/{upload}?parts=&size_bytes=&crc32c=; the body has all but the value."""
+        """Answer POST .../uploads/{upload}?parts=&size_bytes=&crc32c=; the body lacks only the value."""
         for name in ("parts", "size_bytes", "crc32c"):
             if name not in request.query:
                 raise Problem("invalid", f"the query parameter {name} is required", field=name)
@@ -104,7 +104,7 @@ class UploadRoutes:
         return await self._at_leader(request, topic, partition, here)
 
     async def drop(self, request: Request, topic: str, partition: str, upload: str) -> Response:
-        """Answer DELETE .../uploads/{upload}: also of one that is not there, or was published."""
+        """Answer DELETE .../uploads/{upload}: 204 also if there is no such upload, or it was published."""
 
         async def here(led: Partition) -> Response:
             await Uploads(led).drop(id_of(upload))
@@ -113,7 +113,11 @@ class UploadRoutes:
         return await self._at_leader(request, topic, partition, here)
 
     def _stub(self, request: Request, size_bytes: int, checksum: int) -> bytes:
-        """Build the stub batch of the record, from a request like an append without the value."""
+        """Return the stub batch of the record. The request's body is like an append's, with an empty value.
+
+        Raises:
+            Problem: 4xx if the body is not one record with an empty value.
+        """
         append = parse_append(request, limits=self._limits)
         records = append.records
         if records is None:

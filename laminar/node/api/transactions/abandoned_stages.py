@@ -1,17 +1,18 @@
-"""Removal of stages that were never committed: once they cannot be decided any more, or by their age.
+"""Removal of stages that were never committed: once their batch can't be decided any more, or by their age.
 
-The leader of a partition checks it regularly. A batch that is an hour old a coordinator may have decided, or
-may still decide, so it is asked: the batch is over when a newer epoch began, or when that number was decided
-otherwise. A batch that is not over may belong to a job that takes long, so it stays; one that was not
-pinned for a day is removed, as a driver that is gone for good tells no one. A single-use sink never gets a
-newer epoch: so in time one is made for what it had pinned.
+The leader of a partition checks it regularly. When a batch is an hour old, its coordinator is asked, as it
+may have decided the batch, or may still do so. The batch is over if a newer epoch began, or if its number was
+decided for another batch. A batch that is not over may belong to a long job, so it stays. But if it was not
+pinned within a day it is removed, as a driver that is gone for good reports nothing. A single-use sink never
+gets a newer epoch from its driver: so after `ONCE_MS` its coordinator begins one, which ends what it had
+pinned.
 
-The parts of an upload no coordinator knows: they are removed an hour after the last of them.
+No coordinator knows the parts of an upload: they are removed an hour after the last of them.
 
-Which batch a sink has published a partition remembers, to recognise a repeated publish. Of single-use sinks
-that would be an entry for each, for ever: they are removed two hours after, or when there are many newer
-ones, if their coordinator has committed that nothing of them is under way. A publish that comes even later is
-refused: it names a pin that is used up.
+A partition remembers which batch a sink has published, to recognise a repeated publish. For single-use sinks
+that would be an entry for each, for ever. So these entries are removed after `ONCE_MS`, or when there are
+many newer ones, if their coordinator has committed that nothing of the sink is under way. A publish that
+comes even later is refused, because its pin is used up.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ from laminar.node.transactions.participant import Batch, Participant
 
 _log = logging.getLogger("laminar.transactions")
 
-# The coordinator is asked about batches that were idle, or pinned, for longer than this.
+# The coordinator is asked about batches that have been idle, or pinned, for longer than this.
 STAGE_AGE_MS = 3_600_000
-# Stages that were not pinned are removed this long after the first, without asking the coordinator.
+# A batch that is not pinned is removed this long after its first stage, without asking the coordinator.
 OPEN_AGE_MS = 24 * 3_600_000
+# The pause between two passes.
 JANITOR_S = 10.0
-# Batches of one partition checked in one pass, drawn by lot so that none is passed over for ever.
+# Most batches of one partition checked in one pass, drawn at random so that none is left out for ever.
 ASKED_AT_ONCE = 64
-# Publishes of sinks that write once that a partition keeps, if they are younger than ONCE_MS.
+# How many single-use sinks' publications a partition keeps that are younger than ONCE_MS.
 KEPT_PUBLISHED = 10_000
-# Single-use sinks checked in one pass, drawn by lot.
+# Most single-use sinks checked in one pass, drawn at random.
 ASKED_PUBLISHED = 10_000
 
 
@@ -84,7 +86,7 @@ class AbandonedStages:
                     await self.clean(partition)
 
     async def forget_published(self, partitions: Iterable[Partition]) -> None:
-        """Forget old or excess publications of single-use sinks in these partitions."""
+        """Have these partitions forget the publications of single-use sinks that are old or too many."""
         before_ms = self._services.clock.wall_ms() - ONCE_MS
         old: dict[bytes, list[tuple[Partition, int]]] = {}
         for partition in partitions:
@@ -113,7 +115,7 @@ class AbandonedStages:
                 )
 
     async def clean(self, partition: Partition) -> None:
-        """Check one partition that is led here, once."""
+        """Remove the abandoned stages of one partition that is led here, in one pass."""
         now_ms = self._services.clock.wall_ms()
         hour_ago_ms = now_ms - STAGE_AGE_MS
         # On a nearly full disk nothing can be committed, and what is staged keeps retention from making room.
@@ -144,7 +146,7 @@ class AbandonedStages:
     async def _drop_if_over(self, partition: Partition, key: BatchKey, pinned_for_ms: int) -> None:
         try:
             if await self._is_over(key, partition, pinned_for_ms):
-                # That stays so: whatever was added or pinned meanwhile can't be decided either.
+                # A batch that is over stays so: what was staged or pinned meanwhile can't be decided either.
                 await Participant(partition).drop(Batch(sink=key[0], number=key[1], epoch=key[2]))
         except Problem as problem:
             # The next pass tries again.
@@ -153,7 +155,7 @@ class AbandonedStages:
             )
 
     async def _is_over(self, key: BatchKey, partition: Partition, pinned_for_ms: int) -> bool:
-        """Return whether a batch can no longer be published, by what its coordinator has committed."""
+        """Return whether a batch can no longer be published here, by what its coordinator has committed."""
         sink, number, epoch = key
         known = self._heard[sink]
         if isinstance(known, Problem):
@@ -161,11 +163,12 @@ class AbandonedStages:
         if pinned_for_ms > ONCE_MS:
             undecided = known.once and known.epoch == epoch and known.number < 0
             if undecided or known.epoch == 0:
-                # Its driver is gone, and for a sink that was forgotten perhaps for long. Only an
-                # epoch that is committed keeps both the driver and what it sent from deciding this yet.
+                # The driver is presumably gone; if the sink was forgotten, perhaps for long. But only the
+                # commit of a newer epoch prevents that the driver, or a request it sent, still decides this.
                 known = await self._coordinators.end(sink, epoch)
         if known.number < number:
-            # It was single-use, was forgotten, and is kept since: its epochs began again, below all those.
+            # The second case: a single-use sink that was forgotten, and that was begun again as a usual one.
+            # Its epochs then began again below FIRST_ONCE_EPOCH, and so below all epochs of single use.
             return known.epoch > epoch or 0 < known.epoch < FIRST_ONCE_EPOCH <= epoch
         decision = known.undone
         if decision is None or (decision.number, decision.epoch) != (number, epoch):

@@ -1,10 +1,10 @@
 """Producers' identities: an id and an epoch, for programs that number their appends themselves.
 
-Without a name it is an id that no other producer has, and nothing is remembered. A name belongs to one id:
-each program that takes it gets the next epoch, so partitions refuse its previous holder from the newer one's
-first batch on. Names are kept with sinks, by the coordinators (`laminar.node.partition.state.sinks`). Not in
-the catalog, whose log is never trimmed and is replayed at each start, and whose every change goes to all
-processes: programs begin often.
+A producer without a name gets a random id and epoch 0, and nothing is remembered. A name belongs to one id:
+each program that takes the name gets the id with the next epoch, so partitions refuse the name's previous
+holder from the newer one's first batch on. Names are kept like sinks, by the coordinators
+(`laminar.node.partition.state.sinks`). They are not in the catalog, because programs begin often, and the
+catalog's log is never trimmed, is replayed at each start, and each change of it goes to all processes.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from laminar.wire.key_route import Route, logical_of_key
 
 COORDINATORS = 8
 CHECK_S = 0.5
-# Partitions that are asked at a time to forget a sink.
+# Most partitions that are asked at the same time to forget a sink.
 FORGOTTEN_AT_ONCE = 64
 _PLACES = [(TOPIC, number) for number in range(COORDINATORS)]
 
@@ -74,7 +74,7 @@ class PinRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: publish a pinned batch; of another group it is gone."""
+    """To the leader of a partition: publish a pinned batch, if the partition is still that of `group`."""
 
     topic: str
     partition: int
@@ -86,7 +86,7 @@ class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ForgetRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: forget a deleted sink, up to this epoch."""
+    """To the leader of a partition: forget a deleted sink's epochs up to this one."""
 
     topic: str
     partition: int
@@ -116,8 +116,9 @@ class OverRequest(msgspec.Struct, frozen=True, array_like=True):
 class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
     """To a coordinator: carry out an `operation` on a sink.
 
-    Begin it, or report its state; `end` an epoch of it; `commit` with what is to be committed; `name`
-    with the id that a producer's new name gets; `delete` it, and report that it is `deleted`.
+    `begin`: begin an epoch. `status`: return the sink. `end`: end an epoch. `commit`: commit `parts` as batch
+    `number`. `name`: take a producer's name, with the id `producer` if the name is new. `delete`: begin to
+    delete the sink. `deleted`: all partitions have forgotten it.
     """
 
     topic: str
@@ -129,11 +130,11 @@ class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
     epoch: int = 0
     parts: list[Part] = []
     producer: bytes = b""
-    # Names a `begin` or `name`, so that it may be repeated.
+    # The client's name for this request, of `begin`, `name` or `delete`, so that it may be repeated.
     request: str = ""
     # For `begin`: the sink is single-use, for one batch.
     once: bool = False
-    # For `commit`: distinguishes this batch from others.
+    # For `commit`: the driver's digest of the batch, which distinguishes it from others of this number.
     fingerprint: str = ""
 
 
@@ -186,7 +187,7 @@ class SinkRoutes:
     # -- routes --------------------------------------------------------------------------
 
     async def begin(self, request: Request, sink: str) -> Response:
-        """Answer POST /v1/sinks/{sink}?epoch=&once=: a new epoch, or this very one."""
+        """Answer POST /v1/sinks/{sink}?epoch=&once=: begin the next epoch, or the one that is named."""
         epoch = integer(request, "epoch", 0, minimum=1, maximum=MAX_EPOCH)
         once = _once(request)
         if once and epoch:
@@ -237,7 +238,7 @@ class SinkRoutes:
         return Response.json(answer, headers=headers)
 
     async def delete(self, request: Request, sink: str) -> Response:
-        """Answer DELETE /v1/sinks/{sink}: nothing is decided any more, then every partition forgets it."""
+        """Answer DELETE /v1/sinks/{sink}: end its decisions, then have every partition forget it."""
         named = key_of(request) or self._services.rng.randbytes(16).hex()
         await self._refresh_for({TOPIC})
         if TOPIC not in self._services.view.topics():
@@ -249,7 +250,7 @@ class SinkRoutes:
         return Response(204)
 
     async def _forget(self, sink: bytes, epoch: int) -> None:
-        """Let every existing partition forget a sink; partitions made later never knew it."""
+        """Have every partition of the view forget a sink; partitions made later never knew it."""
         await self._services.refresh_view()
         rest = [
             ForgetRequest(record.topic, record.number, sink, epoch, record.group)
@@ -315,7 +316,7 @@ class SinkRoutes:
         return Response.json(documents.Staged(topic, record.number, stage, count), status=201)
 
     async def pin_stages(self, request: Request, sink: str, number: str) -> Response:
-        """Answer POST /v1/sinks/{sink}/batches/{number}/pins: for commits with many stages."""
+        """Answer POST /v1/sinks/{sink}/batches/{number}/pins: pin stages ahead of a commit with many."""
         body = json_body(request, documents.Pin)
         _refuse_system(body.topic, field="topic")
         await self._refresh_for({body.topic, TOPIC})
@@ -323,7 +324,7 @@ class SinkRoutes:
         known = Sink("")
         if TOPIC in self._services.view.topics():
             known = await self.status(id_of(sink))
-        # What is pinned stays until a newer epoch begins: under one that never began it would stay for ever.
+        # Pinned stages stay until a newer epoch begins: under an epoch that never began, they would for ever.
         refuse_epoch(known, body.epoch)
         await self._pin_for_driver(
             PinRequest(body.topic, body.partition, id_of(sink), int(number), body.epoch, body.stages)
@@ -336,7 +337,7 @@ class SinkRoutes:
         except Problem as problem:
             if problem.code != "no_stage":
                 raise
-            # It may have been committed, and forgotten by the partition: ask the coordinator.
+            # The batch may have been committed, and the partition may have forgotten it: ask the coordinator.
             known = await self.status(request.sink)
             refuse_epoch(known, request.epoch)
             if request.number > known.number:
@@ -391,14 +392,17 @@ class SinkRoutes:
         )
         return answer.sink
 
-    # -- what the janitor asks ---------------------------------------------------------------
+    # -- what `AbandonedStages` asks ---------------------------------------------------------
 
     async def status(self, sink: bytes) -> Sink:
-        """Return the sink as its coordinator has it committed."""
+        """Return the sink's state as its coordinator has committed it."""
         return (await self._ask_coordinator("status", sink)).sink
 
     async def over(self, sinks: Sequence[bytes]) -> list[bytes]:
-        """Return those of the sinks that have nothing under way, by their coordinators."""
+        """Return the sinks with nothing under way, as their coordinators have committed it.
+
+        Sinks whose coordinators do not answer are left out.
+        """
         by_place: dict[int, list[bytes]] = {}
         for sink in sinks:
             by_place.setdefault(self._route.partition_of(logical_of_key(sink)), []).append(sink)
@@ -418,7 +422,7 @@ class SinkRoutes:
         return found
 
     async def end(self, sink: bytes, epoch: int) -> Sink:
-        """Rule out that a single-use sink's batch is still decided under `epoch`; return the sink."""
+        """End `epoch` of a single-use sink, so that no batch is decided under it; return the sink."""
         return (await self._ask_coordinator("end", sink, epoch=epoch)).sink
 
     # -- finding leaders -------------------------------------------------------------------
@@ -472,7 +476,8 @@ class SinkRoutes:
         if isinstance(request, OverRequest):
             return await self._coordinator(partition).over(request.sinks)
         if isinstance(request, ForgetRequest):
-            # A deposed leader that has not noticed does not know all that it would have to forget.
+            # Confirmed first: a deposed leader that has not noticed may not know of all that is to be
+            # forgotten.
             await partition.reader.confirmed_end()
             await Participant(partition).forget(request.sink, request.epoch)
             return None
@@ -489,18 +494,18 @@ class SinkRoutes:
                 if request.pinned
                 else staging.pin(batch, request.stages)
             )
-            # In the same turn: later it may be published.
+            # Before any await: meanwhile the batch may be published, and its pin used up.
             pin = staging.pin_of(batch)
             await pinning
             return Pinned(partition.replica.group, pin)
         if partition.replica.group != request.group:
-            # Another partition of this name. Only the catalog can say whether the one that was meant is
-            # deleted.
+            # This is another partition of that name. Only the catalog can say whether the one that is meant
+            # was deleted.
             detail = f"{request.topic}/{request.partition} here is another group's"
             raise Problem("not_leader", detail, outcome="not_applied")
         if not staging.knows(batch, request.pin):
-            # A deposed leader that has not noticed may not know of the pin: only the real one may call it
-            # lost.
+            # Confirmed first: a deposed leader that has not noticed may not know of the pin, and must not
+            # call it lost.
             await partition.reader.confirmed_end()
         await staging.publish(batch, request.pin)
         return None
@@ -557,7 +562,7 @@ class SinkRoutes:
         await self._at_leader(request, type(None))
 
     async def _is_gone(self, target: Target) -> bool:
-        """Return whether the partition was deleted, by an up-to-date view."""
+        """Return whether the partition was deleted; if the view lacks it, ask a refreshed one."""
         if self._has(target):
             return False
         await self._services.refresh_view()
@@ -570,7 +575,7 @@ class SinkRoutes:
     # -- in the background ---------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Publish the decisions of earlier leaders, whether or not a request comes."""
+        """Publish what the earlier leaders of coordinators led here have decided and not published."""
         for place in _PLACES:
             partition = self._services.partitions.get(place)
             if partition is not None and partition.leads and partition.state.sinks.undone():
