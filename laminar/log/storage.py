@@ -1,9 +1,9 @@
 """A shard's storage: its logs, its hard states, and the one journal that makes both durable.
 
 The loop records changes, `GroupCommit` makes them durable in the journal's thread, and the segments follow in
-the writer's thread, with checkpoints in the background. The parts are put together here: the registry of logs
-and hard states, what happens to a log that fails, and how it all ends. It does not know Raft: what must be
-durable before which message leaves is the driver's decision, which it makes by waiting for `sync`.
+the writer's thread, with checkpoints in the background thread. This module joins the parts: it has the logs
+and hard states by id, stops a log that fails, and closes everything. It does not know Raft: the driver
+decides what must be durable before which message leaves, and waits for `sync`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Storage:
         self.logs: dict[int, Log] = recovered.logs
         # Term and vote by replica id, as recorded (so possibly ahead of the disk).
         self.hard_states: dict[int, HardState] = recovered.hard_states
-        # Replicas whose newest hard state may be gone: they must neither vote nor answer.
+        # Ids of replicas whose newest hard state may be lost: they must neither vote nor answer.
         self.lost_hard_states: set[int] = recovered.lost_hard_states
         self.manifest: Manifest = recovered.manifest
         # Called once, on the loop, when the journal cannot be trusted any more: the process must end.
@@ -105,7 +105,7 @@ class Storage:
         # Retries what could not be made: "checkpoint", "spare" (the next journal file), "segments".
         self._retries = DiskFullRetry(self._commits.loop, pause_ms=settings.retry_ms, attempt=self._try_again)
         self._damage = DamageRegistry(self._executor.run_in_writer)
-        # Finds damage before a reader does; its owner lets it `run` where it has time to spare.
+        # Finds damage before a reader does; it works only while the storage's owner awaits its `run`.
         self.scrubber = Scrubber(
             self.logs.values, damage_registry=self._damage, readers=recovered.readers, settings=settings
         )
@@ -129,8 +129,9 @@ class Storage:
     ) -> Storage:
         """Lock and recover a store directory (a new one is made if missing). Blocks; needs no loop.
 
-        `rng` seeds generations and log ids: leave it out in production. `forget` as in
-        `recover_store`.
+        `rng` draws log ids and the random parts of generations: leave it out in production. `workers`
+        makes the executor of a thread, by its name. `readers` replaces the pool of reader threads.
+        `forget` as in `recover_store`.
 
         Raises:
             StorageError: It cannot be recovered.
@@ -188,10 +189,10 @@ class Storage:
         return future
 
     def delete_log(self, log_id: int, *, replica_id: int = 0) -> asyncio.Future[None]:
-        """Delete a log; its files go to the trash. Done when that is durable.
+        """Delete a log; its files go to the trash. The future is done when the deletion is durable.
 
-        With `replica_id` the term and vote of a removed replica are deleted too: only if its group
-        was deleted as a whole, as it could vote again.
+        With `replica_id` that replica's term and vote are deleted too. Only if its group was deleted as a
+        whole: else the replica could come back and vote twice in a term.
         """
         log = self.logs.pop(log_id)
         log.detach()
@@ -205,10 +206,10 @@ class Storage:
         return self.sync()
 
     def replace_log(self, old_log_id: int, new: Log) -> asyncio.Future[None]:
-        """Replace the old log by `new` from one record on; done when that is durable.
+        """Replace the old log by `new`, by one record; the future is done when that is durable.
 
-        A crash before it leaves both logs as they were. Until the manifest names the new id,
-        `resolve` maps the old one to it. The replica's recovery state and incarnation are taken over.
+        A crash before that leaves both logs as they were. Until the manifest names the new id, `resolve` maps
+        the old id to it. The new log takes over the old one's recovery state and incarnation.
         """
         assert self.logs.get(new.log_id) is new, f"{new!r} is not of this storage"
         old = self.logs.pop(old_log_id)
@@ -230,7 +231,7 @@ class Storage:
     def on_damage(self) -> Callable[[Log, DamagedRange], None] | None:
         """Called once for each damaged range, on the loop, when a read or the scrubber finds it.
 
-        Bytes from an intact replica go to `Log.repair`.
+        The callee may fetch the entry from another replica and give its frame to `Log.repair`.
         """
         return self._damage.on_damage
 
@@ -253,10 +254,11 @@ class Storage:
     # Group commit
 
     def sync(self, *, durable: bool = False) -> asyncio.Future[None]:
-        """Return a future that is done when everything recorded before this call counts.
+        """Return a future that is done when everything recorded before this call may be acknowledged.
 
-        That is when it is durable; batches of `interval` logs, if nothing else goes with them, when
-        they are written. With `durable` these are synced too. Each call has a future of its own.
+        That is when it is durable; but batches of `interval` logs, if nothing else is recorded with them,
+        count when they are written. With `durable` the future waits for the sync in every case. Each call
+        returns another future, which fails with `StorageClosed` if the journal fails.
         """
         return self._commits.sync(durable=durable)
 
@@ -288,11 +290,11 @@ class Storage:
         self._executor.post_to_background(prepare)
 
     def _request_retry(self, what: str) -> None:
-        """Retry what could not be made: no frame may arrive that would trigger it. Any thread."""
+        """Retry what could not be made after a pause, as there may be no frame to trigger it. Any thread."""
         self._commits.call_on_loop(partial(self._retries.request, what))
 
     def _try_again(self, lacks: set[str]) -> None:
-        """Begin again what is missing. The loop's thread."""
+        """Begin again what is missing: "checkpoint", "spare", "segments". The loop's thread."""
         if "spare" in lacks and self._journal.starved:
             self._prepare_spare()
         if "segments" in lacks:
@@ -315,13 +317,13 @@ class Storage:
     # A segment that failed
 
     def _segment_failed(self, files: LogFiles) -> None:
-        """Stop the log whose segment failed. The thread where it happened."""
+        """Let the loop stop a log whose segment failed. The thread in which it failed."""
         self._commits.call_on_loop(partial(self._stop_log, files))
 
     def _stop_log(self, files: LogFiles) -> None:
-        """Report a failed log, which refuses every change from now on. The loop's thread.
+        """Report a failed log, which refuses every change by itself. The loop's thread.
 
-        When its last record has passed the writer, checkpoints continue.
+        Checkpoints, which wait since, continue when the log's last record has passed the writer.
         """
         log = self.logs.get(files.log_id)
         if log is None or log.files is not files:
@@ -344,10 +346,11 @@ class Storage:
     async def change_manifest(
         self, change: Callable[[list[ReplicaEntry]], list[ReplicaEntry]], *, known: bool | None = None
     ) -> None:
-        """Replace the manifest with what `change` makes of the entries when they are written.
+        """Replace the manifest's entries by `change(entries)`; durable on return.
 
-        For callers that do not know of other changes in progress. `change` is called in the writer's
-        thread.
+        `change` is called just before the write, in the writer's thread, with the entries of that moment: so
+        changes that are in progress at the same time do not undo each other. `known` as in
+        `Manifest.replace`.
         """
 
         def write() -> None:
@@ -368,10 +371,11 @@ class Storage:
         await self._executor.submit(self._checkpoints.request)
 
     def write_log_document(self, log: Log, name: str, payload: bytes) -> asyncio.Future[None]:
-        """Replace a document in a log's directory, beside its segments; done when it is durable.
+        """Replace a document in a log's directory; the future is done when that is durable.
 
-        It is moved and deleted with the log. Written in the background, so in no order with what is
-        recorded. The future fails with `DiskError`, also if the log was removed meanwhile.
+        The document is moved and deleted with the log. It is written in the background thread, so possibly
+        before changes that were recorded earlier. The future fails with `DiskError` if it cannot be written,
+        also because the log was removed meanwhile.
         """
         files = log.files
         return self._executor.run_in_background(
@@ -380,7 +384,7 @@ class Storage:
 
     @property
     def journal_files(self) -> tuple[int, int]:
-        """Number of journal files not covered by a checkpoint, and the number at which to refuse."""
+        """Number of journal files not covered by a checkpoint, and the one from which on to refuse."""
         return self._journal.files, self._settings.max_journal_files
 
     @property
@@ -427,7 +431,7 @@ class Storage:
             # Also if cancelled: threads and locks of an unreachable storage would stay for ever.
             self._commits.close()
             self._retries.close()
-            # The end of a checkpoint comes back from the background through the other two.
+            # In this order: a checkpoint in the background ends through the other two threads.
             for worker in (self._background, self._journal_worker, self._writer_worker):
                 worker.close()
             self._recovered.close()

@@ -1,10 +1,11 @@
-"""The damage registry: damage is reported, made durable, and repaired.
+"""The damage registry: it records damage, reports it, and writes repaired bytes.
 
-One for all logs of a storage. It writes each log's record of damage (`laminar.log.segment.quarantine`) in the
-writer's thread, so after everything recorded before, reports damage to whatever can fetch the bytes
-elsewhere, and puts repaired bytes back in their place. Damage is recorded before anything else happens to the
-bytes, and cleared only when intact ones are durable. It does not know replicas: which bytes are the right
-ones is what a log's own chain says.
+There is one for all logs of a storage. It writes each log's document of damage
+(`laminar.log.segment.quarantine`) in the writer's thread, so after everything that was recorded before. It
+reports damage to the caller's `on_damage`, which may fetch the bytes from another replica, and writes intact
+bytes to their place. Damage is recorded before anything else happens to the bytes, and cleared only when
+intact bytes are durable. The registry does not know replicas: whether bytes are the right ones follows from
+the log's own entries.
 """
 
 from __future__ import annotations
@@ -39,15 +40,19 @@ class DamageRegistry:
     """The registry of damage in all logs of a storage, and its repair."""
 
     def __init__(self, in_writer: Doing, *, clock_ms: Callable[[], int] = wall_ms) -> None:
-        """Record by `in_writer`, which runs work after all that was handed to the writer before."""
+        """Make a registry that writes by `in_writer`, which runs work in the segment writer's thread.
+
+        The work must run after all that was handed to that thread before. `clock_ms` returns the time in ms
+        since the epoch.
+        """
         self._in_writer = in_writer
         self._clock_ms = clock_ms
-        # Called once with each damage, when it is found: Raft learns here what to fetch from another
-        # replica.
+        # Called once with each damaged range, when it is found: so that the node fetches the entries from
+        # another replica.
         self.on_damage: Callable[[Log, DamagedRange], None] | None = None
-        # Called then too: the rest of that log is to be verified soon.
+        # Called before `on_damage`: the rest of that log should be verified soon.
         self.on_suspicion: Callable[[], None] | None = None
-        # Logs with segments that were verified since their record was written.
+        # Logs with segments that were verified since their documents were written.
         self._unnoted: dict[Log, None] = {}
         self.found = 0
         self.repaired = 0
@@ -71,9 +76,10 @@ class DamageRegistry:
             self.on_damage(log, error)
 
     def record(self, log: Log) -> asyncio.Future[None]:
-        """Make the log's damage record durable as it is now; on a bad disk it stays in memory.
+        """Write a log's quarantine, as it is now, to its document; the future is done when that is durable.
 
-        The future fails with `StorageClosed` only, which may be ignored.
+        If the disk refuses, the quarantine stays in memory only, and the future succeeds. It fails only with
+        `StorageClosed`, which may be ignored.
         """
         payload = log.quarantine.encode()
 
@@ -92,7 +98,7 @@ class DamageRegistry:
         return future
 
     def clear(self, log: Log, index: int) -> asyncio.Future[None]:
-        """Remove the damage of an entry that was found intact after all."""
+        """Remove the damaged range of an entry that was read intact, and record that as `record` does."""
         log.quarantine.clear(index)
         return self.record(log)
 
@@ -108,9 +114,9 @@ class DamageRegistry:
     def record_verified(self) -> None:
         """Make durable which segments were verified since the last call.
 
-        A log's record is written as a whole, in the thread that all segment writes pass: written with
-        each segment, the work would grow with the square of their number. What a crash loses is
-        verified again.
+        A log's document is written as a whole, in the thread that all segment writes pass. If it were written
+        after each segment, the work would grow with the square of their number. Segments whose
+        verification a crash loses are verified again.
         """
         unnoted, self._unnoted = self._unnoted, {}
         for log in unnoted:
@@ -121,10 +127,11 @@ class DamageRegistry:
     async def repair(self, log: Log, index: int, frame: Buffer) -> None:
         """Put the batch of a damaged entry back in its place; durable on return.
 
-        It must be the missing batch: by checksums, by its index row if that is intact, else by the
-        chain to its neighbours and by size. Consecutive entries without rows are repaired from the
-        first on. Whether an entry without a row is a committed one is for the caller to know. A crash
-        leaves the entry damaged or repaired.
+        `frame` must be the missing batch: its checksums must hold, and it must agree with its index row if
+        that is intact, else with the entries before and after it and with the room that there is.
+        Consecutive entries without rows are repaired in order, the first one first. Of an entry without a
+        row the caller must know that the frame is the committed one. A crash leaves the entry damaged or
+        repaired.
 
         Raises:
             RepairRefused: The batch is not the missing one.
@@ -168,7 +175,7 @@ class DamageRegistry:
         await self.record(log)
 
     async def _previous_term_of(self, log: Log, index: int) -> int | None:
-        """Return the `prev_term` of an entry; None if it cannot be read."""
+        """Return the term that an entry names for the one before it; None if the entry cannot be read."""
         if index > log.last_index or log.quarantine.at(index) is not None:
             return None
         try:
@@ -179,10 +186,10 @@ class DamageRegistry:
 
 
 def _rows_with(log: Log, index: int, header: Header, following: int | None) -> tuple[IndexEntry, bytes]:
-    """Check `header` against all that is known of the damaged entry; return its new index entry.
+    """Check `header` against all that is known of the damaged entry; return (index entry, packed rows).
 
-    Also the packed rows to rewrite from it on. `following` is the `prev_term` of the next entry, if
-    readable.
+    The rows are those to write from that entry on: its own, and a new first row of the entries that are still
+    damaged after it, if any. `following` is the `prev_term` of the next entry; None if it cannot be read.
 
     Raises:
         RepairRefused: Anything disagrees.

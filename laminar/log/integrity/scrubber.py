@@ -1,11 +1,11 @@
-"""The scrubber: reads every segment again within some days, to find damage.
+"""The scrubber: it reads every segment again within some days, to find damage while it can be repaired.
 
-So replicas can still heal it. One range at a time in the readers' pool, at a bounded rate: it never has more
-than one of their threads, and does not touch the writers. It reads from the medium: cached pages are dropped
-before, else damage on the disk would hide behind them. When each segment was last verified is kept with its
-log, so a restart continues where it was. Of the active segment it reads what is in the file for certain
-(`Log.written_index`): bytes that are still to be written are not damage. It finds and reports; it heals
-nothing.
+It reads one range at a time in the readers' pool, at a limited rate: it never uses more than one of the
+pool's threads, and does not delay the writers. It reads from the disk itself: cached pages are dropped
+before, as they would hide damage there. The time of each segment's last verification is kept with its log, so
+a restart continues where the scrubber was. Of the active segment it reads what is in the file for certain
+(`Log.written_index`): entries that are still to be written are not damage. It finds and reports damage, and
+repairs nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A segment, and the time since which it was not verified."""
+    """A segment to verify, and since when (ms since the epoch) it has not been verified."""
 
     since_ms: int
     log: Log
@@ -48,7 +48,7 @@ class _Due:
 
 
 class Scrubber:
-    """The verification of the segments of all `logs`, pass after pass; `run` until cancelled."""
+    """The scrubber of all segments of the logs that `logs` returns; `run` it as a task. The loop's thread."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Scrubber:
         self._sealed_segments = 0
 
     async def run(self) -> None:
-        """Run one pass after the other, with a pause if nothing is due."""
+        """Run one pass after the other, with a pause after a short one; end when the storage is closed."""
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
@@ -92,7 +92,10 @@ class Scrubber:
         self._hurry.set()
 
     async def _pause(self) -> None:
-        """Wait a minute, or until damage is found; then briefly, so that others find theirs too."""
+        """Wait a minute, or until `expedite` is called and one second more.
+
+        In that second other readers may find more damage, for the same pass.
+        """
         rest = asyncio.ensure_future(self._sleep(_IDLE_S))
         hurry = asyncio.ensure_future(self._hurry.wait())
         try:
@@ -139,7 +142,7 @@ class Scrubber:
             _log.info("%d segments (%d bytes) verified, %d batches damaged", segments, size, damaged)
 
     def _due(self) -> list[_Due]:
-        """Return the segments to verify in this pass, the oldest last."""
+        """Return the segments to verify in this pass; the one verified longest ago comes last."""
         now_ms = self._clock_ms()
         found = []
         self._sealed_segments = 0
@@ -163,19 +166,21 @@ class Scrubber:
     def _is_fresh(self, since_ms: int, now_ms: int) -> bool:
         """Return whether a segment was verified lately.
 
-        Half of the period is reserve: for a slow disk, days of standstill, a clock set back.
+        That is within half of the period. The other half is a reserve: for a slow disk, for days in which the
+        node was off, for a clock that was set back.
         """
         return now_ms - self._period_ms // 2 < since_ms <= now_ms
 
     def _verified_ms(self, log: Log, last: Segment) -> int:
-        """Return when the active segment was verified; 0 if never."""
+        """Return when the active segment was verified, in ms since the epoch; 0 if never."""
         known = log.quarantine.unsealed
         return known.verified_ms if known is not None and known.segment == last.first_index else 0
 
     async def _recheck(self, log: Log) -> None:
-        """Clear damage that is gone.
+        """Clear damaged ranges whose entry is read intact now.
 
-        A repair may have ended before its record was written, or a cable was at fault.
+        A crash may have come between a repair and the record of it; or the disk was sound and a cable was
+        not.
         """
         for damage in log.quarantine:
             if damage.term == 0 or not log.first_index <= damage.first_index <= log.last_index:
@@ -199,7 +204,7 @@ class Scrubber:
         whole = True
         index, last = first_index, min(segment.last_index, log.written_index)
         if last < (segment.last_index if is_sealed else first_index):
-            return  # the next pass finds it in its file
+            return  # its entries are not in its file yet; the next pass verifies it
         while index <= last:
             try:
                 rows = _rows_from(segment, index, last)
@@ -239,7 +244,7 @@ class Scrubber:
         self._damage.verified(log, first_index, verified)
 
     def _damaged(self, log: Log, segment: Segment, rows: list[IndexEntry]) -> int:
-        """Report a damaged entry, if it is new; return the entry after it."""
+        """Report the damaged entry of the first of `rows`, if it is new; return the index to go on with."""
         index = rows[0].index
         if index <= log.start.index:
             return index + 1  # trimmed already; its file is removed with the rest of it
@@ -250,7 +255,7 @@ class Scrubber:
         return index + 1 if damage is None else max(damage.last_index, index) + 1
 
     async def _read(self, piece: ReadRange, digest: hashlib._Hash | None) -> list[Buffer]:
-        """Return the intact frames of a range, read from the medium, after the pause that it costs."""
+        """Read a range from the disk itself, and wait for the rate limit; return its intact frames."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         frames = await loop.run_in_executor(self._readers.executor, _read, piece, digest)
@@ -259,7 +264,7 @@ class Scrubber:
         return frames
 
     def statistics(self) -> dict[str, int]:
-        """Return progress and findings. The age is that of the segment verified longest ago."""
+        """Return counters and gauges; the age is that of the segment in this pass verified longest ago."""
         age_ms = self._clock_ms() - self._waiting[-1].since_ms if self._waiting else 0
         return {
             "verified_bytes": self.verified_bytes,
@@ -273,7 +278,7 @@ class Scrubber:
 
 
 def _rows_from(segment: Segment, index: int, last: int) -> list[IndexEntry]:
-    """Return the index entries of one range: at least one, then up to the size of a range.
+    """Return the index entries of the range to read at `index`: at least one, up to `_PIECE_BYTES`.
 
     Raises:
         IndexNotCached: The first is not in memory.
@@ -293,13 +298,16 @@ def _rows_from(segment: Segment, index: int, last: int) -> list[IndexEntry]:
 
 
 def _read(piece: ReadRange, digest: hashlib._Hash | None) -> list[Buffer]:
-    """Read a range from the medium, in a reader's thread."""
+    """Return the intact frames of a range, read from the disk itself. A reader's thread.
+
+    `digest`, if given, is updated with them.
+    """
     position = piece.rows[0].position
     try:
         file = piece.segment.data()
         file.drop_cached(piece.size, position)
     except StorageError:
-        file = None  # a file that is missing is what `read_frames` finds
+        file = None  # `read_frames` reports the missing file
     frames = read_frames(piece)
     if digest is not None:
         for frame in frames:

@@ -1,10 +1,10 @@
 """Read a journal back: which frames count, which are torn, which were lost to damage.
 
-It reads files and changes none: recovery decides by it what to write. By the rules of
-docs/storage.md#recovery an LSN that is missing below a later frame's `durable_lsn` was durable once, so its
-loss is damage; one that no later frame vouches for is the torn tail, and dropped. If memory was kept since
-(only the process ended) nothing is torn but the very last frame: each whole frame, and the end mark, prove
-all before them.
+It reads files and changes none; recovery decides by the result what to write. The rules are those of
+docs/storage.md#recovery. An LSN that is missing at or below the `durable_lsn` of a later frame was durable
+once, so its loss is damage. An LSN that is missing above every `durable_lsn` begins the torn tail, which is
+dropped. If only the process ended, memory was kept, and only the very last frame can be torn: each whole
+frame, and the end mark, prove that all before them were written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger("laminar.recovery")
 
 @dataclass(slots=True)
 class FoundFrame:
-    """A whole frame, and where it lies. `stored` are its bytes with the padding."""
+    """A whole frame, and where it lies. `stored` are its head and its records, without the padding."""
 
     head: FrameHead
     file_name: str
@@ -52,10 +52,11 @@ class ScanResult:
     """The frames of a journal, sorted by whether they count.
 
     `kept` frames are to be replayed, in order. `votes_only` are whole frames after the torn one: only
-    their hard states count. `unsure` frames lie above the newest `durable_lsn` and must be written again
-    before anything relies on them. `damaged`: records are missing that counted; `votes_lost_before` is
-    then the LSN below which hard states may be missing (0: none are). `memory_kept`: only the process has
-    ended since, so what was written is there, synced or not.
+    their hard states count. `unsure` are those frames of both that lie above the newest `durable_lsn`: they
+    must be written again before anything relies on them. `highest_lsn` is the highest LSN known of.
+    `damaged`: records that counted are missing; `votes_lost_before` is then the LSN below which hard states
+    may be missing (0: none are). `memory_kept`: only the process has ended since, and no sync had failed, so
+    what was written is there, synced or not.
     """
 
     kept: list[FoundFrame] = field(default_factory=list)
@@ -69,7 +70,7 @@ class ScanResult:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All whole frames of a checkpoint's generation after it, and the end mark.
+    """All whole frames of a checkpoint's generation that come after the checkpoint, and the end mark.
 
     `short`: a journal file is missing, or shorter than it was when its first frame was written, or than
     where the checkpoint ends in it. No power loss does that: files are filled with zeros and synced
@@ -119,9 +120,9 @@ def read_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Found:
 
 
 def _read_all(file: File, start: int) -> Buffer:
-    """Return a file from `start` on; unreadable blocks are zeros: no frame, like damaged ones.
+    """Return a file from `start` on, with zeros for unreadable blocks: there is no frame in them then.
 
-    Else one bad sector, perhaps of a frame that no checkpoint needs, would keep the whole store from
+    If it failed instead, one bad sector, perhaps in unused room, would keep the whole store directory from
     opening.
     """
     size = max(file.size() - start, 0)
@@ -168,14 +169,15 @@ def classify_frames(found: Found, checkpoint: Checkpoint, *, same_boot: bool = F
         assert lsn >= expected, f"LSN {lsn} where {expected} was expected"
         if lsn > expected:
             if expected > written_lsn:
-                # An additional promise does no harm; a missing one would let a replica vote
-                # twice.
+                # A vote too many does no harm; a missing one would let a replica vote twice in a
+                # term.
                 late = frames[place:]
                 scan.votes_only = [each for each in late if each.head.flags & FrameFlag.HARD_STATE]
                 torn = True
                 break
             scan.damaged = True
-            # A twin says itself what the frame before it held.
+            # A twin has the hard states of the frame before it. And a frame with hard states is
+            # lost for good only with its twin, so two frames must be missing.
             unknown = lsn - expected - bool(frame.head.flags & FrameFlag.TWIN)
             if unknown >= 2 and frame.head.hard_state_lsn >= expected:
                 scan.votes_lost_before = lsn

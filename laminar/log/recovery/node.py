@@ -1,8 +1,9 @@
 """A node's start: recover every journal, and reassign logs if the shards changed.
 
-It runs in a process of its own before any shard opens (docs/storage.md#recovery). The shards' store
-directories carry the number of a layout; the layout document, written last, says which of them count. So a
-crash at any step leaves either the old ones, untouched in meaning, or the new ones.
+It runs in a process of its own before any shard opens (docs/storage.md#recovery). The names of the shards'
+store directories have the number of a layout; the layout document, which is written last, says which number
+counts. So after a crash at any step either the old store directories count, with all that they held, or the
+new ones.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ ShardOf = Callable[[ReplicaEntry, int], int]
 class ShardLayout(msgspec.Struct, frozen=True, omit_defaults=True):
     """The shard layout of a data folder: layout `number` has `shards` store directories.
 
-    `made`: each of them exists. False until the end of the first start, so that one that is missing then
-    was never used.
+    `made`: each of these directories was made. It is false until the end of the first start: a directory that
+    is missing before was never used.
     """
 
     number: int
@@ -74,10 +75,12 @@ def recover_node(
 ) -> ShardLayout:
     """Recover every store directory of a node, for `shards` shards; return the layout.
 
-    `shard_of(entry, shards)` is the shard that owns a replica. Blocks.
+    `shard_of(entry, shards)` returns the shard that owns a replica. Blocks.
 
     Raises:
-        StorageError: Nothing is lost, and it may be retried.
+        DamagedDocument: The layout or the controller's manifest is lost or an older copy: an operator must
+            decide.
+        StorageError: It may be retried; nothing is lost by this attempt.
     """
     assert shards > 0, f"a node with {shards} shards"
     node = _Node(disk, data_directory, settings or StorageSettings(), rng or random.SystemRandom())
@@ -86,7 +89,7 @@ def recover_node(
     found = _read_map(disk, data_directory, document)
     current = found or ShardLayout(1, shards, made=False)
     _check_stores(disk, data_directory, current)
-    # Also if it was only read: it may have been in the page cache alone.
+    # Written again even if it was read: what was read may have been in the page cache only.
     document.write(msgspec.msgpack.encode(current))
     node.remove_stores(lambda number: number != current.number)
     if disk.exists(controller_store(data_directory)):
@@ -117,12 +120,13 @@ def recover_node(
 def _read_map(disk: Disk, data_directory: str, document: Document) -> ShardLayout | None:
     """Return the layout; None before the first start has written one.
 
-    A missing or damaged document is derived from the store directories: they must be of one number, as
-    there are two while their number changes, and without a gap.
+    If the document is missing or damaged, the layout is derived from the names of the store directories.
+    These must all have one layout number (there are two while the number of shards changes), and no shard may
+    be missing among them.
 
     Raises:
-        DamagedDocument: They do not tell it. What counts is then for a person to say; nothing was
-            touched.
+        DamagedDocument: The names do not tell the layout, so an operator must say which one counts. Nothing
+            was changed.
     """
     problem = f"no map in {data_directory}"
     try:
@@ -165,9 +169,9 @@ def _names(stores: list[tuple[int, int]]) -> str:
 def _check_stores(disk: Disk, data_directory: str, current: ShardLayout) -> None:
     """Refuse a layout that is an older copy, and one whose store directories are all missing.
 
-    Store directories of another number hold the replicas then, and of its own some are missing; all that
-    are not its own would be removed. If all are missing and there are logs: no damage takes all, and what
-    is lost once stays lost.
+    The document is an older copy if some of its own store directories are missing and those of another number
+    hold replicas: these would be removed. If all are missing but there are logs, it is rather a disk that
+    is not mounted than damage: to go on would declare all replicas lost, which cannot be undone.
 
     Raises:
         DamagedDocument: In both cases; nothing was changed.
@@ -221,9 +225,9 @@ class _Node:
         self._rng = rng
 
     def begin_missing(self, stores: list[str]) -> None:
-        """Make missing store directories that existed before, with a manifest that says so.
+        """Make the store directories that existed once and are missing, each with an `Unknown` manifest.
 
-        No replica that was there is born again.
+        By that manifest no replica that was there is created again as a new one.
         """
         for store in stores:
             documents = [Document(self._disk, store, name) for name in ("manifest", "checkpoint")]
@@ -245,9 +249,9 @@ class _Node:
         )
 
     def remove_stores(self, unwanted: Callable[[int], bool]) -> None:
-        """Remove the store directories of another layout, left by a change of their number.
+        """Remove the store directories with an `unwanted` layout number: a change of layout left them.
 
-        What was preserved in them is kept, beside them.
+        Copies that recovery preserved in them (`damaged-...`) are kept, and moved beside them.
         """
         directory = os.path.join(self._data_directory, "shards")
         for name in self._disk.list(directory):
@@ -263,9 +267,10 @@ class _Node:
         self._disk.sync_directory(directory)
 
     def deal(self, old: list[Recovered], wanted: ShardLayout, shard_of: ShardOf) -> None:
-        """Write the store directories of the wanted layout, which are not read before it is written.
+        """Write the store directories of the wanted layout, with the replicas and logs of the old ones.
 
-        What an old store directory may lack may belong to any of the new ones.
+        They are not read until the layout document names them. If the manifest of an old one may lack
+        replicas, these may belong to any new one: then all new manifests are `Unknown`.
         """
         known = all(store.manifest.known for store in old)
         entries: list[list[ReplicaEntry]] = [[] for _ in range(wanted.shards)]

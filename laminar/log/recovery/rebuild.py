@@ -1,6 +1,6 @@
-"""Make the logs from what was replayed, and their files agree with them.
+"""Make the logs from what was replayed, and make their files agree with them.
 
-Segments are touched here for the first time, when what was read of the journal is certain (`store.py`).
+Until here recovery has not touched segments. By now all that was read of the journal is durable (`store.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger("laminar.recovery")
 
 
 class Rebuild:
-    """The step of recovery that makes logs of what was replayed, and their files agree with them."""
+    """The step of recovery that makes logs from what was replayed, and makes their files agree with them."""
 
     def __init__(
         self,
@@ -44,7 +44,11 @@ class Rebuild:
         self._writer = writer
 
     def run(self, replay: Replay) -> dict[int, Log]:
-        """Return all logs, durable, under a checkpoint of the new generation."""
+        """Return all logs, by log id; what they hold is durable, and in a checkpoint of the new generation.
+
+        Raises:
+            StorageError: A segment or the checkpoint cannot be written; recovery may be retried.
+        """
         writer, changes = self._writer, self._changes
         logs = {log_id: self._log(replayed) for log_id, replayed in replay.logs.items()}
         writer.hard_states = dict(replay.hard_states)
@@ -52,7 +56,7 @@ class Rebuild:
         writer.replaced = dict(replay.replaced)
         writer.apply_recovered([action for _, _, action in changes.take(changes.pending_bytes)])
         for log in logs.values():
-            # Recovery states set on the way, and logs without any action.
+            # `_log` may have changed these without an action for the writer.
             log.files.recovering, log.files.incarnation = log.recovering, log.incarnation
             log.files.power_lost, log.files.least_term = log.power_lost, log.least_term
         for replayed in replay.gone:
@@ -91,7 +95,7 @@ class Rebuild:
             loaded = self._load(files, start, replayed.base_last, goes_on)
         preserve_damaged_tail(self._disk, files, loaded, replayed.base_last, everything=replayed.found_loss)
         damaged = replayed.found_loss or loaded.short or loaded.unknown
-        # A recovery state that had another reason keeps it.
+        # A log that was recovering for another reason than a power loss stays so.
         only_power = (replayed.power_lost or not replayed.recovering) and not damaged
         log = Log(
             files,
@@ -102,7 +106,8 @@ class Rebuild:
             segments=loaded.segments,
             recovering=replayed.recovering or damaged or replayed.lost_power,
             power_lost=(replayed.recovering or replayed.lost_power) and only_power,
-            # Also if it was recovering already: what it has acknowledged since may be lost too.
+            # A new incarnation even if it was recovering already: what it has acknowledged since may be
+            # lost too.
             incarnation=replayed.incarnation + (damaged or replayed.lost_power),
             least_term=replayed.least_term,
         )
@@ -119,7 +124,7 @@ class Rebuild:
         return log
 
     def _load_notes(self, log: Log, loaded: Loaded) -> None:
-        """Load the record of a log's damage, as far as it is of the same entries, and its holes."""
+        """Load the document of a log's damage, without what is of other entries, and add the new holes."""
         problem = log.quarantine.load(self._disk, log.files.directory)
         if problem is not None:
             _log.warning("%s: the record of its damage is lost: %s", log.name, problem)
@@ -140,7 +145,8 @@ class Rebuild:
                 _log.error("%s: %s", log.name, hole.error(log.files.directory))
         if log.quarantine.encode() == before:
             return
-        # What the journal writes again is intact again: a later start must not think otherwise.
+        # Entries that the journal has written again are intact again, so the document must not keep their
+        # damage for a later start.
         try:
             document(self._disk, log.files.directory).write(log.quarantine.encode())
         except DiskError as error:

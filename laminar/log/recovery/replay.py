@@ -1,8 +1,8 @@
 """Replay a journal's records in memory.
 
-The result is, for each log, how many entries of its segments are neither truncated nor deleted, and the
-entries that the journal has after them; for each replica, its newest term and vote, and whether a newer one
-may have been lost. Which frames of the journal are valid was decided before (`journal_scan.py`). No file is
+The result is, for each log, up to which entry its segments count (entries after it were truncated), and the
+entries that the journal has after that one; for each replica, its newest term and vote, and whether a newer
+vote may have been lost. Which frames of the journal count was decided before (`journal_scan.py`). No file is
 touched here.
 """
 
@@ -30,7 +30,7 @@ _OPENS_SEGMENT = int(Flag.OPENS_SEGMENT)
 
 @dataclass(slots=True)
 class TailFrame:
-    """One frame of a log's tail, from the journal."""
+    """One batch of a log's tail: the entries that the journal has after those in the segments."""
 
     index: int
     term: int
@@ -42,7 +42,10 @@ class TailFrame:
 
 @dataclass(slots=True)
 class Replayed:
-    """One log during replay: what of its segments still counts, and what follows them."""
+    """One log during replay: its segments count up to entry `base_last`, and `tail` follows.
+
+    `base_term` is the term of entry `base_last`; None if it is not known before the segments are read.
+    """
 
     log_id: int
     name: str
@@ -56,10 +59,10 @@ class Replayed:
     # Whether entries may have been acknowledged before they were synced.
     unsynced: bool = False
     power_lost: bool = False
-    # Whether this very recovery found that something may be lost: a new incarnation, even if already
-    # recovering.
+    # Whether this recovery found that something may be lost: then the log gets a new incarnation, even if it
+    # was recovering already.
     found_loss: bool = False
-    # Or that memory was lost since entries were acknowledged that were perhaps not synced.
+    # Whether memory was lost since entries were acknowledged that were perhaps not synced.
     lost_power: bool = False
     least_term: int = 0
 
@@ -75,7 +78,7 @@ class Replayed:
         if not self.start.index < index <= self.last_index + 1:
             return False
         chained = index == self.last_index + 1
-        # After a gap a truncation may be missing: what comes later counts.
+        # After a gap the record of a truncation may be missing: the later batch at an index counts.
         self.truncate(index)
         before = self.tail[-1].term if self.tail else self.base_term
         if before is not None and before != prev_term:
@@ -89,7 +92,7 @@ class Replayed:
             self.tail.pop()
         if index <= self.base_last:
             self.base_last = index - 1
-            # Known again when the segments are read.
+            # Unknown until the segments are read, unless it is the start's.
             self.base_term = self.start.term if self.base_last == self.start.index else None
 
     def change_policy(self, interval_ms: int, interval_records: int) -> None:
@@ -98,7 +101,7 @@ class Replayed:
         self.unsynced &= self.policy.is_interval
 
     def marked(self, why: int, incarnation: int, least_term: int) -> None:
-        """Apply a recovery state."""
+        """Apply a recovery state; `why` is a `RecoveryReason`."""
         self.recovering, self.power_lost = why != RecoveryReason.NO, why == RecoveryReason.POWER_LOST
         self.incarnation = incarnation
         self.least_term = least_term
@@ -131,8 +134,8 @@ class Replay:
             for kind, key, payload in frame.records():
                 self._apply(kind, key, payload)
                 if kind is RecordKind.HARD_STATE:
-                    # A promise after the gap is the newest one. Before the gap it may not
-                    # be.
+                    # A vote after the gap is the newest one; after one before the gap, a newer
+                    # one may be missing.
                     if frame.head.lsn >= scan.votes_lost_before:
                         known_again.add(key)
                     elif scan.votes_lost_before:
@@ -154,14 +157,14 @@ class Replay:
         elif kind is RecordKind.RESET:
             self._replace(key, *ONE.unpack(payload))
         elif kind is RecordKind.CARRIED:
-            # From an older checkpoint on, the originals were read already.
+            # A recovery from an older checkpoint has read the originals already.
             lsn, carried = CARRIED.unpack_from(payload)
             if lsn == self._checkpoint_lsn:
                 self._apply(RecordKind(carried), key, payload[CARRIED.size :])
         elif key in self.logs:
             self._apply_to_log(kind, self.logs[key], payload)
-        # Else: a log whose creation fell into a gap. Its replica is in the manifest and is found
-        # lost.
+        # Else: a log whose creation was in a gap. Its replica is in the manifest without a log, and so
+        # counts as lost.
 
     def _apply_to_log(self, kind: RecordKind, log: Replayed, payload: memoryview) -> None:
         if kind is RecordKind.FULL:

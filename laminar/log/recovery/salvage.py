@@ -1,6 +1,6 @@
-"""Preserve unreadable bytes that are no torn tail, before recovery removes them.
+"""Preserve unreadable bytes before recovery removes them, for inspection by an operator.
 
-They are for manual inspection.
+A torn tail is not preserved: nothing in it was acknowledged.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _COPY_BYTES = 1 << 20
 
 
 def preserve_store(disk: Disk, store: str) -> str:
-    """Copy checkpoints, journal and manifests of a store directory; return where to.
+    """Copy checkpoints, journal and manifests of a store directory to a new one in it; return its path.
 
-    They are copies, durable before anything is deleted: after a crash in between all of it is found
-    again.
+    The copies are durable on return, and the originals are still there: so a crash at any step, also later
+    when originals are removed, leaves one of them.
     """
     numbers = [int(name[8:]) for name in disk.list(store) if re.fullmatch(r"damaged-\d+", name)]
     aside = os.path.join(store, f"damaged-{max(numbers, default=0) + 1}")
@@ -37,7 +37,7 @@ def preserve_store(disk: Disk, store: str) -> str:
 
 
 def _copy(disk: Disk, path: str, copy_path: str, position: int = 0) -> None:
-    """Copy what can be read of a file from `position` on; durable but for the name."""
+    """Copy what can be read of a file from `position` on; durable, except the name of the copy."""
     source, copy = disk.open(path), disk.open(copy_path, create=True)
     try:
         copy.truncate(0)
@@ -58,14 +58,15 @@ def _copy(disk: Disk, path: str, copy_path: str, position: int = 0) -> None:
 def preserve_damaged_tail(
     disk: Disk, files: LogFiles, loaded: Loaded, base_last: int, *, everything: bool
 ) -> None:
-    """Preserve, beside the log's files, damaged bytes that the log's start is about to remove.
+    """Preserve, beside the log's files, damaged bytes that recovery is about to remove.
 
-    These are unidentifiable segments, and what lies where entries up to `base_last`, which a checkpoint
-    names, are missing: that is no torn tail. It cannot be served, as it is unknown what it was. With
-    `everything` (a part of the journal is lost) also what lies after the log's end.
+    These are the segments that could not be identified; and, if entries up to `base_last`, which the
+    checkpoint names, are missing at the end, the bytes after the last segment's last entry. They are no torn
+    tail, but cannot be served, as it is unknown which entries they were. With `everything` (a part of the
+    journal is lost) the bytes and segments after the log's end are preserved in any case.
 
     Raises:
-        DiskError: There is no room for it; then nothing was removed.
+        DiskError: There is no room for the copies; no bytes were removed.
     """
     gone = [file for file in loaded.stale if everything and file.first_index > files.start.index]
     kept = []

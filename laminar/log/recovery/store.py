@@ -1,11 +1,12 @@
 """Recovery of one store directory, from its newest checkpoint and the journal after it.
 
-The order is that of docs/storage.md#recovery: read in memory, make certain what was only read, then touch
-segments, sync, and begin a new generation with a checkpoint. Until that checkpoint is durable nothing that
-was read before is changed in a way that a second crash could not repeat. It runs before there is a loop.
+The order is that of docs/storage.md#recovery: read the journal; write again what may have been only in the
+page cache; replay in memory; change segments; sync; begin a new generation with a checkpoint. Until that
+checkpoint is durable, a recovery that is interrupted can be repeated: what it reads still leads to the same
+result. It runs before there is a loop.
 
-The order is kept here. `journal_scan.py` classifies the journal's frames, `replay.py` applies them in memory,
-and `rebuild.py` makes the logs of them.
+This module keeps the order. `journal_scan.py` classifies the journal's frames, `replay.py` applies them in
+memory, and `rebuild.py` makes the logs from them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _NONE = Checkpoint(generation=0, seed=0, lsn=0, journal_file=0, journal_position
 
 @dataclass(slots=True)
 class Recovered:
-    """A store directory whose logs are as durable as they ever were, with a new generation open."""
+    """A store directory after its recovery: locked, all it holds durable, with a new generation open."""
 
     store: str
     lock: Lock
@@ -75,13 +76,14 @@ def recover_store(
 ) -> Recovered:
     """Recover one store directory, which stays locked; make a new one if missing. Blocks.
 
-    A store directory whose manifest is lost is refused. With `forget` its content is preserved under
-    another name, and a new manifest says that it is not known what was here: for callers that can ask the
-    catalog.
+    A store directory whose manifest is damaged is refused. With `forget`, for callers that can ask the
+    catalog, a copy of its content is preserved instead, and an `Unknown` manifest says that replicas may be
+    missing; so too if there is no manifest, but something was recorded here. `rng` draws the random part of
+    the new generation.
 
     Raises:
         DiskError: It may be retried from the start.
-        DamagedDocument: The manifest is lost, and `forget` is not set.
+        DamagedDocument: The manifest is damaged, and `forget` is not set.
     """
     disk.make_directory(store)
     disk.make_directory(logs_directory)
@@ -105,8 +107,8 @@ def recover_store(
         if forgotten:
             manifest.replace(manifest.entries, set_aside=True)
         elif not manifest.written:
-            # From now on a store directory without a manifest has lost it. On a full disk it is
-            # written with the first replica.
+            # From now on a missing manifest means that it was lost. On a full disk it is
+            # written with the first replica instead.
             with contextlib.suppress(DiskError):
                 manifest.replace([])
     except BaseException:
@@ -127,9 +129,10 @@ def recover_store(
 
 
 def _read_manifest(disk: Disk, store: str, *, forget: bool) -> tuple[Manifest, bool]:
-    """Return the manifest, and whether it was lost, so that nothing tells whose the content is.
+    """Return the manifest, and whether it was lost: then the store directory's content must not be used.
 
-    Then a copy of the content is preserved, and the manifest says so before anything of it is removed.
+    If it was, a copy of the content is preserved, and a new `Unknown` manifest is written, before anything is
+    removed.
     """
     manifest = Manifest(disk, store)
     problem = "a former start found it lost, and was interrupted"
@@ -170,7 +173,10 @@ def _holds_something(disk: Disk, store: str) -> bool:
 
 
 def _read_checkpoint(disk: Disk, store: str, manifest: Manifest) -> tuple[Checkpoint, bool]:
-    """Return the newest whole checkpoint, and whether everything is lost with a damaged one."""
+    """Return the newest whole checkpoint, and whether all replicas are lost because there is none.
+
+    The second is false for a store directory in which nothing was ever written.
+    """
     document, problem = Document(disk, store, "checkpoint"), "it is missing"
     try:
         payload = document.read()
@@ -193,9 +199,9 @@ def _read_checkpoint(disk: Disk, store: str, manifest: Manifest) -> tuple[Checkp
 
 
 def _never_used(disk: Disk, store: str) -> bool:
-    """Return whether no journal file holds more than its opening frame.
+    """Return whether no journal file holds more than the frame that opens a generation.
 
-    Then the first start ended early.
+    Then the first start was interrupted before anything was recorded.
     """
     for number in journal_numbers(disk, store):
         file = disk.open(os.path.join(store, journal_name(number)))
@@ -209,9 +215,9 @@ def _never_used(disk: Disk, store: str) -> bool:
 
 
 def _write_again(disk: Disk, store: str, unsure: list[FoundFrame]) -> None:
-    """Make certain what may have been read from the page cache only.
+    """Write again, and sync, frames that may have been read from the page cache only.
 
-    A former sync may have failed and left its pages clean, so a sync alone would not write them.
+    A sync alone would not do: after a failed sync their pages may count as clean, and would not be written.
     """
     by_file: dict[str, list[FoundFrame]] = {}
     for frame in unsure:
