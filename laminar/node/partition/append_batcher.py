@@ -1,9 +1,9 @@
 """Batching of appends that carry no producer id: what arrives in one loop turn becomes one Raft entry.
 
-At most `BATCHES_IN_FLIGHT` of its batches wait for their commit; what arrives meanwhile is joined into the
-next one, each append with offsets of its own. So there is no timer, and the busier the partition, the larger
-its batches. It decides which appends share a batch; it does not know how a batch is proposed or what becomes
-of it. Every future that `add` returns is resolved.
+At most `BATCHES_IN_FLIGHT` batches of a partition wait for their commit at a time. Appends that arrive
+meanwhile are joined into the next batch; each keeps its own offsets and receipt. So no timer is needed, and
+the busier the partition, the larger its batches. The batcher decides which appends share a batch; how a batch
+is proposed is passed in (`Propose`). Every future that `add` returns is resolved.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from laminar.node.partition.receipts import Appends, Receipt, fail
 
 _log = logging.getLogger("laminar.append")
 
+# Appends are joined up to this size; a larger append makes a batch by itself.
 BATCH_BYTES = 1024 * 1024
 BATCHES_IN_FLIGHT = 2
 
 
 class Propose(Protocol):
-    """Proposes a batch of some appends."""
+    """The function that proposes the batch of some appends to the partition's group."""
 
     def __call__(self, frame: bytearray, appends: Appends, /) -> int | None:
         """Return the index of the batch's entry, None if it is committed already. Raises `Problem`."""
@@ -76,7 +77,7 @@ class AppendBatcher:
             self._schedule()
 
     def residue(self) -> tuple[object, ...]:
-        """Return everything that an append could leave behind here, for comparison."""
+        """Return all state that an append could leave behind here, for tests that compare it."""
         return tuple(self._pending), self.size_bytes, frozenset(self._in_flight)
 
     def _schedule(self) -> None:
@@ -124,7 +125,7 @@ class AppendBatcher:
             if len(appends) == 1:
                 fail(appends[0].future, Problem("invalid", str(error), outcome="not_applied"))
                 return
-            # One of the appends makes no valid batch: it alone fails.
+            # At least one of the appends makes no valid batch. Propose each alone, so that only these fail.
             for append in appends:
                 self._propose_together([append])
             return

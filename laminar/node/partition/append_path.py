@@ -1,9 +1,10 @@
 """The append path of one partition: what is proposed, which futures wait for it, and how they are resolved.
 
 Records without a producer id go through the `AppendBatcher`, batches with a producer's number or an
-idempotency key are proposed as they are. A receipt means committed, on as many replicas as the topic asks
-for. A `Problem` means refused or, with outcome ``unknown``, that this replica cannot tell. A future is never
-left hanging: a truncation fails it and a commit resolves it, also after this replica has ceased to lead.
+idempotency key are proposed as they are. A receipt means that the records are committed, and on as many
+replicas as the topic asks for. A `Problem` means that they are refused or, with outcome ``unknown``, that
+this replica cannot tell. Every future is resolved: a commit or a truncation does it, also after this replica
+has ceased to lead.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from laminar.node.partition.problems import entry_too_large, not_leader, too_muc
 from laminar.node.partition.receipts import Appends, Receipt, Waiter, fail
 from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
 
+# More appends are refused while a partition has more bytes than this that are not committed yet.
 UNCOMMITTED_BYTES = 64 * 1024 * 1024
 
 
@@ -63,7 +65,8 @@ class AppendPath:
         `key_made_ms` is when its idempotency key was made, as its client says.
         """
         self._context.check_leads()
-        # A retry first: it takes no room, and to refuse it as "not applied" would be a lie.
+        # Recognise a retry before any check of room: it needs none, and a refusal would say "not applied" of
+        # records that are in the log.
         known = find_duplicate(self._context, header, key_made_ms=key_made_ms)
         if known is not None:
             return self.when_committed(*known)
@@ -87,15 +90,15 @@ class AppendPath:
     def append_control(
         self, frame: bytearray | memoryview, *, count: int = 0, even_if_full: bool = False
     ) -> asyncio.Future[Receipt]:
-        """Append an unstamped entry of another kind, which takes `count` offsets.
+        """Append an unstamped entry of a kind other than `DATA`, which takes `count` offsets.
 
-        `even_if_full` is for entries that finish or delete something, and so must pass on a full disk.
+        `even_if_full` is for entries that finish or delete something: they are taken on a full disk, too.
         """
         self._context.check_leads()
         return self._append(frame, count, even_if_full=even_if_full)
 
     def would_start_at(self, offset: int) -> bool:
-        """Return whether the next record appended now would get this offset."""
+        """Return whether a record appended now would get this offset; False while appends are queued."""
         return not self._batcher and self._context.log.next_offset == offset
 
     def when_committed(self, index: int, receipt: Receipt) -> asyncio.Future[Receipt]:
@@ -117,7 +120,7 @@ class AppendPath:
         self.waiters.setdefault(index, []).append(Waiter(future, receipt, term, now_s, copied=True))
         return future
 
-    # -- what the state machine hears ------------------------------------------------------
+    # -- changes of the log and of the leader ------------------------------------------------
 
     def truncated(self, index: int) -> None:
         """Fail the appends whose entries are truncated, from `index` on."""
@@ -131,8 +134,10 @@ class AppendPath:
     def _outcome_of_truncated(self) -> Outcome:
         """Outcome of an entry that a deposed leader proposed and then truncated.
 
-        Of three voters two elected a leader without it, and a voter that elects without it never takes it
-        over: so it was on the third alone, and is gone. Of five, a follower may still hold it and lead later.
+        The new leader lacks the entry, as does the majority that elected it, and none of these voters takes
+        entries of an older term afterwards. With three voters only the deposed leader is left, and it has
+        truncated the entry: it is gone. With five, a follower outside that majority may still hold it, and
+        lead later.
         """
         return "not_applied" if self._context.voters <= 3 else "unknown"
 
@@ -169,7 +174,7 @@ class AppendPath:
         self._batcher.reject_all(not_leader(self._context.name, outcome="not_applied"))
 
     def failed(self, error: Exception) -> None:
-        """Fail everything: what was proposed may be on other replicas, and this one will not learn it."""
+        """Fail all appends, as the log failed: with `outcome_unknown` if proposed, else `not_leader`."""
         self.lost_leadership()
         for waiters in self.waiters.values():
             for waiter in waiters:
@@ -177,7 +182,7 @@ class AppendPath:
         self.waiters.clear()
 
     def expire(self, *, older_than_s: float) -> None:
-        """Fail appends that have waited longer for their commit: whether it comes is not known yet."""
+        """Fail the appends that have waited longer than this for their commit, with `outcome_unknown`."""
         latest = self._loop.time() - older_than_s
         self._copies.expire(latest_s=latest)
         if not self.waiters:
@@ -189,7 +194,7 @@ class AppendPath:
                     fail(waiter.future, Problem("outcome_unknown", detail))
 
     def residue(self) -> tuple[object, ...]:
-        """Return everything that an append could leave behind here, for comparison."""
+        """Return all state that an append could leave behind here, for tests that compare it."""
         return dict(self.waiters), dict(self._sizes), self.uncommitted_bytes, self._batcher.residue()
 
     # -- proposing -------------------------------------------------------------------------
@@ -204,13 +209,16 @@ class AppendPath:
             raise too_much_uncommitted(self._context.name, used, UNCOMMITTED_BYTES)
 
     def _check_and_flush(self, *, even_if_full: bool = False) -> None:
-        """Prepare for a batch that does not go through the batcher."""
+        """Check that an entry beside the batcher may be proposed, and propose the batcher's appends first.
+
+        Raises `Problem`. With `even_if_full` room and copies are not checked.
+        """
         if not even_if_full:
             self.check_room()
             self._copies.check()
         if self._batcher:
-            # Pending appends came first: no batch overtakes them or moves the end that one was checked
-            # against.
+            # The batcher's appends came first, and one of them may have been accepted only for the offset
+            # that it gets now (`would_start_at`).
             self._batcher.flush()
             self._context.check_leads()
 
@@ -235,12 +243,12 @@ class AppendPath:
         With `copied` they are resolved only when the entry has the copies that the topic asks for.
 
         Raises:
-            Problem: when this replica does not lead, or the entry is too large or one too many. Then nothing
-                was proposed.
+            Problem: when this replica does not lead, the entry is too large, or too many bytes are not
+                committed yet. Then nothing was proposed.
         """
         context = self._context
         offset = context.log.next_offset
-        # The waiters are there before the proposal: with one voter the commit may follow within it.
+        # Add the waiters before the proposal: with one voter the commit may follow within the call.
         index, term = context.log.last_index + 1, context.replica.core.term
         waiters = []
         now_s = self._loop.time()
@@ -263,7 +271,7 @@ class AppendPath:
                     ) from None
                 case EntryTooLarge():
                     raise entry_too_large(context.name, error.entry_bytes, error.limit_bytes) from None
-                case NotLeader():  # as when it is handing over
+                case NotLeader():  # or it is handing leadership over
                     raise not_leader(context.name, outcome="not_applied") from None
             raise
         assert placed == (index, term), f"proposed at {placed}, expected {(index, term)}"

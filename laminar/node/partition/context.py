@@ -1,7 +1,7 @@
 """One replica of a partition as its parts see it: its name, log, driver, derived state and Raft replica.
 
-The parts of a `Partition` share this value, so that none of them knows the others or the whole. It decides
-whether this replica leads, and nothing else.
+The parts of a `Partition` share this object, so that none of them needs the others or the whole. The only
+decision made here is whether this replica leads.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PartitionContext:
         return len(self.replica.configuration.voters)
 
     def check_leads(self) -> None:
-        """Raise 503 `not_leader` where only the leader can answer, and look for a leader soon."""
+        """Raise 503 `not_leader` unless this replica leads; then also have the group elect soon."""
         if not self.leads:
             self.driver.leader_requested(self.replica)
             raise not_leader(self.name, outcome="not_applied")

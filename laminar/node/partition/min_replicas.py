@@ -1,9 +1,10 @@
 """`min_replicas`: the number of replicas that must have an append on disk before it is acknowledged.
 
-A majority of the voters commits an entry. A topic may ask for more: then the answer to an append waits, after
-the commit too, until `min_replicas` voters have the entry on disk, and an append is refused while fewer than
-that are in sync. This changes nothing about what is committed: readers see it, and later leaders keep it. So
-an append whose entry was committed and never got its last copy ends as `outcome_unknown`, never as refused.
+A majority of the voters commits an entry. A topic may ask for more: then the answer to an append waits,
+beyond the commit, until `min_replicas` voters have the entry on disk, and appends are refused while fewer
+voters than that are in sync. A committed entry without all its copies is committed all the same: readers see
+it, and later leaders keep it. So an append whose entry is committed but lacks a copy ends as
+`outcome_unknown`, never as refused.
 
 Entries that a partition writes for itself (a cursor's position, a log's start) wait for the commit alone.
 Reference: Kafka's `min.insync.replicas`.
@@ -72,7 +73,7 @@ class Copies:
         return index <= self.acknowledged_index
 
     def await_them(self, index: int, waiter: Waiter) -> None:
-        """Resolve `waiter` when the committed entry `index` has its copies."""
+        """Resolve `waiter` when the committed entry `index` has its copies; fail it if this is no leader."""
         if not self._context.replica.core.is_leader:
             fail(waiter.future, self._lost())
             return

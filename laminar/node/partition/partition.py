@@ -1,8 +1,8 @@
 """One replica of a partition: the state machine of its Raft group, and the parts that serve requests.
 
-`Partition` is the `StateMachine` of a `Replica`: what it knows follows from the log
+`Partition` is the `StateMachine` of a `Replica`: its state follows from the log
 (`laminar.node.partition.state.state`). It notifies its parts of changes of the log: the append path resolves
-what waits for a commit, the read view wakes readers, the start mover deletes what is expired.
+the futures that wait for a commit, the read view wakes readers, the start mover moves the log's start.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Partition:
             self.start_mover.carry_out()
 
     def led(self, leading: bool) -> None:
-        """Begin to lead, or refuse at once what is not proposed yet."""
+        """Begin to lead; or, if not `leading`, refuse at once all appends that are not proposed yet."""
         if leading:
             self.group_members.led(self._loop.time())
         else:

@@ -1,7 +1,7 @@
 """The read side of one replica: committed batches of its log, and readers that wait for the next ones.
 
-It decides what is visible and what is skipped (entries that hold no records); it knows neither leaders nor
-requests. Where a part cannot be read, what came before it is returned; the read that begins there raises.
+This module decides what readers see and what is skipped (entries that hold no records); it knows no requests.
+If an entry cannot be read, the entries before it are returned; a read that begins at it raises.
 A commit wakes at most `WOKEN_AT_ONCE` waiting readers in one turn of the loop, first come, first served,
 because each reads and encodes what is new.
 """
@@ -21,7 +21,7 @@ from laminar.node.partition.min_replicas import Copies
 from laminar.node.partition.problems import not_leader
 from laminar.node.partition.state.staged_batches import publish_record
 
-# A request for a tag examines at most this many index entries; the client goes on where it ended.
+# A request for a tag examines at most this many index entries; the client's next one continues after them.
 TAGGED_ROWS = 16_384
 # Readers that a commit wakes in one turn of the loop.
 WOKEN_AT_ONCE = 64
@@ -60,7 +60,8 @@ async def frames(
         raise expired(context, offset)
     last = context.committed_index
     index = await context.log.find_offset(offset)
-    # An entry of no records may stand here in front of the one that holds that offset: nothing lies between.
+    # The entry found may be one without records, right before the one that holds the offset. Then the last
+    # record read is that before the offset, which is enough.
     end = await context.log.find_offset(max(offset, before)) if before is not None else None
     if end is not None:
         last = min(last, end)
@@ -72,7 +73,7 @@ async def frames(
         stop = last
         try:
             if staged:
-                # There may be gigabytes of them between two records: their index entries say so.
+                # Gigabytes of staged entries may lie between two records: skip them by their index entries.
                 index, after = await context.log.find_shown(index, last)
                 if index > last:
                     break
@@ -131,9 +132,10 @@ async def read_some(log: Log, first_index: int, last_index: int, *, max_bytes: i
 async def tagged_frames(
     context: PartitionContext, offset: int, *, tag: str, max_bytes: int
 ) -> tuple[list[Buffer], int]:
-    """Return the batches that may hold records with a tag, as `frames` does; others are not read at all.
+    """Return the batches that may hold records with a tag, as `frames` does, and an offset to continue at.
 
-    Also the offset after all that was examined, which may be far after the last of them.
+    Other batches are not read at all. The offset is that after the last entry examined, which may lie far
+    after the last batch; after damage it may lie before the end of the batches.
     """
     if offset < context.start_offset:
         raise expired(context, offset)
@@ -186,7 +188,7 @@ async def _published(
 ) -> tuple[list[Buffer], bool]:
     """Return the batches that a `publish` entry gives offsets, from `offset` on, and whether these are all.
 
-    At least one if there is one. For a record larger than a batch it is the stub in its place.
+    At least one is returned if there is one. A record larger than a batch is returned as its stub.
 
     Raises:
         EntriesTrimmed: when a staged entry was trimmed.
@@ -233,7 +235,7 @@ class ReadView:
         self._copies = copies
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Future[None], None] = {}
-        # Those of them that a commit woke, in the order in which they came.
+        # Readers that a commit is waking, in the order in which they came.
         self._woken: deque[asyncio.Future[None]] = deque()
         self._draining = False
 
@@ -282,7 +284,10 @@ class ReadView:
         return found, searched
 
     async def wait_past(self, offset: int, wait_s: float) -> bool:
-        """Wait until a record at `offset` is committed here; return False when the time is over."""
+        """Wait until a record at `offset` is committed here; return False after `wait_s`.
+
+        Return False also as soon as `stop_waiting` is called.
+        """
         deadline = self._loop.time() + wait_s
         while self._context.end_offset <= offset:
             remaining = deadline - self._loop.time()
@@ -299,7 +304,7 @@ class ReadView:
         return True
 
     def committed(self) -> None:
-        """Wake the readers that wait, as an entry was committed."""
+        """Wake the waiting readers, as an entry was committed; some of them in later turns of the loop."""
         if self._waiting:
             idle = not self._woken
             self._woken.extend(self._waiting)
@@ -314,7 +319,7 @@ class ReadView:
             self._loop.call_soon(self._wake_some)
 
     def stop_waiting(self) -> None:
-        """Let the waiting readers go: this replica will have nothing more for them."""
+        """End the waits of all readers, and let no more begin: this replica gets no further records."""
         self._draining = True
         waiting, self._waiting = self._waiting, {}
         for reader in waiting:

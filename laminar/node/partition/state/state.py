@@ -64,8 +64,8 @@ class PartitionState:
             if not header.flags & Flag.KEYED:
                 self.producers.appended(header)
             self.keys.appended(header)
-            # Entries up to the commit index in the header are never rolled back. Without this a replay would
-            # keep the undo history of the whole log.
+            # What the header says is committed is never rolled back, so a replayed log piles up no undo
+            # history.
             self.producers.committed(header.committed_index)
             self.keys.committed(header.committed_index)
         elif header.kind == Kind.CURSOR:
