@@ -17,9 +17,9 @@ from laminar.http.api.problems import CODES
 class Error(Exception):
     """Base of the client's errors. ``str()`` says what happened and, where known, what to do about it.
 
-    ``code`` is stable and made for programs; ``status`` is the HTTP status or 0 for the client's own;
-    ``outcome`` is ``"not_applied"``, ``"unknown"`` or None (nothing was to be changed); ``fields`` holds
-    every further member of the server's answer.
+    ``code`` is stable, for programs to compare. ``status`` is the HTTP status, or 0 for an error that the
+    client itself raises. ``outcome`` says whether a change was made: ``"not_applied"``, ``"unknown"``, or
+    None where that was not stated. ``fields`` has all further members of the server's answer.
     """
 
     code: str
@@ -81,15 +81,15 @@ class NotFound(Error):
 
 
 class AlreadyExists(Error):
-    """It exists already, with another configuration than asked for."""
+    """What was to be created exists already, with another configuration or at all (``exist_ok``)."""
 
 
 class PreconditionFailed(Error):
-    """A compare-and-set found another state: another consumer committed, or the log moved on."""
+    """The state is not the expected one: another client has changed it meanwhile."""
 
 
 class OffsetExpired(Error):
-    """The records asked for were trimmed by retention; ``fields`` name the earliest left."""
+    """The requested records were trimmed; ``fields`` have the earliest offset that is left."""
 
 
 class Fenced(Error):
@@ -97,7 +97,10 @@ class Fenced(Error):
 
 
 class Overloaded(Error):
-    """A budget is used up, in the client or at the server: ``field``, ``value`` and ``limit`` say which."""
+    """A limit on buffered bytes or requests is reached, in the client or at the server.
+
+    ``field``, ``value`` and ``limit`` say which one.
+    """
 
 
 class Unavailable(Error):
@@ -109,12 +112,15 @@ class TimedOut(Unavailable, TimeoutError):
 
 
 class OutcomeUnknown(Error, TimeoutError):
-    """The change may or may not have happened: the answer was lost, and the deadline passed."""
+    """A change may have been made or not: its answer was lost, and it could not be repeated in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """A record that `ProduceError` reports; ``outcome`` as in `Error.outcome`."""
+    """A record without a receipt, in a `ProduceError`.
+
+    ``outcome`` is ``"unknown"`` if the record may have been appended, else ``"not_applied"``.
+    """
 
     value: bytes
     key: bytes | None
@@ -124,7 +130,7 @@ class Undelivered:
 
 
 class Unreadable(Error):
-    """The producer wrote these records so that they cannot be read: ``limit`` is the offset after them."""
+    """The producer wrote records that cannot be decoded; ``limit`` is the offset after them."""
 
 
 class ProduceError(Error):
@@ -171,7 +177,7 @@ _MEMBERS = frozenset({"type", "title", "detail", "code", "status", "field", "val
 def from_problem(status: int, problem: Mapping[str, Any], *, asked: str) -> Error:
     """Return the exception for an answer of `status` whose body was `problem` ({} if it was none).
 
-    `asked` is what the message names when the server said nothing better, e.g. ``PUT /v1/topics/a``.
+    `asked` is the request, such as ``PUT /v1/topics/a``: the message names it if the problem has no detail.
     """
     code = str(problem.get("code") or f"http_{status}")
     known = CODES.get(code)

@@ -1,7 +1,7 @@
-"""What the client returns: receipts, records, batches as read, descriptions.
+"""The values that the client returns: receipts, records, batches as read, descriptions.
 
-All of it is passive. A `ReadBatch` is a view of the requested part of a received frame, with the partition it
-came from; a `Record` is a slotted view of one row of it. Nothing is decoded before it is used.
+They make no requests. A `ReadBatch` is a view of the requested part of a received frame, with its partition;
+a `Record` is a view of one row of a batch. Columns are decoded when they are first used.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Receipt(NamedTuple):
-    """Where a record is, and how safe.
+    """The place of a record, and how durable it is.
 
-    A majority of its partition's ``replicas`` has it, and as many as the topic's `min_replicas` (``synced``:
-    on disk, not in memory). The offset is -1 where a named producer found that an earlier run had made the
-    record durable.
+    A majority of the partition's ``replicas``, and at least the topic's `min_replicas`, have the record: on
+    disk if ``synced``, else perhaps only in memory. ``offset`` is -1 if an earlier run of a named producer
+    made the record durable.
     """
 
     partition: int
@@ -65,14 +65,14 @@ class Record(Generic[T_co]):
 
     @property
     def raw(self) -> bytes:
-        """The value as bytes, whatever the topic's codec; b"" for a large record."""
+        """The value as bytes, not decoded by the topic's codec; b"" for a large record."""
         return self._batch.frame.values[self._position]
 
     @property
     def value(self) -> T_co:
         """Value, decoded by the topic's codec.
 
-        Of a large record: b"" without a codec, an `Error` with one.
+        For a large record it is b"" if the topic has no codec; with a codec an `Error` is raised.
         """
         frame = self._batch.frame
         if frame.is_large and self._batch.decode is not identity:
@@ -86,9 +86,9 @@ class Record(Generic[T_co]):
 
     @property
     def large_bytes(self) -> int | None:
-        """Length of a value that is larger than a batch; None for any other record.
+        """Length of the value of a large record; None for any other record.
 
-        Then `raw` is empty, and `Topic.open` reads the value.
+        For a large record `raw` is empty: `Topic.open` reads the value.
         """
         frame = self._batch.frame
         return size_of(frame) if frame.is_large else None
@@ -113,7 +113,7 @@ class Record(Generic[T_co]):
 
     @property
     def timestamp(self) -> int:
-        """The record's own time, else the time of its append; epoch milliseconds."""
+        """The time that the producer gave the record, else the time of its append; epoch milliseconds."""
         return self._batch.frame.timestamps[self._position]
 
     @property
@@ -123,11 +123,11 @@ class Record(Generic[T_co]):
 
     @property
     def text(self) -> str:
-        """Value as UTF-8. Raises UnicodeDecodeError if it is none."""
+        """Value as text. Raises UnicodeDecodeError if it is not UTF-8."""
         return self.raw.decode()
 
     def json(self) -> Any:
-        """Return the value decoded from JSON. Raises ValueError (msgspec's DecodeError) if it is none."""
+        """Return the value decoded from JSON. Raises ValueError (msgspec's DecodeError) if it is not JSON."""
         return msgspec.json.decode(self.raw)
 
     def __repr__(self) -> str:
@@ -193,7 +193,7 @@ class ReadBatch(Generic[T_co]):
 
     @property
     def values(self) -> Sequence[bytes]:
-        """Values as bytes, whatever the topic's codec."""
+        """Values as bytes, not decoded by the topic's codec."""
         values = self.frame.values
         return values if self._whole else values[self._first : self._stop]
 
@@ -262,7 +262,7 @@ class TopicInfo:
 class PartitionInfo:
     """One partition of a topic, from ``GET /v1/topics/{t}/partitions``.
 
-    `start_offset` is the first that is kept, `end_offset` the end of what is committed.
+    `start_offset` is the first offset that is kept, `end_offset` the offset after the last committed record.
     """
 
     partition: int
@@ -292,10 +292,11 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorInfo:
-    """A cursor, by partition: its position, its lag in records, its owner.
+    """A cursor: by partition its position, its lag in records, and its owner.
 
-    `overtaken_by` has the partitions where retention trimmed records that the cursor never passed, and how
-    many; `lag` counts those too. `owners` are members of groups; `changed` is when it was moved last.
+    `overtaken_by` has, for partitions where records were trimmed before the cursor passed them, the number of
+    these records; `lag` includes them. `owners` has the members of a group that own partitions; `changed` is
+    the time of the last move.
     """
 
     cursor: str
@@ -338,8 +339,9 @@ class CursorInfo:
 class Trimmed:
     """What `Topic.delete_before` removed from a partition: `deleted` records from `from_offset` on.
 
-    `start_offset` is the first that is kept, at the border of a batch: at or before the offset asked for.
-    `held_back_by` are nodes whose replicas still have to read what was to be removed.
+    `start_offset` is the first offset that is kept. It is the first one of a batch, so it may be before the
+    requested offset. `held_back_by` are nodes whose replicas have not received all of the records yet: these
+    records are kept for them.
     """
 
     partition: int
@@ -363,7 +365,7 @@ class Trimmed:
 
 
 class StagedPart(NamedTuple):
-    """What was staged in one partition: the numbers of the stages, rising."""
+    """What was staged in one partition: the numbers of the stages, in ascending order."""
 
     topic: str
     partition: int
@@ -373,7 +375,8 @@ class StagedPart(NamedTuple):
 class Staged(NamedTuple):
     """What one writer staged for batch `number` of a sink, under an epoch of it: small, and picklable.
 
-    Its `records` are invisible before `Sink.commit`; what is never committed is dropped in time.
+    `records` is their number. They are invisible until `Sink.commit`; if they are never committed, the
+    cluster drops them after a time.
     """
 
     sink: str
@@ -386,10 +389,11 @@ class Staged(NamedTuple):
 class SinkInfo(NamedTuple):
     """A sink's description, from ``GET /v1/sinks/{sink}``.
 
-    `committed` is the last batch that was decided, None before the first. `publishing`: not all of its
-    partitions show it yet. `fingerprint`: what its commit gave; "" for none. `once`: it writes one batch, and
-    is forgotten some time after. `changed`: its last beginning or commit. `deleting`: its deletion has begun,
-    and not every partition has forgotten it.
+    `committed` is the number of the last batch whose commit was decided, None before the first; `fingerprint`
+    is that of this batch, "" for none. `publishing` says that not all partitions show the batch yet. `once`
+    says that the sink is a single-use one, which the cluster forgets some time after its batch. `changed` is
+    the time when it was last begun or committed. `deleting` says that its deletion has begun and is not
+    finished.
     """
 
     sink: str

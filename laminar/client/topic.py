@@ -63,10 +63,9 @@ class Topic(Generic[T]):
         partition: int | None = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """Append one record; durable as the topic promises when this returns.
+        """Append one record; return its receipt when it is durable as the topic's settings require.
 
-        Appends that run at the same time are joined into batches. A record is never appended twice, whatever
-        happens.
+        Appends that run at the same time are joined into batches. A record is never appended twice.
 
         Raises:
             OutcomeUnknown: the deadline passed without a receipt.
@@ -129,7 +128,7 @@ class Topic(Generic[T]):
         ):
             self._appender = self._session.loop.create_task(self.open_sender(stop_on_failure=False))
         sender = self._appender.result() if self._appender.done() else await asyncio.shield(self._appender)
-        # Only the append itself asks for its failures.
+        # The calls of `append` raise their failures themselves: the list of failures is not used.
         sender.accumulator.failures.clear()
         return sender
 
@@ -186,12 +185,13 @@ class Topic(Generic[T]):
     ) -> Producer[T]:
         """Return a producer: batches of up to `batch_bytes`, up to `window` of a partition in flight.
 
-        A record is sent as soon as its partition has nothing in flight, or a batch is full. `timeout` in
-        seconds is how long a record may go without its receipt, over all retries.
+        A record is sent when a batch is full, or at once if its partition has nothing in flight. `timeout` in
+        seconds is how long a record may be without its receipt, over all retries.
 
-        With a `name`, this producer is the only one of that name: the one before is refused from now on
-        (`Fenced`), and the numbers given to `send` let this one continue where that one ended, without
-        doubling a record. Its batches are accepted before they are durable, and kept here until they are.
+        With a `name`, this producer is the only one of that name: an earlier one is refused from now on
+        (`Fenced`). By the numbers given to `send` this producer continues where the earlier one ended, and
+        appends no record twice. Leaders accept its batches before these are durable; the producer keeps the
+        records until they are.
         """
 
         async def begin(guard: Guard | None) -> Sender:
@@ -216,8 +216,9 @@ class Topic(Generic[T]):
     ) -> Datagrams[T]:
         """Return a sender of small batches by datagram, for a program that keeps no connection.
 
-        `secret` is the cluster's, ``LAMINAR_SECRET`` if left out; a cluster without one needs none. With the
-        number of `partitions` nothing is asked over HTTP at all. `timeout` in seconds is that of each append.
+        `secret` is the cluster's secret, ``LAMINAR_SECRET`` if left out; a cluster without a secret needs
+        none. `partitions` is the number of the topic's partitions: if it is given, no request is sent over
+        HTTP. `timeout` in seconds is that of each append.
         """
         return Datagrams(
             self._session, self.name, self.codec, secret=secret, partitions=partitions, timeout=timeout
@@ -235,12 +236,12 @@ class Topic(Generic[T]):
         part_bytes: int = PART_BYTES,
         timeout: float | None = None,
     ) -> Receipt:
-        """Append one record whose value is all that `source` gives: ``async for``, or `read` as of a stream.
+        """Append one record whose value is all bytes of `source`: an async iterable, or a stream with `read`.
 
-        Of any length, in the memory of a few parts; no reader sees any of it before all of it is durable. It
-        is bytes, whatever the topic's codec; what ends within `part_bytes` is an ordinary record. `timeout`
-        in seconds is how long a part may go without its answer, over all retries. When this raises nothing is
-        appended, except for `OutcomeUnknown`.
+        The value may have any length; only a few parts of it are held in memory. No reader sees the record
+        before all of it is durable. The topic's codec is not used. A value of at most `part_bytes` becomes an
+        ordinary record. `timeout` in seconds is how long a part may be without its answer, over all retries.
+        If this raises, nothing is appended, except that `OutcomeUnknown` leaves it open.
         """
         upload = await self.begin_upload(
             key,
@@ -270,7 +271,7 @@ class Topic(Generic[T]):
         part_bytes: int,
         timeout: float | None,
     ) -> Upload:
-        """Return the upload behind `append_stream`, for a program that writes the parts itself."""
+        """Return the upload that `append_stream` uses, for a caller that writes the bytes piece by piece."""
         if part_bytes < 1:
             raise ConfigError(
                 "a part has at least one byte", code="bad_part", field="part_bytes", value=part_bytes, limit=1
@@ -328,13 +329,15 @@ class Topic(Generic[T]):
     ) -> Reader[T]:
         """Return a reader of the records from `start`, or from the position of `cursor`, to the present end.
 
-        `start`: ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or ``{partition: offset}``. With `follow` it
-        continues for ever. `from_leader` reads only from leaders; without it any replica answers that has all
-        that this client has seen. `read_ahead_bytes` is per partition. Where retention trimmed records that
-        were to be read, `OffsetExpired` names the cursor; with ``on_expired="earliest"`` reading continues
-        with what is left. Where records are damaged on all replicas, or their producer wrote them so that
-        they cannot be read, reading fails; with ``on_damage="skip"`` it continues after them, and
-        `Reader.skipped` names what was left out.
+        `start` is ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or ``{partition: offset}``. With `follow`
+        the reader continues for ever. With `from_leader` it reads from leaders only; without it from any
+        replica that has all that this client has seen. `read_ahead_bytes` holds for each partition,
+        `fetch_bytes` for each request. `timeout` in seconds is the deadline of each request.
+
+        If records were trimmed before they were read, `OffsetExpired` is raised, which names the cursor; with
+        ``on_expired="earliest"`` reading continues with the records that are left. If records are damaged on
+        all replicas, or their producer wrote a batch that cannot be decoded, reading fails; with
+        ``on_damage="skip"`` it continues after them. `Reader.skipped` has the ranges that were left out.
         """
         decode: Any = identity if self.codec is None else self.codec.decode
         return Reader(
@@ -356,9 +359,9 @@ class Topic(Generic[T]):
     def open(self, partition: int, offset: int, *, timeout: float | None = None) -> Value:
         """Return the value of one record, of any length, as a stream.
 
-        ``async with topic.open(0, 812) as value``. For records whose `large_bytes` is not None there is no
-        other way; for any it works. `timeout` in seconds is for each piece. Reading raises `NotFound` where
-        there is no such record (yet), `OffsetExpired` where it was trimmed.
+        ``async with topic.open(0, 812) as value``. It is the only way to read the value of a large record
+        (`Record.large_bytes` is not None), and works for any other too. `timeout` in seconds is for each
+        piece. Opening raises `NotFound` if there is no such record (yet), `OffsetExpired` if it was trimmed.
         """
         return Value(self._session, self.name, partition, offset, timeout_s=timeout)
 
@@ -376,13 +379,14 @@ class Topic(Generic[T]):
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> Subscription[T]:
-        """Return the topic's records as a member of a group: one member at a time reads a partition.
+        """Return a subscription: this program reads the topic as a member of the consumer group `group`.
 
-        ``mode="broadcast"``: by every member, each under its own name (`member`). A new group begins at
-        `start`: ``"earliest"``, ``"latest"`` or a time. A member that is silent for `session` seconds (2 to
-        60, the same for all members) counts as dead, and others continue from what it committed. A member
-        that is to hand a partition over may take `handover` seconds to commit the records that it was given
-        of it. `on_damage` as for `read`.
+        Each partition is read by one member of the group at a time. With ``mode="broadcast"`` every member
+        reads all partitions, with a cursor of its own under its name, `member`. A new group begins at
+        `start`: ``"earliest"``, ``"latest"`` or a time. A member whose session was not renewed for `session`
+        seconds (2 to 60, the same for all members) counts as dead, and others continue at its committed
+        positions. A member that has to release a partition gets up to `handover` seconds to commit the
+        records that it was given of it. `on_expired` and `on_damage` are those of `read`.
         """
         decode: Any = identity if self.codec is None else self.codec.decode
         return Subscription(
@@ -402,11 +406,11 @@ class Topic(Generic[T]):
         )
 
     async def cursors(self) -> list[str]:
-        """Return the names of all cursors."""
+        """Return the names of the topic's cursors, sorted."""
         return [each.cursor for each in await self.describe_cursors()]
 
     async def describe_cursors(self) -> list[CursorInfo]:
-        """Return all cursors, by name: positions, lag, owners."""
+        """Return the descriptions of all cursors of the topic, sorted by name."""
         from urllib.parse import quote
 
         found: list[CursorInfo] = []
@@ -427,18 +431,20 @@ class Topic(Generic[T]):
         return await CursorState(self._session, self.name, name).load()
 
     async def set_cursor(self, name: str, positions: Mapping[int, int], *, force: bool = False) -> None:
-        """Move a cursor. With `force` it is taken from its owners, whose next commit is refused.
+        """Move a cursor to `positions`, by partition the next offset to read; create it if there is none.
+
+        With `force`, partitions are also taken from the members that own them: their next commit is refused.
 
         Raises:
-            PreconditionFailed: it was moved meanwhile.
-            Fenced: a member owns it.
+            PreconditionFailed: another client moved the cursor meanwhile.
+            Fenced: a member of a group owns one of the partitions.
         """
         state = CursorState(self._session, self.name, name)
         await state.load()
         await state.commit(positions, force=force)
 
     async def delete_cursor(self, name: str) -> None:
-        """Delete a cursor."""
+        """Delete a cursor; do nothing if there is none."""
         await CursorState(self._session, self.name, name).delete()
 
     # -- describing ----------------------------------------------------------------------------
@@ -454,7 +460,7 @@ class Topic(Generic[T]):
         return sorted(rows, key=lambda row: row.partition)
 
     async def offsets(self, at: str = "latest") -> dict[int, int]:
-        """Return the offset in each partition at ``"earliest"``, ``"latest"`` or a time."""
+        """Return by partition the offset at `at`: ``"earliest"``, ``"latest"`` or a time."""
         place = start_parameter(at, now_ms=time.time_ns() // 1_000_000)
         places = await self._session.topic_map(self.name)
         partitions = range(len(places.places))
@@ -466,9 +472,9 @@ class Topic(Generic[T]):
     async def delete_before(
         self, offset: int, *, partition: int = 0, dry_run: bool = False, timeout: float | None = None
     ) -> Trimmed:
-        """Remove a partition's records before `offset`, for ever; whole batches only, so perhaps a few fewer.
+        """Remove a partition's records before `offset` for good; only whole batches, so a few may be kept.
 
-        With `dry_run` nothing happens but the answer. Repeating it does no harm.
+        With `dry_run` nothing is removed: the result says what would be. Repeating the call does no harm.
         """
         places = await self._session.topic_map(self.name, timeout_s=timeout)
         answer = await self._session.call(
@@ -481,7 +487,7 @@ class Topic(Generic[T]):
         return Trimmed.from_answer(answer.json())
 
     async def delete(self, *, timeout: float | None = None) -> None:
-        """Delete the topic and all its records. Raises `NotFound` if it is gone."""
+        """Delete the topic and all its records. Raises `NotFound` if there is no such topic."""
         description = await self._session.call("GET", topic_path(self.name), timeout_s=timeout)
         headers = {"If-Match": description.headers["etag"]} if "etag" in description.headers else {}
         await self._session.call(

@@ -1,13 +1,13 @@
-"""Appends by datagram: one small batch out, its receipt back, and no connection kept.
+"""Appends by datagram: a small batch is sent, its receipt comes back, and no connection is kept.
 
-For programs that append a little now and then, in great number: sensors, logs. Each partition has one batch
-in flight; what is appended meanwhile waits, and goes with the next, up to what a datagram holds. A datagram
-is sent again until it is answered. The node recognises it by the producer's id and the sequence number, so it
-is appended once, and the receipt is the first one's.
+For large numbers of programs that append a little now and then, such as sensors. Each partition has one batch
+in flight. Records that are appended meanwhile wait and are sent with the next batch, up to the size of a
+datagram. A datagram is sent again until it is answered. The node recognises copies by the producer's id and
+the sequence number, so the batch is appended once, and every copy is answered with the same receipt.
 
-Without an answer until the deadline, a copy may still be under way, so the outcome is unknown. After records
-without a receipt, the next batch begins a new epoch of the producer: an old copy that arrives later is
-refused, or was appended before; it cannot be taken for the new one.
+If no answer comes before the deadline, a copy may still be on the network, so the outcome is unknown. The
+next batch then begins a new epoch of the producer, so that the partition cannot take an old copy for the new
+batch: a copy that arrives later is refused, unless it was appended before.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ T = TypeVar("T")
 
 Address = tuple[str, int]
 
-# Before a datagram is sent again: a commit takes some milliseconds, an election a second or two.
+# The pause before a datagram is sent again, at first and at most: a commit takes some milliseconds, an
+# election a second or two.
 RESEND_MS = 200
 LONGEST_RESEND_MS = 1_000
-# After this number of copies without an answer another node is asked.
+# After this number of copies without an answer, another node is asked.
 SILENT_COPIES = 2
 
 
 class _Forgotten(Exception):
-    """The partition remembers too many newer producers, or this one idled for days.
+    """Raised when the partition has forgotten this producer, and the batch may begin the next epoch.
 
-    What came before has its receipts, and of this batch there was one copy, which was refused just now: so it
-    may begin the next epoch.
+    A partition forgets a producer after days, or when it remembers too many newer ones. The next epoch is
+    safe: all earlier batches have receipts, and only one copy of this batch was sent, which was refused.
     """
 
 
@@ -74,11 +75,15 @@ class _Record:
         self.timestamp_ms = timestamp_ms
         self.deadline = deadline
         self.future = future
-        self.sent = False  # perhaps
+        self.sent = False  # true if a datagram with it may have been sent
 
 
 class _PartitionQueue:
-    """One partition's records, and where its leader is. `last` is the outcome of the copy sent last."""
+    """One partition's records and the address of its leader, None while unknown.
+
+    `waiting` are not sent, `flying` are in the batch in flight. `last` is the outcome of the last copy, for
+    errors.
+    """
 
     __slots__ = ("address", "epoch", "flying", "last", "partition", "sequence", "task", "waiting")
 
@@ -96,8 +101,8 @@ class _PartitionQueue:
 class Datagrams(Generic[T]):
     """Appends to one topic by datagram: ``async with topic.datagrams() as datagrams``.
 
-    Made by `Topic.datagrams`. A first append asks over HTTP for the topic's partitions and the nodes, once,
-    unless the partitions were given.
+    Made by `Topic.datagrams`. The first append requests the number of the topic's partitions and the nodes
+    over HTTP, once, unless `partitions` was given.
     """
 
     def __init__(
@@ -169,14 +174,14 @@ class Datagrams(Generic[T]):
         partition: int | None = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """Append one record; durable as the topic promises when this returns.
+        """Append one record; return its receipt when it is durable as the topic's settings require.
 
-        It is sent again until it is answered, and never appended twice.
+        The record is sent again until it is answered, and never appended twice.
 
         Raises:
-            Error: (``too_large``) it does not fit into a datagram.
+            Error: (``too_large``) the record does not fit into a datagram.
             OutcomeUnknown: the deadline passed without an answer.
-            TimedOut: the deadline passed before it was sent.
+            TimedOut: the deadline passed before the record was sent.
         """
         raw: Any = value if self._codec is None else self._codec.encode(value)
         if type(raw) is not bytes and (wrong := not_bytes(raw)) is not None:
@@ -232,7 +237,7 @@ class Datagrams(Generic[T]):
             )
 
     async def _begun(self) -> list[_PartitionQueue]:
-        """Return the queues, once the number of partitions is known."""
+        """Return the queues by partition; find the number of partitions and the nodes first, once."""
         if self._closed:
             raise _ended()
         if self._queues:
@@ -285,7 +290,7 @@ class Datagrams(Generic[T]):
     # -- batches -------------------------------------------------------------------------------
 
     async def _run(self, queue: _PartitionQueue) -> None:
-        """Bring every record of the queue to its receipt or error."""
+        """Send the queue's records, batch by batch, until each has a receipt or an error."""
         try:
             while batch := self._take(queue):
                 queue.flying = batch
@@ -316,7 +321,7 @@ class Datagrams(Generic[T]):
             return await self._deliver(queue, self._build(batch, epoch=queue.epoch, sequence=0))
 
     def _take(self, queue: _PartitionQueue) -> list[_Record]:
-        """Return the next records that fit into a datagram together, without those no longer awaited."""
+        """Remove and return the next records that fit into one datagram, without those no longer awaited."""
         batch: list[_Record] = []
         while queue.waiting:
             record = queue.waiting[0]
@@ -343,12 +348,13 @@ class Datagrams(Generic[T]):
     # -- one batch until its answer ------------------------------------------------------------
 
     async def _deliver(self, queue: _PartitionQueue, frame: bytearray) -> Placed:
-        """Send until a receipt comes.
+        """Send copies of a batch until one is answered with a receipt; return that.
 
         Raises:
-            Error: the node refused.
-            OutcomeUnknown: none of the records is awaited any more.
-            _Forgotten: the partition does not know this producer any more.
+            Error: the node refused the batch.
+            OutcomeUnknown: no caller waits for any of its records any more; or it was refused for good, but
+                an earlier copy had no answer.
+            _Forgotten: the partition has forgotten this producer.
         """
         number = os.urandom(NUMBER_BYTES)
         datagram = self._keys.encode_question(Question(self._topic, queue.partition, number, frame))
@@ -368,7 +374,7 @@ class Datagrams(Generic[T]):
                             queue.address = None
                     if queue.address is None:
                         queue.address = self._any_node()
-                    # Counted before: whether it left when sending failed is not known.
+                    # Counted before it is sent: if sending fails, it is not known whether the datagram left.
                     copies += 1
                     self._counts["datagrams"] += 1
                     self._counts["resent"] += copies > 1
@@ -387,7 +393,7 @@ class Datagrams(Generic[T]):
                     self._counts["redirects"] += 1
                     redirects += 1
                     backoff.reset()
-                    # Two that name each other are not asked in turns without a pause.
+                    # If two nodes name each other as leader, there is a pause after some redirects.
                     pause_s = 0.0 if redirects % (REDIRECTS_AT_ONCE + 1) else backoff.next_ms() / 1000
                     continue
                 queue.last = str(body.get("detail") or body["code"])
@@ -400,9 +406,13 @@ class Datagrams(Generic[T]):
     def _pause_after(
         self, queue: _PartitionQueue, problem: Mapping[str, Any], backoff: Backoff, *, certain: bool
     ) -> float:
-        """Return the pause before the next copy; raise where no copy would get another answer.
+        """Return the pause in seconds before the next copy; raise if `problem` is final.
 
-        `certain`: every copy was answered, so that this answer speaks for all.
+        `certain` says that every copy was answered, so that the batch was not appended by another copy.
+
+        Raises:
+            Error: the problem is final, and `certain`.
+            OutcomeUnknown: the problem is final, but an earlier copy was not answered.
         """
         code, wait_ms = problem["code"], problem.get("retry_after_ms")
         verdict = judge_answer(
@@ -434,7 +444,7 @@ class Datagrams(Generic[T]):
         return self._nodes[self._next_node]
 
     async def _send(self, address: Address, datagram: bytes) -> str | None:
-        """Send a copy; return why it could not be sent, if so."""
+        """Send a copy; return the reason if that failed, else None."""
         try:
             found = self._resolved.get(address)
             if found is None:
@@ -459,11 +469,11 @@ class Datagrams(Generic[T]):
         )
         known = self._endpoints.setdefault(family, transport)
         if known is not transport:
-            transport.close()  # another queue was quicker
+            transport.close()  # another queue opened one meanwhile
         return known
 
     def _received(self, data: bytes) -> None:
-        """Handle a datagram: an answer, or noise."""
+        """Pass an answer to the batch that waits for it; ignore and count a datagram with a wrong MAC."""
         try:
             answer = self._keys.decode_answer(data)
         except Forged:
@@ -474,11 +484,11 @@ class Datagrams(Generic[T]):
             waiting.put_nowait(answer)
 
     async def end(self, error: Error) -> None:
-        """Close with the session."""
+        """Close, because the session is closed. `error` is not used: records fail as in `close`."""
         await self.close()
 
     async def close(self) -> None:
-        """Stop sending. Idempotent; appends still waiting fail."""
+        """Stop sending. Idempotent. Appends without a receipt fail, those in flight with `OutcomeUnknown`."""
         self._closed = True
         self._session.ended(self)
         tasks: list[asyncio.Task[Any]] = [queue.task for queue in self._queues if queue.task is not None]
@@ -507,7 +517,7 @@ class _Receiver(asyncio.DatagramProtocol):
         self._received(data)
 
     def error_received(self, exc: Exception) -> None:
-        """Ignore a copy that could not be sent: it is sent again, like one that was lost."""
+        """Ignore that a copy could not be delivered: it is sent again, like one that was lost."""
 
 
 def _any_port(family: int) -> socket.socket:
@@ -522,7 +532,7 @@ def _any_port(family: int) -> socket.socket:
 
 
 async def _within(answers: asyncio.Queue[Answer], seconds: float) -> Answer | None:
-    """Return the next answer, or None when the time is over."""
+    """Return the next answer, or None if none comes within `seconds`."""
     if not answers.empty():
         return answers.get_nowait()
     if seconds <= 0:

@@ -1,13 +1,14 @@
-"""Notices that a leader has gone silent, and asks other nodes whether another one leads now.
+"""The leader watchdog: it notices that a leader does not answer, and asks other nodes who leads now.
 
-A node that is stopped or cut off keeps its connections open: nothing shows that no answer will come. So when
-the oldest request of a partition's queue has had no answer for `PATIENCE_MS`, a node other than the silent
-one is asked who leads. If another does, the connection to the silent one is abandoned; its requests count as
-lost, and rule 2 of `policy.record_accumulator` applies: everything is sent again, in order, with the same
-sequence numbers, so that the partition recognises what it has. While the silent node leads, or no node does,
-the question is repeated later: a slow answer is no reason to send everything twice.
+The connections of a node that is stopped or cut off stay open, so nothing shows that no answer will come.
+When the oldest request of a partition's queue has had no answer for `PATIENCE_MS`, another node is asked who
+leads. If a different node leads, the connection to the silent node is abandoned. Its requests count as lost,
+and rule 2 of `policy.record_accumulator` applies: all batches are sent again, in order, with the same
+sequence numbers, so that the partition recognises those that it has. While the silent node leads, or no node
+does, the question is repeated
+later: a slow answer is no reason to send everything twice.
 
-One for each `Sender`, which reports every request to it. It knows no batches and decides nothing about them.
+Each `Sender` has one watchdog and reports every request to it. The watchdog knows nothing of batches.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from laminar.http.client.connection import ClientConnection
 
 PATIENCE_MS = 1_000
 QUESTION_TIMEOUT_S = 5.0
-# How long the asked node waits for the answers of the others, and then how long we wait before we ask again.
-# Both double with every few questions: an election takes a second or two, and a longer wait needs no haste.
+# How long the asked node waits for replicas that do not answer it, and at most how long the watchdog then
+# pauses before it asks again. The first questions follow quickly, because an election takes a second or two;
+# the time doubles every `QUESTIONS_PER_STEP` questions.
 FIRST_WAIT_MS = 150
 MOST_WAIT_MS = 2_000
 QUESTIONS_PER_STEP = 4
 
 
 def wait_ms(questions: int) -> int:
-    """Return the pause in ms before the next question, after `questions` questions without a result.
+    """Return the wait in ms of the next question, after `questions` questions without a result.
 
-    `FIRST_WAIT_MS`, doubled every `QUESTIONS_PER_STEP` questions, at most `MOST_WAIT_MS`.
+    It is `FIRST_WAIT_MS`, doubled every `QUESTIONS_PER_STEP` questions, at most `MOST_WAIT_MS`.
     """
     return min(MOST_WAIT_MS, FIRST_WAIT_MS << min(questions // QUESTIONS_PER_STEP, 8))
 
@@ -43,8 +45,8 @@ def wait_ms(questions: int) -> int:
 class LeaderWatchdog:
     """Watches the requests of one accumulator.
 
-    `on_moved(partition, url)` says that another node leads it, at `url`. It is called before the requests on
-    the abandoned connection end.
+    `on_moved(partition, url)` is called when another node, at `url`, leads the partition; it is called before
+    the requests on the abandoned connection fail.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class LeaderWatchdog:
         self._accumulator = accumulator
         self._guard = guard
         self._on_moved = on_moved
-        # Where each partition's requests under way are; never on two at a time, by rule 2.
+        # The connection that carries the requests of each partition. By rule 2 it is one at a time.
         self._ways: dict[int, ClientConnection] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -94,7 +96,10 @@ class LeaderWatchdog:
             self._arm(max(1, next_ms - now_ms()))
 
     def _silent(self) -> tuple[dict[int, ClientConnection], int | None]:
-        """Return the partitions without an answer for too long, and the connections they wait on."""
+        """Return the connection of each partition that has had no answer for `PATIENCE_MS`.
+
+        The second value is when the next partition will be one of them, in ms; None if none waits.
+        """
         with self._guard:
             queues, next_ms = self._accumulator.silent(now_ms=now_ms(), patience_ms=PATIENCE_MS)
         return {queue.partition: self._ways[queue.partition] for queue in queues}, next_ms
@@ -110,15 +115,15 @@ class LeaderWatchdog:
                 timeout_s=QUESTION_TIMEOUT_S,
             )
         except Error:
-            pass  # no node can say now; what is under way has a deadline of its own
+            pass  # no node knows the leader now; the requests under way have deadlines of their own
         else:
             self._move({partition: places.leader(partition) for partition in silent}, silent)
         self._asking = None
-        # Drawn, so that those whom the same node left without an answer do not ask all at once.
+        # Drawn at random, so that the clients of one silent node do not all ask at the same time.
         self._arm(self._session.rng.randint(pause_ms // 2, pause_ms))
 
     def _move(self, leaders: dict[int, str | None], silent: dict[int, ClientConnection]) -> None:
-        """Abort the connections of partitions that another node leads and that still have no answer."""
+        """Abort the connection of each partition that another node leads and that still has no answer."""
         still, _ = self._silent()
         given_up: dict[ClientConnection, str] = {}
         for partition, leader in leaders.items():
@@ -127,7 +132,8 @@ class LeaderWatchdog:
                 continue
             self._on_moved(partition, str(leader))
             given_up[connection] = f"{connection.url} did not answer, and {leader} leads {partition} now"
-        # Only when the new leaders of all are known: an abandoned batch looks for its leader at once.
+        # Connections are aborted after `on_moved` was called for all partitions, because a batch whose
+        # connection is aborted is sent to its leader at once.
         for connection, why in given_up.items():
             self._session.left_silent(connection.url)
             connection.abort(why)

@@ -1,7 +1,8 @@
-"""A producer's name: how it becomes an id and an epoch, and how far its earlier runs came.
+"""Named producers: the registration of a name, and the checkpoints that its earlier runs reached.
 
-The cluster counts an epoch each time the name is registered. Then the epoch begins in every partition, before
-anything is sent: from there on no run of an older epoch can write, so what a partition answers stays true.
+Each registration of a name gives its producer id a higher epoch. Before anything is sent, the epoch begins in
+every partition. From then on no run of an older epoch can append, so the checkpoint that a partition reports
+does not change any more by an older run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Identity of a named producer, and what was durable of its numbers when it began."""
+    """The id and epoch of a named producer, and the numbers that were durable when it began."""
 
     producer_id: bytes
     epoch: int
@@ -28,12 +29,12 @@ class Named:
 
 
 async def register(session: Session, name: str, *, timeout_s: float | None) -> tuple[bytes, int]:
-    """Return the id that belongs to a name, and an epoch newer than every one before."""
+    """Register a producer's name; return its id and an epoch higher than all before."""
     answer = await session.call(
         "POST",
         "/v1/producers",
         body=msgspec.json.encode({"name": name}),
-        # However often it is sent, and whenever it arrives, the name is taken once.
+        # With this key, the name is registered once, however often and late the request arrives.
         headers={"Content-Type": "application/json", "Idempotency-Key": secrets.token_hex(16)},
         timeout_s=timeout_s,
     )
@@ -44,10 +45,10 @@ async def register(session: Session, name: str, *, timeout_s: float | None) -> t
 async def begin_named(
     session: Session, topic: str, name: str, *, partitions: int, timeout_s: float | None
 ) -> Named:
-    """Register the name, and begin its epoch in every partition.
+    """Register the name, and begin its epoch in every partition of the topic.
 
     Raises:
-        Fenced: another client registered it meanwhile.
+        Fenced: another client registered the name meanwhile.
         Error: as `Session.call` does.
     """
     producer_id, epoch = await register(session, name, timeout_s=timeout_s)

@@ -1,8 +1,8 @@
-"""Producers on an event loop: a stream of records, and the receipts for it.
+"""Producers on an event loop: a stream of records, and their receipts.
 
-`Producer.send` is a plain function: it puts the record into the accumulator and returns. So the order of the
-calls is the order of the records, whatever is awaited when. Waiting for room in the buffer is separate
-(`room`), or done by `send_all`.
+`Producer.send` is not a coroutine: it puts the record into the accumulator and returns. So the order of the
+calls is the order of the records. Waiting for room in the buffer is a separate call (`room`), or done by
+`send_all`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ T_in = TypeVar("T_in", contravariant=True)
 Key = str | bytes | None
 Guard = AbstractContextManager[Any]
 
-# What a batch costs beside its bytes (a Raft entry on three nodes) is shared by some 500 records of 1 KiB.
+# Each batch is a Raft entry on three nodes; with this size some 500 records of 1 KiB share that cost.
 DEFAULT_BATCH_BYTES = 512 << 10
 DEFAULT_BUFFER_BYTES = 32 << 20
-# Beyond the buffer a producer that never awaits gets an error, rather than filling the memory.
+# A producer that never awaits `room` gets an error when this many times the buffer's size is waiting.
 OVERFLOW = 4
 
 
 class Delivery:
-    """One record that was sent. May be ignored: the producer's end reports what failed.
+    """One record that was sent, and later its receipt or error.
 
-    ``await delivery`` returns the `Receipt` once the record is durable, or raises why there is none.
+    ``await delivery`` returns the `Receipt` once the record is durable, or raises its error. A delivery may
+    be
+    ignored: the end of the producer's block reports all failed records.
     """
 
     __slots__ = ("_pending", "_position")
@@ -50,7 +52,7 @@ class Delivery:
         return self._pending.settled
 
     def result(self) -> Receipt:
-        """Return the receipt, or raise why there is none.
+        """Return the receipt, or raise the error of the record.
 
         Raises:
             asyncio.InvalidStateError: before `done`.
@@ -74,7 +76,7 @@ class Delivery:
 
 
 def queue_for(accumulator: RecordAccumulator, key: bytes | None, partition: int | None) -> PartitionQueue:
-    """Return the queue of a record: that of its partition, else of its key, else the one being filled."""
+    """Return the queue of a record: by `partition`, else by `key`, else the one that is being filled."""
     if partition is not None:
         if not 0 <= partition < len(accumulator.queues):
             raise ConfigError(
@@ -99,9 +101,14 @@ def put_record(
     partition: int | None,
     number: int | None,
 ) -> Pending:
-    """Put a record and its optional columns into its queue.
+    """Put a record into the queue of its partition; return its batch, in which it is the last record.
 
-    One that an earlier run of a named producer made durable is not put again.
+    A record whose `number` an earlier run of the named producer made durable is not put again: a settled
+    batch of this one record is returned, whose receipt has offset -1.
+
+    Raises:
+        ConfigError: `partition` or `number` is not allowed here.
+        Error: as `RecordAccumulator.put` does.
     """
     numbers = accumulator.numbers
     if number is None:
@@ -135,7 +142,7 @@ def put_record(
 
 
 def produce_error(accumulator: RecordAccumulator, topic: str) -> ProduceError | None:
-    """Return the report of everything that failed; None if nothing did."""
+    """Return the error that reports all failed records of a producer; None if there are none."""
     undelivered: list[Undelivered] = []
     for pending in accumulator.failures:
         undelivered += pending.undelivered()
@@ -153,7 +160,7 @@ def produce_error(accumulator: RecordAccumulator, topic: str) -> ProduceError | 
 
 
 def accumulator_statistics(accumulator: RecordAccumulator | None) -> dict[str, int]:
-    """Return what a producer's `statistics` shows; {} before it began."""
+    """Return the counts that a producer's `statistics` returns; {} before it began."""
     if accumulator is None:
         return {}
     return {
@@ -255,7 +262,7 @@ class Producer(Generic[T_in]):
         return Delivery(pending, len(pending.values) - 1)
 
     def _put(self, value: T_in, key: str | bytes | None) -> Pending:
-        """Do as `send`, without the awaitable object: this is the cost of a stream of records."""
+        """Do as `send` for a value and a key, without making a `Delivery`, for speed."""
         accumulator, sender, raw = self._ready(value)
         if accumulator.numbers is not None:
             accumulator.numbers.check_none()
@@ -280,7 +287,7 @@ class Producer(Generic[T_in]):
         return accumulator, sender, raw
 
     async def send_all(self, records: Iterable[tuple[Key, T_in]] | AsyncIterable[tuple[Key, T_in]]) -> int:
-        """Send every (key, value), waiting for room as needed; return how many."""
+        """Send every (key, value), waiting for room as needed; return the number of records."""
         count = 0
         accumulator = self._accumulator
         assert accumulator is not None, "send_all outside of the producer's block"
@@ -313,7 +320,7 @@ class Producer(Generic[T_in]):
         """Wait for the receipts of everything sent so far.
 
         Raises:
-            ProduceError: when some records will get none.
+            ProduceError: some records failed for good, and get no receipt.
         """
         accumulator, sender = self._accumulator, self._sender
         assert accumulator is not None and sender is not None, "wait outside of the producer's block"
@@ -325,17 +332,18 @@ class Producer(Generic[T_in]):
             raise failure
 
     async def durable(self) -> None:
-        """Do as `wait`: nothing that was sent before can be lost any more."""
+        """Wait until all records sent so far are durable; the same as `wait`."""
         await self.wait()
 
     async def accepted(self) -> None:
-        """Wait until a leader has everything that was sent so far.
+        """Wait until the partitions' leaders have all records sent so far.
 
-        This is no receipt: the records may be lost with that leader. This producer keeps them until they are
-        durable, and then sends them again. Without a name it is the same as `wait`.
+        The records are not durable yet. If a leader is lost with them, this producer sends them again,
+        because it keeps records until they are durable. For a producer without a name this is the same as
+        `wait`.
 
         Raises:
-            ProduceError: when some records will not get there.
+            ProduceError: some records failed for good.
         """
         accumulator = self._accumulator
         assert accumulator is not None, "accepted outside of the producer's block"
@@ -347,12 +355,12 @@ class Producer(Generic[T_in]):
 
     @property
     def checkpoint(self) -> int:
-        """Highest number up to which everything is durable, in all partitions; 0 if there is none."""
+        """The program's highest number up to which all records are durable, in all partitions; 0 if none."""
         return 0 if self._accumulator is None else self._accumulator.checkpoint()
 
     @property
     def resumed_at(self) -> int:
-        """Checkpoint found when this producer began, after which its source continues; 0 if none."""
+        """The checkpoint when this producer began: the program continues with the next number; 0 if none."""
         return (
             0
             if self._accumulator is None or self._accumulator.numbers is None
@@ -360,7 +368,7 @@ class Producer(Generic[T_in]):
         )
 
     def statistics(self) -> dict[str, int]:
-        """Return the bytes waiting, and the batches sent and sent again since the producer began."""
+        """Return counts since the producer began: among them bytes waiting, batches sent and resent."""
         return accumulator_statistics(self._accumulator)
 
     async def _progressed(self) -> None:

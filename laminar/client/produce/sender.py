@@ -1,9 +1,9 @@
-"""The engine behind every append: takes batches from an accumulator and brings each to its receipt.
+"""The sender of appends over HTTP: it sends each batch of an accumulator until it has a receipt.
 
-One `Sender` per producer (and one per topic for plain appends). It runs on the session's loop by callbacks,
-without a task per batch; the decisions are the accumulator's and `policy.retry`'s. It is used by the async
-producer on the loop and by the sync one from other threads, which meet it only in `wake` and under the
-accumulator's lock.
+Each producer has a `Sender`, and each topic has one for plain appends. It runs on the session's loop by
+callbacks, without a task for each batch. The decisions are made in `policy.record_accumulator` and
+`policy.retry`. The asynchronous producer uses it on the loop. The synchronous one uses it from other threads,
+which only call `wake_from_thread` and `hurry`, and fill the accumulator under its lock.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _AppendAnswer(msgspec.Struct):
 
 
 class _Accepted(msgspec.Struct):
-    """A batch that a leader has, and that may be lost with it."""
+    """The answer to an append that a leader has in its log, but that is not durable yet."""
 
     partition: int
     offset: int
@@ -55,19 +55,20 @@ class _Accepted(msgspec.Struct):
 
 _APPEND_ANSWER = msgspec.json.Decoder(_AppendAnswer)
 _ACCEPTED_ANSWER = msgspec.json.Decoder(_Accepted)
-# When nothing is written and something is not known to be durable, its leader is asked after so long.
+# If nothing is being sent, and accepted batches are not known to be durable, their leader is asked after this
+# time.
 PROBE_MS = 1_000
-# It answers when the batch is durable, or after so long.
+# The leader answers when the batch is durable, or after this time.
 PROBE_WAIT_MS = 1_000
 PROBE_TIMEOUT_S = 5.0
 PROBE_PAUSE_S = 0.1
 
 
 class Sender:
-    """Sends what `accumulator` holds. `guard` is the lock of an accumulator that other threads fill.
+    """Sends the batches of `accumulator`. `guard` is its lock, if other threads fill it.
 
-    With `accepts` batches are answered when their leader has them; what is durable is learned from later
-    answers, or asked for when none comes.
+    With `accepts`, a leader answers a batch when it is in its log. Later answers say which batches are
+    durable; if none comes, the leader is asked (`PROBE_MS`).
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Sender:
         self._loop = session.loop
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
-        self._urls: dict[int, str] = {}  # where each queue's appends go now
+        self._urls: dict[int, str] = {}  # by partition, the URL that appends are sent to now
         self._heads: dict[tuple[int, str], bytes] = {}
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._backoffs: dict[int, Backoff] = {}
@@ -103,7 +104,8 @@ class Sender:
         self._accepts = accepts
         self._hurries = 0
         self._probes: dict[int, asyncio.Task[None]] = {}
-        self._quiet_ms: dict[int, int] = {}  # since when a queue has nothing but what was accepted
+        # By partition, since when nothing is under way and only accepted batches have no receipt.
+        self._quiet_ms: dict[int, int] = {}
         self._watchdog = LeaderWatchdog(
             session, topic, accumulator, guard=self._guard, on_moved=self._urls.__setitem__
         )
@@ -111,20 +113,20 @@ class Sender:
     # -- waking --------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Schedule sending. May be called for every record, on the loop's thread."""
+        """Schedule sending; on the loop's thread. It is cheap enough to be called for every record."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._pump)
 
     def wake_from_thread(self) -> None:
-        """Do as `wake`, from another thread; one hop for all records put since the last pump."""
+        """Do as `wake`, from another thread. The loop is woken once for all records put meanwhile."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._pump)
 
     @contextlib.contextmanager
     def hurry(self) -> Iterator[None]:
-        """Ask at once whether everything is durable, as a caller waits for it. From any thread."""
+        """While the block runs, ask at once whether accepted batches are durable. From any thread."""
         self._hurries += 1
         self.wake_from_thread()
         try:
@@ -133,8 +135,8 @@ class Sender:
             self._hurries -= 1
 
     def _pump(self) -> None:
-        """Send whatever may be sent; the only place that takes from the accumulator."""
-        # Cleared first: what is put while we are at it wakes us again.
+        """Send all batches that may be sent now. Nothing else takes batches from the accumulator."""
+        # Cleared first, so that a record that is put while this runs schedules it again.
         self._woken = False
         if self.closed:
             return
@@ -147,7 +149,7 @@ class Sender:
             self._set_timer(now)
 
     def _pump_queue(self, queue: PartitionQueue, now: int) -> None:
-        """Send what `queue` lets go, if its leader's connection is open; else see to that first."""
+        """Send the batches that `queue` returns; if no connection to its leader is open, open one first."""
         if queue.open is not None and queue.open.deadline_ms < 0:
             queue.open.deadline_ms = now + self._timeout_ms
         if queue.recovering or queue.partition not in self._urls:
@@ -196,7 +198,7 @@ class Sender:
         )
 
     def _head(self, queue: PartitionQueue, url: str, length: int) -> bytes:
-        # All but the length is the same for every batch of a queue.
+        # Everything but the length is the same for all batches of a queue.
         known = self._heads.get((queue.partition, url))
         if known is None:
             target = f"{topic_path(self.topic)}/partitions/{queue.partition}/records"
@@ -208,7 +210,7 @@ class Sender:
     # -- finding the leader --------------------------------------------------------------------
 
     async def _connect(self, queue: PartitionQueue) -> None:
-        """Open a connection to the queue's leader, or hold the queue for a moment."""
+        """Open a connection to the queue's leader; if that fails, pause the queue for a while."""
         partition = queue.partition
         try:
             known = self._urls.get(partition)
@@ -237,7 +239,7 @@ class Sender:
             queue.hold(until_ms=now_ms() + max(wait_ms, backoff.next_ms()))
 
     def _fail_waiting(self, queue: PartitionQueue, error: Error) -> None:
-        """Fail the queue's records: the topic is gone, or the client may not write to it."""
+        """Fail all records of the queue, because the topic is gone or the client may not append to it."""
         with self._guard:
             for pending in queue.waiting():
                 if not pending.settled and not pending.under_way:
@@ -269,7 +271,7 @@ class Sender:
         return on_answer
 
     def _accepted(self, queue: PartitionQueue, pending: Pending, answer: Answer) -> None:
-        """Note that the leader has the batch: no receipt, and the records stay here."""
+        """Note that the leader has the batch in its log. It has no receipt yet, and its records are kept."""
         partition = queue.partition
         try:
             taken = _ACCEPTED_ANSWER.decode(answer.body)
@@ -299,11 +301,11 @@ class Sender:
 
     def _learned(self, queue: PartitionQueue, term: int, committed: int) -> None:
         self.accumulator.learned(queue, term=term, committed=committed)
-        # What is committed is there for this client's reads.
+        # Later reads of this client contain everything that is committed.
         self.session.seen.advance(self.topic, queue.partition, committed)
 
     def _look_after(self, queue: PartitionQueue, now: int) -> None:
-        """Ask whether what was accepted is durable, when no answer to a batch will say so."""
+        """Ask whether accepted batches are durable, if no answer to a batch is awaited that would say so."""
         partition = queue.partition
         if queue.under_way or queue.recovering or not queue.flying or partition in self._probes:
             if queue.under_way or not queue.flying:
@@ -331,9 +333,9 @@ class Sender:
                     int(answer.headers["laminar-committed"]),
                 )
             if not pending.settled:
-                await asyncio.sleep(PROBE_PAUSE_S)  # it said so at once, or waited: never in a ring
+                await asyncio.sleep(PROBE_PAUSE_S)  # so that quick answers do not lead to a busy loop
         except Error as error:
-            # Its leader is gone, or knows nothing of it: it is sent again.
+            # The leader is gone, or does not know the batch: it is sent again.
             self._hold(queue, str(error), wait_ms=0)
         finally:
             self._probes.pop(partition, None)
@@ -375,12 +377,12 @@ class Sender:
         verdict, problem = judged(answer, repeatable=True, redirects=redirects)
         detail = str(problem.get("detail") or f"{url} answered {answer.status}")
         if problem.get("code") in OUT_OF_SEQUENCE:
-            # Often only because the batch before it was refused, and that refusal is the reason.
+            # Often only a consequence of the refusal of the batch before it; then that one's reason is kept.
             self._last.setdefault(partition, detail)
         else:
             self._last[partition] = detail
         if verdict.location is not None and self.session.is_silent(origin_of(verdict.location)):
-            # Who sends us there has not noticed yet; soon it has, and names another.
+            # The answer names a node that is silent: the answering node has not noticed that yet. Ask again.
             verdict = Verdict(step=Step.RETRY)
         elif verdict.location is not None:
             self._redirects[partition] = redirects + 1
@@ -410,7 +412,7 @@ class Sender:
         self.accumulator.retry(queue, pending, until_ms=until_ms, maybe_applied=verdict.maybe_applied)
 
     def _leave(self, partition: int, url: str) -> None:
-        """Look for the partition's leader: `url` is it no longer."""
+        """Forget that `url` leads the partition, so that its leader is looked up again."""
         if self._urls.get(partition) == url:
             del self._urls[partition]
         places = self.session.topic_map_nowait(self.topic)
@@ -424,7 +426,7 @@ class Sender:
     # -- time ----------------------------------------------------------------------------------
 
     def _expire(self, queue: PartitionQueue, now: int) -> None:
-        """Fail what has waited past its deadline, first to last."""
+        """Fail the batches whose deadline has passed and whose request is not under way, oldest first."""
         for pending in queue.waiting():
             if pending.settled or pending.under_way:
                 continue
@@ -465,11 +467,11 @@ class Sender:
         return self.accumulator.resent
 
     async def end(self, error: Error) -> None:
-        """Close with the session."""
+        """Close, because the session is closed."""
         self.close(error)
 
     def close(self, error: Error) -> None:
-        """Stop sending. What has no receipt fails with `error`."""
+        """Stop sending. Records without a receipt fail with `error`. Idempotent."""
         if self.closed:
             return
         self.closed = True
@@ -493,7 +495,7 @@ def _nothing() -> None:
 
 
 def unbuildable(fault: Exception) -> Error:
-    """Return the error for records that no batch can be made of."""
+    """Return the error for records of which no batch can be built, because of `fault`."""
     return Error(
         f"the records cannot be made a batch: {fault}",
         code="invalid",

@@ -1,9 +1,9 @@
-"""Uploads of one record from a stream of bytes, in parts: one is sent while the next is filled.
+"""Uploads of one record from a stream of bytes, in parts: one part is sent while the next one is filled.
 
-A part is kept until it is durable, and sent again through elections under its number, which never doubles it;
-so an upload takes the memory of two parts. Length and checksum are those of what was written here: the leader
-compares them with what it has before the record gets its offset. A stream that ends within its first part is
-an ordinary record.
+A part is kept until it is durable. It may be sent several times, for example after an election: its number
+makes that safe. So an upload needs the memory of two parts. At the end the leader compares length and
+checksum of the stream with the parts that it has, before the record gets its offset. A stream that ends
+within its first part is appended as an ordinary record.
 """
 
 from __future__ import annotations
@@ -25,27 +25,31 @@ from laminar.client.produce.sender import unbuildable
 from laminar.client.records import Receipt
 from laminar.http.protocol.answer import Answer
 
-# Everybody else's appends wait behind a part, in the loops and journals of its replicas: so small ones, and
-# one at a time.
+# The appends of all other clients wait while a part is handled and written to the journal, on each replica.
+# So parts are small, and one is sent at a time.
 PART_BYTES = 1 << 18
-# A record has at most 50,000 parts: the first 5 GB are in small ones, then they double at intervals.
+# A record has at most 50,000 parts. With the default size the first 5 GB are sent in parts of that size; then
+# the size doubles every `_OF_ONE_SIZE` parts.
 _SMALL_ONES = 20_000
 _OF_ONE_SIZE = 5_000
 ABORT_TIMEOUT_S = 2.0
-# What is read at a time of a source that is read.
+# The number of bytes of each `read` of a source that has such a method.
 READ_BYTES = 1 << 18
 
 
 def part_bytes(number: int, first_bytes: int, limit_bytes: int) -> int:
-    """Return how long part `number` is: `first_bytes`, from part 20,000 on doubled up to `limit_bytes`."""
+    """Return the length of part `number`, from 0.
+
+    It is `first_bytes`; from part 20,000 on it doubles every 5,000 parts, up to `limit_bytes`.
+    """
     doublings = max(0, number - _SMALL_ONES + _OF_ONE_SIZE) // _OF_ONE_SIZE
     return max(first_bytes, min(first_bytes << doublings, limit_bytes))
 
 
 class Upload:
-    """Upload of one record into a partition. `write`, then `finish`; or `abort`. One task at a time.
+    """The upload of one record into a partition: `write`, then `finish` or `abort`, from one task at a time.
 
-    `small` appends a value that is no longer than one part.
+    `small` is called to append a value that is not longer than one part. `timeout_s` limits each request.
     """
 
     def __init__(
@@ -80,10 +84,10 @@ class Upload:
         self._under_way: asyncio.Task[Any] | None = None
 
     async def write(self, chunk: bytes) -> None:
-        """Add bytes; wait for the part under way if the next one is full.
+        """Add bytes to the value. If the part that is being filled is full, wait for the one under way.
 
         Raises:
-            Error: The part under way failed.
+            Error: the part under way failed.
         """
         if type(chunk) is not bytes and (wrong := not_bytes(chunk)) is not None:
             raise wrong
@@ -93,7 +97,8 @@ class Upload:
         while len(view):
             wanted = part_bytes(self.parts, self._first_bytes, self._limit_bytes)
             if len(self._held) == wanted:
-                # Sent when more comes: so a stream of just one part is small.
+                # A full part is sent only when more bytes come, so that a value of exactly one part is
+                # `small`.
                 await self._send_held()
                 continue
             taken = wanted - len(self._held)
@@ -101,7 +106,7 @@ class Upload:
             view = view[taken:]
 
     async def finish(self) -> Receipt:
-        """Send the rest, and append the record; durable as the topic promises when this returns."""
+        """Send the last part and append the record; return its receipt when it is durable."""
         if not self.parts:
             return await self._small(bytes(self._held))
         await self._send_held()
@@ -122,7 +127,7 @@ class Upload:
         )
 
     async def abort(self) -> None:
-        """Drop what was uploaded. If the partition cannot be reached now, it drops it by itself, later."""
+        """Remove the uploaded parts. If the partition cannot be reached, it removes them later by itself."""
         if self._under_way is not None:
             self._under_way.cancel()
             await asyncio.gather(self._under_way, return_exceptions=True)
@@ -141,7 +146,7 @@ class Upload:
         self._under_way = self._session.loop.create_task(self._call("PUT", f"/parts/{number}", held))
 
     async def _sent(self) -> None:
-        """Note that the part under way is durable."""
+        """Wait until the part under way is durable, if there is one; raise its error."""
         if self._under_way is not None:
             await self._under_way
 
@@ -158,7 +163,10 @@ class Upload:
         )
 
     async def _leader(self) -> str | None:
-        """Return the node to ask first: any node passes a part on, but then it travels twice."""
+        """Return the leader's URL, to ask it first; None if it is not known or failed lately.
+
+        Any other node would forward the part, so its bytes would be sent twice.
+        """
         places = await self._session.topic_map(self._topic, timeout_s=self._timeout_s)
         url = places.leader(self._partition)
         if url is not None and self._session.balancer.rests(url, now_ms=now_ms()):
@@ -168,7 +176,11 @@ class Upload:
 
 
 async def chunks_of(source: Any) -> AsyncIterator[bytes]:
-    """Yield what an async iterable gives, or a reader whose `read` is awaited. Raises `TypeError` else."""
+    """Yield the bytes of `source`: an async iterable, or a stream with an async `read`.
+
+    Raises:
+        TypeError: it is neither.
+    """
     read = getattr(source, "read", None)
     if read is not None:
         while chunk := await read(READ_BYTES):
@@ -182,7 +194,11 @@ async def chunks_of(source: Any) -> AsyncIterator[bytes]:
 
 
 def joined_chunks_of(source: Any) -> Iterator[bytes]:
-    """Yield what an iterable gives, small pieces joined, or a file's content. Raises `TypeError` else."""
+    """Yield the bytes of `source`, a file or an iterable of bytes, whose small pieces are joined.
+
+    Raises:
+        TypeError: it is neither, or is itself bytes or text.
+    """
     read = getattr(source, "read", None)
     if read is not None:
         while chunk := read(READ_BYTES):

@@ -58,14 +58,14 @@ class Datagrams(Generic[T]):
         partition: int | None = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """Append one record; durable as the topic promises when this returns.
+        """Append one record; return its receipt when it is durable as the topic's settings require.
 
-        It is sent again until it is answered, and never appended twice.
+        The record is sent again until it is answered, and never appended twice.
 
         Raises:
-            Error: (``too_large``) it does not fit into a datagram.
+            Error: (``too_large``) the record does not fit into a datagram.
             OutcomeUnknown: the deadline passed without an answer.
-            TimedOut: the deadline passed before it was sent.
+            TimedOut: the deadline passed before the record was sent.
         """
         return self._portal.run(
             lambda: self._twin.append(
@@ -80,5 +80,5 @@ class Datagrams(Generic[T]):
         )
 
     def close(self) -> None:
-        """Stop sending. Idempotent; appends still waiting fail."""
+        """Stop sending. Idempotent. Appends without a receipt fail, those in flight with `OutcomeUnknown`."""
         self._portal.run(lambda: self._twin.close())

@@ -1,7 +1,7 @@
-"""A thread with an event loop of its own, through which the sync face runs the async one.
+"""A thread with an event loop, on which the synchronous face runs the asynchronous one.
 
-Its own thread, so that it works where a loop is running already (notebooks), and appends go on while the
-caller computes.
+It is a thread of its own so that it works where a loop is running already, as in notebooks, and so that
+appends continue while the caller computes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from laminar.client.errors import ConfigError
 
 T = TypeVar("T")
 
-# A signal that comes a moment before its thread begins to wait for a lock is only noted by Python and wakes
-# no thread: Ctrl-C would do nothing until something else happens. So a waiting thread wakes up this often.
+# If a signal arrives just before a thread begins to wait for a lock, Python notes it but does not wake the
+# thread: Ctrl-C would have no effect until the wait ends. So a waiting thread wakes up at this interval.
 LOOK_UP_S = 0.5
 
 
 def wait_until(wait: Callable[[float], object]) -> None:
-    """Call `wait(seconds)` until it is true; an interrupt is raised soon, whenever it came."""
+    """Call `wait(seconds)` again and again until it returns true; an interrupt is raised within `LOOK_UP_S`."""
     while not wait(LOOK_UP_S):
         pass
 
@@ -36,7 +36,7 @@ def _ended(future: Future[Any], seconds: float) -> bool:
 
 
 def _tell(done: asyncio.Task[T], future: Future[T]) -> None:
-    """Resolve `future` as `done` ended, unless it is resolved already."""
+    """Give `future` the result or error of the task `done`, unless it has one already."""
     error = None if done.cancelled() else done.exception()
     if not future.set_running_or_notify_cancel():
         return
@@ -49,7 +49,7 @@ def _tell(done: asyncio.Task[T], future: Future[T]) -> None:
 
 
 class Portal:
-    """Runs coroutines for other threads. Running when made; `close` ends it."""
+    """A thread that runs coroutines for other threads; it starts with the object, and ends with `close`."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -61,9 +61,10 @@ class Portal:
         self.loop.run_forever()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `work()`, run on the portal's loop; an interrupt here cancels it there.
+        """Run the coroutine `work()` on the portal's loop and return its result.
 
-        `work` is called on the loop too: an interrupt in between would leave a coroutine that is never run.
+        An interrupt of the waiting thread cancels the coroutine. `work` is called on the loop too: if it were
+        called here, an interrupt could leave a coroutine that is never run.
         """
         if threading.get_ident() == self._thread.ident or self.loop.is_closed():
             raise ConfigError("the client is closed, or called from its own thread", code="not_open")
@@ -77,7 +78,7 @@ class Portal:
             raise
 
     def _begin(self, work: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
-        """Run `work` for `future`, unless the waiting thread was interrupted already. Loop's thread."""
+        """Start `work`, whose result `future` gets, unless the waiting thread was interrupted; on the loop."""
         if future.cancelled():
             return
         try:
@@ -89,7 +90,7 @@ class Portal:
         future.add_done_callback(lambda done: self._interrupted(task) if done.cancelled() else None)
 
     def _interrupted(self, task: asyncio.Task[Any]) -> None:
-        """End the task of a waiter that was interrupted; in that thread, or on the loop."""
+        """Cancel the task of a waiting thread that was interrupted; called in that thread or on the loop."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(task.cancel)
 

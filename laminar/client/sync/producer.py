@@ -1,7 +1,7 @@
 """A producer without a loop: the twin of `laminar.client.produce.producer`.
 
-`send` fills the accumulator in the caller's thread, under a lock: a hop to the loop's thread for each record
-would cost more than the record.
+`send` fills the accumulator in the caller's thread, under a lock: a change to the loop's thread for each
+record would cost more than the record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ T_in = TypeVar("T_in", contravariant=True)
 
 
 class Delivery:
-    """One record that was sent. May be ignored: the producer's end reports what failed."""
+    """One record that was sent, and later its receipt or error.
+
+    A delivery may be ignored: the end of the producer's block reports all failed records.
+    """
 
     __slots__ = ("_pending", "_position")
 
@@ -38,10 +41,10 @@ class Delivery:
         return self._pending.settled
 
     def result(self, timeout: float | None = None) -> Receipt:
-        """Wait for the receipt and return it, or raise why there is none.
+        """Wait for the receipt and return it, or raise the error of the record.
 
         Raises:
-            TimeoutError: after `timeout` seconds.
+            TimeoutError: there is neither after `timeout` seconds.
         """
         pending = self._pending
         if not pending.settled:
@@ -145,7 +148,7 @@ class Producer(Generic[T_in]):
         return Delivery(pending, position)
 
     def send_all(self, records: Iterable[tuple[Key, T_in]]) -> int:
-        """Send every (key, value); return how many."""
+        """Send every (key, value), waiting for room as needed; return the number of records."""
         count = 0
         for key, value in records:
             self.send(value, key)
@@ -165,7 +168,7 @@ class Producer(Generic[T_in]):
         """Wait for the receipts of everything sent so far.
 
         Raises:
-            ProduceError: when some records will get none.
+            ProduceError: some records failed for good, and get no receipt.
         """
         accumulator, sender = self._accumulator, self._sender
         assert accumulator is not None and sender is not None, "wait outside of the producer's block"
@@ -176,17 +179,18 @@ class Producer(Generic[T_in]):
             raise failure
 
     def durable(self) -> None:
-        """Do as `wait`: nothing that was sent before can be lost any more."""
+        """Wait until all records sent so far are durable; the same as `wait`."""
         self.wait()
 
     def accepted(self) -> None:
-        """Wait until a leader has everything that was sent so far.
+        """Wait until the partitions' leaders have all records sent so far.
 
-        This is no receipt: the records may be lost with that leader. This producer keeps them until they are
-        durable, and then sends them again. Without a name it is the same as `wait`.
+        The records are not durable yet. If a leader is lost with them, this producer sends them again,
+        because it keeps records until they are durable. For a producer without a name this is the same as
+        `wait`.
 
         Raises:
-            ProduceError: when some records will not get there.
+            ProduceError: some records failed for good.
         """
         accumulator = self._accumulator
         assert accumulator is not None, "accepted outside of the producer's block"
@@ -198,13 +202,13 @@ class Producer(Generic[T_in]):
 
     @property
     def checkpoint(self) -> int:
-        """Highest number up to which everything is durable, in all partitions; 0 if there is none."""
+        """The program's highest number up to which all records are durable, in all partitions; 0 if none."""
         with self._lock:
             return 0 if self._accumulator is None else self._accumulator.checkpoint()
 
     @property
     def resumed_at(self) -> int:
-        """Checkpoint found when this producer began, after which its source continues; 0 if none."""
+        """The checkpoint when this producer began: the program continues with the next number; 0 if none."""
         return (
             0
             if self._accumulator is None or self._accumulator.numbers is None
@@ -212,11 +216,11 @@ class Producer(Generic[T_in]):
         )
 
     def statistics(self) -> dict[str, int]:
-        """Return the bytes waiting, and the batches sent and sent again since the producer began."""
+        """Return counts since the producer began: among them bytes waiting, batches sent and resent."""
         return aio_producer.accumulator_statistics(self._accumulator)
 
     def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for progress until `condition` holds; the lock is held."""
+        """Wait until `condition` holds. The caller holds the lock; `condition` is called with it held."""
         wait_until(lambda seconds: self._progress.wait_for(condition, seconds))
 
     def _on_progress(self) -> None:

@@ -44,11 +44,14 @@ class Sink:
         return self._twin.committed
 
     def begin(self, *, epoch: int | None = None, once: bool = False, timeout: float | None = None) -> int:
-        """Take the sink over: a new epoch; earlier drivers are refused (`Fenced`) when they commit.
+        """Begin a new epoch of the sink and return it; drivers of older epochs cannot commit any more.
 
-        With `epoch`, one more than `describe` reported: this very one, or `Fenced` when another client began
-        since. Workers may stage under it before it has begun. `once`: the name was made up for one batch, and
-        the cluster may forget it hours after (never if any client began it without).
+        `epoch` may name the epoch to begin: one more than `describe` reported. It lets workers stage under
+        this epoch before it has begun. `once` makes it a single-use sink: the cluster may forget the name
+        some hours after its batch, but not if any client began the sink without `once`.
+
+        Raises:
+            Fenced: another client has begun `epoch`, or a newer one.
         """
         return self._portal.run(lambda: self._twin.begin(epoch=epoch, once=once, timeout=timeout))
 
@@ -57,13 +60,12 @@ class Sink:
         return self._portal.run(lambda: self._twin.describe(timeout=timeout))
 
     def delete(self, *, timeout: float | None = None) -> None:
-        """Delete the sink: its driver is refused, and what is staged and not committed is dropped.
+        """Delete the sink: its driver cannot commit any more, and stages that are not committed are dropped.
 
-        What was committed stays. A sink that is begun under this name later is another one, that knows of no
-        batch.
+        Committed records stay. A sink that is begun under this name later is a new one, without batches.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such sink.
             Error: (``in_progress``) its last batch cannot be published at the moment.
         """
         self._portal.run(lambda: self._twin.delete(timeout=timeout))
@@ -77,9 +79,10 @@ class Sink:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         timeout: float | None = None,
     ) -> Stager:
-        """Stage for batch `number`: ``with sink.stage(7, epoch=e) as stager``, then its `staged`.
+        """Return a stager for batch `number`: ``with sink.stage(7, epoch=e) as stager``.
 
-        Any number of writers, anywhere, may stage for a batch, under the epoch that its driver began.
+        After the block, `Stager.staged` is passed to `commit`. Any number of writers, also in other
+        processes, may stage records for a batch, under the epoch that its driver began.
         """
         return Stager(
             self._portal,
@@ -99,16 +102,16 @@ class Sink:
     ) -> CommitResult:
         """Commit a batch: these stages, in all their partitions, and nothing else that was staged for it.
 
-        Returns once every partition has published its part. Batches are committed one after the other, their
-        numbers rising. Under an epoch that another client began, `already` may be what an earlier attempt of
-        this very commit did. `fingerprint`: any text of up to 200 characters that tells this batch from
-        others; `describe` shows that of the last one.
+        It returns when all partitions have published their records. Batches are committed one after the
+        other, with rising numbers. If another client began `epoch`, ``"already"`` is also returned when an
+        earlier attempt of this very commit succeeded. `fingerprint` is any text of up to 200 characters that
+        identifies the batch; `describe` returns that of the last one.
 
         Raises:
-            Fenced: a newer driver began; its `outcome` is ``unknown`` where an earlier attempt of this
-                commit may have been decided before that.
-            OutcomeUnknown: no node can say in time whether it was committed: `begin` again, and
-                `committed` says.
+            Fenced: another client has begun a newer epoch. The error's `outcome` is ``unknown`` if an earlier
+                attempt of this commit may have been decided before that.
+            OutcomeUnknown: no node could say in time whether the batch was committed. Call `begin` again:
+                after that `committed` says it.
             Error: (``no_stage``) stages are gone; (``other_batch``) this number is committed with
                 another fingerprint.
         """
@@ -133,7 +136,7 @@ class Stager:
 
     @property
     def staged(self) -> Staged:
-        """What was staged, for `Sink.commit`: picklable. Only after the block."""
+        """What was staged, to be passed to `Sink.commit`; it can be pickled. Known after the block."""
         return self._stager.staged
 
     def __enter__(self) -> Self:
@@ -159,9 +162,9 @@ class Stager:
         timestamp_ms: int | None = None,
         partition: int | None = None,
     ) -> None:
-        """Add a record for `topic`: its name and bytes, or a `Topic` and what its codec takes.
+        """Add a record for `topic`: bytes if it is a name, else a value for the codec of the `Topic`.
 
-        Waits only for room. Raises what stopped the staging, if anything did.
+        It waits only for room in the buffer, and raises the error that stopped the staging, if any.
         """
         sender = self._open()
         with self._lock:
@@ -180,7 +183,7 @@ class Stager:
             sender.wake_from_thread()
 
     def append_all(self, topic: str | Named, records: Iterable[tuple[Key, Any]]) -> int:
-        """Add every (key, value); return how many."""
+        """Add every (key, value), waiting for room as needed; return the number of records."""
         count = 0
         for key, value in records:
             self.append(topic, value, key)
@@ -192,7 +195,7 @@ class Stager:
         return not self._open().full
 
     def room(self) -> None:
-        """Wait until the buffer has room for more, as `append` does; raises what stopped the staging."""
+        """Wait until the buffer has room for more, as `append` does; raise the error of the staging, if any."""
         sender = self._open()
         with self._lock:
             self._until(lambda: not sender.full)
@@ -205,7 +208,7 @@ class Stager:
         return self._sender
 
     def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for progress until `condition` holds; the lock is held."""
+        """Wait until `condition` holds. The caller holds the lock; `condition` is called with it held."""
         wait_until(lambda seconds: self._progress.wait_for(condition, seconds))
 
     def _on_progress(self) -> None:
@@ -214,10 +217,10 @@ class Stager:
 
 
 class Transaction(Stager):
-    """One batch of a sink: leaving the block commits it, an exception leaves nothing visible.
+    """One batch of a sink: the end of its block commits it. After an exception nothing of it is visible.
 
-    `already` says that this batch was committed before: then nothing that is appended is sent, and the block
-    may be left at once. `result` is ``"applied"`` or ``"already"``, once the block was left.
+    `already` says that this batch was committed before: then appended records are not sent, and the block may
+    be left at once. `result` is ``"applied"`` or ``"already"`` after the block, None before.
     """
 
     def __init__(self, portal: Portal, transaction: aio_sinks.Transaction) -> None:
@@ -231,5 +234,5 @@ class Transaction(Stager):
 
     @property
     def result(self) -> CommitResult | None:
-        """``"applied"`` or ``"already"``, once the block was left."""
+        """``"applied"`` or ``"already"`` after the block, None before."""
         return self._transaction.result

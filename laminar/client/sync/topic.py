@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Readable(Protocol):
-    """A binary file, as far as it is read."""
+    """The part of a binary file that an upload uses."""
 
     def read(self, size: int, /) -> bytes:
         """Return up to `size` bytes; none at the end."""
@@ -55,12 +55,12 @@ class Topic(Generic[T]):
         part_bytes: int = PART_BYTES,
         timeout: float | None = None,
     ) -> Receipt:
-        """Append one record whose value is all that `source` gives: a binary file, or chunks of bytes.
+        """Append one record whose value is all bytes of `source`: a binary file, or an iterable of bytes.
 
-        Of any length, in the memory of a few parts; no reader sees any of it before all of it is durable. It
-        is bytes, whatever the topic's codec; what ends within `part_bytes` is an ordinary record. `timeout`
-        in seconds is how long a part may go without its answer, over all retries. When this raises nothing is
-        appended, except for `OutcomeUnknown`.
+        The value may have any length; only a few parts of it are held in memory. No reader sees the record
+        before all of it is durable. The topic's codec is not used. A value of at most `part_bytes` becomes an
+        ordinary record. `timeout` in seconds is how long a part may be without its answer, over all retries.
+        If this raises, nothing is appended, except that `OutcomeUnknown` leaves it open.
         """
         run = self._portal.run
         upload = run(
@@ -98,10 +98,9 @@ class Topic(Generic[T]):
         partition: int | None = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """Append one record; durable as the topic promises when this returns.
+        """Append one record; return its receipt when it is durable as the topic's settings require.
 
-        Appends that run at the same time are joined into batches. A record is never appended twice, whatever
-        happens.
+        Appends that run at the same time are joined into batches. A record is never appended twice.
 
         Raises:
             OutcomeUnknown: the deadline passed without a receipt.
@@ -129,12 +128,13 @@ class Topic(Generic[T]):
     ) -> Producer[T]:
         """Return a producer: batches of up to `batch_bytes`, up to `window` of a partition in flight.
 
-        A record is sent as soon as its partition has nothing in flight, or a batch is full. `timeout` in
-        seconds is how long a record may go without its receipt, over all retries.
+        A record is sent when a batch is full, or at once if its partition has nothing in flight. `timeout` in
+        seconds is how long a record may be without its receipt, over all retries.
 
-        With a `name`, this producer is the only one of that name: the one before is refused from now on
-        (`Fenced`), and the numbers given to `send` let this one continue where that one ended, without
-        doubling a record. Its batches are accepted before they are durable, and kept here until they are.
+        With a `name`, this producer is the only one of that name: an earlier one is refused from now on
+        (`Fenced`). By the numbers given to `send` this producer continues where the earlier one ended, and
+        appends no record twice. Leaders accept its batches before these are durable; the producer keeps the
+        records until they are.
         """
         return Producer(
             self._portal,
@@ -148,8 +148,9 @@ class Topic(Generic[T]):
     ) -> Datagrams[T]:
         """Return a sender of small batches by datagram, for a program that keeps no connection.
 
-        `secret` is the cluster's, ``LAMINAR_SECRET`` if left out; a cluster without one needs none. With the
-        number of `partitions` nothing is asked over HTTP at all. `timeout` in seconds is that of each append.
+        `secret` is the cluster's secret, ``LAMINAR_SECRET`` if left out; a cluster without a secret needs
+        none. `partitions` is the number of the topic's partitions: if it is given, no request is sent over
+        HTTP. `timeout` in seconds is that of each append.
         """
         return Datagrams(
             self._portal, self._twin.datagrams(secret=secret, partitions=partitions, timeout=timeout)
@@ -171,13 +172,15 @@ class Topic(Generic[T]):
     ) -> Reader[T]:
         """Return a reader of the records from `start`, or from the position of `cursor`, to the present end.
 
-        `start`: ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or ``{partition: offset}``. With `follow` it
-        continues for ever. `from_leader` reads only from leaders; without it any replica answers that has all
-        that this client has seen. `read_ahead_bytes` is per partition. Where retention trimmed records that
-        were to be read, `OffsetExpired` names the cursor; with ``on_expired="earliest"`` reading continues
-        with what is left. Where records are damaged on all replicas, or their producer wrote them so that
-        they cannot be read, reading fails; with ``on_damage="skip"`` it continues after them, and
-        `Reader.skipped` names what was left out.
+        `start` is ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or ``{partition: offset}``. With `follow`
+        the reader continues for ever. With `from_leader` it reads from leaders only; without it from any
+        replica that has all that this client has seen. `read_ahead_bytes` holds for each partition,
+        `fetch_bytes` for each request. `timeout` in seconds is the deadline of each request.
+
+        If records were trimmed before they were read, `OffsetExpired` is raised, which names the cursor; with
+        ``on_expired="earliest"`` reading continues with the records that are left. If records are damaged on
+        all replicas, or their producer wrote a batch that cannot be decoded, reading fails; with
+        ``on_damage="skip"`` it continues after them. `Reader.skipped` has the ranges that were left out.
         """
         return Reader(
             self._portal,
@@ -198,9 +201,9 @@ class Topic(Generic[T]):
     def open(self, partition: int, offset: int, *, timeout: float | None = None) -> Value:
         """Return the value of one record, of any length, as a stream.
 
-        ``with topic.open(0, 812) as value``. For records whose `large_bytes` is not None there is no
-        other way; for any it works. `timeout` in seconds is for each piece. Reading raises `NotFound` where
-        there is no such record (yet), `OffsetExpired` where it was trimmed.
+        ``with topic.open(0, 812) as value``. It is the only way to read the value of a large record
+        (`Record.large_bytes` is not None), and works for any other too. `timeout` in seconds is for each
+        piece. Opening raises `NotFound` if there is no such record (yet), `OffsetExpired` if it was trimmed.
         """
         return Value(self._portal, self._twin.open(partition, offset, timeout=timeout))
 
@@ -218,13 +221,14 @@ class Topic(Generic[T]):
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> Subscription[T]:
-        """Return the topic's records as a member of a group: one member at a time reads a partition.
+        """Return a subscription: this program reads the topic as a member of the consumer group `group`.
 
-        ``mode="broadcast"``: by every member, each under its own name (`member`). A new group begins at
-        `start`: ``"earliest"``, ``"latest"`` or a time. A member that is silent for `session` seconds (2 to
-        60, the same for all members) counts as dead, and others continue from what it committed. A member
-        that is to hand a partition over may take `handover` seconds to commit the records that it was given
-        of it. `on_damage` as for `read`.
+        Each partition is read by one member of the group at a time. With ``mode="broadcast"`` every member
+        reads all partitions, with a cursor of its own under its name, `member`. A new group begins at
+        `start`: ``"earliest"``, ``"latest"`` or a time. A member whose session was not renewed for `session`
+        seconds (2 to 60, the same for all members) counts as dead, and others continue at its committed
+        positions. A member that has to release a partition gets up to `handover` seconds to commit the
+        records that it was given of it. `on_expired` and `on_damage` are those of `read`.
         """
         return Subscription(
             self._portal,
@@ -243,11 +247,11 @@ class Topic(Generic[T]):
         )
 
     def cursors(self) -> list[str]:
-        """Return the names of all cursors."""
+        """Return the names of the topic's cursors, sorted."""
         return self._portal.run(lambda: self._twin.cursors())
 
     def describe_cursors(self) -> list[CursorInfo]:
-        """Return all cursors, by name: positions, lag, owners."""
+        """Return the descriptions of all cursors of the topic, sorted by name."""
         return self._portal.run(lambda: self._twin.describe_cursors())
 
     def describe_cursor(self, name: str) -> CursorInfo:
@@ -259,16 +263,18 @@ class Topic(Generic[T]):
         return self._portal.run(lambda: self._twin.cursor(name))
 
     def set_cursor(self, name: str, positions: Mapping[int, int], *, force: bool = False) -> None:
-        """Move a cursor. With `force` it is taken from its owners, whose next commit is refused.
+        """Move a cursor to `positions`, by partition the next offset to read; create it if there is none.
+
+        With `force`, partitions are also taken from the members that own them: their next commit is refused.
 
         Raises:
-            PreconditionFailed: it was moved meanwhile.
-            Fenced: a member owns it.
+            PreconditionFailed: another client moved the cursor meanwhile.
+            Fenced: a member of a group owns one of the partitions.
         """
         self._portal.run(lambda: self._twin.set_cursor(name, positions, force=force))
 
     def delete_cursor(self, name: str) -> None:
-        """Delete a cursor."""
+        """Delete a cursor; do nothing if there is none."""
         self._portal.run(lambda: self._twin.delete_cursor(name))
 
     def describe(self) -> TopicInfo:
@@ -280,20 +286,20 @@ class Topic(Generic[T]):
         return self._portal.run(lambda: self._twin.partitions())
 
     def offsets(self, at: str = "latest") -> dict[int, int]:
-        """Return the offset in each partition at ``"earliest"``, ``"latest"`` or a time."""
+        """Return by partition the offset at `at`: ``"earliest"``, ``"latest"`` or a time."""
         return self._portal.run(lambda: self._twin.offsets(at))
 
     def delete_before(
         self, offset: int, *, partition: int = 0, dry_run: bool = False, timeout: float | None = None
     ) -> Trimmed:
-        """Remove a partition's records before `offset`, for ever; whole batches only, so perhaps a few fewer.
+        """Remove a partition's records before `offset` for good; only whole batches, so a few may be kept.
 
-        With `dry_run` nothing happens but the answer. Repeating it does no harm.
+        With `dry_run` nothing is removed: the result says what would be. Repeating the call does no harm.
         """
         return self._portal.run(
             lambda: self._twin.delete_before(offset, partition=partition, dry_run=dry_run, timeout=timeout)
         )
 
     def delete(self, *, timeout: float | None = None) -> None:
-        """Delete the topic and all its records. Raises `NotFound` if it is gone."""
+        """Delete the topic and all its records. Raises `NotFound` if there is no such topic."""
         self._portal.run(lambda: self._twin.delete(timeout=timeout))

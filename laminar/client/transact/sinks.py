@@ -1,8 +1,9 @@
 """Sinks and transactions on an event loop: batches committed whole, once, and in order.
 
-`Transaction` is for one program that does it all. `Sink` is the same in its parts, for a driver whose workers
-stage elsewhere: the driver begins, workers stage under its epoch and hand back what they staged, the driver
-commits. What is staged is invisible; what is never committed is dropped by the cluster.
+A program that does everything itself uses `Transaction`. `Sink` has the single steps, for a driver with
+workers in other processes: the driver begins the sink, workers stage records under its epoch and return
+`Staged` values to the driver, and the driver commits these. Staged records are invisible until then. The
+cluster drops stages that are never committed.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES, OVERFLOW, Key
 from laminar.client.records import SinkInfo, Staged, StagedPart
 from laminar.client.transact.stage_sender import Named, StageSender, batch_path, sink_path
 
-# Larger than a producer's: only the commit waits for a stage, and each is an entry in its partition.
+# Larger than a producer's batches: no caller waits for a single stage, and each stage is an entry in the log.
 DEFAULT_STAGE_BYTES = 1 << 20
-# What is larger when it names all stages names them by partition, in requests before the commit.
+# A commit whose body would be larger with the numbers of all stages is split: requests before it pin the
+# stages of each partition, and the commit itself has only their counts.
 ONE_REQUEST_BYTES = 1 << 20
 PINNED_AT_ONCE = 8
 
-# `already`: this batch, or a later one, was committed before.
+# `applied`: this commit committed the batch. `already`: this batch, or a later one, was committed before.
 CommitResult = Literal["applied", "already"]
 
 
@@ -62,11 +64,14 @@ class Sink:
     async def begin(
         self, *, epoch: int | None = None, once: bool = False, timeout: float | None = None
     ) -> int:
-        """Take the sink over: a new epoch; earlier drivers are refused (`Fenced`) when they commit.
+        """Begin a new epoch of the sink and return it; drivers of older epochs cannot commit any more.
 
-        With `epoch`, one more than `describe` reported: this very one, or `Fenced` when another client began
-        since. Workers may stage under it before it has begun. `once`: the name was made up for one batch, and
-        the cluster may forget it hours after (never if any client began it without).
+        `epoch` may name the epoch to begin: one more than `describe` reported. It lets workers stage under
+        this epoch before it has begun. `once` makes it a single-use sink: the cluster may forget the name
+        some hours after its batch, but not if any client began the sink without `once`.
+
+        Raises:
+            Fenced: another client has begun `epoch`, or a newer one.
         """
         async with self._beginning:
             self._once = once
@@ -77,7 +82,7 @@ class Sink:
         if self._once:
             query["once"] = "true"
         path = sink_path(self.name) + (f"?{urlencode(query)}" if query else "")
-        # However often it is sent, and whenever it arrives: it is one beginning.
+        # With this key the sink is begun once, however often and late the request arrives.
         key = {"Idempotency-Key": secrets.token_hex(16)}
         answer = await self._session.call("POST", path, headers=key, timeout_s=timeout)
         found = SinkInfo.from_answer(answer.json())
@@ -85,10 +90,10 @@ class Sink:
         return found.epoch
 
     async def ready(self, *, timeout: float | None = None) -> int:
-        """Return this client's epoch, begun if it must be.
+        """Return this client's epoch; begin one if there is none, or if a commit under it failed.
 
         Raises:
-            Fenced: another client began the sink since, as far as known.
+            Fenced: it is known that another client began the sink since.
         """
         async with self._beginning:
             own = self._epoch
@@ -107,13 +112,12 @@ class Sink:
         )
 
     async def delete(self, *, timeout: float | None = None) -> None:
-        """Delete the sink: its driver is refused, and what is staged and not committed is dropped.
+        """Delete the sink: its driver cannot commit any more, and stages that are not committed are dropped.
 
-        What was committed stays. A sink that is begun under this name later is another one, that knows of no
-        batch.
+        Committed records stay. A sink that is begun under this name later is a new one, without batches.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such sink.
             Error: (``in_progress``) its last batch cannot be published at the moment.
         """
         key = {"Idempotency-Key": secrets.token_hex(16)}
@@ -121,7 +125,11 @@ class Sink:
         self._epoch = Epoch()
 
     async def expect(self, epoch: int, *, timeout: float | None = None) -> int:
-        """Return the last committed batch's number, -1 before the first; `Fenced` if `epoch` is older."""
+        """Return the number of the last committed batch, -1 before the first.
+
+        Raises:
+            Fenced: the sink's epoch is newer than `epoch`.
+        """
         found = await self.describe(timeout=timeout)
         if found.epoch > epoch:
             raise self._fenced(epoch, found.epoch)
@@ -136,9 +144,10 @@ class Sink:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         timeout: float | None = None,
     ) -> Stager:
-        """Stage for batch `number`: ``async with sink.stage(7, epoch=e) as stager``, then its `staged`.
+        """Return a stager for batch `number`: ``async with sink.stage(7, epoch=e) as stager``.
 
-        Any number of writers, anywhere, may stage for a batch, under the epoch that its driver began.
+        After the block, `Stager.staged` is passed to `commit`. Any number of writers, also in other
+        processes, may stage records for a batch, under the epoch that its driver began.
         """
         return Stager(
             self, number, epoch=epoch, batch_bytes=batch_bytes, buffer_bytes=buffer_bytes, timeout=timeout
@@ -155,16 +164,16 @@ class Sink:
     ) -> CommitResult:
         """Commit a batch: these stages, in all their partitions, and nothing else that was staged for it.
 
-        Returns once every partition has published its part. Batches are committed one after the other, their
-        numbers rising. Under an epoch that another client began, `already` may be what an earlier attempt of
-        this very commit did. `fingerprint`: any text of up to 200 characters that tells this batch from
-        others; `describe` shows that of the last one.
+        It returns when all partitions have published their records. Batches are committed one after the
+        other, with rising numbers. If another client began `epoch`, ``"already"`` is also returned when an
+        earlier attempt of this very commit succeeded. `fingerprint` is any text of up to 200 characters that
+        identifies the batch; `describe` returns that of the last one.
 
         Raises:
-            Fenced: a newer driver began; its `outcome` is ``unknown`` where an earlier attempt of this
-                commit may have been decided before that.
-            OutcomeUnknown: no node can say in time whether it was committed: `begin` again, and
-                `committed` says.
+            Fenced: another client has begun a newer epoch. The error's `outcome` is ``unknown`` if an earlier
+                attempt of this commit may have been decided before that.
+            OutcomeUnknown: no node could say in time whether the batch was committed. Call `begin` again:
+                after that `committed` says it.
             Error: (``no_stage``) stages are gone; (``other_batch``) this number is committed with
                 another fingerprint.
         """
@@ -189,8 +198,9 @@ class Sink:
             own.doubtful |= epoch == own.number
             raise
         if epoch == own.number:
-            # A server that lost its coordinator asks the next one, which says `already` to our own commit.
-            # But under an epoch only its driver commits: what was not committed before is ours.
+            # A server that lost its coordinator repeats the request at the next one, which answers `already`
+            # to our own commit. Under this client's epoch no other client commits: a batch that was not
+            # committed before was committed by us.
             if number > own.committed:
                 result = "applied"
             own.over(number)
@@ -199,7 +209,7 @@ class Sink:
     async def _pin_all(
         self, number: int, epoch: int, parts: list[StagedPart], timeout: float | None
     ) -> list[dict[str, Any]]:
-        """Prepare each partition in a request of its own; return the parts of the commit that are left."""
+        """Pin the stages of each partition in a request of its own; return the parts of the commit's body."""
         at_once = asyncio.Semaphore(PINNED_AT_ONCE)
 
         async def pin(part: StagedPart) -> dict[str, Any]:
@@ -214,7 +224,7 @@ class Sink:
                         timeout_s=timeout,
                     )
                 except Error as error:
-                    # By an earlier try: the coordinator tells.
+                    # An earlier attempt committed the batch: the coordinator will answer that.
                     if error.code != "already_committed":
                         raise
             return where | {"pinned": len(part.stages)}
@@ -242,7 +252,8 @@ class Sink:
                     timeout_s=max(0.001, deadline - time.monotonic()),
                 )
             except Error as error:
-                # A partition has published what an earlier try of this decided: the coordinator says so soon.
+                # A partition has published the batch, which an earlier attempt decided. Ask again until the
+                # coordinator knows it too.
                 if error.code == "already_committed" and time.monotonic() < deadline:
                     decided = True
                     self._session.retries += 1
@@ -300,7 +311,8 @@ class Sink:
 class Stager:
     """Stages records for one batch of a sink. Leaving its block waits until all is durable, or raises.
 
-    `append` may be called any number of times between awaits of `room`; `append_all` waits by itself.
+    Call `append`, and await `room` often enough that the buffer does not overflow; `append_all` does that by
+    itself.
     """
 
     def __init__(
@@ -319,14 +331,14 @@ class Stager:
         self._batch_bytes = batch_bytes
         self._buffer_bytes = buffer_bytes
         self._timeout = timeout
-        # A lock of the sync face, whose threads fill the sender.
+        # The lock under which the threads of the synchronous face fill the sender; None without threads.
         self.guard: contextlib.AbstractContextManager[Any] | None = None
         self._sender: StageSender | None = None
         self._staged: Staged | None = None
 
     @property
     def staged(self) -> Staged:
-        """What was staged, for `Sink.commit`: picklable. Only after the block."""
+        """What was staged, to be passed to `Sink.commit`; it can be pickled. Known after the block."""
         if self._staged is None:
             raise ConfigError("what was staged is known when its block has ended", code="not_staged")
         return self._staged
@@ -363,7 +375,7 @@ class Stager:
         timestamp_ms: int | None = None,
         partition: int | None = None,
     ) -> None:
-        """Add a record for `topic`: its name and bytes, or a `Topic` and what its codec takes.
+        """Add a record for `topic`: bytes if it is a name, else a value for the codec of the `Topic`.
 
         Raises:
             Overloaded: (``buffer_full``) far more was added than the buffer holds, without awaiting `room`.
@@ -394,7 +406,7 @@ class Stager:
     async def append_all(
         self, topic: str | Named, records: Iterable[tuple[Key, Any]] | AsyncIterable[tuple[Key, Any]]
     ) -> int:
-        """Add every (key, value), waiting for room as needed; return how many."""
+        """Add every (key, value), waiting for room as needed; return the number of records."""
         count = 0
         if isinstance(records, AsyncIterable):
             async for key, value in records:
@@ -414,7 +426,7 @@ class Stager:
         return not self.sender.full
 
     async def room(self) -> None:
-        """Wait until the buffer has room for more; raises what stopped the staging."""
+        """Wait until the buffer has room for more; raise the error that stopped the staging, if any."""
         await self.sender.room()
 
     @property
@@ -426,10 +438,10 @@ class Stager:
 
 
 class Transaction(Stager):
-    """One batch of a sink: leaving the block commits it, an exception leaves nothing visible.
+    """One batch of a sink: the end of its block commits it. After an exception nothing of it is visible.
 
-    `already` says that this batch was committed before: then nothing that is appended is sent, and the block
-    may be left at once. `result` is ``"applied"`` or ``"already"``, once the block was left.
+    `already` says that this batch was committed before: then appended records are not sent, and the block may
+    be left at once. `result` is ``"applied"`` or ``"already"`` after the block, None before.
     """
 
     result: CommitResult | None = None
@@ -452,7 +464,8 @@ class Transaction(Stager):
         sender = self.sender
         await super().__aexit__(kind, error, trace)
         if kind is None:
-            # Of a batch that was committed already nothing is staged: this asks until it is published too.
+            # If the batch was committed before, nothing is staged: the commit only waits until it is
+            # published.
             staged = self.staged
             await self._sink.commit(self.number, [staged], epoch=staged.epoch, timeout=self._timeout)
             self.result = "already" if sender.already else "applied"

@@ -1,10 +1,10 @@
-"""The engine behind a transaction: stages what was gathered, several stages at a time.
+"""The sender of stages: it sends the stages of one writer of a batch, several at a time.
 
-The decisions are those of `policy.staging`; this is the loop around them. A stage has its number before it is
-sent, so it is sent again through elections until its time is over, and is never taken twice. A stage that
-fails for good fails the whole batch: a part of what was appended is never committed.
+`policy.staging` makes the decisions, this module sends. A stage gets its number before it is sent, so it can
+be sent again until its deadline, for example after an election, and a partition takes it once. If a stage
+fails for good, the whole batch fails: a part of the appended records is never committed.
 
-It runs on the session's loop. The sync face fills it from other threads, under `guard`.
+It runs on the session's loop. The synchronous face fills it from other threads, under `guard`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from laminar.client.produce.sender import unbuildable
 from laminar.client.records import Staged
 from laminar.wire.key_route import Route
 
-# Stages on their way at a time: a partition's journal and its followers work on one while others come.
+# Number of stages in flight: while a partition replicates one, others are on their way.
 WIDTH = 16
 
 
 class Named(Protocol):
-    """A topic of either face."""
+    """A topic object of the asynchronous or the synchronous face."""
 
     name: str
 
@@ -41,7 +41,10 @@ class Named(Protocol):
 
 
 class StageSender:
-    """Stages for batch `number` of a sink, under `epoch`. `close` drops what is not staged."""
+    """Stages records for batch `number` of a sink, under `epoch`.
+
+    `failure` is the error that stopped it; `on_progress` is called on the loop after each stage that ended.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class StageSender:
     ) -> None:
         self.stages = stages
         self.failure: BaseException | None = None
-        # Some partition has published this batch: what is staged for it from now on never becomes visible.
+        # A partition has published this batch: records that are staged for it now never become visible.
         self.already = False
         self.closed = False
         self.on_progress: Callable[[], None] = _nothing
@@ -85,7 +88,11 @@ class StageSender:
         timestamp_ms: int | None,
         partition: int | None,
     ) -> bool:
-        """Gather a record, with the guard held; return whether `wake` is called for."""
+        """Gather a record; return whether the caller has to call `wake`. The caller holds the guard.
+
+        Raises:
+            Error: an error stopped the staging before, or the record cannot be staged.
+        """
         if self.failure is not None:
             raise self.failure
         name = topic
@@ -103,7 +110,7 @@ class StageSender:
 
     @property
     def full(self) -> bool:
-        """Whether more should wait until something is staged."""
+        """Whether the buffer is full, so that further records have to wait."""
         return self.stages.buffered_bytes >= self.stages.buffer_bytes and self._going
 
     @property
@@ -125,7 +132,7 @@ class StageSender:
     # -- stages out --------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        # Cleared first: what is put while we are at it wakes us again.
+        # Cleared first, so that a record that is put while this runs schedules it again.
         self._woken = False
         if not self._going:
             return
@@ -146,7 +153,7 @@ class StageSender:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Note that a stage is durable, or a topic known, or that it failed: then all has failed."""
+        """Handle the end of a task that sent a stage or requested a topic; if it failed, the batch fails."""
         self._under_way.discard(task)
         if task.cancelled():
             return
@@ -194,14 +201,14 @@ class StageSender:
     # -- the end -----------------------------------------------------------------------------
 
     async def room(self) -> None:
-        """Wait until more may be put; raises what failed."""
+        """Wait until the buffer has room for more; raise the error that stopped the staging, if any."""
         while self.full:
             await self._wait()
         if self.failure is not None:
             raise self.failure
 
     async def finish(self) -> Staged:
-        """Stage all that was put, and return what was staged; raises what failed."""
+        """Stage all records, and return what was staged; raise the error that stopped it, if any."""
         closed_all = False
         while self._going:
             if not closed_all and not self.stages.unknown():
@@ -232,7 +239,7 @@ class StageSender:
             self.stages.drop()
 
     def close(self) -> None:
-        """Stop sending; what is in flight is abandoned. Idempotent."""
+        """Stop sending, and cancel the requests of stages in flight. Idempotent."""
         self.closed = True
         for task in self._under_way:
             task.cancel()
@@ -252,13 +259,13 @@ async def post_stage(
     stage: int,
     timeout_s: float | None = None,
 ) -> None:
-    """Stage `frame` as stage `stage` of batch `number`; return once it is replicated.
+    """Stage `frame` as stage `stage` of batch `number`; return when it is replicated.
 
-    It is sent again through elections until its time is over. It is never taken twice, because its number
-    tells a repetition.
+    The request is repeated until its deadline. The partition takes the stage once: it recognises a repetition
+    by the stage's number.
 
     Raises:
-        Error: what the cluster answered; `already_committed` when the batch is.
+        Error: the cluster refused it; the code is `already_committed` if the batch was committed before.
     """
     await session.call(
         "POST",
@@ -272,7 +279,10 @@ async def post_stage(
 
 
 async def _leader(session: Session, topic: str, partition: int, timeout_s: float | None) -> str | None:
-    """Return the node to ask first: any node passes a stage on, but then it travels twice."""
+    """Return the leader's URL, to ask it first; None if it is not known or failed lately.
+
+    Any other node would forward the stage, so its bytes would be sent twice.
+    """
     places = await session.topic_map(topic, timeout_s=timeout_s)
     url = places.leader(partition)
     if url is not None and session.balancer.rests(url, now_ms=now_ms()):
