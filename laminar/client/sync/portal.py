@@ -22,7 +22,7 @@ LOOK_UP_S = 0.5
 
 
 def wait_until(wait: Callable[[float], object]) -> None:
-    """Call `wait(seconds)` again and again until it returns true; an interrupt is raised within `LOOK_UP_S`."""
+    """Call `wait(seconds)` until it returns true; an interrupt is raised within `LOOK_UP_S`."""
     while not wait(LOOK_UP_S):
         pass
 
@@ -78,7 +78,7 @@ class Portal:
             raise
 
     def _begin(self, work: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
-        """Start `work`, whose result `future` gets, unless the waiting thread was interrupted; on the loop."""
+        """Start `work` for `future`, unless the waiting thread was interrupted. Called on the loop."""
         if future.cancelled():
             return
         try:

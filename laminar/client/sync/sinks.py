@@ -195,7 +195,7 @@ class Stager:
         return not self._open().full
 
     def room(self) -> None:
-        """Wait until the buffer has room for more, as `append` does; raise the error of the staging, if any."""
+        """Wait until the buffer has room, as `append` does; raise the error that stopped the staging."""
         sender = self._open()
         with self._lock:
             self._until(lambda: not sender.full)
