@@ -49,8 +49,8 @@ class CursorCommands:
 
         Raises:
             Problem: 412 when the cursor is at another position, 409 `fenced` with the present owner, 416 for
-                a position after the log's end, 429 when there are too many cursors, 503 when this replica
-                does not lead or takes no appends.
+                a position after the log's end, 429 when there are too many cursors, 503 `not_leader` when
+                this replica does not lead, and the refusals of `AppendPath.check_room`.
         """
         context = self._context
         context.check_leads()

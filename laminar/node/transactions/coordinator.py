@@ -326,10 +326,10 @@ class Coordinator:
         Raises:
             Problem: 409 `fenced` for an older epoch; 409 `no_stage` where a partition no longer holds a
                 stage; 422 `invalid` for an epoch that never began; 404 `no_such_sink` for an epoch of a sink
-                that was forgotten; 504 `outcome_unknown` when the batch is decided and not known to be
-                published everywhere; `stages_lost` when this or the previous batch was decided and can't be
-                published any more; 409 `other_batch` when this number is decided with another fingerprint,
-                so that what is committed is not this batch.
+                that was forgotten; 504 `outcome_unknown` when it is not known whether the batch is decided
+                and published everywhere; `stages_lost` when this or the previous batch was decided and can't
+                be published any more; 409 `other_batch` when this number is decided with another
+                fingerprint, so that what is committed is not this batch.
         """
         if epoch > self._sink(sink_id).epoch:
             # A deposed leader that has not noticed does not know of a newer epoch. Only a confirmed leader
