@@ -1,1 +1,1 @@
-"""The node: the one place where log, Raft, membership, routing and HTTP are joined."""
+"""The node: the only package that joins log, Raft, membership, routing and HTTP."""

@@ -1,4 +1,4 @@
-"""The controller and group 0: topics, nodes and places of replicas, as the cluster has agreed.
+"""The controller and group 0: topics, nodes and the placement of replicas, as the cluster has agreed.
 
 Begin with `controller`, the process, and `group`, the replicated state machine.
 """

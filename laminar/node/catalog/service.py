@@ -381,7 +381,7 @@ class CatalogService:
         )
 
     def _weights_for(self, replicas: int) -> dict[str, float]:
-        """Return the placement weights of the nodes that answer now; if these are too few, of all alive.
+        """Return the placement weights of the nodes that answer now, if enough do; else all weights.
 
         Gossip takes a second or two to see that a node is gone. Broken connections are seen at once.
         """

@@ -1,4 +1,4 @@
-"""What a process takes from its machine: clocks, settings, logging, disk space, forks.
+"""The interface of a process to its machine: clocks, settings, logging, disk space, forks.
 
-These modules know nothing of each other.
+These modules do not depend on each other.
 """

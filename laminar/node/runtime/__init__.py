@@ -1,4 +1,5 @@
-"""What controller and shards share: sockets, data folder, storage, transport and driver.
+"""The common part of controller and shards: sockets, data folder, storage, transport and driver.
 
-Begin with `boot`, what a supervisor gives its child, and `process`, what the child makes of it.
+Begin with `boot`, the values that a supervisor gives its child, and `process`, the base of controller and
+shard.
 """

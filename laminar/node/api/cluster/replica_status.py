@@ -54,7 +54,8 @@ class ReplicaState(msgspec.Struct, frozen=True):
     # The end of its log, committed or not: the last entry's term, and the offset after the last record.
     last_term: int = 0
     last_offset: int = 0
-    # Its group goes on without it by an operator's decision: it takes no part any more.
+    # Its leader's log lacks entries that are committed here, so it accepts nothing more: its group went on
+    # without them, by an operator's decision or after more replicas forgot them than a group survives.
     abandoned: bool = msgspec.field(default=False, name="given_up")
     # (first offset, offset after the last) of each damaged range; the two are equal for a control entry.
     damaged: list[tuple[int, int]] = []

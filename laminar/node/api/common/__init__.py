@@ -1,1 +1,1 @@
-"""What every kind of route needs: the shard's services, leaders and other shards, bodies and queries."""
+"""Modules for every kind of route: the shard's services, finding leaders, other shards, JSON and queries."""

@@ -1,1 +1,1 @@
-"""Routes of readers that share their position: cursors and consumer groups."""
+"""Routes of consumers whose positions the cluster keeps: cursors and consumer groups."""

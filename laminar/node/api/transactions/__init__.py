@@ -1,1 +1,1 @@
-"""Routes of sinks, and of producers' names; batches that were staged and never committed."""
+"""Routes of sinks and of producers' names, and the removal of stages that were never committed."""
