@@ -1,8 +1,8 @@
 """The `laminar` command.
 
-It may import any package, and none may import it. Each command is a module that is imported when it is
-called, and imports the client inside itself, so that `laminar --help` stays quick. Here is what every command
-ends with: its exit code, and one line on standard error.
+It may import any package, and no package may import it. The module of a command is imported when the command
+is called, and its functions import the client, so that `laminar --help` is quick. This module runs a command
+line, prints its error as one line on standard error, and returns its exit code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code. Errors are one line on standard error."""
+    """Run one command line and return its exit code. An error is printed as one line on standard error."""
     try:
         from laminar.cli.app import app
 
@@ -27,7 +27,8 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has seen enough (`| head`). What is left in the buffer is dropped at exit.
+        # The program that reads our output has ended (`| head`). What is left in the buffer is dropped at
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     except Exception as error:
@@ -40,5 +41,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Parse the arguments, run one command, and exit with its code. The console script."""
+    """Run the command line of this process, and exit with its code. It is the console script `laminar`."""
     sys.exit(run(sys.argv[1:]))

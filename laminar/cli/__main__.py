@@ -1,4 +1,4 @@
-"""``python -m laminar.cli``, the same as `laminar`: to start nodes by the interpreter's path."""
+"""``python -m laminar.cli``: the same as `laminar`, for programs that know the interpreter's path only."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def _version() -> str:
 
 def build() -> App:
     """Return the whole tree, with no command's module imported."""
-    # Options that every command has come last on its page.
+    # The options that all commands have come last on a help page.
     groups = Group("Commands", sort_key=1), Group("Parameters", sort_key=1)
     app = App(
         name="laminar",

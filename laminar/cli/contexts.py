@@ -1,8 +1,8 @@
 """The context file: clusters by name, and which is the current one.
 
-It is written here; the client reads it too.
-Its form is in `laminar.client.net.endpoints`. One key is the command line's alone: ``create_topics``, by
-which `laminar dev` says that producing to a topic creates it.
+This module reads and writes the file; the client only reads it. Its form is in
+`laminar.client.net.endpoints`. Only the command line uses the key ``create_topics``: `laminar dev` sets it,
+so that producing to a missing topic creates the topic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from laminar.client.net.endpoints import context_file, is_left_behind
 
 @dataclass(slots=True)
 class Contexts:
-    """Content of the context file. `save` writes all of it."""
+    """The content of the context file. `save` writes the whole file."""
 
     path: Path
     current: str | None = None
@@ -42,13 +42,13 @@ class Contexts:
         named = {
             name: dict(each) for name, each in content.get("contexts", {}).items() if isinstance(each, dict)
         }
-        # Those of a `laminar dev` that was killed lead nowhere.
+        # Contexts of a `laminar dev` that was killed name nodes that do not run any more.
         named = {name: each for name, each in named.items() if not is_left_behind(each)}
         current = content.get("current")
         return cls(path, current if isinstance(current, str) and current in named else None, named)
 
     def save(self) -> None:
-        """Write the file whole, or leave it as it was. Readable by its owner only, as it may hold tokens."""
+        """Replace the file atomically. Only its owner may read it, as it may contain tokens."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
@@ -72,12 +72,16 @@ class Contexts:
 
 
 def _toml(value: str | bool | int | float | list[str]) -> str:
-    # TOML's strings, lists of them, numbers and truth are written as JSON's; only DEL may not stand bare.
+    # Strings, lists of strings, numbers and booleans are written in TOML as in JSON; only DEL must be
+    # escaped.
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")
 
 
 def creates_topics(url: str | None) -> bool:
-    """Return whether a missing topic may be created: the current context says so, and it is the one used."""
+    """Return whether a missing topic may be created: the current context is used, and it says so.
+
+    `url` is the command's ``--url``.
+    """
     if url is not None or os.environ.get("LAMINAR_URL"):
         return False
     contexts = Contexts.load()

@@ -8,7 +8,7 @@ from laminar.batch import BatchError
 from laminar.cli.exit_codes import EXIT_FAILED, EXIT_PARTLY, EXIT_UNAVAILABLE, EXIT_USAGE
 from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, Unavailable
 
-# What the server's hint says in words of HTTP, in words of this command.
+# Hints of the server that name HTTP requests, and what to say instead: commands.
 HINTS = {
     "no_such_topic": "`laminar topic list` shows what there is, `laminar topic create` makes one",
     "already_exists": "`laminar topic describe` shows it",
@@ -61,7 +61,7 @@ def complain(text: str) -> None:
 
 
 def report(error: Exception) -> int | None:
-    """Print the error; return its exit code, or None for a bug of ours, which gets its traceback."""
+    """Print the error and return its exit code; None for an unexpected error, whose traceback is shown."""
     if isinstance(error, Error):
         complain(line_of(error))
         return code_of(error)

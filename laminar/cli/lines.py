@@ -1,6 +1,6 @@
-"""Records as text and text as records: what produce and consume do with a line. Pure.
+"""Records as text and text as records, for produce and consume. Pure functions.
 
-A format is compiled once into a function of a record, so that a million lines cost a join each.
+A format is compiled once into a function from record to bytes, because it is used for millions of lines.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ class Pointer:
         self._flag = flag
 
     def pick(self, line: bytes, *, number: int) -> str | None:
-        """Return what the pointer names in a line, as text; None for null, or nothing there.
+        """Return the value that the pointer names in a line, as text; None if it is null or missing.
 
-        `number` is the line's, for the message.
+        `number` is the number of the line, for error messages.
         """
         try:
             found: Any = msgspec.json.decode(line)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CLUSTER = Group("Cluster", sort_key=10)
 OUTPUT = Group("Output", sort_key=5)
 
-# So long a command waits for a first answer without a word.
+# A command waits this long for a first answer before it prints a note.
 PATIENCE_S = 2.0
 
 Format = Literal["table", "json", "names"]
@@ -30,7 +30,7 @@ class Cluster:
         str | None,
         Parameter(help="A node, or several with commas. Else LAMINAR_URL, else the current context."),
     ] = None
-    # Sent with each request, and asked for by no node yet: shown in no help until one does.
+    # It is sent with each request, but no node checks a token yet. Until one does, no help page shows it.
     token: Annotated[str | None, Parameter(show=False)] = None
     timeout: Annotated[
         float | None,
@@ -39,7 +39,7 @@ class Cluster:
 
     @contextmanager
     def connect(self, *, timeout: float = 10.0) -> Iterator[Client]:
-        """Return a client of it; `timeout` is the default where none was given."""
+        """Open a client of the cluster; `timeout` in seconds holds unless the user gave another."""
         from laminar.client.sync.client import connect
 
         seconds = timeout if self.timeout is None else self.timeout
@@ -50,7 +50,10 @@ class Cluster:
 
 
 def say_if_nobody_answers(client: Client, *, timeout: float) -> None:
-    """Print a note when a command waits for a cluster: else it would look as if it hung."""
+    """Print a note if no node answers within `PATIENCE_S`: otherwise the command would seem to hang.
+
+    `timeout` in seconds is how long the command goes on trying.
+    """
     from laminar.cli.errors import complain
     from laminar.client.errors import Error, Unavailable
 

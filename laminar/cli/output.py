@@ -1,7 +1,7 @@
 """Lists on standard output: for people, for programs, for pipes.
 
-JSON has every field under its own name; a table has the columns the command chose, and is cut to the width of
-a terminal, but never in a pipe. Colour is rich's, which honours NO_COLOR.
+JSON has every field under its own name. A table has the columns that the command chose; it is cut to the
+width of a terminal, but not in a pipe. Colours come from rich, which honours NO_COLOR.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-# Wider than any row of ours: a pipe has no width.
+# Wider than any row: a pipe has no width of its own.
 _UNBOUNDED = 100_000
 
 
 def show(rows: Sequence[Row], listing: Listing, *, columns: Sequence[str], name: str) -> None:
-    """Print `rows`; `columns` are those of the table, `name` is the one that names a row."""
+    """Print `rows`; `columns` are those of a table, and `name` is the column with a row's name."""
     if listing.format == "json":
         show_json(rows)
     elif listing.format == "names":
@@ -65,7 +65,7 @@ def table_of(rows: Sequence[Row], columns: Sequence[str]) -> Table:
 
 
 def plain(value: Any) -> str:
-    """Return a value as a cell's text: nothing for None, thousands apart, lists with commas."""
+    """Return a value as a cell's text: "" for None, numbers with thousands apart, lists with commas."""
     from rich.markup import escape
 
     if value is None:

@@ -1,7 +1,7 @@
-"""The HTTP/1.1 wire protocol of Laminar, both ends, and what its bodies mean.
+"""HTTP/1.1 for Laminar: client connection, server connection, and the meaning of the bodies.
 
-Nothing here knows of nodes, Raft or files: a server is handed an `Application`,
-the payload modules turn bodies into records and frames into bodies, and one
-table of errors and one of routes make the answers, the documentation and the
-client's exceptions. Importing this package loads none of its modules.
+Nothing here knows of nodes, Raft or files. A server gets an `Application` that answers its requests. The
+modules of `api` turn bodies into records and batches into bodies. One table of errors and one of routes are
+the source of the answers, the documentation and the client's exceptions. Importing this package loads none of
+its modules.
 """

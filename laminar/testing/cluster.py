@@ -1,11 +1,11 @@
 """A cluster of real node processes on this machine: started, killed, restarted and ended by a program.
 
-Each node is `laminar serve` in a process group of its own, with a data folder and a log file that stay after
-it. By default every cluster has a loopback net to itself (127.77.N.1, 127.77.N.2, ...), so that ports are
-fixed, a restarted node comes back where it was, and clusters never meet. Nothing outlives the program: every
-group is tied to it (`laminar.testing.parent_death`), and carries a mark in its environment by which
-`leftovers` finds what is still there. Knows processes and addresses; what a node answers is asked only to
-know whether it is ready.
+Each node is `laminar serve` in a process group of its own. Its data folder and log file are kept when it
+ends. By default every cluster has a loopback net for itself (127.77.N.1, 127.77.N.2, ...): so ports are
+fixed, a restarted node has the same address, and clusters do not disturb each other. No node outlives the
+program: the kernel kills each process group when the program ends (`laminar.testing.parent_death`). All
+processes have a mark in their environment, by which `leftovers` finds those that still run. This module knows
+processes and addresses. It asks nodes only whether they are ready.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from laminar.testing.nodes import ServerFailed
 
 MARK = "LAMINAR_TEST_CLUSTER"
 PORT = 7070
-# A node takes port to port + 101 + shards; on one address the next begins behind that.
+# A node uses ports from its own up to its own + 101 + shards; the next node on the same address begins this
+# much higher.
 PORT_STEP = 200
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
@@ -42,8 +43,8 @@ _PAUSE_S = 0.02
 class LoopbackNet:
     """Addresses 127.77.N.1 to .254 that no other cluster on this machine uses while this is open.
 
-    The claim is the name of an abstract Unix socket: taken atomically, released by the kernel if this process
-    dies.
+    A net is claimed by binding the name of an abstract Unix socket: that is atomic, and the kernel releases
+    the name if this process dies.
     """
 
     def __init__(self) -> None:
@@ -117,10 +118,11 @@ class Node:
 
 @dataclass
 class LocalCluster:
-    """Nodes on loopback; a context manager that starts them and, whatever happens, ends them.
+    """A cluster on loopback; a context manager that starts its nodes and always ends them.
 
-    Nodes are numbered from 0; the first founds the cluster, the others join it. `hosts` and `ports`
-    are one per node, or left out for a net of its own. `settings` are further settings of every node.
+    Nodes are numbered from 0; the first founds the cluster, the others join it. `hosts` and `ports` have an
+    element for each node; without `hosts` the cluster gets a `LoopbackNet` of its own. `settings` are further
+    settings of all nodes.
     """
 
     directory: Path
@@ -146,7 +148,7 @@ class LocalCluster:
             )
             for number, (host, port) in enumerate(zip(hosts, ports, strict=True))
         ]
-        # The write end of each process's own pipe, held by no other process: see `parent_death`.
+        # The write end of each process's pipe. Only this process holds it: see `parent_death`.
         self._lifelines: list[int] = []
         self._names = self.nodes
         self._stopped = False
@@ -173,13 +175,13 @@ class LocalCluster:
 
     def start(self, *, timeout: float = START_TIMEOUT_S) -> None:
         """Start all nodes, and wait until each serves and they see each other. Raises ServerFailed."""
-        # Those that join ask until the founder answers, so all may start at once.
+        # Joining nodes repeat their request until the founder answers, so all may start at once.
         for node in self.members:
             self.spawn(node.number)
         self.wait_ready(timeout=timeout)
 
     def stop(self) -> None:
-        """End every node, first by request, then by force, and release what was held. Idempotent.
+        """End every node, by SIGTERM and then by SIGKILL, and release pipes and addresses. Idempotent.
 
         An interrupt (a second Ctrl-C) ends the wait; no process is left in that case either.
         """
@@ -195,7 +197,7 @@ class LocalCluster:
                 self._net.close()
 
     def _ask_to_end(self) -> None:
-        """End every node by request, within `STOP_TIMEOUT_S`; note how each ended."""
+        """Send SIGTERM to every node, wait up to `STOP_TIMEOUT_S`, and note exit codes (None: still runs)."""
         for node in self.members:
             if node.running:
                 assert node.process is not None
@@ -211,13 +213,13 @@ class LocalCluster:
                     node.exit_codes.append(node.process.returncode)
 
     def leftovers(self) -> list[int]:
-        """Return the pids of this cluster's living processes, also of those with its `environment`."""
+        """Return the pids of all living processes that were started with this cluster's `environment`."""
         return marked_processes(f"{MARK}={self.mark}")
 
     # -- life of a node ------------------------------------------------------------------------
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of the cluster's processes: no LAMINAR_ variable of ours, but the mark."""
+        """Return this process's environment without its LAMINAR_ variables, and with the cluster's mark."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -254,11 +256,11 @@ class LocalCluster:
         node.process = self.open_process(self.command(number), log=node.log)
 
     def open_process(self, command: Sequence[str], *, log: Path) -> subprocess.Popen[bytes]:
-        """Start a process of the cluster: marked, in a group of its own, and ended when this process ends."""
+        """Start a process with the cluster's mark, in its own group; it is killed if this process ends."""
         assert not self._stopped, "the cluster was stopped"
         lifeline, end = os.pipe()
         self._lifelines.append(end)
-        # Without site packages, which it does not need: that takes a fifth of the time.
+        # Without site packages, which `parent_death` does not need, it starts in a fifth of the time.
         tied = [sys.executable, "-I", "-S", parent_death.__file__, str(lifeline)]
         try:
             with open(log, "ab") as opened:
@@ -283,25 +285,25 @@ class LocalCluster:
         node.process = None
 
     def wipe(self, number: int) -> None:
-        """Remove the whole data folder of a node that does not run. From now on it asks all others."""
+        """Remove the data folder of a node that does not run. Its next start joins the other nodes."""
         node = self.members[number]
         assert not node.running, f"{node.name} runs on the folder"
         shutil.rmtree(node.data)
-        # Also the founder: without --join its empty folder would make a cluster of its own.
+        # Also node 0: started without --join, it would found a new cluster on its empty folder.
         node.joins = tuple(other for other in range(self.nodes) if other != number)
 
     def rename(self, number: int) -> None:
-        """Let the node that is started next be another one, at the same address."""
+        """Give a node a new name, so that its next start is that of a new node at the same address."""
         self._names += 1
         self.members[number].name = f"node-{self._names}"
 
     def restart(self, number: int, *, timeout: float = START_TIMEOUT_S) -> None:
-        """Start a node that was killed, on its data and address; return when it serves."""
+        """Start a node that was killed, with its data and address; return when it is ready."""
         self.spawn(number)
         self.wait_ready([number], timeout=timeout)
 
     def pids(self, number: int) -> list[int]:
-        """Return the pids of a node that is ready: the supervisor's, then its children's."""
+        """Return the pids of a node: the supervisor's, then its children's; [] if it is not ready."""
         process = self.members[number].process
         document = self._node_file(number)
         if process is None or document is None:
@@ -313,7 +315,8 @@ class LocalCluster:
     def wait_ready(self, numbers: Iterable[int] | None = None, *, timeout: float = START_TIMEOUT_S) -> None:
         """Wait until these nodes (None: all) serve and see every running node alive.
 
-        Raises ServerFailed with the end of a log when a process ended, or the time is over.
+        Raises:
+            ServerFailed: a process ended, or `timeout` has passed; the message has the end of the node's log.
         """
         waited = list(range(self.nodes) if numbers is None else numbers)
         deadline = time.monotonic() + timeout
@@ -347,13 +350,14 @@ class LocalCluster:
         except FileNotFoundError:
             return None
         assert isinstance(document, dict), f"node.json holds {document!r}"
-        # A node that was killed leaves its file behind; its successor's carries another pid.
+        # A killed node's file remains in its data folder; the file of its next process has another pid.
         return document if node.process is not None and document["pid"] == node.process.pid else None
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Send SIGKILL to the whole group that a process leads; return when none of it is left."""
-    # Not killpg: it would go on finding those that are dead, and that their new parent has not asked about.
+    # Not killpg: it also counts dead processes that their new parent has not reaped yet, so it would not show
+    # when the group is gone.
     while members := processes_of_group(process.pid):
         for pid in members:
             with contextlib.suppress(ProcessLookupError):
@@ -364,7 +368,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def get_json(url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 2.0) -> Any:
-    """Return what exactly this address answers, None if it does not answer 200. No retry, no other node."""
+    """Return the JSON that this address answers, None unless the status is 200. There is no retry."""
     # Imported here: pytest loads this package in every session where Laminar is installed.
     import urllib.error
     import urllib.request
@@ -381,7 +385,7 @@ def get_json(url: str, *, headers: Mapping[str, str] | None = None, timeout: flo
 def _living() -> Iterator[tuple[Path, list[str]]]:
     """Yield each living process: its folder in /proc, and its `stat` after the name (state, parent, ...).
 
-    One that ended and that its parent has not reaped (Z) counts as ended.
+    A process that has ended and was not reaped by its parent (state Z) does not count as living.
     """
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -400,7 +404,7 @@ def processes_of_group(group: int) -> list[int]:
 
 
 def marked_processes(mark: str) -> list[int]:
-    """Return the living processes, this one aside, that began with ``NAME=value`` in their environment."""
+    """Return the pids of the other living processes that were started with `mark`, a ``NAME=value``."""
     found = []
     for entry, _ in _living():
         try:

@@ -1,8 +1,8 @@
-"""Checks of a history: what was acknowledged against what is read. Pure, and never a guess.
+"""Checks of a history: they compare what was acknowledged with what is read. Pure functions.
 
-`check_history` compares the receipts of a run with everything read back; `check_replicas` the
-digests of a partition's replicas. Each violation names the record or replica it is about, so
-that a failed run can be looked into. Nothing here de-duplicates or repairs.
+`check_history` compares the receipts of a run with everything that was read afterwards; `check_replicas`
+compares the digests of a partition's replicas. Each violation names the record or the replica, so that a
+failed run can be examined. Nothing is de-duplicated or repaired first.
 
 What is checked of a history, with (key, number) naming a record; numbers of a key grow in the
 order of sending:
@@ -64,7 +64,7 @@ class Read(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """One thing that must not be; ``str()`` is a sentence."""
+    """One violation of a rule; ``str()`` is a sentence that describes it."""
 
     kind: Kind
     message: str
@@ -93,8 +93,8 @@ def check_history(
 ) -> list[Violation]:
     """Return everything that is wrong with a history, in the order of the rules above.
 
-    `uncertain` names records that were sent and got no receipt: they may be there or not. With None nothing
-    is known of such records, and `unknown` is not checked.
+    `uncertain` names records that were sent and got no receipt, so they may be in the log or not. None means
+    that these records are not known: then `unknown` is not checked.
     """
     sent = list(acknowledged)
     found = list(read)
@@ -132,7 +132,7 @@ def _lost_or_moved(sent: list[Sent], found: list[Read]) -> list[Violation]:
 
 
 def _duplicates(found: list[Read]) -> list[Violation]:
-    """Yield each reading of a record after its first, the place of the first named."""
+    """Return a violation for each reading of a record after its first; it names the place of the first."""
     first: dict[tuple[Key, int], Read] = {}
     violations = []
     for each in found:
@@ -149,7 +149,7 @@ def _duplicates(found: list[Read]) -> list[Violation]:
 
 
 def _conflicts(found: list[Read]) -> list[Violation]:
-    """Yield places that were read with different records in them."""
+    """Return a violation for each place that was read with two different records in it."""
     held: dict[tuple[int, int], Read] = {}
     violations = []
     for each in found:
@@ -183,7 +183,10 @@ def _offsets(found: list[Read]) -> list[Violation]:
 
 
 def _order_per_key(found: list[Read]) -> list[Violation]:
-    """Check by offset, not by order of reading: a reader's disorder is rule 3's, the log's is this one's."""
+    """Return the violations of rule 4: the numbers of a key, in the order of offsets, not of reading.
+
+    A reader that returns records in the wrong order violates rule 3.
+    """
     home: dict[Key, int] = {}
     highest: dict[Key, Read] = {}
     violations = []
@@ -200,7 +203,7 @@ def _order_per_key(found: list[Read]) -> list[Violation]:
             )
             continue
         before = highest.get(each.key)
-        # An equal number is a duplicate, which has its own name.
+        # An equal number is a duplicate, which is reported by rule 2.
         if before is not None and each.number < before.number:
             message = (
                 f"{_name(each.key, each.number)} at partition {each.partition} offset {each.offset} lies "
@@ -238,7 +241,8 @@ def _unknown(
 def check_replicas(digests: Mapping[int, Mapping[str, str]]) -> list[Violation]:
     """Return the replicas whose committed bytes differ: `digests` is partition -> node -> digest.
 
-    The digest most replicas have counts as right; where there is no majority, each of a tie is named.
+    The digest that most replicas have counts as right. If two digests are the most frequent ones, all
+    replicas of the partition are returned.
     """
     violations = []
     for partition, by_node in sorted(digests.items()):

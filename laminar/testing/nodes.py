@@ -1,7 +1,7 @@
 """A real server for a test: its own process, data folder and loopback address.
 
-The server is started as any user would start it, so nothing of it is imported here. It dies
-with the block, also when the block or the start fails.
+The server is started by its command line, so nothing of it is imported here. It is ended with the block, also
+if the block or the start fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ServerFailed(Exception):
 
 
 def free_host() -> str:
-    """Return a loopback address of this test's own: every port of it is free."""
+    """Return a random loopback address (127.77.x.y), on which most likely no other program uses a port."""
     return f"127.77.{secrets.randbelow(250) + 1}.{secrets.randbelow(250) + 1}"
 
 
@@ -109,7 +109,7 @@ def _tail(log: IO[bytes]) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server: first by request, then by force. Its children end with it."""
+    """End the server by SIGTERM, after `STOP_TIMEOUT_S` by SIGKILL. Its children end with it."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:

@@ -1,11 +1,11 @@
-"""Ties a process group to the life of the process that holds the other end of a pipe.
+"""The wrapper of a command that is killed, with its process group, when the starting process ends.
 
-Run as ``python parent_death.py FD COMMAND...`` in a process group of its own: it asks the kernel to send
-SIGKILL to the group when the last writer of pipe `FD` is gone, and becomes COMMAND. The kernel keeps the
-promise by itself, so no thread waits for it, it holds for all descendants that stay in the group, and a
-``kill -9`` of the starter does not escape it. The promise belongs to the pipe: each group has its own.
-``PR_SET_PDEATHSIG`` would be shorter, but it fires when the *thread* that started the process ends, and knows
-only the one process. Linux only, like the server.
+Run as ``python parent_death.py FD COMMAND...`` in a process group of its own. It asks the kernel to send
+SIGKILL to the group when the last writer of the pipe `FD` is gone, and then executes COMMAND in its place.
+The starter holds the only write end, so this also works after a ``kill -9`` of the starter, for all
+descendants that stay in the group, and without a waiting thread. The request is a property of the pipe, so
+each group needs a pipe of its own. ``PR_SET_PDEATHSIG`` would be shorter, but its signal is sent when the
+*thread* that started the process ends, and to that one process only. Linux only, like the server.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import sys
 
 
 def tie(fd: int) -> None:
-    """Let this process group die with the last writer of the pipe `fd`."""
+    """Ask the kernel to kill this process group when the pipe `fd` has no writer any more."""
     fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
-    # It may have gone before we asked, and then no signal comes.
+    # If the last writer was gone before the request, no signal comes: check that here.
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     if any(event & select.POLLHUP for _, event in poll.poll(0)):
@@ -30,7 +30,7 @@ def tie(fd: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Tie this process, then become the command; the pipe stays open through it."""
+    """Call `tie`, then replace this process by the command; the pipe stays open in it."""
     assert os.getpgrp() == os.getpid(), "a tethered process leads a group of its own"
     fd, *command = arguments
     tie(int(fd))

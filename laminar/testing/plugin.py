@@ -1,7 +1,7 @@
 """The pytest plug-in: the fixtures ``laminar_client`` and ``laminar_url``.
 
-Found by pytest through the distribution's entry point ``pytest11``. One server serves a whole
-session; a test that wants one to itself uses `laminar.testing.node`.
+pytest finds this module through the distribution's entry point ``pytest11``. One server serves all tests of a
+session; a test that needs a server of its own uses `laminar.testing.node`.
 """
 
 from __future__ import annotations

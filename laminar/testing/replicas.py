@@ -1,8 +1,8 @@
-"""Asks each replica of a topic for the digest of its committed log, directly at its own shard.
+"""Digests of the committed logs of a topic's replicas, each requested from the replica's own shard.
 
-The client would ask the replica that answers best; here the answer must come from the replica itself, so each
-is asked by plain HTTP with ``Laminar-Local: 1``, and one that does not answer is waited for. Whether the
-digests are equal is for `laminar.testing.history.check_replicas` to say.
+The client would ask any replica. Here each answer must come from the replica itself, so each is asked by
+plain HTTP with ``Laminar-Local: 1``, again until it answers. `laminar.testing.history.check_replicas` checks
+whether the digests are equal.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PAUSE_S = 0.1
 
 
 def committed_digests(urls: Sequence[str], topic: str, *, timeout: float = 30.0) -> Digests:
-    """Return partition -> node -> sha256 of the log up to a committed index that all replicas reached.
+    """Return partition -> node -> sha256 of the log up to a committed index that all replicas have.
 
-    `urls` are nodes to ask where the replicas are.
+    `urls` are nodes that are asked in turn for the places of the replicas.
 
     Raises:
-        ServerFailed: when `timeout` seconds are over; it names the replica that is behind or silent.
+        ServerFailed: `timeout` seconds have passed; the message names a replica that lags or does not answer.
     """
     deadline = time.monotonic() + timeout
     target = f"/v1/topics/{quote(topic, safe='')}/partitions"
@@ -48,7 +48,7 @@ def committed_digests(urls: Sequence[str], topic: str, *, timeout: float = 30.0)
 
 
 def _digests_of(partition: dict[str, Any], target: str, found: dict[str, str]) -> str:
-    """Fill `found` with the digest of each replica at one index; return what is missing, or ""."""
+    """Add to `found` each replica's digest up to the same index; return what is missing, "" if nothing is."""
     local = {"Laminar-Local": "1"}
     states = {}
     for replica in partition["replicas"]:

@@ -89,7 +89,10 @@ def _of_nodes(ready: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
 
 
 def waits_for(partition: Mapping[str, Any]) -> str:
-    """Return the end of "has no leader": the replicas it waits for, if some may have forgotten entries."""
+    """Return text to put after "has no leader", "" if no replica is recovering.
+
+    It names the replicas that may have forgotten entries, and those that the partition waits for.
+    """
     replicas = partition.get("replicas") or ()
     recovering = [each["node"] for each in replicas if each.get("recovering")]
     absent = [each["node"] for each in replicas if not each.get("reachable")]
@@ -100,7 +103,7 @@ def waits_for(partition: Mapping[str, Any]) -> str:
 
 
 def readyz(url: str) -> Mapping[str, Any] | None:
-    """Return a node's own state; None if it does not answer."""
+    """Return the node's answer to ``/readyz``; None if it does not answer."""
     import json
     import urllib.error
     import urllib.request

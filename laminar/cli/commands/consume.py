@@ -1,7 +1,8 @@
 """`laminar consume`: print records, from a place or a cursor, to the end or for ever.
 
-A cursor is committed at what was written and flushed, when the end is reached or Ctrl-C ends a following
-reader; not when the program that reads our output went away, as it is unknown what it took.
+A cursor is committed after the records that were written and flushed: at the end, or when Ctrl-C ends a
+reader that follows. It is not committed if the program that reads our output ended, as it is unknown what
+that one has read.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def partition_of(topic: Topic[bytes], key: bytes) -> int:
 
 
 def copy(reader: Reader[bytes], show: Show, *, key: bytes | None, limit: int | None, commits: bool) -> None:
-    """Write records until the end, `limit` of them, or Ctrl-C; then commit at what was written."""
+    """Write records until the end, `limit` of them, or Ctrl-C; then commit after them, if `commits`."""
     positions: dict[int, int] = {}
     try:
         _copy(reader, show, key, limit, positions)
@@ -167,7 +168,7 @@ def _copy(
 
 @contextmanager
 def _not_interrupted() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block, so that what was written is committed; not a second one."""
+    """Delay a first Ctrl-C to the end of the block, so that written records are committed."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -193,8 +194,8 @@ def newest(
 ) -> tuple[list[Record[bytes]], dict[int, int]]:
     """Return the last `count` records by time, and where each partition continues after them."""
     known = [each for each in topic.partitions() if partitions is None or each.partition in partitions]
-    # A key's records may lie anywhere in its partition, and all of it is looked through; the last of all lie
-    # among the last of each.
+    # Records of a key may be anywhere in its partition, so the whole partition is read. Without a key, the
+    # last `count` records of the topic are among the last `count` of each partition.
     starts = {each.partition: each.start_offset if key is not None else _back(each, count) for each in known}
     kept: dict[int, deque[Record[bytes]]] = {each.partition: deque(maxlen=count) for each in known}
     goes_on = {each.partition: each.end_offset for each in known}
@@ -215,7 +216,7 @@ def _back(partition: PartitionInfo, count: int) -> int:
 def _between(
     topic: Topic[bytes], starts: dict[int, int], goes_on: dict[int, int], on_damage: OnDamage
 ) -> Iterator[Record[bytes]]:
-    """Yield records from `starts`; `goes_on` becomes where the reading ended."""
+    """Yield the records from `starts` to the end; put the positions where reading ended into `goes_on`."""
     if not starts:
         return
     reader = topic.read(dict(starts), partitions=list(starts), on_damage=on_damage)

@@ -1,7 +1,8 @@
 """`laminar dev`: a cluster of real nodes on this machine, in the foreground, until Ctrl-C.
 
-While it runs there is a context `dev`, in which a topic is created when it is first used; it is the current
-one if there was none. What the table shows is computed by pure functions from what any client can ask.
+While it runs there is a context `dev`, in which a topic is created when it is first used. It becomes the
+current context if there was none. The table is computed by pure functions from answers that any client can
+request.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 CONTEXT = "dev"
 REFRESH_S = 1.0
-# A question to a cluster that is being watched may fail; the next one comes soon.
+# Timeout of a request for the table. If it fails, the next one follows soon.
 ASK_TIMEOUT_S = 5.0
 MAX_NODES = 9
 RESTART_AFTER_S = 3.0
@@ -73,8 +74,8 @@ def dev(
         name, is_current = stack.enter_context(own_context(cluster.urls))
         client = stack.enter_context(connect(cluster.urls, timeout=ASK_TIMEOUT_S))
         table = _table()
-        # From here on nothing is imported. Python ends itself by SIGINT after an interrupt that came while it
-        # ran `exec`, as the import of a dataclass does, even if the interrupt was caught.
+        # From here on nothing is imported. If an interrupt comes while Python runs `exec`, as the import of a
+        # dataclass does, the process ends itself by SIGINT later, even if the interrupt was caught.
         print(welcome(cluster.urls[0], context=None if is_current else name), flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             watch(cluster, client, table)
@@ -82,7 +83,10 @@ def dev(
 
 
 def welcome(url: str, *, context: str | None = None) -> str:
-    """Return the next steps: lines to copy. `context` is to be chosen first if another is current."""
+    """Return the next steps for the user, as lines to copy.
+
+    `context` is the one to choose first, if another one is current; else None.
+    """
     choose = [] if context is None else [f"laminar context use {context}"]
     lines = [
         *choose,
@@ -99,9 +103,9 @@ def welcome(url: str, *, context: str | None = None) -> str:
 def own_context(urls: Sequence[str]) -> Iterator[tuple[str, bool]]:
     """Keep a context for this cluster while the block runs; yield its name and whether it is current.
 
-    No existing context is changed: where `dev` is taken, ours has a number. It becomes the current one only
-    if there is none, as what other terminals type would else go elsewhere. If this process is killed it
-    counts as gone.
+    No existing context is changed: if the name `dev` is taken, a number is added. The context becomes the
+    current one only if there is none, because otherwise commands in other terminals would suddenly use this
+    cluster. If this process is killed, the context counts as removed.
     """
     mine = {"urls": list(urls), "create_topics": True, "process": process_mark(os.getpid())}
     contexts = Contexts.load()
@@ -124,7 +128,7 @@ def own_context(urls: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 @dataclass(slots=True)
 class Rates:
-    """Records a second of each node, from how far the partitions it leads have grown."""
+    """The records per second of each node: by how much the partitions that it leads have grown."""
 
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     looked_at_s: float | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from laminar.spark.pipelines.stats_values import Rates, Sizes, Stats
 
 SHOWN = 10
-# Eight heights of a character, and how many stand beside each other.
+# Characters of eight heights for bars, and the number of bars in a line.
 BLOCKS = "▁▂▃▄▅▆▇█"
 LINE = 60
 

@@ -1,4 +1,4 @@
-"""`laminar produce`: lines become records, batched, in order, never doubled."""
+"""`laminar produce`: append lines as records, in batches, in order, each once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from laminar.client.sync.producer import Producer
 
 DEV_PARTITIONS = 4
-# So long a produce that failed asks who leads its partitions.
+# After a failure, the command asks for this long at most which partitions have no leader.
 LOOK_TIMEOUT_S = 3.0
 
 
@@ -70,7 +70,7 @@ def produce(
                         sent = number
                         advance(len(line))
                 except Failed as error:
-                    # What was sent before a bad line is not taken back.
+                    # The records sent before a bad line are appended all the same.
                     complain(str(error))
                     code = EXIT_PARTLY if sent else EXIT_FAILED
                 except errors.Error as error:
@@ -146,7 +146,7 @@ def make_if_dev(client: Client, topic: str, url: str | None) -> None:
         try:
             client.create_topic(topic, partitions=DEV_PARTITIONS, exist_ok=True)
         except AlreadyExists:
-            return  # another first user was quicker, with other figures
+            return  # another program created it meanwhile, with another number of partitions or replicas
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """`laminar serve` and `laminar config`: a node, with a flag for every setting of the table.
 
-The flags are made from `laminar.node.host.settings.SETTINGS`, so they cannot differ from what is documented;
-joining flags, environment and file, and judging values, is done there.
+The flags are made from `laminar.node.host.settings.SETTINGS`, so they cannot differ from the documented
+settings. That module also merges flags, environment and file, and checks the values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ else:
             kw_only=True,
             namespace={
                 "__module__": __name__
-            },  # else it is `types`, and cyclopts takes it for no class of ours
+            },  # otherwise it would be `types`, and cyclopts would not treat the class as a user's
         )
     )
 
@@ -51,7 +51,7 @@ _NONE_GIVEN = Flags()
 
 
 def loaded(flags: Flags, config: Path | None) -> Loaded:
-    """Return the settings from all sources. Raises UsageError for what is no setting, or no value of one."""
+    """Return the settings from all sources. Raises UsageError for an unknown setting or a wrong value."""
     try:
         return load(config=config, environ=os.environ, flags=vars(flags))
     except SettingsError as error:

@@ -32,7 +32,7 @@ def delete(
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="", help="Do not ask.")] = False,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Delete a sink, after asking. What it committed stays; its batches would be new again."""
+    """Delete a sink, after asking. Committed records stay; a batch written again under its name is new."""
     from laminar.cli.commands.topic import confirm
     from laminar.client.errors import NotFound
 
@@ -43,7 +43,7 @@ def delete(
         except NotFound:
             pass  # `delete` says so
         else:
-            # A deletion that has begun is gone on with: it was asked for.
+            # A deletion that has begun is continued without asking again.
             if not yes and not known.deleting:
                 confirm(f"delete sink {name}, last changed {known.changed}? What it committed stays.")
         sink.delete()

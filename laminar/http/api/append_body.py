@@ -1,9 +1,9 @@
 """Bodies of appends: from a content type to records or batches (docs/protocol.md).
 
-Body types that are not Laminar's are values; Laminar's are envelopes. So a bare
-``curl -d 'hi'`` appends one record of two bytes, whatever type curl says it has.
-Everything wrong with a body is the client's mistake, and named: 400 where it
-can't be read, 422 where a value isn't allowed, 413 where something is too large.
+A body whose content type is not one of Laminar's own is the value of one record. A body of one of Laminar's
+types describes records or batches. So a bare ``curl -d 'hi'`` appends one record of two bytes, whatever
+content type curl sends. Errors in a body are answered with what is wrong: 400 if it cannot be read, 422 if a
+value is not allowed, 413 if something is too large.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Append:
 def parse_append(request: Request, *, limits: Limits, keyed: bool = False) -> Append:
     """Read a body by its content type. Raises 400, 413 or 422 naming the field, the value and the limit.
 
-    `keyed`: its batches may carry idempotency keys, as they come from another shard; a client's batches lose
-    them.
+    `keyed` says that the request comes from another shard: then batches keep their idempotency keys. From the
+    batches of a client they are removed.
     """
     kind = media_type(request)
     if kind == BATCH_TYPE:
@@ -85,8 +85,9 @@ def media_type(request: Request) -> str:
 def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[memoryview]:
     """Return the whole frames of a body, each verified, decoded once and within the limits.
 
-    Together they decompress to no more bytes than a body may have: a reader, a follower and the next leader
-    hold what they decompress to. Raises 400, 413 or 422 naming the field. `keyed` as for `parse_append`.
+    Decompressed, all batches together may not be larger than a body may be, because readers, followers and
+    later leaders hold the decompressed bytes in memory. Raises 400, 413 or 422 naming the field. `keyed` is
+    that of `parse_append`.
     """
     plain_bytes = 0
     cells = CellLimits(
@@ -118,7 +119,8 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
                 max_plain_bytes=limits.max_body_bytes - plain_bytes,
             )
             if header.flags & Flag.KEYED and not keyed:
-                # It was fetched and is appended again, by a request that has nothing to do with the key.
+                # The batch was fetched and is appended again. Its idempotency key is that of the first
+                # append, not of this request.
                 frames[place] = _without_key(frame)
     except BatchError as error:
         raise batch_problem(error) from error
@@ -172,7 +174,7 @@ def batch_problem(error: BatchError) -> Problem:
 
 
 def _plain(limit: object) -> object:
-    """Return a limit as JSON may carry it: a number stays one, anything else becomes text."""
+    """Return a limit for a JSON document: a number unchanged, anything else as text."""
     return limit if limit is None or isinstance(limit, (int, float, str)) else str(limit)
 
 

@@ -1,14 +1,14 @@
-"""How long each side of a request waits, so that each outer wait covers the waits inside it.
+"""Time limits of the client, the node and the leader: each outer one is longer than the waits inside it.
 
-An append goes from a client over the shard that it reached to the partition's leader, which waits for a
-majority. Each answers with what it knows when its own wait is over, and the one outside must still be there
-to receive it: otherwise a client only knows that nothing came, where the leader knows that the outcome is
-unknown.
+A client sends an append to a shard, which forwards it to the partition's leader, which waits for a majority.
+Each of them answers with what it knows when its own time limit is over. The one that asked must still be
+waiting then: otherwise the client would only see that no answer came, although the leader could say that the
+outcome is unknown.
 
     client's attempt > forwarding of an append > wait for a majority + how often that is checked
 
-Durations of client and node that depend on each other are here and nowhere else, and `tests/http/api/
-test_deadlines.py` states what must hold between them. Seconds.
+All durations are in seconds. Those of client and node that depend on each other are defined only here, and
+`tests/http/api/test_deadlines.py` checks what must hold between them.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request
 
 _COLUMNS: Final = ("offset", "timestamp", "key", "value", "tag", "headers")
-# The batch's columns for each name, and names that only batches have. Offsets are in the header.
+# By the name in `fields`, the columns of a batch. An offset needs no column: the header has it. ``trace_id``
+# can be requested for batches only.
 _OF_BATCH: Final = {
     "offset": (),
     "timestamp": (Column.TIMESTAMP,),
@@ -33,9 +34,9 @@ _OF_BATCH: Final = {
 }
 
 
-# Default limit of text or columns in an answer whose records are taken out of their batches, in bytes.
+# Default limit, in bytes, of the text or columns of an answer that is not made of whole batches.
 MOST_SHOWN_BYTES: Final = 32 << 20
-# Above one of these limits the answer is made in a thread.
+# If the batches have more bytes or records than this, the answer is made in another thread.
 _SHOWN_HERE_BYTES: Final = 64 * 1024
 _SHOWN_HERE_RECORDS: Final = 500
 
@@ -115,16 +116,19 @@ def encode_fetch(
 ) -> Fetched:
     """Encode the records of `frames` with offsets from `offset` to below `to`, `limit` of them at most.
 
-    With `tag`, only records that have it. `wanted` names columns, separated by commas; batches then come
-    without others. Whole batches may begin before `offset`, and with a tag all batches are sent that may hold
-    it: their reader filters again.
-    `next_offset` is after everything that was examined, also where nothing matched, so that a filtered reader
-    gets on: `examined_to` is where the examination ended, if batches without the tag were left out already.
-    Where batches are taken apart, the answer ends after `most_bytes` of text, or before the batch that
-    decompresses to more than that together with those before it; it has one record at least.
+    With `tag`, only records with this tag. `wanted` names columns, separated by commas; batches are then sent
+    without the other columns. In the batch format, batches are sent whole: they may begin before `offset`,
+    and with a tag all batches are sent that may contain it. Their reader filters again.
+
+    `next_offset` of the result is after all records that were examined, also if none matched, so that a
+    reader with a tag makes progress. If the caller has left out batches without the tag already,
+    `examined_to` is the offset up to which it did.
+
+    In the other formats the answer ends after `most_bytes` of text, or before the batch with which the
+    decompressed batches would exceed `most_bytes`. The first batch, or record, is always included.
 
     Raises:
-        BatchError: a batch cannot be read; its checksums are right, so its producer wrote it so.
+        BatchError: a batch cannot be decoded although its checksums are right: its producer wrote it so.
     """
     columns = _columns(wanted, format_)
     if format_ is FetchFormat.BATCH:
@@ -157,7 +161,10 @@ def shows_long(format_: FetchFormat, frames: Sequence[Buffer], wanted: str | Non
 def _lines(
     picked: _Picked, columns: list[str] | None, next_offset: int, most_bytes: int
 ) -> tuple[list[bytes], int]:
-    """Return records as JSON, and the offset to continue from: before `next_offset` if they get too long."""
+    """Return records as JSON texts, and the offset to continue from.
+
+    It is `next_offset`, or the offset of the first record that was left out because of `most_bytes`.
+    """
     lines: list[bytes] = []
     size = 0
     for batch, rows in picked:
@@ -223,9 +230,9 @@ def _pick(
     examined_to: int,
     most_bytes: int,
 ) -> tuple[_Picked, int]:
-    """Return the positions to be sent of each batch, and the offset after everything examined.
+    """Return the rows to be sent of each batch, and the offset after all records that were examined.
 
-    Batches are examined until they decompress to more than `most_bytes` together; one always is.
+    Batches are examined until their decompressed bytes together would exceed `most_bytes`, but at least one.
     """
     picked: _Picked = []
     next_offset = offset
@@ -288,7 +295,7 @@ def _document(record: Record, columns: Sequence[str] | None, batch: Batch) -> di
             for field, value in record.headers.items():
                 _put(document, "headers", value, field)
         elif name == "value" and batch.is_large:
-            # It is read by the record's offset.
+            # The value of a large record is not in its batch: it is requested by the record's offset.
             document["value_bytes"] = size_of(batch)
         else:
             cell = record.key if name == "key" else record.value

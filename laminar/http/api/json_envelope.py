@@ -52,7 +52,8 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True):
     timestamp: int | str | None = None
 
     def __post_init__(self) -> None:
-        # The decoder calls this after each one: an answer after all were read would come too late.
+        # The decoder calls this after each envelope, so too many are refused before all of them are in
+        # memory.
         _budget.left -= 1
         if _budget.left < 0:
             raise ValueError(_SPENT)

@@ -57,11 +57,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._buffer = bytearray(HEAD_BUFFER_BYTES)
         self._buffer_view = memoryview(self._buffer)
         self._held = 0  # bytes of `_buffer` that are filled
-        self._head: ResponseHead | None = None  # of the body being received, which is one of these:
-        self._body: memoryview | None = None  # of known length
+        # The head of the answer whose body is being received. The body is one of the next: of known length,
+        # chunked, or up to the end of the connection.
+        self._head: ResponseHead | None = None
+        self._body: memoryview | None = None
         self._body_filled = 0
         self._chunked: ChunkedDecoder | None = None
-        self._body_to_end: bytearray | None = None  # ends with the connection
+        self._body_to_end: bytearray | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -96,8 +98,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._waiting.append(_Waiting(on_answer, bodyless, self._loop.time() + timeout_s))
         if self._timer is None:
             self._timer = self._loop.call_later(timeout_s, self._check_deadline)
-        # In-flight bytes are bounded by the windows above us, so nothing waits for the
-        # transport's water marks.
+        # The callers limit the bytes in flight by their windows, so the transport's high-water mark is not
+        # used.
         if sum(map(len, body)) <= JOINED_BODY_BYTES:
             transport.write(b"".join((head, *body)))
         else:
@@ -136,8 +138,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if transport is not None and not transport.is_closing():
             sock = transport.get_extra_info("socket") if self._waiting else None
             if sock is not None and _is_tcp(sock):
-                # A plain end of file might only end our sending: the server would keep up a long poll in
-                # vain.
+                # With a reset the server notices at once that no answer is awaited. After a plain end of file
+                # it could still answer, so it would go on with a long poll in vain.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             transport.abort()
         self._end(reason, sent=True)
@@ -153,7 +155,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def eof_received(self) -> bool:
-        """End the body that ends with the connection, if one does; fail every other request."""
+        """Finish the answer whose body ends with the connection, if there is one; fail all other requests."""
         if self._body_to_end is not None:
             self._finish(self._body_to_end)
         self.abort("the server closed the connection")
@@ -190,7 +192,10 @@ class ClientConnection(asyncio.BufferedProtocol):
     # -- answers ---------------------------------------------------------------------------
 
     def _parse(self) -> None:
-        """Take every answer that is whole, and what came of an open body; a head's begin is left."""
+        """Finish all complete answers in the buffer, and take the bytes of an incomplete body.
+
+        The beginning of an incomplete head stays in the buffer.
+        """
         position = 0
         while position < self._held and not self.closed:
             if self._chunked is not None:
@@ -217,7 +222,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._held = rest
 
     def _take_head(self, raw: bytes, position: int) -> int:
-        """Read one head, and what is here of its body; return the position after that."""
+        """Read one head, and the bytes of its body that have arrived; return the position after them."""
         head = parse_response_head(raw)
         if not self._waiting:
             raise ValueError("an answer without a request")
@@ -247,7 +252,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return position
 
     def _finish(self, body: Buffer) -> None:
-        """Hand the first request its answer, whose body is whole."""
+        """Complete the first waiting request with its answer, whose body is `body`."""
         head = self._head
         assert head is not None, "a body without its head"
         self._head = self._body = self._chunked = self._body_to_end = None

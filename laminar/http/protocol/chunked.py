@@ -1,11 +1,10 @@
 """The chunked transfer coding, as a pure decoder (RFC 9112, section 7.1).
 
-Feed it bytes from any position; it appends the data to its body and says where
-it stopped, so that what follows the last chunk stays with the caller. httptools
-can't do that: it reads on into the next pipelined request. Strict on purpose:
-a length is one to eight hexadecimal digits, every line ends with CR LF, and
-neither extensions nor trailers may be long. Two readers that disagree about
-where a body ends are how requests are smuggled.
+`feed` takes bytes, appends the data to the body, and returns the position where it stopped: the bytes after
+the last chunk belong to the next request. httptools cannot do that: it reads on into the next pipelined
+request. The decoder is strict: a length has one to eight hexadecimal digits, every line ends with CR LF, and
+extensions and trailers are limited. For if two readers disagree about the end of a body, a request can be
+smuggled past one of them.
 """
 
 from __future__ import annotations

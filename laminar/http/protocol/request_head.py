@@ -1,11 +1,10 @@
 """Heads of requests, as pure functions from bytes.
 
-httptools (llhttp) reads the syntax; `parse_request_head` refuses what it lets
-through (docs/protocol.md#the-connection). A head is always parsed whole and alone: the
-caller finds the empty line, and everything after it is the caller's. So no
-parser state outlives a message, and equal bytes give equal heads, which lets a
-server keep the last ones (`RequestHeads`): on a kept connection the heads of
-one client differ only by their targets, if at all, and are parsed once.
+httptools (llhttp) reads the syntax; `parse_request_head` refuses what it lets through
+(docs/protocol.md#the-connection). The caller finds the empty line and passes one complete head, without the
+bytes after it. So no parser state outlives a message, and equal bytes give equal heads. That lets a server
+cache parsed heads (`RequestHeads`): the heads that one client sends on a connection differ at most in their
+targets, so most are parsed once.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """The half of a server's connection that reads: bytes in, requests to the application.
 
-A head is found, looked up among the last ones (or parsed), shown to the
-application, and its body collected: small ones come with their head, larger
-ones of known length are received straight into their own buffer, chunked ones
-go through the decoder. What `handle` returns, a `Response` or a future, goes to
-the answering half (`ResponseWriter`). No task is made unless the application asks for
-one, by a coroutine.
+For each request it finds the head, looks it up in the cache of heads or parses it, passes it to the
+application, and collects the body. Small bodies arrive with their head; larger ones of known length are
+received directly into a buffer of their own; chunked ones are decoded. The result of the application's
+`handle`, a `Response` or a future, is passed to the writing half (`ResponseWriter`). A task is made only if
+the application returns a coroutine.
 
-Timers belong to the server, which sweeps over its connections: `sweep` asks the
-connection's `StallDetector` whether its peer has stood still for too long.
+The server has the only timer, and calls `sweep` of each connection, which asks the connection's
+`StallDetector` whether its peer has stalled for too long.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from laminar.http.server.budget import address_of
 from laminar.http.server.state import ServerState
 from laminar.http.server.writer import GO_ON, Exchange, ResponseWriter
 
-# After a refusal the rest of the request is thrown away for a while: a socket
-# closed over unread bytes resets the connection, and with it the answer.
+# After a refusal, up to this number of bytes of the request are read and discarded: closing a socket with
+# unread bytes would reset the connection, and the peer could lose the answer.
 LINGER_BYTES: Final = 16 << 20
 # A body this small costs little beside its request, so it is not counted.
 UNCOUNTED_BODY_BYTES: Final = 4096
@@ -188,7 +187,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _consume(self, data: bytes) -> None:
-        """Take all requests in `data`; what is left over becomes the tail."""
+        """Begin all requests in `data`; keep what is incomplete or may not be begun yet as the tail."""
         server = self._server
         position = 0
         size = len(data)
@@ -228,7 +227,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._server.heads.parse(raw.lstrip(b"\r\n"))
 
     def _unfinished_head(self, data: bytes, position: int) -> int:
-        """Refuse what can't become a head, at once rather than by a time-out."""
+        """Refuse bytes that cannot become a head, without waiting for more; return where the head begins."""
         while data.startswith(b"\r\n", position):
             position += 2
         error = fault_of_unfinished_head(data, position)
@@ -238,7 +237,7 @@ class Connection(asyncio.BufferedProtocol):
         return position
 
     def _begin(self, head: RequestHead, data: bytes, position: int) -> int:
-        """Ask the application about a head, then take or await its body. Return the new position."""
+        """Pass a head to the application, then take or await its body; return the position after it."""
         server = self._server
         server.counts.requests += 1
         length = head.content_length
@@ -285,7 +284,7 @@ class Connection(asyncio.BufferedProtocol):
         return position + head.content_length
 
     def _await_body(self, head: RequestHead, phase: Phase) -> None:
-        """Await the body; send 100 Continue in its turn if the client waits for it."""
+        """Note that a body is awaited; if the client expects 100 Continue, send it after earlier answers."""
         self._head = head
         self._phase = phase
         self._stalls.restart(self._server.now_s, received=self._received)
@@ -354,7 +353,7 @@ class Connection(asyncio.BufferedProtocol):
         self._prepare(request, reserved)
 
     def _prepare(self, request: Request, reserved: int) -> None:
-        """Read a large body in another thread. Its place among the answers is taken now."""
+        """Decode and parse a large body in another thread; its answer gets its place in the order now."""
         server = self._server
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._writer.pending.append(Exchange(request.head, answer, reserved))
@@ -392,7 +391,7 @@ class Connection(asyncio.BufferedProtocol):
             self._go_on()
 
     def _reserve_unfolded(self, answer: asyncio.Future[Response], size: int) -> None:
-        """Count a decoded body with its real size."""
+        """Count a decoded body with its real size. Raises `HttpError` if the budget has no room for it."""
         last = self._writer.pending[-1]
         assert last.result is answer, "a request was begun while a body was parsed"
         if size > last.reserved:
@@ -446,7 +445,7 @@ class Connection(asyncio.BufferedProtocol):
             self._resume_reading()
 
     def drain(self) -> None:
-        """Close now if idle, else after the answers that are owed."""
+        """Close the connection if it is idle; else it is closed after the answers that are owed."""
         if self.idle and self.transport is not None:
             self._writer.stopped = True
             self.transport.close()
@@ -470,14 +469,14 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._tail:
             self._consume(self._tail)
-        # A body that has begun is read to its end, also where it leaves no room for another.
+        # A body that has begun is read to its end, even if there is no room for a further request.
         if self._phase is not Phase.HEAD or self._has_room:
             self._resume_reading()
         self._writer.flush()
         if self._at_eof and not self._writer.busy and self.transport is not None:
             self.transport.close()
 
-    # -- Standing still -------------------------------------------------------------------
+    # -- Stalled peers --------------------------------------------------------------------
 
     def sweep(self, now_s: float) -> None:
         """End the connection of a stalled peer. Called about every second, more often with short limits."""
@@ -514,7 +513,7 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
 
     def _reset(self) -> None:
-        """Cut the connection, and let the kernel throw away what it still has for the peer."""
+        """Reset the connection, so that the kernel discards the bytes that it still holds for the peer."""
         sock = self.transport.get_extra_info("socket") if self.transport is not None else None
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,6 +1,7 @@
-"""What a connection asks of its server: limits, counters, budgets and the answers to errors.
+"""The part of a server that its connections use: limits, counters, budgets and the answers to errors.
 
-Both halves of a connection depend on this description and not on `HttpServer`, which makes them.
+The two halves of a connection, `reader` and `writer`, depend on this module and not on `HttpServer`, which
+makes the connections.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of a server; times in seconds, sizes in bytes."""
 
     max_body_bytes: int = 64 << 20
-    # Bodies that came or were announced, until their answers: of all connections, and of one address.
+    # Bytes of bodies from their announcement until their answer: of all connections, and of one address.
     body_budget_bytes: int = 512 << 20
     body_share_bytes: int = 256 << 20
-    # Answers above 64 KiB, from when they are made until they are sent: likewise, and of one connection.
+    # Bytes of answers above 64 KiB, from when they are made until they are sent: of all connections, of one
+    # address, and of one connection.
     answer_budget_bytes: int = 256 << 20
     answer_share_bytes: int = 128 << 20
     connection_answer_bytes: int = 32 << 20
-    # Bodies of one connection that wait for their answers: above it no further request of it is read.
+    # Bytes of bodies of one connection that wait for their answers. Above it, the connection reads no further
+    # request.
     connection_budget_bytes: int = 64 << 20
     max_connections: int = 10_000
     # Requests of one connection that may wait for their answers.
@@ -37,12 +40,12 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     write_high_bytes: int = 1 << 20
     idle_timeout_s: float = 75.0
     head_timeout_s: float = 10.0
-    # A body below the floor over this time ends its connection; likewise a reader.
+    # A connection is ended if over this time its peer sent less of a body than the floor (`body_timeout_s`),
+    # or took less of the answers (`write_timeout_s`).
     body_timeout_s: float = 30.0
     write_timeout_s: float = 30.0
     floor_bytes_per_s: int = 1024
-    # Bytes announced, or waiting to be taken, must be transferred within about this time: that raises the
-    # floor.
+    # A large body or answer must be transferred within about this time: for it the floor is higher.
     transfer_timeout_s: float = 120.0
     linger_s: float = 2.0
 
@@ -97,7 +100,7 @@ class ServedConnection(Protocol):
         ...
 
     def drain(self) -> None:
-        """Close now if idle, else after the answers that are owed."""
+        """Close the connection if it is idle; else it is closed after the answers that are owed."""
         ...
 
     def sweep(self, now_s: float) -> None:

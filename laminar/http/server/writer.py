@@ -1,9 +1,9 @@
-"""The half of a server's connection that answers: in order, together, and no faster than the peer reads.
+"""The half of a server's connection that writes answers: in order, and no faster than the peer reads.
 
-Exchanges wait in a deque. Whenever the first is done, all that are done after
-it leave in one write. A large body leaves in pieces, each when the transport
-has room; a streamed one is a task. What is read and why is not known here:
-`Connection` is the other half, and is called back when there is room again.
+Exchanges (requests and their answers) wait in a deque. When the first one is done, it and all done ones
+directly after it are written together. A large body is written in pieces, each when the transport has room; a
+streamed body is written by a task. This half knows nothing of reading. `Connection` is the other half; it is
+called when there is room for further requests.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PIECE_BYTES: Final = 1 << 20
 
 
 class Exchange:
-    """A request that waits for its turn to be answered: its head, the answer or its future.
+    """A request that waits for its turn to be answered: its head, and the answer or the future of the answer.
 
-    `reserved` is what is counted for its body, `expected` how large the answer of a read may be, and `held`
-    what is counted for the answer once it is made.
+    In bytes: `reserved` is counted in the budget for its body, `expected` is how large the answer of a read
+    may be, and `held` is counted in the budget for the answer once it is made.
     """
 
     __slots__ = ("expected", "head", "held", "reserved", "result")
@@ -100,7 +100,7 @@ class ResponseWriter:
         self._room = on_room
         self._end = on_end
         self.pending: deque[Exchange] = deque()
-        self.expected_bytes = 0  # that reads under way may be answered with
+        self.expected_bytes = 0  # the sum of `Exchange.expected`, over reads whose answer is not made
         self._held = 0  # bytes of large answers that are made and not sent
         self.out: list[bytes] = []
         self._unwritten: deque[Buffer] = deque()  # rest of a large answer, its exchange done
@@ -150,7 +150,7 @@ class ResponseWriter:
         self._write(head, response, exchange.held)
 
     def _hold(self, exchange: Exchange, response: Response) -> Response:
-        """Count an answer if it is large, or put a refusal in its place; return what is to be sent."""
+        """Count a large answer in the budget, or replace it by a refusal; return the answer to be sent."""
         size = _size_of(response)
         if size > JOINED_BODY_BYTES:
             try:
@@ -226,7 +226,7 @@ class ResponseWriter:
             self._let_go(self._held)
 
     def _outcome(self, head: RequestHead, future: asyncio.Future[Response]) -> Response:
-        """Return what a done future says, as an answer."""
+        """Return the answer of a done future, or the answer to its error."""
         error = failure_of(future)
         return future.result() if error is None else self._server.answer_error(error, head)
 
@@ -314,7 +314,7 @@ class ResponseWriter:
         return b"Laminar-Socket: shard=%d; cpu=%d\r\n" % (shard, cpu)
 
     def flush(self) -> None:
-        """Write what this turn made, together; end after the last answer."""
+        """Write all collected answers together; call `on_end` if the last answer is written."""
         if self.out:
             self.flush_joined()
         if self.stopped and not self.busy and self.transport is not None:
@@ -336,7 +336,7 @@ class ResponseWriter:
             self._unwritten_held = 0
 
     def resume(self) -> None:
-        """Continue, as the peer took its bytes."""
+        """Continue writing: the transport has room again."""
         self.paused = False
         if self._resume is not None:
             self._resume.set()
@@ -435,7 +435,7 @@ def _pieces(parts: Sequence[Buffer]) -> list[Buffer]:
 def failure_of(future: asyncio.Future[Response]) -> BaseException | None:
     """Return why a done future has no answer; None if it has one."""
     if future.cancelled():
-        # Not a 503, which a client repeats: it may have been carried out.
+        # Not 503, after which a client repeats the request: it may have been carried out.
         return HttpError(504, "outcome_unknown", "the request was abandoned")
     return future.exception()
 
