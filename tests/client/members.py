@@ -11,12 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import laminar
 
-PATIENCE_S = 60.0
+# It ends what hangs, and judges nothing.
+PATIENCE_S = 300.0
 _PROGRAM = """
 import signal
 import sys
@@ -74,6 +76,9 @@ class MemberProcess:
         )
         # (the member's monotonic clock, which is everybody's on this machine; words) of each line.
         self.lines: list[tuple[float, list[str]]] = []
+        # Of each record it was given, in order: when, and its place. And the places alone.
+        self._read: list[tuple[float, Place]] = []
+        self.places: set[Place] = set()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -82,6 +87,10 @@ class MemberProcess:
         for line in self.process.stdout:
             at_s, *words = line.split()
             self.lines.append((float(at_s), words))
+            if words[0] == "read":
+                place = int(words[1]), int(words[2])
+                self._read.append((float(at_s), place))
+                self.places.add(place)
 
     @property
     def joined(self) -> bool:
@@ -90,15 +99,12 @@ class MemberProcess:
     @property
     def read(self) -> list[Place]:
         """(partition, offset) of every record it was given, in order."""
-        return self.read_since(0.0)
+        return [place for _, place in list(self._read)]
 
     def read_since(self, since_s: float) -> list[Place]:
         """The same, of what came since then by the monotonic clock."""
-        return [
-            (int(words[1]), int(words[2]))
-            for at_s, words in list(self.lines)
-            if words[0] == "read" and at_s >= since_s
-        ]
+        # Its lines are in the order of its clock.
+        return [place for _, place in self._read[bisect_left(self._read, (since_s,)) :]]
 
     def owns(self) -> list[tuple[float, set[int]]]:
         """(since when, which partitions) it owned, as it saw it, in order."""

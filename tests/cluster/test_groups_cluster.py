@@ -8,7 +8,7 @@ import mmh3
 
 import laminar
 from laminar.testing.cluster import LocalCluster, get_json
-from tests.client.members import MemberProcess, Writing, check, ended, until
+from tests.client.members import MemberProcess, Place, Writing, check, ended, until
 
 PARTITIONS = 4
 ALL = set(range(PARTITIONS))
@@ -41,5 +41,5 @@ def test_a_group_goes_on_when_the_node_that_keeps_its_roster_dies(cluster: Local
         )
         ends = writing.end()
         total = sum(ends.values())
-        until(lambda: len({place for m in members for place in m.read}) == total, "all is read")
+        until(lambda: len(set[Place]().union(*(each.places for each in members))) == total, "all is read")
         check(members, ends)

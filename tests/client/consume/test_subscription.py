@@ -14,11 +14,10 @@ import laminar
 from laminar import aio
 from laminar.client.consume import subscription
 from laminar.testing.nodes import serve
-from tests.client.members import MemberProcess, Writing, check, ended, until
+from tests.client.members import MemberProcess, Place, Writing, check, ended, until
 
 # So many that no member draws none.
 PARTITIONS = 16
-Place = tuple[int, int]
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +313,7 @@ async def test_who_is_interrupted_while_waiting_skips_nothing(url: str, topic: s
 def everything(members: list[MemberProcess], ends: dict[int, int]) -> int:
     """Wait until all was read, and check how; how many records came twice."""
     total = sum(ends.values())
-    until(lambda: len({place for each in members for place in each.read}) == total, "all is read")
+    until(lambda: len(set[Place]().union(*(each.places for each in members))) == total, "all is read")
     return check(members, ends)
 
 
@@ -330,7 +329,7 @@ def test_what_a_killed_member_owned_is_read_on_by_another(url: str, topic: str) 
         until(lambda: theirs <= {place[0] for place in members[1].read_since(killed_s)}, "its partitions")
         taken_s = time.monotonic() - killed_s
         doubled = everything(members, writing.end())
-    assert taken_s < 20
+    assert taken_s < 60
     assert doubled <= len(members[0].uncommitted)
 
 

@@ -369,6 +369,32 @@ async def test_a_pin_is_answered_when_a_majority_holds_it() -> None:
             await pinned
 
 
+async def test_nothing_is_published_before_the_decision_is_committed() -> None:
+    """The periodic `finish_all` also meets a decision that no majority holds yet, and that may be lost."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        targets = Targets()
+        targets.may_publish.set()
+        coordinator = Coordinator(leader.partition, targets, spawn=Spawned())
+        epoch = (await coordinator.begin(SINK, "s")).epoch
+        cluster.cut_off(leader.node)
+        commit = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
+        await until(lambda: len(targets.pins) == 1)
+        targets.pins[0].set_result(PINNED)
+        sinks_known = leader.partition.state.sinks
+        await until(lambda: (sink := sinks_known.get(SINK)) is not None and sink.undone is not None)
+
+        coordinator.finish_all()
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+        assert [] == targets.published
+        cluster.heal()
+        with contextlib.suppress(Problem):
+            await commit
+            assert [0] == targets.published
+
+
 async def test_what_a_deposed_leader_took_is_rolled_back() -> None:
     """Stages and decisions that were never committed leave nothing in its tables."""
     async with trio() as cluster:
