@@ -62,6 +62,6 @@ class BackgroundDecoding:
             return answered if isinstance(answered, Response) else await answered
 
         task = self._loop.create_task(answer())
-        # Also if the body was refused or its client has gone, so that later bodies do not wait for ever.
+        # Also if the body was refused, so that later bodies do not wait for ever.
         task.add_done_callback(lambda done: let_pass())
         return task
