@@ -128,7 +128,7 @@ class Process:
         self.transport.on_lost = self._on_lost
         self.transport.on_outdated = lambda text: self.fatal(Unrecoverable(f"{text}. {HOW_TO_REJOIN}"))
 
-    # -- to be said by each kind ---------------------------------------------------------
+    # -- overridden by `Controller` and `Shard` ------------------------------------------
 
     def knows(self, node: str) -> bool:
         """Return whether this process has a record or an address of a node."""
@@ -210,11 +210,11 @@ class Process:
         return self._restart_to_recover() if self.awaiting_restart() else None
 
     def awaiting_restart(self) -> list[str]:
-        """Return name and reason of everything that only a restart of this process recovers soon."""
+        """Return name and reason of each failed log, which only a restart of this process recovers."""
         return failed_logs(self.storage)
 
     async def _restart_to_recover(self) -> None:
-        """Wait, also until there is room, then end this process so that it is restarted."""
+        """Wait for the pause, then until the disk has room, then end this process to be restarted."""
         wait_s = pause_s(self.boot.recovery_restarts)
         waiting = ", ".join(self.awaiting_restart())
         _log.warning("in %d s this process starts again, if the disk has room: %s", wait_s, waiting)
@@ -226,7 +226,7 @@ class Process:
         self.fatal(RestartToRecover(", ".join(self.awaiting_restart())))
 
     async def _has_room(self) -> bool:
-        """Return whether a recovery would find room for a journal of its own."""
+        """Return whether the disk has room for a recovery, which begins a journal of its own."""
         if self.storage.refusal == "disk":
             return False
         disk, directory = self.environment.disk, self.boot.data_directory
@@ -283,7 +283,7 @@ class Process:
         return True
 
     def stop(self) -> None:
-        """Ask the process to end in order."""
+        """Ask the process to shut down: `run` then returns."""
         self.stopping.set()
 
     async def close(self) -> None:
@@ -300,7 +300,8 @@ class Process:
 def open_store(boot: Boot, store: str) -> Storage:
     """Lock and recover the store directory of a controller or shard. Blocks; needs no loop.
 
-    A shard asks the catalog what it held, should its manifest be lost. A controller cannot ask any process.
+    Only a shard may go on if its manifest is lost (`forget`): it asks the catalog which replicas it held. A
+    controller has no process to ask.
     """
     settings = boot.settings
     return boot.environment.storage(

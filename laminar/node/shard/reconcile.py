@@ -1,9 +1,8 @@
 """Reconciliation of a shard with the catalog: replicas made and removed, policies changed, first elections.
 
-A replica is created, and data is deleted, only on the confirmed word of the catalog's leader: the copy in a
-view passes through old states (docs/consensus.md#births-and-removals). Each step may be cut short anywhere
-and is repeated. It decides what one view asks of this shard; replicas that move are the business of
-`replica_moves`.
+A replica is created, and data is deleted, only after the catalog's leader has confirmed the reason: the copy
+in a view passes through old states (docs/consensus.md#births-and-removals). Each step may be interrupted
+anywhere, and is then repeated. Replicas that join or leave live groups are handled in `replica_moves`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from router import owner_shard, partition_hash
 _log = logging.getLogger("laminar.shard")
 
 RETRY_S = 0.2
-# How soon a batch that is being committed is checked again.
+# After this time it is checked again whether a batch is still pinned.
 PINNED_S = 1.0
 FIRST_TERM = 1
 
@@ -54,11 +53,11 @@ def with_empty_log(
 
 
 class Reconciler:
-    """Makes one shard's replicas what the catalog says."""
+    """The steps that make one shard's replicas what the catalog says."""
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
-        # Groups whose first replica has campaigned, or need not.
+        # Groups whose first replica has campaigned, or does not need to.
         self._campaigned: set[bytes] = set()
 
     async def make_missing(self) -> None:
@@ -76,7 +75,7 @@ class Reconciler:
             return
         held = {entry.group: entry for entry in shard.storage.manifest.entries}
         ours = {record.group for record, _ in wanted}
-        # The first write of the manifest succeeded, the second did not.
+        # An earlier pass wrote these to the manifest as `making`, and failed to write `made`.
         await self._finish([each for each in held.values() if each.state == "making" and each.group in ours])
         new = [(record, replica_id) for record, replica_id in wanted if record.group not in held]
         if new:
@@ -109,7 +108,7 @@ class Reconciler:
         try:
             await shard.storage.change_manifest(lambda known: [*known, *entries])
         except StorageError:
-            # No manifest names these logs, and the next pass makes others.
+            # The manifest does not name these logs, and the next pass makes new ones.
             for entry in entries:
                 shard.storage.delete_log(entry.log_id).add_done_callback(_retrieve_exception)
             raise
@@ -131,7 +130,7 @@ class Reconciler:
             log.append([first])
             shard.storage.record_hard_state(entry.replica_id, term=FIRST_TERM, vote=0)
         await shard.storage.sync()
-        # Only now: until here the policy is `commit`, so the first entry survives a power loss, too.
+        # Only after the sync: a new log has the policy `commit`, so its first entry survives a power loss.
         await asyncio.gather(
             *(
                 shard.storage.set_policy(shard.storage.logs[entry.log_id], policy_of(entry.settings))
@@ -147,7 +146,7 @@ class Reconciler:
     async def change_policies(self) -> None:
         """Change each replica's flush policy to its topic's setting, while appends go on.
 
-        Not to `interval` while a batch is pinned: it was promised to be synced when it is
+        Not to `interval` while a batch is pinned: the pin promises that the batch is synced when it is
         published.
         """
         shard = self._shard
@@ -162,7 +161,7 @@ class Reconciler:
             try:
                 await shard.storage.set_policy(partition.log, policy_of(record.settings))
             except LogRemoved:
-                continue  # who put another log in its place has this done again
+                continue  # another log has replaced it, which requests another pass
             except StorageError as error:
                 _log.error("%s/%d: cannot change the flush policy: %s", topic, number, error)
                 continue
@@ -179,7 +178,7 @@ class Reconciler:
     def stop_abandoned(self) -> None:
         """Stop the replicas that an operator's decision excluded from their groups, at once and for good.
 
-        Together with others that came back they would be a majority of the group as it was.
+        They could form a majority of the old group with others that come back.
         """
         shard = self._shard
         for record in shard.view.partitions().values():
@@ -210,7 +209,7 @@ class Reconciler:
             if partition is not None and partition.replica.replica_id == loss.kept in answer.kept:
                 shard.driver.go_on_alone(partition.replica, loss.abandoned, node=shard.node)
                 if not set(loss.abandoned) <= set(partition.replica.configuration.abandoned):
-                    asyncio.get_running_loop().call_later(RETRY_S, shard.request_reconcile)  # it leads as yet
+                    asyncio.get_running_loop().call_later(RETRY_S, shard.request_reconcile)  # it still leads
 
     def campaign_first_replicas(self) -> None:
         """Let the first replica of each partition that just became live campaign at once."""
@@ -228,7 +227,7 @@ class Reconciler:
                 shard.driver.campaign(partition.replica)
 
     async def remove_deleted(self) -> None:
-        """Move data to the trash for explicit tombstones that the catalog's leader confirms."""
+        """Move the logs of deleted partitions to the trash, if the catalog's leader confirms the deletion."""
         shard = self._shard
         if shard.view.message is None:
             return
@@ -252,7 +251,7 @@ class Reconciler:
             logs: list[tuple[int, int]] = []
 
             def without(known: list[ReplicaEntry]) -> list[ReplicaEntry]:
-                # Another log may have taken the place of the one that was named when the catalog was asked.
+                # Resolved now: since the catalog was asked, another log may have replaced the replica's.
                 logs[:] = [
                     (shard.storage.resolve(each.log_id), each.replica_id)
                     for each in known
@@ -260,9 +259,9 @@ class Reconciler:
                 ]
                 return [each for each in known if each.group not in groups]
 
-            # A log that no manifest names any more leads nowhere, so the manifest comes first, unless the
-            # disk is too full for it. What the logs take is the room that it needs, and a manifest that
-            # still names a log of a deleted group does no harm: it is written when there is room.
+            # The manifest comes first: a start misses no log that the manifest does not name. Only if the
+            # disk is too full for a manifest, the logs are deleted first, to make room for it. Until it is
+            # written it names logs that are gone, which does no harm for a deleted group.
             try:
                 await shard.storage.change_manifest(without)
             except DiskError as error:
@@ -282,6 +281,6 @@ class Reconciler:
 
 
 def _retrieve_exception(done: asyncio.Future[None]) -> None:
-    """Mark a failure as seen: the next pass shows whether it matters."""
+    """Mark a failure as seen, so that asyncio does not log it: the next pass shows whether it matters."""
     if not done.cancelled():
         done.exception()

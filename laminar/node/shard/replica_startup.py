@@ -5,7 +5,7 @@ entries that its state needs are damaged, others have them: it waits for these a
 them, and leads when it is complete. A lone voter campaigns when the catalog has confirmed that this folder is
 the newest. A replica that a power loss may have left with other last entries than its group, and that was
 never a voter as far as it knows, starts again with an empty log. This module decides for one replica at a
-time; which replicas there are, the manifest says.
+time; the manifest says which replicas there are.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ class ReplicaOpener:
     def _may_lead_alone(self, partition: Partition) -> bool:
         """Return whether the catalog confirms that a lone voter may lead.
 
-        No other replica could object to a lone voter that has forgotten that there are others. The
-        catalog says whether this node's folder is the newest, and of a recovering replica, whose log
-        may lack a configuration, whether its group has ever had another place since.
+        A lone voter may have forgotten that its group has other members, and none of them is asked when it
+        campaigns. So the catalog must have confirmed that this node's folder is the newest. For a recovering
+        replica, whose log may lack a configuration, the catalog must also list no other replica of the group.
         """
         message, replica = self._shard.view.message, partition.replica
         if message is None or not message.confirmed:
@@ -111,9 +111,9 @@ class ReplicaOpener:
         )
 
     async def open(self, entry: ReplicaEntry, *, comes_back: bool = False) -> None:
-        """Let a replica of the manifest take part, if what it may have promised is there.
+        """Start a replica of the manifest; keep it as `lost` if its log, or its term and vote, is missing.
 
-        `comes_back`: its log is from an earlier run of this process, not from its group just now.
+        `comes_back`: its log is from an earlier run of this process, not just received from its group.
         """
         shard = self._shard
         log = shard.storage.logs.get(shard.storage.resolve(entry.log_id))
@@ -143,9 +143,9 @@ class ReplicaOpener:
             self._mark_failed(entry, error)
 
     def _mark_failed(self, entry: ReplicaEntry, error: Exception) -> None:
-        """Keep a replica out until a restart, after a mistake of ours while its state was made.
+        """Keep a replica out until a restart, after a bug while its state was made.
 
-        It is not lost: nothing of it is missing, and no other replica takes its place for that.
+        It does not count as lost: nothing of it is missing, so no other replica takes its place.
         """
         shard = self._shard
         shard.repairs.forget(entry.group)
@@ -231,11 +231,12 @@ class ReplicaOpener:
     async def _restart_empty(self, entry: ReplicaEntry, log: Log) -> Partition:
         """Let a learner that may have forgotten begin with an empty log. Durable when it takes part.
 
-        Its group waits for no copy of a learner's: where the voters have lost the same entries, they go on
-        without, and write others. What it knows to be committed may thus be on no other replica; it would
-        serve that, and take none of what the leader has there. Voters ask each other before they go on
-        (docs/consensus.md#recovering). It may have been promoted by an entry that it forgot: so it keeps its
-        id, its term and vote, and its mark, and answers candidates, which may need every replica's grant.
+        Voters that may have forgotten ask each other before they go on (docs/consensus.md#recovering), but
+        they ask no learner. If they have lost the same entries, they go on without them and write others. So
+        a learner may hold entries as committed that no other replica has; it would serve them, and refuse
+        the leader's entries at these indexes. It may have been promoted by an entry that it forgot: so it
+        keeps its id, its term and vote, and its recovering mark, and answers candidates, which may need
+        every replica's grant.
         """
         shard, storage = self._shard, self._shard.storage
         name = f"{entry.topic}/{entry.partition}"
@@ -343,8 +344,8 @@ def _replaced(entries: list[ReplicaEntry], new: ReplicaEntry) -> list[ReplicaEnt
 def _may_end_differently(entry: ReplicaEntry, log: Log) -> bool:
     """Return whether a power loss may have left this log and its group's with different ends.
 
-    A new replica's log is synced with each append until its topic's `interval` policy reaches it. Until
-    then no mark tells of a power loss, which took more from the others.
+    A new replica's log is synced with each append until its topic's `interval` policy is set for it. Until
+    then a power loss takes nothing from it and leaves no mark, but may have taken entries from the others.
     """
     if log.last_index == log.start.index:
         return False

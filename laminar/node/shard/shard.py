@@ -72,7 +72,7 @@ VIEW_WAIT_S = 2.0
 SNAPSHOT_CHECK_S = 1.0
 SPACE_CHECK_S = 1.0
 TRASH_CHECK_S = 3600.0
-# While the disk is low, what comes into the trash goes at once.
+# While space is low, the trash is emptied this often.
 LOW_TRASH_CHECK_S = 1.0
 
 
@@ -103,7 +103,8 @@ class Shard(Process):
         self.failed: dict[int, tuple[ReplicaEntry, str]] = {}
         self._snapshots = snapshot.SnapshotWriter(storage)
         self.by_group: dict[bytes, Partition] = {}
-        # Whether a new view is not reconciled yet; and whether that, or a move, is to be done.
+        # Whether there is a new view to reconcile with; and the event that wakes the reconcile loop for it,
+        # or for replicas that move.
         self._view_is_new = False
         self._reconcile_due = asyncio.Event()
         self._opened = False
@@ -253,7 +254,7 @@ class Shard(Process):
         loop = asyncio.get_running_loop()
         for sock in (self.boot.http_shared, self.boot.http_own):
             if sock is not None:
-                duplicate = sock.dup()  # a loop closes its server's socket; the supervisor's order stays
+                duplicate = sock.dup()  # the loop closes its server's socket, but `sock` stays open
                 duplicate.setblocking(False)
                 backlog = min(BACKLOG, self.http.limits.max_connections // 4)
                 servers.append(
@@ -380,7 +381,7 @@ class Shard(Process):
         return self.view.message is not None and super().admits(peer)
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
-        """Return the address of the process on `node` that owns a group which may not be driven here yet."""
+        """Return the address of the process on `node` that owns a group; it need not be driven here yet."""
         return self.view.partition_address(node, entry.topic, entry.partition)
 
     def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
@@ -405,11 +406,11 @@ class Shard(Process):
         return self.view.partition_address(node, machine.topic, machine.number)
 
     async def drop_unfinished(self) -> None:
-        """Delete the logs of catch-ups that were cut short by the last end of this process."""
+        """Delete the unfinished logs of catch-ups that were under way when this process last ended."""
         await self.catch_up.drop_unfinished()
 
     async def open(self, entry: ReplicaEntry) -> None:
-        """Let a replica of the manifest take part, if what it may have promised is there."""
+        """Start a replica of the manifest; keep it as `lost` if its log, or its term and vote, is missing."""
         await self._opener.open(entry)
 
     def refusal(self) -> Problem | None:
@@ -434,7 +435,8 @@ class Shard(Process):
 
     def _rules_of(self, topic: str) -> Rules:
         if topic == COORDINATORS:
-            # What it knows is in its tables, which each start of its log carries: no entry is needed twice.
+            # A coordinator's state is in its tables, and each `log_start` entry has all of them: so entries
+            # need not be kept.
             return Rules(retention_bytes=0)
         record = self.view.topics().get(topic)
         return Rules.of(record.settings) if record is not None else Rules()
@@ -508,7 +510,10 @@ class Shard(Process):
         return False
 
     async def _follow_view(self) -> None:
-        """Take each step on its own: one may bring what another waits for, such as room on the disk."""
+        """Take all steps that the view asks for. One that fails is tried again later, and stops no other.
+
+        A later step may bring what an earlier one waits for, such as room on the disk.
+        """
         self._opener.campaign_lone_voters()
         again_s = 0.0
         reconciler = self._reconciler

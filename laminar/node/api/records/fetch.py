@@ -45,7 +45,8 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import Bounds, expired
 
 DEFAULT_BYTES = 1024 * 1024
-# An answer's text may have this many times `max_bytes`, which counts batches as stored, and 1 MiB more.
+# `max_bytes` counts batches as stored. An answer in another format may have this many times that, but 1 MiB
+# at least.
 _SHOWN = 4
 DIGITS = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
 ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
@@ -112,9 +113,10 @@ class FetchRoutes:
         raise problem
 
     async def past_the_end(self, request: Request, served: Partition) -> Partition | Response:
-        """Return the leader's answer to a read past the end of this replica, which may only lag.
+        """Return the leader's answer to a read past the end of this replica, which may just lag behind.
 
-        A request that came from another shard goes one step further, to the leader, and no more.
+        If this shard leads, return the partition. A request that came from another shard is passed on once
+        more, to the leader, and then no further.
         """
         if served.leads:
             return served

@@ -1,8 +1,9 @@
 """One record by its offset: its value, raw, with everything else that it has in headers.
 
-A record larger than a batch is answered from its parts, one read and verified at a time and written as the
-peer takes it, so it costs the memory of one part whatever its size; `Range` asks for some of it. Between
-shards pieces are passed, as an answer is passed on whole: the shard that was asked fetches them one by one.
+A record larger than a batch is answered from its parts. Each is read, verified and written as fast as the
+peer takes it, so any size costs the memory of one part; `Range` asks for some of the value. An answer between
+shards is passed on whole, so there the value comes in pieces: the shard that the client asked fetches them
+one by one.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import expired, read_some
 from laminar.node.partition.state.staged_batches import LargeRecord, publish_record
 
-# What is written at once, and what one shard hands to another at once.
+# Most bytes of a value that are written at once, and that one shard passes to another at once.
 PIECE_BYTES = 256 * 1024
 PASSED_BYTES = 1024 * 1024
-# What clients take of an answer's head: of Python's http.client that is 100 fields, and 64 KiB a line.
+# Bounds of an answer's head, below the limits of common clients: Python's http.client takes 100 fields, and
+# 64 KiB a line.
 HEAD_BYTES = 32 << 10
 HEAD_FIELDS = 80
+# How many large records' parts are cached.
 KNOWN_PARTS = 8
 # Header of an answer that was passed on in part: the range of bytes after it.
 _REST = "laminar-rest"
@@ -60,8 +63,8 @@ class RecordValueRoutes:
         self._services = services
         self._fetch = fetch
         self._locator = locator
-        # A cache of the parts of records read lately, as each range is a request; committed data never
-        # changes.
+        # By group, partition and offset: the parts of the large records read lately. A cache, because a
+        # client may read a record by many ranges. Committed data never changes.
         self._parts: OrderedDict[tuple[bytes, int, int], Parts] = OrderedDict()
 
     async def value(self, request: Request, topic: str, partition: str, offset: str) -> Response:
@@ -91,7 +94,7 @@ class RecordValueRoutes:
                 value=wanted,
                 limit=served.end_offset,
             )
-        # The group tells apart two topics of one name, of which one was deleted.
+        # With the group, because a topic may be deleted and created again under the same name.
         etag = f'"{served.replica.group.hex()}/{wanted}"'
         always = [
             ("ETag", etag),
