@@ -1,7 +1,8 @@
 """The low-water mark of disk space for appends of the library.
 
-A segment write that meets a full disk stops its log until the folder is opened again. So an append is refused
-before that: then nothing is harmed, and appends continue as soon as there is room.
+An append is refused before the disk is full: then nothing is harmed, and appends continue as soon as there is
+room. Segments that meet a full disk wait in the journal; but a failed sync, or more waiting segments than
+memory may hold, stops a log until the folder is opened again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _MOST = 20
 
 
 class FreeSpace:
-    """The room on the disk that holds `path`; `reserve_bytes` of it (at most 5 %) are kept free."""
+    """The free space of the disk that holds `path`; `reserve_bytes` of it (at most 5 %) are kept free."""
 
     def __init__(self, disk: Disk, path: str, *, reserve_bytes: int) -> None:
         self._disk = disk
@@ -23,16 +24,16 @@ class FreeSpace:
         self._left_bytes = 0
 
     def reserve(self, size_bytes: int) -> bool:
-        """Return whether `size_bytes` may be appended now.
+        """Return whether `size_bytes` may be appended now; if so, count them as appended.
 
         Raises:
-            DiskError: The disk cannot be asked.
+            DiskError: The free space cannot be read.
         """
         if self._left_bytes < size_bytes:
             free = self._disk.free_bytes(self._path)
             if free - size_bytes < self._reserve_bytes:
                 return False
-            # Others write to the disk too, so it is asked again long before this is used up.
+            # Other programs write to the disk too, so its free space is read again long before it is used up.
             self._left_bytes = max(size_bytes, (free - self._reserve_bytes) // 8)
         self._left_bytes -= size_bytes
         return True

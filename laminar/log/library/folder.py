@@ -1,9 +1,9 @@
 """Logs in a user's own process and loop: a folder of named logs, without a server.
 
-The engine is that of a node's shard (`Storage`, `Log`); this is the door for programs that need nothing else.
-It stamps batches, picks ids, waits for durability and turns offsets into entries, which in a node is done by
-Raft and the API. There are no replicas, so damage is final: a log that lost acknowledged records at its end
-says so and refuses appends until its owner accepts the loss.
+The storage is that of a node's shard (`Storage`, `Log`), for programs that need nothing else of a node. What
+Raft and the API do in a node is done here and in `local_log`: stamp batches, choose ids, wait for durability,
+and turn offsets into entries. There are no replicas, so damage is final: a log that lost acknowledged records
+at its end says so, and refuses appends until its owner accepts the loss.
 
 One process at a time may hold a folder. All of it belongs to one loop; within it, any number of tasks may
 append to and read from any of the logs.
@@ -57,7 +57,7 @@ class LogFolder:
         self._room = room
         self._max_batch_bytes = max_batch_bytes
         self._logs: dict[str, LocalLog] = {}
-        # Names of logs that a call waits for, and which are to be made if missing.
+        # Names of logs that calls of `log` wait for, and that are to be made if they are missing.
         self._wanted: set[str] = set()
         self._changing = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
@@ -78,13 +78,14 @@ class LogFolder:
     ) -> LogFolder:
         """Lock the folder (made if missing) and recover what it holds.
 
-        A new segment begins when the last has `segment_size_bytes` (256 MiB); an append is at most
-        `max_batch_bytes`. `settings` has the engine's other measures, and `disk` may be one that
-        fails, for tests.
+        A new segment begins when the last one has `segment_size_bytes` (256 MiB); an append has at most
+        `max_batch_bytes`. `settings` are the other settings of the storage. `disk` is for tests, which
+        give one that fails.
 
         Raises:
             FolderInUse: Another process, or this one, has it open.
             NotALogFolder: It holds something else.
+            RecordsLost: It holds logs, but the list of them is lost.
             StorageError: The disk failed.
         """
         given = settings or StorageSettings()
@@ -115,30 +116,31 @@ class LogFolder:
         return folder
 
     async def _finish_deletions(self) -> None:
-        """Delete the logs without a name: their deletion was interrupted, or their creation (empty)."""
+        """Delete the logs that the manifest does not name: their deletion or creation was interrupted."""
         named = {entry.log_id for entry in self._storage.manifest.entries}
         for log_id in self._storage.logs.keys() - named:
             await self._storage.delete_log(log_id)
 
     @property
     def names(self) -> list[str]:
-        """Names of its logs, sorted, including those that were lost."""
+        """Names of the logs in the manifest, sorted, including those whose records were lost."""
         return sorted(entry.topic for entry in self._storage.manifest.entries)
 
     async def log(self, name: str, *, create: bool = True, flush: FlushPolicy | None = None) -> LocalLog:
         """Return the log of that name; make it, durably, if it is missing and `create` is set.
 
-        `flush` says when its appends are acknowledged, from now on and for good: `COMMIT` (the
-        default of a new log), or `FlushPolicy(interval_ms=...)`, by which they survive the process,
-        but a power loss may take the last interval.
+        `flush` sets when its appends are acknowledged, from now on and after restarts: `COMMIT` (that of a
+        new log), or `FlushPolicy(interval_ms=...)`, by which records survive the end of the process, but a
+        power loss may take the last interval. None leaves it as it is.
 
-        Each time logs are made the list of all is rewritten. So a program that needs many asks for
-        them at the same time (`asyncio.gather`): they are made together.
+        Each time that logs are made the list of all logs is rewritten. So a program that needs many should
+        ask for them at the same time (`asyncio.gather`): they are made together.
 
         Raises:
             ValueError: The name is not 1 to 200 letters, digits, '.', '_' or '-'.
             KeyError: There is no such log, and `create` is not set.
-            RecordsLost: There was one, and it is lost.
+            RecordsLost: There was one, and all its records are lost.
+            StorageClosed: The folder is closed.
         """
         if not _NAME.fullmatch(name) or name in (".", ".."):
             raise ValueError(f"log name {name!r}: 1 to 200 letters, digits, '.', '_' or '-' are allowed")
@@ -169,7 +171,7 @@ class LogFolder:
             if known is not None:
                 return known
             if log.recovering and log.power_lost:
-                # What the policy allows to be lost, and no more: no decision is needed.
+                # Only what the flush policy allows was lost, so the owner has nothing to decide.
                 log.set_recovering(recovering=False, incarnation=log.incarnation + 1)
                 await self._storage.sync_log(log)
             opened = LocalLog(log, self._storage, self._room, max_batch_bytes=self._max_batch_bytes)
@@ -177,10 +179,10 @@ class LogFolder:
             return opened
 
     async def _create(self, name: str) -> ReplicaEntry:
-        """Make a log, and with it all others that are waited for; return the entry of the one.
+        """Make the log `name`, and with it all others that calls wait for; return its manifest entry.
 
-        The logs first, then the manifest: so it never names what the journal does not know. If it
-        fails, each of the others tries for itself.
+        The logs are made first, then the manifest is written: so the manifest never names a log that the
+        journal does not have. If this fails, each of the other calls tries to make its own log.
         """
         entries = self._storage.manifest.entries
         names = sorted((self._wanted | {name}) - {each.topic for each in entries})
@@ -204,14 +206,16 @@ class LogFolder:
     async def delete(self, name: str) -> None:
         """Delete a log and all its records; durable on return. Its files go to the folder's trash.
 
-        Its readers and appenders get `StorageClosed`.
+        Calls of the `LocalLog` raise `StorageClosed` from then on. If this call is cancelled, the deletion
+        continues.
 
         Raises:
             KeyError: There is no such log.
         """
         await self._changing.acquire()
         deleting = asyncio.ensure_future(self._delete(name))
-        # The cancelled caller gets no error; no other change comes between, however this one ends.
+        # The deletion holds `_changing` until it has ended, also if the caller is cancelled and so gets no
+        # error.
         deleting.add_done_callback(self._changed)
         await asyncio.shield(deleting)
 
@@ -238,9 +242,10 @@ class LogFolder:
             raise StorageClosed(f"{self.path} is closed")
 
     async def close(self) -> None:
-        """Close the folder. Everything appended is durable; followers get `StorageClosed`.
+        """Close the folder: make everything appended durable, and release files and lock.
 
-        If cancelled, it continues, and another call waits for its end.
+        Readers that follow get `StorageClosed`. If this call is cancelled, closing continues, and another
+        call waits for its end.
         """
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
@@ -265,10 +270,13 @@ async def _empty(trash: Trash) -> None:
 
 
 def _refuse_without_manifest(disk: Disk, directory: str) -> None:
-    """Refuse a folder with logs and without a manifest, as the store directory was lost.
+    """Refuse a folder that has logs but no manifest: its store directory was lost.
 
-    A folder's first log comes with a manifest, which nothing removes. Opened all the same it would be
-    empty, and make room for new logs of the same names.
+    A manifest is written with a folder's first log, and nothing removes it. If such a folder were opened, it
+    would seem to be empty, and new logs of the same names could be made.
+
+    Raises:
+        RecordsLost: There is no manifest; nothing was changed.
     """
     store, logs = os.path.join(directory, HOME), os.path.join(directory, LOGS)
     held = disk.list(logs)
@@ -283,7 +291,8 @@ def _refuse_without_manifest(disk: Disk, directory: str) -> None:
 def _open(disk: Disk, directory: str, settings: StorageSettings) -> tuple[Lock, Storage]:
     """Lock a folder and open its storage. Blocks.
 
-    The folder's own lock comes first: that of its store directory would be waited for.
+    The folder's own lock comes first: it is refused at once if it is held, while `Storage.open` would wait
+    for the lock of the store directory.
     """
     disk.make_directory(directory)
     strange = [name for name in disk.list(directory) if name not in _OURS]

@@ -1,8 +1,8 @@
 """One log in a user's own program: records by offset, durable when an append returns.
 
-How durable is for its flush policy to say. It gives each append its place (index, offset, time) as a
-partition's leader would, and shows readers only what is durable. It knows nothing of folders and names
-(`folder`), nor of files (`log`).
+What "durable" means is set by the log's flush policy: synced, or written. A `LocalLog` gives each append its
+place (index, offset, time) as a partition's leader would, and shows readers only what is durable. It knows
+nothing of folders (`folder`), nor of files (`log`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from laminar.log.storage import Storage
 if TYPE_CHECKING:
     import pyarrow
 
-# There are no elections: a log of its own stays in its first term.
+# There are no elections without replicas, so all entries are of the first term.
 _TERM = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendReceipt:
-    """The offsets of an append's records: from `offset` up to, not including, `next_offset`."""
+    """The offsets of an append's records: from `offset` up to, not including, `next_offset`.
+
+    `count` is their number, `append_time_ms` the time of the append in ms since the epoch.
+    """
 
     offset: int
     count: int
@@ -64,12 +67,12 @@ class LocalLog:
 
     @property
     def start_offset(self) -> int:
-        """Offset of the first record."""
+        """Offset of the first record that is kept."""
         return self._log.start.offset
 
     @property
     def end_offset(self) -> int:
-        """Offset after the last durable record: the next record's, if no append is in progress."""
+        """Offset after the last durable record; if no append is in progress, the next record gets it."""
         log = self._log
         if log.durable_index <= log.start.index:
             return log.start.offset
@@ -92,14 +95,18 @@ class LocalLog:
 
     @property
     def records_lost(self) -> bool:
-        """Whether acknowledged records may be missing, at the end or by an unidentified gap inside.
+        """Whether acknowledged records may be missing, by damage that was found when the folder was opened.
 
-        Set when the folder was opened after damage; reads continue, appends raise `RecordsLost`.
+        Then reads work, and appends raise `RecordsLost` until `accept_loss` is called.
         """
         return self._log.recovering
 
     async def accept_loss(self) -> None:
-        """Continue after the last record that is left: offsets that were used once are used again."""
+        """Let appends continue after the last record that is left; durable on return.
+
+        Offsets of lost records at the end are used again for new ones. Nothing happens if no records were
+        lost.
+        """
         self._check_open()
         if self._log.recovering:
             self._log.set_recovering(recovering=False, incarnation=self._log.incarnation + 1)
@@ -119,23 +126,26 @@ class LocalLog:
     ) -> AppendReceipt:
         """Append records as one batch, all or nothing; as durable as `flush` says on return.
 
-        The other sequences are as long as `values`, with None for a record without; times are ms
-        since the epoch. Calls that wait at the same time share a sync, and get their offsets in the
-        order in which they were made. If the call is cancelled, the records may be there or not.
+        The other sequences are as long as `values`, with None for a record that has no such cell; times
+        are ms since the epoch. `codec` compresses where that saves bytes. Calls that wait at the same time
+        share a sync, and get their offsets in the order in which they were made. If the call is
+        cancelled, the records may be appended or not.
 
         Raises:
-            BatchError: A cell or a size is not allowed.
+            TypeError: `values`, `keys` or `tags` is one byte string or text, not a sequence of them.
+            BatchError: There are no records, or a cell or a size is not allowed.
             AppendRefused: There is no room.
             RecordsLost: The log lost records, and the loss is not accepted.
-            StorageClosed: The folder is closed, or the journal failed: then the outcome is known
-                when it is opened again.
+            StorageClosed: The folder is closed or the log deleted; or the journal failed: then it is
+                unknown whether the records are appended, until the folder is opened again.
+            StorageError: The log has failed, and takes no appends until the folder is opened again.
         """
         for name, cells in (("values", values), ("keys", keys), ("tags", tags)):
             if isinstance(cells, bytes | bytearray | memoryview | str):
                 raise TypeError(f"{name}: a sequence with one for each record, not {type(cells).__name__}")
         if not values:
             raise BatchError("malformed", "append: no records", field="values", value=0, limit="at least 1")
-        # Before anything is built or changed: a refused append leaves no trace.
+        # Checked before anything is built or changed: a refused append changes nothing.
         size = sum(map(len, values)) + sum(len(key) for key in keys or () if key is not None)
         self._check_size(size)
         await self._wait_for_room(size)
@@ -155,13 +165,14 @@ class LocalLog:
             base_offset=receipt.offset,
             append_time_ms=receipt.append_time_ms,
             committed_index=log.durable_index,
-            # Without the flag a start could not find where the entries after a moved start begin.
+            # The first entry after a trim of all entries opens a segment: else recovery could not tell where
+            # it begins in the file.
             opens_segment=log.segment_full or log.last_index == log.start.index,
         )
         log.append([frame])
         durable = self._storage.sync_log(log)
         durable.add_done_callback(self._wake)
-        # Shielded: a cancelled append must not take the notification from followers.
+        # Shielded: the cancellation of an append must not cancel `durable`, which also wakes followers.
         await asyncio.shield(durable)
         return receipt
 
@@ -176,10 +187,13 @@ class LocalLog:
             )
 
     async def _wait_for_room(self, size_bytes: int) -> None:
-        """Return only if an append may begin now; the caller appends in the same turn."""
+        """Return if an append of `size_bytes` may begin now, which the caller then does without awaiting.
+
+        Else raise as `append` does. If the journal is too long, a checkpoint is awaited first.
+        """
         self._check_open()
         if self._storage.refusal == "journal":
-            # A checkpoint releases its files: waiting for one is the back-pressure.
+            # A checkpoint releases journal files: waiting for one slows appends down to what the disk can do.
             try:
                 await self._storage.checkpoint()
             except StorageError:
@@ -203,15 +217,17 @@ class LocalLog:
     async def batches(
         self, start: int | None = None, stop: int | None = None, *, follow: bool = False, max_bytes: int = MIB
     ) -> AsyncIterator[Batch]:
-        """Yield whole, verified batches, from the one with offset `start` (the first) to `stop`.
+        """Yield whole, verified batches with the records from offset `start` up to, not including, `stop`.
 
-        The first batch may begin before `start`, the last may reach beyond `stop`:
-        `Batch.records(start, stop)` cuts, and `Batch.to_arrow` gives columns. Without `follow` it
-        ends at the present end; with it, it waits for more. About `max_bytes` are read at once.
+        `start` is by default the first offset. The first batch may begin before `start`, and the last may
+        reach beyond `stop`: `Batch.records(start, stop)` gives the records between. Without `follow` the
+        batches end at `end_offset` as it is now; with it, they end at `stop` or never. About `max_bytes`
+        are read at once.
 
         Raises:
             OffsetOutOfRange: There is no such offset, or the next one was trimmed meanwhile.
-            DamagedRange: A batch is damaged; reading may continue at its `next_offset`.
+            DamagedRange: A batch is damaged; reading may continue at the error's `next_offset`.
+            StorageClosed: The folder was closed, or the log deleted.
         """
         self._check_open()
         offset = self.start_offset if start is None else start
@@ -251,7 +267,7 @@ class LocalLog:
                 yield record
 
     async def record(self, offset: int) -> Record:
-        """Return the record at `offset`: any, in any order. Raises as `batches` does."""
+        """Return the record at `offset`. Raises as `batches` does."""
         self._check_open()
         if not self.start_offset <= offset < self.end_offset:
             raise self._out_of_range(offset)
@@ -262,7 +278,10 @@ class LocalLog:
         return next(Batch(frame, verified=True).records(offset, offset + 1))
 
     async def value(self, offset: int) -> Buffer:
-        """Return the value of the record at `offset`: cheaper than `record` if memory has it."""
+        """Return the value of the record at `offset`: cheaper than `record` if it is in memory.
+
+        Raises as `batches` does.
+        """
         self._check_open()
         if self.start_offset <= offset < self.end_offset:
             found = self._log.value_nowait(offset)
@@ -271,9 +290,9 @@ class LocalLog:
         return (await self.record(offset)).value
 
     async def to_arrow(self, start: int | None = None, stop: int | None = None) -> pyarrow.Table:
-        """Return records from `start` up to, not including, `stop` as an Arrow table.
+        """Return the records from `start` up to, not including, `stop` as an Arrow table.
 
-        Needs the extra `arrow`.
+        By default all of them. Needs the extra `arrow`. Raises as `batches` does.
         """
         from laminar.batch.arrow.pyarrow_out import table  # pyarrow is an extra
 
@@ -287,9 +306,10 @@ class LocalLog:
         return whole.slice(skipped, whole.num_rows - skipped - cut)
 
     def offset_at(self, time_ms: int) -> int:
-        """Return the first offset of the batches appended at `time_ms` or later.
+        """Return the first offset of the first batch appended at `time_ms` or later.
 
-        The time is in ms since the epoch.
+        That is `end_offset` if there is none. The time is in ms since the epoch. May wait for the disk, for
+        a few small reads.
         """
         self._check_open()
         index = self._log.index_of_time(time_ms)
@@ -300,11 +320,11 @@ class LocalLog:
     # Trimming
 
     async def truncate_before(self, offset: int) -> int:
-        """Trim records before `offset`, as far as whole batches allow; durable on return.
+        """Trim the records before `offset`, in whole batches; return the new `start_offset`.
 
-        Returns the new `start_offset`: `offset`, or the start of the batch that holds it. Disk space
-        is released in whole segments. Offsets are never reused, even if all records are trimmed.
-        Before the start there is nothing to do.
+        That is `offset`, or the start of the batch that holds it; nothing changes if `offset` is not above
+        the present start. Durable on return. Disk space is released in whole segments. Offsets are never
+        reused, even if all records are trimmed.
 
         Raises:
             OffsetOutOfRange: The offset is beyond the end.
@@ -343,17 +363,14 @@ class LocalLog:
         self._check_open()
 
     def _wake(self, durable: asyncio.Future[None]) -> None:
-        durable.exception()  # the appender's; if that was cancelled, it is ignored
+        durable.exception()  # read, as the append that would raise it may have been cancelled
         followers, self._followers = self._followers, []
         for future in followers:
             if not future.done():
                 future.set_result(None)
 
     def end(self, why: str) -> None:
-        """Refuse further calls, as the folder is closed or the log deleted.
-
-        Readers that wait get the refusal too.
-        """
+        """Let all further calls raise `StorageClosed` with the text `why`, and also the readers that wait."""
         self._ended = why
         followers, self._followers = self._followers, []
         for future in followers:

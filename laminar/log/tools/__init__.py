@@ -1,4 +1,4 @@
-"""Reports on a folder of logs, and rebuilt indexes, for a person at the command line.
+"""Tools for the command line: reports on a folder of logs, and the rebuilding of its indexes.
 
 Begin with `folder_scan`. Nothing here changes a batch.
 """

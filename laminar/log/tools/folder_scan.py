@@ -1,8 +1,8 @@
 """Scan a folder of logs, read-only: store directories, logs, segments, and who holds them.
 
-It reads documents and names, opens nothing for writing and takes no lock, so it may be pointed at a running
-node's folder; what it finds is then of different moments. It knows a node's data folder, a folder of logs of
-a user's program, one log's directory and one segment. What the bytes say is for `inspection` and
+It reads documents and names, opens nothing for writing and takes no lock, so it may be used on the folder of
+a running node; the parts that it finds are then of different moments. It recognises a node's data folder, a
+folder of logs of a user's program, one log's directory and one segment. Entries are read by `inspection` and
 `verification`.
 """
 
@@ -29,7 +29,7 @@ _SEGMENT = re.compile(r"(\d{20})\.(?:log|index)")
 
 @dataclass(slots=True, kw_only=True)
 class SegmentPlace:
-    """A segment's two files. A size of None: that file is missing."""
+    """A segment's two files, and their sizes in bytes; None: that file is missing."""
 
     directory: str
     first_index: int
@@ -49,9 +49,10 @@ class SegmentPlace:
 
 @dataclass(slots=True, kw_only=True)
 class LogPlace:
-    """One log: what its directory's name, its store's checkpoint and its manifest say.
+    """One log, by its directory's name, and by the checkpoint and manifest of its store directory.
 
-    `log_id` is None if the directory's name does not tell it; `state` None if no checkpoint names it.
+    `log_id` is None if the directory's name does not tell it. `state` is None if no checkpoint names the log,
+    `entry` if no manifest does. `segments` are in order.
     """
 
     directory: str
@@ -66,8 +67,9 @@ class LogPlace:
 class StorePlace:
     """The store directory of a shard, a controller or a folder of logs.
 
-    None stands for a document of which no copy is whole. `known`: its manifest names all replicas that
-    were here; False if it was lost and begun again.
+    `live`: a process has it open. `checkpoint` is None if no copy of it is whole. `entries` are those of the
+    manifest, none if no copy of that is whole. `known`: the manifest names all replicas that were here; False
+    if it was lost and begun again.
     """
 
     directory: str
@@ -79,9 +81,9 @@ class StorePlace:
 
 @dataclass(slots=True, kw_only=True)
 class Folder:
-    """A folder of `kind` "node", "logs", "log" or "segment". `live`: some process has it open.
+    """What a path is: of `kind` "node", "logs", "log" or "segment". `live`: a process has it open.
 
-    `lock` is what that process holds, if there is such a file.
+    `lock` is the path of the lock file that such a process holds; None for a log outside of such a folder.
     """
 
     path: str
@@ -137,7 +139,7 @@ def _of_logs(disk: ReadOnlyDisk, path: str) -> Folder:
 
 
 def _of_log(disk: ReadOnlyDisk, path: str) -> Folder:
-    """Return one log, with what the folder around it says of it, if there is one."""
+    """Return one log, with what the folder around it says of it, if it lies in a folder of logs."""
     around = os.path.dirname(os.path.dirname(path))
     try:
         outer = scan_folder(disk, around) if around not in ("", path) else None
@@ -173,7 +175,10 @@ def _store(disk: ReadOnlyDisk, directory: str) -> StorePlace:
 
 
 def newest(disk: ReadOnlyDisk, directory: str, name: str) -> bytes | None:
-    """Return the newest whole copy of a document, or None. Its owner may be replacing it."""
+    """Return the payload of the newest whole copy of a document, or None.
+
+    It is tried again if a copy disappears while it is read, as a process may be replacing the document.
+    """
     for _ in range(10):
         try:
             return Document(disk, directory, name).read()
@@ -186,7 +191,7 @@ def newest(disk: ReadOnlyDisk, directory: str, name: str) -> bytes | None:
 
 
 def _logs(disk: ReadOnlyDisk, directory: str, stores: list[StorePlace]) -> list[LogPlace]:
-    """Return the logs on disk and those that a checkpoint names, by name."""
+    """Return the logs on disk, and those that only a checkpoint names, sorted by name."""
     states: dict[int, LogState] = {}
     entries: dict[int, ReplicaEntry] = {}
     for store in stores:

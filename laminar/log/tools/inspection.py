@@ -1,8 +1,8 @@
-"""What a folder of logs holds, in numbers, from documents, names and the ends of segments.
+"""A report of what a folder of logs holds, in numbers, from documents, names and the ends of segments.
 
-Few bytes are read, whatever the size of the logs (the journal after the checkpoint, of a store that no
-process has open), and none are changed. What is only in the journal yet is counted, not shown. Whether all is
-intact is for `verification` to say.
+Few bytes are read, whatever the size of the logs: the largest part is the journal after the checkpoint, of a
+store directory that no process has open. None are changed. Records that are only in the journal are counted,
+and not part of the logs' numbers. `verification` reports whether all is intact.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Description = dict[str, Any]
 
 
 def inspect(path: str, *, disk: ReadOnlyDisk | None = None) -> Description:
-    """Return the folder as one document of plain values.
+    """Return a report on the folder as plain values, ready to be encoded as JSON.
 
-    Times are in ms since the epoch, sizes in bytes. `live`: a process has it open, so the numbers may be
-    of different moments.
+    Times are in ms since the epoch, sizes in bytes; None where a number is not known. `live`: a process has
+    the folder open, so the numbers may be of different moments.
 
     Raises:
         NotALogFolder: It is no folder of logs.
@@ -122,9 +122,10 @@ def _segment(disk: ReadOnlyDisk, place: SegmentPlace) -> Description:
 
 
 def _ends(disk: ReadOnlyDisk, place: SegmentPlace, size: int) -> tuple[IndexEntry | None, IndexEntry | None]:
-    """Return the first and last index entry of a segment.
+    """Return the first and the last index entry of a segment; None for each that cannot be read.
 
-    The first comes from its header; the last from the index's last row, and from the headers after it.
+    The first is read from the frame's header. The last is found from the index's last row on, by the headers
+    of the frames after it.
     """
     try:
         file = disk.open(place.path)
@@ -153,7 +154,7 @@ def _ends(disk: ReadOnlyDisk, place: SegmentPlace, size: int) -> tuple[IndexEntr
 
 
 def _last_row(disk: ReadOnlyDisk, place: SegmentPlace) -> IndexEntry | None:
-    """Return the index entry of the index file's last row, if it is intact."""
+    """Return the index entry in the index file's last row; None unless it is intact."""
     count = ((place.index_size or 0) - INDEX_HEAD_SIZE) // ROW_SIZE
     if count <= 0:
         return None

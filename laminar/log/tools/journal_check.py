@@ -1,9 +1,9 @@
-"""Verify an idle journal byte by byte against what may be in it.
+"""Verify every byte of a journal that no process has open.
 
-A file holds frames of one generation back to back, each padded with zeros to its boundary. After the last one
-follows room: zeros, or, in a reused file, what is left of older frames. The frames before the checkpoint are
-checked as well, though no start will read them. Reading only; what a start makes of a journal is for
-`journal_scan` to say.
+A file holds frames of one generation back to back, each padded with zeros to the next boundary. After the
+last frame comes *room*, which is unused: zeros, or, in a reused file, the rest of older frames. Frames before
+the checkpoint are checked too, although no start will read them. Nothing is changed. `journal_scan` decides
+what a start does with a journal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from laminar.log.segment.index_rebuild import read_damaged
 
 @dataclass(frozen=True, slots=True)
 class JournalFinding:
-    """`size` bytes from `position` on that are wrong; a `note` if they may carry no meaning."""
+    """Wrong bytes of a file: `size` of them from `position` on (0: they are missing), described by `what`.
+
+    `note`: they may be without meaning, so that nothing is lost.
+    """
 
     file: str
     position: int
@@ -41,7 +44,7 @@ class JournalFinding:
 
 
 def check_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Iterator[JournalFinding]:
-    """Yield what is wrong in the journal files of the checkpoint's generation, from its file on."""
+    """Yield what is wrong in the journal, from the checkpoint's file on, and in the end mark."""
     numbers = [number for number in journal_numbers(disk, store) if number >= checkpoint.journal_file]
     if checkpoint.journal_file not in numbers:
         missing = os.path.join(store, journal_name(checkpoint.journal_file))
@@ -92,7 +95,10 @@ def _check_end_mark(
 
 
 def _live_frames(data: memoryview, checkpoint: Checkpoint, lsn: int | None) -> list[tuple[int, FrameHead]]:
-    """Return whole frames with rising LSNs from the front on; a falling one is of a former use."""
+    """Return (position, head) of the whole frames of a file, up to the first whose LSN does not rise.
+
+    Such a frame is left from a former use of the file. `lsn` is the last LSN of the file before, or None.
+    """
     found: list[tuple[int, FrameHead]] = []
     position = 0
     while position < len(data):
@@ -109,7 +115,7 @@ def _live_frames(data: memoryview, checkpoint: Checkpoint, lsn: int | None) -> l
 
 
 def _inside(path: str, data: memoryview, position: int, head: FrameHead) -> Iterator[JournalFinding]:
-    """Check the padding of an intact frame, and that its records are sound."""
+    """Check the padding of an intact frame, and the batches in it."""
     end = position + HEAD_SIZE + head.length
     padding = bytes(data[end : position + head.stored_size])
     if padding.count(0) != len(padding):
@@ -127,14 +133,15 @@ def _inside(path: str, data: memoryview, position: int, head: FrameHead) -> Iter
 def _room(
     path: str, data: memoryview, position: int, checkpoint: Checkpoint, lsn: int | None
 ) -> Iterator[JournalFinding]:
-    """Check the room after the last frame.
+    """Check the unused room after the last frame, which begins at `position`.
 
-    It holds zeros, or what a former use left, which nothing vouches for.
+    It should hold zeros. Other bytes are a note, as a former use may have left them, unless they look like
+    the next frame.
     """
     rest = bytes(data[position:])
     if rest.count(0) == len(rest):
         return
-    # The last frame is recognised by two of its three marks: a single damaged one does not hide it.
+    # Two of three fields are enough to recognise a next frame: so damage to one of them does not hide it.
     expected = None if lsn is None else lsn + 1
     former = decode_frame(data, position, generation=checkpoint.generation, seed=checkpoint.seed)
     if former is None and frame_marks(data, position, generation=checkpoint.generation, lsn=expected) >= 2:

@@ -1,9 +1,9 @@
 """Rebuild the index files of logs that no process has open, from their segments.
 
-A start does the same for an index that is missing or damaged, and readers rebuild rows as they meet them;
-this is for making all of them right at once, with a report on each. A new file replaces the old one by its
-name, when it is whole and synced: so it may be interrupted at any point, and repeated. Segments are not
-changed.
+A start rebuilds an index that is missing or damaged at its end, and readers rebuild rows that they find
+damaged. Here all indexes are checked and rebuilt at once, with a report on each. A new index file is written
+and synced under another name, and then renamed: so this may be interrupted at any point, and repeated.
+Segments are not changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NEW = ".new"
 
 
 class Reindexed(msgspec.Struct, frozen=True, kw_only=True):
-    """One index: its rows, how many stand for unreadable frames, and whether it changed."""
+    """The result for one index file: its rows, those of unreadable frames, and whether it changed."""
 
     file: str
     rows: int
@@ -40,12 +40,12 @@ def reindex(
 ) -> list[Reindexed]:
     """Rebuild the indexes of a folder, a log or a segment. Blocks; takes the folder's lock.
 
-    `progress` is called with the number of bytes of segments done.
+    `progress` is called after each segment with its size in bytes.
 
     Raises:
         FolderInUse: A process has it open.
         NotALogFolder: It is no folder of logs.
-        DiskError: What was not done yet is as it was.
+        DiskError: A file cannot be read or written; indexes that were not done yet are unchanged.
     """
     disk = disk or RealDisk()
     folder = scan_folder(ReadOnlyDisk(), os.path.abspath(path))
@@ -64,7 +64,13 @@ def reindex(
 
 @contextmanager
 def _locked(disk: Disk, folder: Folder) -> Iterator[None]:
-    """Hold the lock that a node, or a program with logs, holds while it runs. A copy has none."""
+    """Hold the folder's lock, which its node or program holds while it runs.
+
+    Without a lock file, as for a copy of one log, nothing is held.
+
+    Raises:
+        FolderInUse: A process has the folder open.
+    """
     if folder.lock is None:
         yield
         return
@@ -83,7 +89,7 @@ def _locked(disk: Disk, folder: Folder) -> Iterator[None]:
 def _reindex(disk: Disk, log: LogPlace, place: SegmentPlace, offset: int) -> tuple[Reindexed, int]:
     """Rebuild a segment's index; return the result and the offset after its last entry.
 
-    `offset` is where its first entry may begin.
+    `offset` is that after the segment before, which counts if the first header is damaged.
     """
     stored = b"" if place.index_size is None else _read(disk, place.index_path)
     if log.log_id is not None:

@@ -1,13 +1,13 @@
-"""Verify every byte of a folder of logs, and name what is wrong by its place.
+"""Verify every byte of a folder of logs, and report the place of everything that is wrong.
 
-It reads segments frame by frame, each index row against its frame, both copies of each document, and the
-journal's frames (`journal_check`), and changes nothing. After the checkpoint a crash may have left bytes that
-the next start writes again or cuts: what is wrong there is a *note*, not damage. In a folder that is in use
-only what lies before the checkpoint stands still; the rest is left out.
+It reads segments frame by frame, compares each index row with its frame, and reads both copies of each
+document and the journal's frames (`journal_check`). It changes nothing. After the checkpoint a crash may have
+left bytes that the next start writes again or removes: what is wrong there is a *note*, not damage. In a
+folder that is in use only the entries that the checkpoint covers do not change; the rest is not verified.
 
-The chain that must hold over all segments of a log (laminarmq's P9): each begins with the entry of its name,
-where the one before ended, by index, term and offset; inside, each frame follows the one before, and row k of
-the index is that of frame k.
+The rule that must hold over all segments of a log (laminarmq's P9): each segment begins with the entry whose
+index is its name, where the segment before it ended, by index, term and offset. Inside, each frame follows
+the one before it, and row k of the index is that of frame k.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from laminar.log.tools.folder_scan import Folder, LogPlace, SegmentPlace, scan_f
 from laminar.log.tools.journal_check import check_journal
 
 _COPY = re.compile(r"(.+)-\d+\.[ab]")
-# A document in use is read this often, with pauses, before it counts as damaged.
+# A document that is in use is read up to this number of times, with pauses, before it counts as damaged.
 _PATIENCE = 20
 _PAUSE_S = 0.02
-# What is wrong in a log in use is read this often again before it counts.
+# What is wrong in a log that is in use is read again this number of times before it counts.
 _LOOKS = 2
 Progress = Callable[[int], None]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that are not what they should be: `size` of them, 0 if they are missing.
+    """Wrong bytes of a file: `size` of them from `position` on (0: they are missing), described by `what`.
 
-    `severity`: "damage", or "note" for what the next start mends by itself. Offsets if they are known.
+    `severity` is "damage", or "note" for what the next start corrects by itself or what has no meaning.
+    `first_offset` and `next_offset` are those of the damaged records; None if they are not known.
     """
 
     file: str
@@ -58,7 +59,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verified(msgspec.Struct, kw_only=True):
-    """The result of a verification. `unverified` says what could not be verified, and why."""
+    """The result of a verification: its findings, and the number of files and bytes that were read.
+
+    `unverified` has a line for each part that was not verified, with the reason. `live`: a process has the
+    folder open.
+    """
 
     path: str
     kind: str
@@ -77,7 +82,7 @@ class Verified(msgspec.Struct, kw_only=True):
 
     @property
     def verdict(self) -> Literal["damaged", "whole", "in part", "nothing"]:
-        """The verdict; `in part`: not all was read, `nothing`: no segment was."""
+        """The verdict; without damage "in part" if not all was read, "nothing" if no segment was."""
         if self.damaged:
             return "damaged"
         if not self.unverified:
@@ -87,7 +92,7 @@ class Verified(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class _Chain:
-    """The end of what was read so far of a log; None if unknown, after a gap."""
+    """The last entry that was read of a log, and the offset after it; None if unknown, as after a gap."""
 
     index: int | None = None
     term: int | None = None
@@ -96,7 +101,7 @@ class _Chain:
 
 
 def total_bytes(path: str, *, disk: ReadOnlyDisk | None = None) -> int:
-    """Return about how much `verify` will read: what its progress counts towards."""
+    """Return about how many bytes `verify` will read: the total for a display of its progress."""
     disk = disk or ReadOnlyDisk()
     folder = scan_folder(disk, os.path.abspath(path))
     segments = [segment for log in folder.logs for segment in log.segments]
@@ -117,7 +122,7 @@ def verify(
 ) -> Verified:
     """Read everything and return the findings. Blocks.
 
-    `progress` is called with the number of bytes done. Raises as `inspect` does.
+    `progress` is called with the number of bytes read since its last call. Raises as `inspect` does.
     """
     disk = disk or ReadOnlyDisk()
     folder = scan_folder(disk, os.path.abspath(path))
@@ -195,7 +200,8 @@ class _Verification:
             copies = self._copies(Document(self.disk, directory, name))
             self.files += len(copies)
             numbers = [number for number, _, _ in copies]
-            # Two numbers at once: a crash cut a change short, and the next start ends it.
+            # Copies with two numbers: a crash interrupted `Document.write`, and the next write removes the
+            # older.
             cut_short = len(set(numbers)) > 1 and any(isinstance(payload, bytes) for _, _, payload in copies)
             severity = "note" if cut_short else "damage"
             for _, file, payload in copies:
@@ -209,7 +215,10 @@ class _Verification:
                 self._found(path, 0, 0, f"the {name} has one copy instead of two", severity=severity)
 
     def _copies(self, document: Document) -> list[tuple[int, str, bytes | str]]:
-        """Return the copies; while a process may be writing them, they get a moment to become whole."""
+        """Return the copies as `Document.copies` does.
+
+        While a process has the folder open they are read again until all are whole, for a moment at most.
+        """
         for _ in range(_PATIENCE if self.folder.live else 1):
             try:
                 copies = document.copies()
@@ -229,7 +238,10 @@ class _Verification:
     # Logs
 
     def _confirm_findings(self, log: LogPlace) -> None:
-        """Keep only findings that a later look confirms: the owner may have changed what was read."""
+        """Read a log again, and keep only the findings that are found again.
+
+        The process that has it open may have changed what was read.
+        """
         for _ in range(_LOOKS):
             findings = {each for each in self.findings if os.path.dirname(each.file) == log.directory}
             findings |= {each for each in self.findings if each.file == log.directory}
@@ -367,7 +379,10 @@ class _Verification:
         chain.offset = hole.row.next_offset if hole.row is not None else None
 
     def _follows(self, place: SegmentPlace, found: IntactFrame, chain: _Chain, severity: str) -> None:
-        """Return whether a whole frame is the next of its log."""
+        """Check that an intact frame continues its log, and move `chain` to it.
+
+        What disagrees becomes one finding.
+        """
         header, row = found.header, found.row
         index = place.first_index if chain.index is None and row.position == 0 else chain.index
         if chain.index is not None:
@@ -428,7 +443,7 @@ class _Verification:
             self._found(place.index_path, position, ROW_SIZE, what, severity=severity)
 
     def _skip_rows(self, place: SegmentPlace, rows: memoryview, slot: int, count: int, hole: Gap) -> None:
-        """Check the rows of frames that can't be read, which is possible by their own checksums only."""
+        """Check the rows of frames that cannot be read, by the rows' own checksums."""
         for each in range(slot, min(slot + count, len(rows) // ROW_SIZE)):
             if not row_is_whole(rows, each):
                 position = INDEX_HEAD_SIZE + each * ROW_SIZE
