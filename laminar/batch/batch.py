@@ -1,8 +1,8 @@
-"""A batch of records as its reader sees it: lazily, and without copying what need not be copied.
+"""A batch of records as its reader sees it: columns are read when they are asked for, and kept.
 
-A `Batch` decides nothing; it opens columns when they are asked for and keeps them. It trusts no
-arithmetic of the frame: a body that disagrees with its directory is a `BatchError` that names the
-offsets it covers. It is apart from building, so that a reader sees in one page what reading costs.
+What need not be copied is not copied. No number in the frame is trusted: a body that disagrees with its
+directory raises a `BatchError` that names the offsets of the records. This module is apart from building, so
+that it shows on one page what reading costs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEADERS_DECODER = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
 class Record:
-    """One record, as a view on its batch. Times are ms since the epoch."""
+    """One record, which reads its cells from its batch. Times are ms since the epoch."""
 
     __slots__ = ("_batch", "_position", "offset", "value")
 
@@ -70,7 +70,7 @@ class Record:
         return self.value.decode()
 
     def json(self) -> Any:
-        """Return the value, parsed as JSON. Raises `msgspec.DecodeError`, a ValueError, if it is not JSON."""
+        """Return the value, parsed as JSON. Raises `msgspec.DecodeError`, a ValueError, for other bytes."""
         return msgspec.json.decode(self.value)
 
     def __repr__(self) -> str:
@@ -79,11 +79,11 @@ class Record:
 
 
 class Batch:
-    """The records of one frame. A frame of a control kind is a batch of no records.
+    """The records of one frame. A frame of a control kind is a batch without records.
 
-    Both checksums are checked here, at the far end, unless the caller says with ``verified=True`` that
-    it has done so, or gives the `header` that `split_headers` verified: then the body's is checked.
-    Columns are opened on first use; one that is damaged raises then, and only then.
+    Both checksums are checked when it is made. Not with ``verified=True``, by which the caller says that it
+    has checked them; and with a `header`, which `split_headers` has verified, only the body's is. Columns are
+    read on first use: a column that is wrong raises `BatchError` then, and only then.
     """
 
     __slots__ = ("_cache", "_entries", "frame", "header")
@@ -96,7 +96,7 @@ class Batch:
         self.header: Header = header
         self.frame = frame
         self._entries: dict[int, Entry] | None = None
-        # What was unpacked, by name; and plain bytes, by column.
+        # Columns that were unpacked, by name; and their plain bytes, by `Column`.
         self._cache: dict[str | Column, Any] = {}
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class Batch:
 
     @property
     def is_large(self) -> bool:
-        """True if its one record is larger than a batch, and has no value here: see `large_record`."""
+        """Whether its one record is larger than a batch, and so has no value here: see `large_record`."""
         return bool(self.header.flags & Flag.LARGE)
 
     @property
@@ -157,7 +157,10 @@ class Batch:
         return plain
 
     def cells(self, column: Column) -> tuple[tuple[int, ...], memoryview] | None:
-        """Return the checked offsets and the bytes of a variable column; None if there is no such column."""
+        """Return (offsets, plain bytes) of a variable column, checked; None if there is no such column.
+
+        Cell `i` has the bytes from offset `i` up to, not including, offset `i + 1`.
+        """
         entry, plain = self.entry(column), self.plain(column)
         if entry is None or plain is None:
             return None
@@ -170,7 +173,7 @@ class Batch:
 
     @property
     def values(self) -> list[bytes]:
-        """All values, copied out of the frame in one go."""
+        """All values, copied out of the frame at once."""
         if "values" not in self._cache:
             self._cache["values"] = self._list(Column.VALUE) or []
         values: list[bytes] = self._cache["values"]
@@ -225,15 +228,15 @@ class Batch:
         return tags
 
     def check_text(self) -> None:
-        """Raise `BatchError` if a tag is not UTF-8: before its bytes go where text is believed."""
+        """Raise `BatchError` if a tag is not UTF-8: for callers that pass the bytes on as text, unread."""
         plain = self.plain(Column.TAG)
-        # All ASCII is the common case, and one pass in C; else each tag is decoded, as a cut may lie
-        # inside of a character.
+        # Mostly all is ASCII, which is checked in one pass in C. Else each tag is decoded by itself, as a tag
+        # may begin or end inside a character.
         if plain is not None and not bytes(plain).isascii():
             _ = self.tags
 
     def tagged(self, tag: str) -> list[int]:
-        """Return the positions of the records with this tag; hashes are compared first, then the tags."""
+        """Return the positions (from 0) of the records with this tag; only equal hashes cost a comparison."""
         entry = self.entry(Column.TAG_HASH)
         wanted = tag_hash(tag)
         if entry is None:
@@ -260,7 +263,7 @@ class Batch:
 
     @property
     def stored_headers(self) -> list[bytes | None] | None:
-        """Each record's headers as they are stored, a msgpack map; None where it has none."""
+        """Each record's headers as a stored msgpack map, None where it has none; None if all have none."""
         return self._list(Column.HEADERS, nulls=True)
 
     @property
@@ -278,7 +281,7 @@ class Batch:
         return self._with_nulls(entry, [data[i : i + 16] for i in range(0, len(data), 16)])
 
     def records(self, start: int | None = None, stop: int | None = None) -> Iterator[Record]:
-        """Return the records with offsets from `start` up to, not including, `stop`; all by default."""
+        """Yield the records with offsets from `start` up to, not including, `stop`; all by default."""
         base = self.header.base_offset
         first = 0 if start is None else max(0, start - base)
         last = len(self) if stop is None else min(len(self), stop - base)

@@ -1,9 +1,10 @@
 """The body of a batch of records: a directory, then columns in Arrow's own layout.
 
-Decides where each column begins, how a missing key or tag is written, and whether a directory that came
-from outside is sound arithmetic within limits; decompresses one column, never to more than it stated. It
-knows nothing of logs, and looks into no cell. It is apart from the header because a server moves frames all
-day without opening one. ``docs/format.md`` has every byte.
+It decides where each column begins, how a missing key or tag is written, and whether the numbers in a
+directory that came from outside are consistent and within limits. It decompresses a column, never to more
+bytes than the directory states. It knows nothing of logs, and of cells it checks only lengths and times. It
+is apart from the header because a server mostly moves frames without reading their bodies. ``docs/format.md``
+has every byte.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ else:
 
 
 class Column(IntEnum):
-    """The known columns. A directory lists them by rising number; an unknown one is skipped."""
+    """The known columns. A directory lists them by rising number; readers skip columns with other numbers."""
 
     VALUE = 1
     KEY = 2
@@ -39,18 +40,21 @@ class Column(IntEnum):
 
 
 class Codec(IntEnum):
-    """The compression of a variable column's bytes. LZ4 is a reserved number."""
+    """The compression of a variable column's bytes. The number of LZ4 is reserved: it is not supported."""
 
     NONE = 0
     ZSTD = 1
     LZ4 = 2
 
 
-VARIABLE = 1  # int32 offsets (count + 1, from 0), then bytes; else elements of `width` bytes
-NULLS = 2  # a bitmap in front, one bit a record from the lowest: 1 is present
+# Flags of a column. VARIABLE: it has count + 1 int32 offsets, from 0, then bytes; without it, elements of
+# `width` bytes. NULLS: it begins with a bitmap, one bit for each record from the lowest bit up, 1 where there
+# is a cell.
+VARIABLE = 1
+NULLS = 2
 _KNOWN_COLUMN_FLAGS = VARIABLE | NULLS
 
-# The largest time: in microseconds it still fits 64 bits, as Arrow and Spark want it. 292,000 years.
+# The largest time, 292,000 years: in microseconds, the unit of Arrow and Spark, it still fits 64 bits.
 MAX_TIME_MS = (2**63 - 1) // 1000
 
 _WIDTHS = {Column.TIMESTAMP: 8, Column.TAG_HASH: 8, Column.DELIVERY_TIME: 8, Column.TRACE_ID: 16}
@@ -79,7 +83,11 @@ class Entry(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """A column that is to be put into a frame. `parts` are its bytes in order, joined only with the frame."""
+    """A column that is to be put into a frame. `parts` are its bytes, which `assemble` joins.
+
+    `width` is 0 for a variable column; `validity` and `offsets` are empty where it has none. Lengths are
+    those of the `parts` as stored, and before compression, in bytes.
+    """
 
     column: Column
     codec: Codec
@@ -103,7 +111,10 @@ def tag_bit(tag: str) -> int:
 
 
 def variable(column: Column, cells: Sequence[Buffer | None], codec: Codec = Codec.NONE) -> Cells:
-    """Build a column of byte strings; None is a missing cell. No loop over cells in Python."""
+    """Return a column of byte strings; None is a missing cell. It loops over no cells in Python.
+
+    `codec` is used only for columns that may be compressed, and only if it saves bytes.
+    """
     # Every record has a value: looking for None would cost as much as joining.
     validity, null_count = (b"", 0) if column is Column.VALUE else _validity(cells)
     present: Sequence[Buffer]
@@ -124,7 +135,7 @@ def variable(column: Column, cells: Sequence[Buffer | None], codec: Codec = Code
 
 
 def times(column: Column, cells: Sequence[int | None]) -> Cells:
-    """Build a column of times in ms; None is a missing cell, stored as 0."""
+    """Return a column of times in ms; None is a missing cell, stored as 0."""
     validity, null_count = _validity(cells)
     present = [cell or 0 for cell in cells] if null_count else cells
     _check_times(column, present)  # type: ignore[arg-type]
@@ -133,7 +144,7 @@ def times(column: Column, cells: Sequence[int | None]) -> Cells:
 
 
 def tag_hashes(hashes: Sequence[int]) -> Cells:
-    """Build the column of 64-bit tag hashes, 0 where a record has no tag."""
+    """Return the column of 64-bit tag hashes, 0 where a record has no tag."""
     data = struct.pack(f"<{len(hashes)}Q", *hashes)
     return Cells(Column.TAG_HASH, Codec.NONE, 8, b"", b"", (data,), len(data), len(data), 0)
 
@@ -145,14 +156,14 @@ def _check_times(column: int, found: Sequence[int]) -> None:
 
 
 def read_times(frame: Buffer, entry: Entry, count: int) -> tuple[int, ...]:
-    """Return the times of a column in ms, all in range; missing cells hold any number."""
+    """Return the times of a column in ms, all in range; the number of a missing cell means nothing."""
     found: tuple[int, ...] = struct.unpack_from(f"<{count}q", frame, entry.position)
     _check_times(entry.column, found)
     return found
 
 
 def trace_ids(cells: Sequence[bytes | None]) -> Cells:
-    """Build the column of 16-byte trace ids."""
+    """Return the column of 16-byte trace ids; None is a missing cell, stored as zeros."""
     validity, null_count = _validity(cells)
     parts = [bytes(16) if cell is None else cell for cell in cells]
     for part in parts:
@@ -170,13 +181,13 @@ def _validity(cells: Sequence[object]) -> tuple[bytes, int]:
 
 
 def bitmap(digits: str) -> bytes:
-    """Return the validity bitmap for one character a record, "1" where the cell is there."""
-    # The text of a binary number is the one bitmap that C builds for us; its last digit is bit 0.
+    """Return the validity bitmap for `digits`: one character for each record, "1" where there is a cell."""
+    # `int` parses binary digits in C, which is the fastest way to make a bitmap; its last digit is bit 0.
     return int(digits[::-1], 2).to_bytes((len(digits) + 7) // 8, "little")
 
 
 def presence(frame: Buffer, entry: Entry, count: int) -> str | None:
-    """Return one character a record, "1" where the cell is there; None where all are."""
+    """Return one character for each record, "1" where there is a cell; None if every record has one."""
     if not entry.flags & NULLS:
         return None
     return f"{_validity_bits(frame, entry, count):0{count}b}"[::-1]
@@ -194,7 +205,10 @@ def _fold(codec: Codec, plain: bytes) -> bytes:
 
 
 def assemble(count: int, columns: Sequence[Cells]) -> bytearray:
-    """Return a frame with room for a header, then the columns by rising number. Everything is copied once."""
+    """Return a frame: room for a header, the directory, the columns, which must come by rising number.
+
+    Everything is copied once. `seal` writes the header.
+    """
     directory_bytes = _HEAD.size + _ENTRY.size * len(columns)
     directory = [_HEAD.pack(len(columns), 0, directory_bytes)]
     parts: list[Buffer] = [bytes(HEADER_SIZE), b""]
@@ -244,10 +258,14 @@ def assemble(count: int, columns: Sequence[Cells]) -> bytearray:
 
 
 def read_directory(frame: Buffer, header: Header) -> dict[int, Entry]:
-    """Return the directory of a batch of records, by column, after checking its arithmetic.
+    """Return the directory of a batch of records, by column number, after checking its numbers.
 
-    Positions are exactly those that `assemble` gives, so columns cannot overlap, leave the frame, or
-    hide bytes; lengths agree with the count. Costs a few microseconds, whatever the batch holds.
+    Positions must be those that `assemble` would give: so columns cannot overlap or leave the frame, and no
+    bytes lie between them. Lengths must agree with the number of records. It takes a few microseconds,
+    whatever the batch holds.
+
+    Raises:
+        BatchError: a number is wrong, or the batch holds no records.
     """
     if header.kind is not Kind.DATA:
         raise malformed("kind", header.kind.name, Kind.DATA.name, "batch")
@@ -290,8 +308,8 @@ def read_directory(frame: Buffer, header: Header) -> dict[int, Entry]:
 # A directory of one line, and where the offsets of its column begin if it has no bitmap.
 _ONLY_VALUES = struct.Struct(_HEAD.format + _ENTRY.format[1:])
 _ONLY_OFFSETS_AT = -(-(HEADER_SIZE + _ONLY_VALUES.size) // _ALIGNMENT) * _ALIGNMENT
-# What stands in it before the positions (columns, reserved, directory_bytes, column, codec, flags, width,
-# validity_position), when the only column is of plain values.
+# The first numbers of such a directory, up to the offsets' position, if its column is of plain values:
+# columns, reserved, directory_bytes, column, codec, flags, width, validity_position, offsets_position.
 _PLAIN_VALUES = (
     1,
     0,
@@ -306,9 +324,10 @@ _PLAIN_VALUES = (
 
 
 def _only_values(frame: Buffer, header: Header) -> Entry | None:
-    """Return the one line of a batch that holds plain values only and is right, else None.
+    """Return the directory's line of a batch of plain values and nothing else; None for any other batch.
 
-    The same rules as below, for the commonest batch, in a third of the time; it refuses nothing.
+    For the most common batch it applies the rules of `read_directory` in a third of the time. None is no
+    error: the general way then decides.
     """
     fields = _ONLY_VALUES.unpack_from(frame, HEADER_SIZE)
     position, stored_length, plain_length, null_count = fields[9:]
@@ -324,7 +343,10 @@ def _only_values(frame: Buffer, header: Header) -> Entry | None:
 
 
 def _check_entry(entry: Entry, count: int, end: int) -> int:
-    """Check one line against the count and the end of the line before; returns its own end."""
+    """Check one line of the directory; return the position in the frame at which its column ends.
+
+    `end` is where the column before it ends, `count` the number of records. Raises `BatchError`.
+    """
     flags, width, name = entry.flags, entry.width, f"column {entry.column}"
     if flags & ~_KNOWN_COLUMN_FLAGS:
         raise BatchError("unsupported", f"{name}: flags {flags:#x}", field="flags", value=flags)
@@ -370,16 +392,20 @@ _LAYOUTS: dict[int, int] = {column: _WIDTHS.get(column, 0) for column in Column}
 
 
 def read_ends(frame: Buffer, entry: Entry, count: int) -> tuple[int, ...]:
-    """Return the count + 1 offsets of a variable column: from 0, never decreasing, to the plain length."""
+    """Return the count + 1 offsets of a variable column, checked: from 0, never falling, to its length."""
     ends: tuple[int, ...] = struct.unpack_from(f"<{count + 1}i", frame, entry.offsets_position)
-    # Sorting what is sorted is one pass in C, the cheapest test of order there is.
+    # To sort what is sorted takes one pass in C: the cheapest test of their order.
     if ends[0] != 0 or ends[-1] != entry.plain_length or sorted(ends) != list(ends):
         raise malformed("offsets", "not in order", f"0 to {entry.plain_length}", f"column {entry.column}")
     return ends
 
 
 def unfold(frame: Buffer, entry: Entry) -> memoryview:
-    """Return the plain bytes of a column: a view on the frame, or decompressed up to the stated length."""
+    """Return the plain bytes of a column: a view of the frame, or decompressed.
+
+    Raises:
+        BatchError: the codec is unknown, or the bytes do not decompress to exactly the stated length.
+    """
     stored = memoryview(frame)[entry.position : entry.position + entry.stored_length]
     if entry.codec == Codec.NONE:
         return stored
@@ -388,7 +414,7 @@ def unfold(frame: Buffer, entry: Entry) -> memoryview:
     decompressor = zstd.ZstdDecompressor()
     name = f"column {entry.column}"
     try:
-        # One byte more than stated: enough to see the end of an honest column, or a lie.
+        # One byte more than the stated length: enough to see that a column is longer than stated.
         plain = decompressor.decompress(stored, max_length=entry.plain_length + 1)
     except zstd.ZstdError as error:
         raise malformed("stored", str(error), "one zstd frame", name) from None

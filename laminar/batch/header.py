@@ -1,11 +1,11 @@
 """The 128-byte header of a batch: its fields, its kinds and its two checksums.
 
-One batch is one Raft entry and one stored frame: this header, then a body. The producer seals the body with
-a CRC that nothing changes later; the leader writes the batch's place in the log into the header and seals
-the header. This module is the only one that knows the layout: others take `HEADER_SIZE`, the functions
-below, or a `struct.Struct` from `fields`. It decides whether the bytes of a frame are intact and which
-entry they are. It does not know what a body holds (`columns`), nor whether a place in the log is the right
-one (`raft`). Reference: `docs/format.md`.
+One batch is one Raft entry and one stored frame: this header, then a body. The producer seals the body, that
+is writes its CRC, which does not change later. The leader writes the batch's place in the log into the header
+(*stamps* it) and seals the header. Only this module knows the layout: others use `HEADER_SIZE`, the functions
+below, or a `struct.Struct` from `fields`. It decides whether the bytes of a frame are intact and which entry
+they are. It does not know what a body holds (`columns`), nor whether a place in the log is the right one
+(`raft`). Reference: `docs/format.md`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 BATCH_TYPE: Final = "application/vnd.laminar.batch"
 MAGIC: Final = b"LMNB"
 VERSION: Final = 1
-# A position inside a frame fits Arrow's signed 32-bit offsets.
+# The largest frame: every position inside it fits a signed 32-bit number, as Arrow's offsets are.
 MAX_FRAME_BYTES: Final = 2**31 - 1
 NO_PRODUCER: Final = bytes(16)
 
@@ -63,9 +63,9 @@ OFFSETS: Final = {
 def fields(*names: str, then: str = "") -> struct.Struct:
     """Return a `Struct` that unpacks the named fields of a header, which must be named in their order.
 
-    For paths that run once a batch and need a few of the fields: others are skipped, which costs nothing.
-    It always spans the header; `then` continues the format after it. Unpack only: packing would write
-    zeros over what is skipped.
+    It is for paths that run once for each batch and need few fields; to skip the others costs nothing. It
+    always spans the whole header; `then` is the format of bytes after it. Do not pack with it: that would
+    write zeros over the skipped fields.
     """
     form, position = "<", 0
     for name in names:
@@ -123,18 +123,18 @@ class Flag(IntFlag):
     OPENS_SEGMENT = 1
     # Producer id and sequence are the hashes of an idempotency key and of the request.
     KEYED = 2
-    # Its one record is larger than a batch, and its value empty here (`laminar.batch.large_record`): only as
-    # it is read.
+    # Its one record is larger than a batch, and its value is empty here (`laminar.batch.large_record`). Only
+    # batches given to readers have this flag: it is never stored.
     LARGE = 4
 
 
 class BatchError(ValueError):
-    """A frame that is not what it says, or more than is allowed: the sender's mistake, or damage.
+    """A frame is damaged, contradicts itself, is not supported, or is larger than allowed.
 
-    `code` is ``malformed``, ``bad_checksum``, ``unsupported`` or ``too_large``; `field` names the part,
-    `value` what was found there and `limit` what would have been right, where there is such a thing.
-    `offsets` is the range ``(first, next)`` of the records that cannot be read, where it is known:
-    they exist, and a reader may go on at ``next``.
+    `code` is ``malformed``, ``bad_checksum``, ``unsupported`` or ``too_large``. `field` names the part,
+    `value` is what was found there, and `limit` what would have been right; None where that does not apply.
+    `offsets` is the range ``(first, next)`` of the records that cannot be read, or None if it is not known:
+    the records exist, and a reader may go on at ``next``.
     """
 
     def __init__(
@@ -192,9 +192,10 @@ _NUMBERED = (Kind.DATA, Kind.STAGED)
 class Header:
     """The header of a frame as numbers. Times are ms since the epoch, lengths bytes, CRCs CRC-32C.
 
-    `checkpoint` is the highest of the numbers that a producer's user gave the records, `floor` one that all
-    up to it are durable in every partition; 0: none. In a `STAGED` batch they are the number of the stage and
-    the count of its records, 0 for a part of a large record.
+    `checkpoint` is the highest of the numbers that a producer's user gave to the records (0: none). All
+    records with numbers up to `floor` are durable, in every partition (0: not known). In a `STAGED` batch
+    `checkpoint` is the number of the stage, and `floor` the number of its records, 0 for a part of a large
+    record.
     """
 
     kind: Kind
@@ -218,9 +219,12 @@ class Header:
 
     @classmethod
     def unpack(cls, buffer: Buffer, position: int = 0) -> Header:
-        """Read the header at `position`; check magic, version and that every value is known here.
+        """Return the header at `position`, after checking magic and version, and that its values are known.
 
         The checksum is not checked: use `verify` for bytes from a disk or a connection.
+
+        Raises:
+            BatchError: one of them is wrong, or there are too few bytes.
         """
         if len(buffer) - position < HEADER_SIZE:
             raise malformed("length", len(buffer) - position, f"at least {HEADER_SIZE}", "frame")
@@ -294,7 +298,7 @@ class Header:
 
     @property
     def opens_segment(self) -> bool:
-        """True if the batch is the first of a segment file."""
+        """Whether the batch is the first of a segment."""
         return bool(self.flags & Flag.OPENS_SEGMENT)
 
 
@@ -332,10 +336,10 @@ def seal(
     floor: int = 0,
     keyed: bool = False,
 ) -> bytearray:
-    """Write the header of a frame without a place in a log over its first bytes, and return the frame.
+    """Write the header of an unstamped frame over its first `HEADER_SIZE` bytes, and return the frame.
 
-    Index, terms, base offset and times are zero until the leader stamps them, but both checksums
-    already hold, so damage on the way to the leader is caught.
+    The body must follow those bytes. Index, terms, base offset and time are zero until the leader stamps
+    them, but both checksums already hold, so that damage on the way to the leader is found.
     """
     assert len(producer_id) == 16, f"a producer id of {len(producer_id)} bytes"
     size = len(frame)
@@ -396,14 +400,14 @@ def stamp(
     committed_index: int,
     opens_segment: bool = False,
 ) -> None:
-    """Write the place in the log, the time and the commit index into the header, and seal it again.
+    """Write the place in the log, the time and the commit index into the header, and seal the header.
 
-    In place, once, on the leader, in memory, before the first write. The body and its checksum stay the
-    producer's.
+    The frame is changed in place. The leader does this once, before the frame is written anywhere. The body
+    and its checksum stay as the producer made them.
     """
     _PLACE.pack_into(frame, _PLACE_AT, index, term, prev_term, base_offset)
     _CLOCK.pack_into(frame, _CLOCK_AT, append_time_ms, committed_index)
-    # Written, not or-ed: a client may append a frame that it fetched, with the flag of its old place.
+    # Set or cleared: a client may append a frame that it fetched, which has the flag of its old place.
     frame[_FLAGS_AT] = frame[_FLAGS_AT] & Flag.KEYED | (1 if opens_segment else 0)
     _CRC.pack_into(frame, HEADER_CRC_AT, crc32c(memoryview(frame)[:HEADER_CRC_AT]))
 
@@ -411,9 +415,9 @@ def stamp(
 def set_producer(
     frame: bytearray | memoryview, *, producer_id: bytes, epoch: int, sequence: int, keyed: bool
 ) -> None:
-    """Write producer id, epoch and sequence number into an unstamped frame in place; seal its header.
+    """Write producer id, epoch and sequence number into an unstamped frame, in place, and seal its header.
 
-    By these the frame is recognised when it is sent again.
+    By these numbers the frame is recognised when it is sent again.
     """
     assert len(producer_id) == 16, f"a producer id of {len(producer_id)} bytes"
     frame[_FLAGS_AT] = int(Flag.KEYED) if keyed else 0
@@ -424,7 +428,11 @@ def set_producer(
 def as_staged(
     frame: bytearray | memoryview, *, sink: bytes, epoch: int, number: int, stage: int, records: int
 ) -> None:
-    """Turn a batch of records into a stage of a sink's batch `number`, in place, before it is stamped."""
+    """Turn a batch of records into a stage of a sink's batch `number`, in place, before it is stamped.
+
+    `stage` is the number of the stage, `records` that of its records. The header's checksum is wrong until
+    `stamp`.
+    """
     _KIND_AND_FLAGS.pack_into(frame, _KIND_AT, Kind.STAGED, 0)
     _COUNT.pack_into(frame, _COUNT_AT, 0)
     _PRODUCER.pack_into(frame, _PRODUCER_AT, sink, epoch, 0, number)
@@ -432,12 +440,15 @@ def as_staged(
 
 
 def build_part(value: Buffer, *, upload: bytes, number: int) -> bytearray:
-    """Return an unstamped part of a large record: a `STAGED` batch without records, with `value` as body."""
+    """Return an unstamped part of a large record: a `STAGED` batch without records, with `value` as body.
+
+    `upload` is the id of the upload, 16 bytes; `number` is that of the part.
+    """
     return seal(bytearray(HEADER_SIZE) + value, Kind.STAGED, producer_id=upload, checkpoint=number)
 
 
 def as_large(stub: Buffer, *, publish: Header) -> bytearray:
-    """Return the stub of a large record as readers see it: at the place of its publish in the log."""
+    """Return the stub of a large record as readers get it: at the place in the log of its publish entry."""
     frame = bytearray(stub)
     _KIND_AND_FLAGS.pack_into(frame, _KIND_AT, Kind.DATA, Flag.LARGE)
     _PLACE.pack_into(frame, _PLACE_AT, publish.index, publish.term, publish.prev_term, publish.base_offset)
@@ -447,7 +458,7 @@ def as_large(stub: Buffer, *, publish: Header) -> bytearray:
 
 
 def as_published(staged: Buffer, *, publish: Header, base_offset: int) -> bytearray:
-    """Return a staged batch as readers see it: records with offsets, at the place of the publish."""
+    """Return a staged batch as readers get it: records from `base_offset` on, at its publish's place."""
     header = Header.unpack(staged)
     frame = bytearray(staged)
     _KIND_AND_FLAGS.pack_into(frame, _KIND_AT, Kind.DATA, 0)
@@ -461,7 +472,7 @@ def as_published(staged: Buffer, *, publish: Header, base_offset: int) -> bytear
 
 
 def replace_body(frame: Buffer, changed: bytearray) -> bytearray:
-    """Write the header of `frame` over the first bytes of `changed`, sealed for the body after them."""
+    """Write the header of `frame` over the first bytes of `changed`, seal it for its body, and return it."""
     changed[:HEADER_SIZE] = memoryview(frame)[:HEADER_SIZE]
     with memoryview(changed) as view:
         _BODY_LENGTH.pack_into(changed, _BODY_LENGTH_AT, len(changed) - HEADER_SIZE)
@@ -471,7 +482,10 @@ def replace_body(frame: Buffer, changed: bytearray) -> bytearray:
 
 
 def verify_header(frame: Buffer) -> Header:
-    """Check the header's checksum and read it. The body may be missing, or more may follow."""
+    """Return the header of a frame, after checking its checksum; raise `BatchError` if it is wrong.
+
+    The body may be missing, or more bytes may follow.
+    """
     header = Header.unpack(frame)
     found = crc32c(memoryview(frame)[:HEADER_CRC_AT])
     if found != header.header_crc:
@@ -480,14 +494,18 @@ def verify_header(frame: Buffer) -> Header:
 
 
 def verify(frame: Buffer) -> Header:
-    """Check that `frame` is exactly one whole frame with both checksums right, and read its header."""
+    """Return the header of a frame, after checking both checksums, and that it is exactly one frame.
+
+    Raises:
+        BatchError: it is not.
+    """
     header = verify_header(frame)
     verify_body(frame, header)
     return header
 
 
 def verify_body(frame: Buffer, header: Header) -> None:
-    """Check that `frame` is one whole frame as long as its `header` says, with the body's checksum right."""
+    """Raise `BatchError` unless `frame` is as long as its `header` says, and its body's checksum holds."""
     if len(frame) != header.frame_size:
         raise malformed("length", len(frame), header.frame_size, "frame")
     found = crc32c(memoryview(frame)[HEADER_SIZE:])
@@ -512,7 +530,7 @@ def split(buffer: Buffer) -> list[memoryview]:
 
 
 def split_headers(buffer: Buffer) -> list[tuple[memoryview, Header]]:
-    """Return what `split` does, each frame with its verified header, so that it is verified once."""
+    """Return what `split` does, each frame with its verified header, so that no caller verifies it again."""
     view = memoryview(buffer)
     frames = []
     position = 0

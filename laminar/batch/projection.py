@@ -1,8 +1,7 @@
-"""Batches with fewer columns than were appended, for readers that want to know less: keys, times, tags.
+"""Batches with fewer columns than were appended, for readers that need only keys, times or tags.
 
-A projected batch is a batch like any other, at the same place in the log, with checksums of its own. Only
-what travels is smaller; it is never stored, nor replicated. Which reader wants which column is decided
-elsewhere.
+A projected batch is a batch like any other, at the same place in the log, with checksums of its own. It makes
+answers smaller, and is never stored nor replicated. The caller decides which columns a reader gets.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from laminar.batch.header import Buffer, Flag, Header, replace_body
 
 
 def project(frame: Buffer, keep: Container[int]) -> bytearray:
-    """Return a verified batch of records with its `keep` columns only; values not kept are empty ones.
+    """Return a copy of a verified batch of records with only the columns whose numbers are in `keep`.
 
-    Compressed columns stay compressed. The stub of a record larger than a batch comes as it is: its
-    headers say so.
+    If values are not kept, each record has an empty value. Compressed columns stay compressed. The stub of a
+    record larger than a batch is returned whole, as its headers say what it is.
 
     Raises:
         BatchError: the directory is wrong.

@@ -1,10 +1,10 @@
-"""Validation of a batch from outside, before it is acknowledged: all that readers rely on later.
+"""Validation of a batch from a client, before it is acknowledged: of all that readers rely on later.
 
 A batch that is acknowledged is never changed, and every reader of its partition meets it. So a cell that
-cannot be read must be refused here: after the acknowledgement it stops each reader that asks for it. Costs
-about 30 ns a record and variable column; tags and headers, which are decoded one by one, about 400 ns each,
-and decompressing a column about 1 ns a byte. It is apart from the layout because readers and storage
-need none of it.
+cannot be read must be refused here: later it would stop each reader that asks for it. It takes about 30 ns
+for each cell of a variable column, about 400 ns for each tag and each record's headers, which are decoded one
+by one, and about 1 ns for each byte that is decompressed. It is apart from the layout because readers and
+storage do not need it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from laminar.batch.columns import (
 from laminar.batch.header import BatchError, Buffer, Header, malformed
 
 _HEADERS = msgspec.msgpack.Decoder(dict[str, bytes])
-# Lengths are compared in runs of this many cells first: few batches have a run that is too long in all.
+# Cells are first checked in runs of this number: if a whole run is within the limit of one cell, each cell
+# is.
 _RUN = 64
 
 # Limits up to which a batch is checked in the event loop: about a millisecond or two each.
@@ -57,7 +58,9 @@ class CellLimits:
 def check_batch(
     frame: Buffer, limits: CellLimits, *, max_records: int, max_record_bytes: int, max_plain_bytes: int
 ) -> int:
-    """Check a verified frame from outside whole: its directory, then every cell. Return its plain bytes.
+    """Check a verified frame from a client: its directory, then every cell.
+
+    Return how many bytes its columns have when they are decompressed.
 
     Raises:
         BatchError: something is wrong. A cell is named by its record's place in the batch, as in
@@ -86,12 +89,15 @@ def check_batch(
 def check_directory(
     frame: Buffer, *, max_records: int, max_record_bytes: int, max_plain_bytes: int
 ) -> Header:
-    """Check arithmetic and limits of a verified frame, the first part of `check_batch`; return its header.
+    """Check the directory and limits of a verified frame, the first part of `check_batch`; return its header.
 
-    Checked are: the number of records; how large one is with its key, tag and headers; how large all are when
-    decompressed; offsets, which are never compressed (each column's must begin at 0, never decrease, and end
-    at its plain length); and times, which must be ones that a reader can write down. Nothing is decompressed,
-    no other cell is read.
+    It checks the number of records, the size of each with its key, tag and headers, and the size of all when
+    decompressed. It checks offsets, which are never compressed: those of each column must begin at 0, never
+    fall, and end at its plain length. It checks that times are in range. Nothing is decompressed, and no
+    other cell is read.
+
+    Raises:
+        BatchError: something is wrong.
     """
     return _check_directory(
         frame,
@@ -105,7 +111,7 @@ def _check_directory(
     frame: Buffer, *, max_records: int, max_record_bytes: int, max_plain_bytes: int
 ) -> tuple[Header, Mapping[int, Entry], Mapping[int, Ends]]:
     header = Header.unpack(frame)
-    # The count is believed only up to the limit: it sizes what is unpacked below.
+    # Checked first, because what is unpacked below takes memory by this count.
     if header.count > max_records:
         raise too_large("records", header.count, max_records)
     entries = read_directory(frame, header)
@@ -162,7 +168,7 @@ def _cells(frame: Buffer, entry: Entry, ends: Ends) -> list[bytes]:
 def takes_long(frame: Buffer) -> bool:
     """Return whether `check_batch` may take more than a millisecond or two: then call it in a thread.
 
-    Reads the directory alone, of a frame that need not be verified. False for one that is wrong.
+    Only the directory is read, of a frame that need not be verified. False if that is wrong.
     """
     try:
         header = Header.unpack(frame)
@@ -177,7 +183,7 @@ def takes_long(frame: Buffer) -> bool:
 def _check_tags(frame: Buffer, header: Header, entries: Mapping[int, Entry], ends: Ends) -> None:
     """Check that each tag is UTF-8, and that its hash and its bit in the header are right.
 
-    A filter looks at hash and bit alone.
+    A wrong hash or bit would hide the record from a filter, which reads these first.
     """
     cells = _cells(frame, entries[Column.TAG], ends)
     hashes: dict[bytes, int] = {}
@@ -198,7 +204,7 @@ def _check_tags(frame: Buffer, header: Header, entries: Mapping[int, Entry], end
 
 
 def _check_headers(frame: Buffer, header: Header, entry: Entry, ends: Ends, most: int) -> None:
-    """Check that each cell that is there is one msgpack map of text to bytes, within the limit."""
+    """Check that each record's headers, if any, are one msgpack map of text to bytes within the limit."""
     present = presence(frame, entry, header.count)
     decode = _HEADERS.decode
     for row, cell in enumerate(_cells(frame, entry, ends)):

@@ -1,11 +1,12 @@
 """Appends by datagram: the bytes of a question and of its answer, and the MAC that authenticates both.
 
-One datagram carries one small batch to one partition, and one comes back with the receipt, an error or the
-leader's address. Both end in a MAC under the cluster's secret, over everything before it; a reader checks it
-before it looks at anything else, and what fails is no datagram of this cluster (`Forged`), to be dropped
-silently. It proves who sent, and hides nothing. A question begins so that programs in the kernel find the
-partition's hash (`laminar.node.runtime.reuseport`). Pure: no socket, clock or randomness.
-``docs/protocol.md`` has every byte.
+One datagram, the *question*, carries one small batch to one partition; one *answer* comes back, with the
+receipt, an error or the leader's address. Both end in a MAC under the cluster's secret, over everything
+before it. A receiver checks the MAC before anything else; a datagram that fails is not of this cluster
+(`Forged`), and must be dropped without an answer. The MAC proves that the sender has the secret; nothing is
+encrypted. The partition's hash is at a fixed place near the start of a question, where programs in the kernel
+read it (`laminar.node.runtime.reuseport`). Pure: no socket, clock or randomness. ``docs/protocol.md`` has
+every byte.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ANSWER_MAGIC: Final = b"LMA1"
 MAC_BYTES: Final = 16
 NUMBER_BYTES: Final = 8
 MAX_DATAGRAM_BYTES: Final = 1_200
-"""Below the smallest path MTU of IPv6 (1,280) with its headers and UDP's: never cut into fragments."""
+"""With the headers of IPv6 and UDP it is within IPv6's smallest path MTU (1,280): never fragmented."""
 LONGEST_TOPIC_BYTES: Final = 200
 
 # Magic, partition hash, kind, length of the topic's name, reserved, partition, number. Big-endian.
@@ -38,7 +39,7 @@ _ANSWER: Final = struct.Struct(">4sBBH8s")
 _RECEIPT: Final = struct.Struct(">QIHB")
 _SYNCED, _DUPLICATE = 1, 2
 SMALLEST_ANSWER_LIMIT: Final = 200
-"""An answer is not larger than its question, or than this."""
+"""An answer has at most as many bytes as its question, or this number if the question is smaller."""
 
 
 class Forged(Exception):
@@ -49,7 +50,7 @@ class Malformed(Exception):
     """The sender has the secret, but a field of the question cannot be understood.
 
     `field` names it, `value` is what it holds, `limit` what would be right. `number` is that of the question,
-    to answer with.
+    for the answer.
     """
 
     def __init__(self, message: str, *, field: str, value: Any, limit: Any = None, number: bytes) -> None:
@@ -77,7 +78,10 @@ APPEND: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An append. `number` is drawn by the client, and comes back with the answer; `frame` is its batch."""
+    """An append. The client draws the `number`, `NUMBER_BYTES` long, which its answer repeats.
+
+    `frame` is the batch.
+    """
 
     topic: str
     partition: int
@@ -87,7 +91,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The offsets of the appended batch. `duplicate`: it had been appended before."""
+    """The place and durability of an appended batch: `count` records from `offset` on.
+
+    `replicas` is the number of voters of the partition. `synced`: it was synced to disk before it was
+    acknowledged. `duplicate`: it had been appended before.
+    """
 
     offset: int
     count: int
@@ -98,7 +106,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The shared port of the node that leads the partition."""
+    """The host of the node that leads the partition, and the port that its shards share."""
 
     host: str
     port: int
@@ -110,7 +118,7 @@ Problem: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, and the shard that it came from: the one whose socket got the question."""
+    """The answer to the question `number`, from the `shard` whose socket got the question."""
 
     number: bytes
     shard: int
@@ -118,7 +126,7 @@ class Answer:
 
 
 def partition_hash(topic: str, partition: int) -> int:
-    """Return what `router.partition_hash` returns, which a user's program may not import."""
+    """Return what `router.partition_hash` does: that module is not for import in a user's program."""
     return mmh3.hash(topic.encode() + b"\0" + struct.pack("<I", partition), 0, signed=False)
 
 
@@ -128,9 +136,10 @@ def room_bytes(topic: str) -> int:
 
 
 class Keys:
-    """The keys made of a secret: one for each direction, so that a question cannot pass for an answer.
+    """The encoding of datagrams under a secret, with a MAC that differs for questions and answers.
 
-    Without a secret the keys are those of the empty one, which keeps out noise, but no attacker.
+    So a question cannot pass for an answer. Without a secret (empty) the MAC keeps out noise, but no
+    attacker.
     """
 
     __slots__ = ("_key",)
@@ -154,7 +163,7 @@ class Keys:
         return content
 
     def encode_question(self, question: Question) -> bytes:
-        """Return the datagram of a question; the caller keeps its batch within `room_bytes`."""
+        """Return the datagram of a question, whose batch must have at most `room_bytes(topic)`."""
         topic = question.topic.encode()
         assert len(question.number) == NUMBER_BYTES and 0 < len(topic) <= LONGEST_TOPIC_BYTES, question
         head = _QUESTION.pack(
@@ -206,9 +215,9 @@ class Keys:
         return Question(topic, partition, number, frame)
 
     def encode_answer(self, answer: Answer, *, limit_bytes: int) -> bytes:
-        """Return the datagram of an answer, of `limit_bytes` at most: the text of a problem is cut to fit.
+        """Return the datagram of an answer, of at most `limit_bytes` or `SMALLEST_ANSWER_LIMIT`, if larger.
 
-        A limit under `SMALLEST_ANSWER_LIMIT` counts as that.
+        The text of a problem is cut to fit.
         """
         kind, body = _encode_body(
             answer.body, max(limit_bytes, SMALLEST_ANSWER_LIMIT) - _ANSWER.size - MAC_BYTES
@@ -220,7 +229,7 @@ class Keys:
         """Return the answer in an authenticated datagram.
 
         Raises:
-            Forged: the MAC is wrong, or the content is of an unknown version.
+            Forged: the MAC is wrong, or the content cannot be decoded, as of an unknown version.
         """
         content = self._opened(datagram, magic=ANSWER_MAGIC, size=_ANSWER.size, direction=_ANSWERED)
         _, kind, shard, _, number = _ANSWER.unpack_from(content)
@@ -251,7 +260,7 @@ def _encode_body(body: Receipt | Problem | Leader, room: int) -> tuple[AnswerKin
 
 
 def _fitting(problem: Problem, room: int) -> bytes:
-    """Encode a problem in `room` bytes: with a shorter detail, or with its necessary members only."""
+    """Return a problem encoded in `room` bytes: with a shorter `detail`, or only what is necessary."""
     encoded = msgspec.msgpack.encode(problem)
     if len(encoded) <= room:
         return encoded

@@ -1,10 +1,9 @@
-"""Key to logical partition to partition, for clients and nodes alike.
+"""The partition of a key, which clients and nodes must compute alike.
 
-A topic always has 65,536 logical partitions: a key belongs to one of them for ever. A *route* cuts
-these into as many contiguous ranges as the topic has partitions, and has a version, so that partitions
-can be split later without a key changing its place among the logical ones. Users never see a route's
-ranges move. Nothing here knows nodes, leaders or topics; it is apart because client and node must agree
-to the bit, and golden vectors in the tests hold them to it.
+A topic always has 65,536 *logical partitions*, and a key belongs to one of them for ever. A *route* divides
+them into contiguous ranges, one for each partition of the topic. It has a version, so that a partition can be
+split later: the logical partition of a key does not change then. Nothing here knows nodes, leaders or topics.
+It is apart because client and node must agree to the bit, which the tests check with fixed examples.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ def logical_of_key(key: bytes | str) -> int:
 class Route:
     """The ranges of logical partitions that a topic's partitions hold.
 
-    `bounds` has one number more than there are partitions: partition ``p`` holds the logical ones from
-    ``bounds[p]`` up to and without ``bounds[p + 1]``. Immutable; equal if version and bounds are.
+    `bounds` has one number more than there are partitions: partition ``p`` holds the logical partitions from
+    ``bounds[p]`` up to, not including, ``bounds[p + 1]``. A route never changes; two are equal if versions
+    and bounds are.
     """
 
     __slots__ = ("_starts", "bounds", "version")
@@ -48,7 +48,7 @@ class Route:
 
     @classmethod
     def even(cls, partitions: int, version: int = 0) -> Route:
-        """Return a route of equal ranges; a remainder is spread one by one from the first partition."""
+        """Return a route of equal ranges; if that leaves a rest, the first partitions have one more each."""
         if not 1 <= partitions <= LOGICAL_PARTITIONS:
             raise ValueError(f"{partitions} partitions; a topic has 1 to {LOGICAL_PARTITIONS}")
         size, rest = divmod(LOGICAL_PARTITIONS, partitions)
