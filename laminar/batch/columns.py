@@ -260,8 +260,8 @@ def assemble(count: int, columns: Sequence[Cells]) -> bytearray:
 def read_directory(frame: Buffer, header: Header) -> dict[int, Entry]:
     """Return the directory of a batch of records, by column number, after checking its numbers.
 
-    Positions must be those that `assemble` would give: so columns cannot overlap or leave the frame, and no
-    bytes lie between them. Lengths must agree with the number of records. It takes a few microseconds,
+    Positions must be those that `assemble` would give: so columns cannot overlap or leave the frame, and only
+    padding lies between them. Lengths must agree with the number of records. It takes a few microseconds,
     whatever the batch holds.
 
     Raises:

@@ -1,8 +1,8 @@
-"""FlatBuffers, as much as Arrow's messages need: tables, strings, vectors; written and read.
+"""A writer and a reader of FlatBuffers, as far as Arrow's messages need them: tables, strings, vectors.
 
-Writing goes forward (a table, then what it refers to), which FlatBuffers allows and which lets a caller
-keep a message as a template and patch its numbers. Reading trusts nothing: every position is checked,
-and a wrong one is a `BatchError`. It is apart from ``ipc_writer`` because it knows no Arrow.
+An object is written before the objects that it refers to, and the places of all numbers are returned: so a
+caller can keep a message as a template and write other numbers into it. In reading every position is checked,
+and a wrong one raises `BatchError`. It is apart from ``ipc_writer`` because it knows nothing of Arrow.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Structs:
 
 
 class Table:
-    """A table by slots; None is a field that is not written."""
+    """A table, by the slots of its fields in the schema; None is a field that is not written."""
 
     __slots__ = ("slots",)
 
@@ -52,10 +52,11 @@ Node = Table | Structs | str | Sequence[Table]
 
 
 def encode(root: Table) -> tuple[bytearray, list[dict[int, int]]]:
-    """Return the encoded buffer, and for each object in it the positions of its fields.
+    """Return the encoded buffer, and for each object in it the positions of its fields, by slot.
 
-    The buffer is padded to 8 bytes. Objects are listed breadth first from the root. The positions within a
-    table are given by slot; of a vector only the position of its first element is given, as slot 0.
+    Positions are in bytes from the start of the buffer, which is padded to 8 bytes. Objects are listed
+    breadth first from the root. Of a vector or a text only the position of its first element is given, as
+    slot 0.
     """
     out = bytearray(4)
     places: list[dict[int, int]] = []
@@ -109,7 +110,7 @@ def _put_table(
 
 
 class Reader:
-    """One table of a buffer that came from outside."""
+    """One table of a buffer that came from outside. Methods raise `BatchError` for positions outside it."""
 
     __slots__ = ("_buffer", "_position", "_vtable")
 
@@ -133,7 +134,10 @@ class Reader:
         return self._position + found if found else None
 
     def scalar(self, slot: int, form: str, default: Any = 0) -> Any:
-        """Return the number in a slot, or `default`, the schema's, where it is not written."""
+        """Return the number in a slot; where it is not written, `default`, which should be the schema's.
+
+        `form` is the number's format character in `struct`.
+        """
         place = self._place(slot)
         return default if place is None else _checked(struct.Struct("<" + form), self._buffer, place)
 
@@ -147,7 +151,10 @@ class Reader:
         return None if target is None else Reader(self._buffer, target)
 
     def _vector(self, slot: int, width: int) -> tuple[int, int]:
-        """Return the position of a vector's first element, and their number; all are inside the buffer."""
+        """Return (position of the first element, number of elements) of a vector; (0, 0) if not written.
+
+        Elements have `width` bytes each; all of them are inside the buffer.
+        """
         target = self._target(slot)
         if target is None:
             return 0, 0
@@ -157,7 +164,7 @@ class Reader:
         return target + 4, count
 
     def string(self, slot: int) -> str | None:
-        """Return the text in a slot; None where it is not written. Raises `BatchError` if it is not UTF-8."""
+        """Return the text in a slot; None where it is not written. Raises `BatchError` unless it is UTF-8."""
         start, length = self._vector(slot, 1)
         if not start:
             return None
@@ -167,7 +174,7 @@ class Reader:
             raise BatchError("malformed", f"message: {error}", field="string") from None
 
     def tables(self, slot: int) -> list[Reader]:
-        """Return the tables of the vector in a slot; none where it is not written."""
+        """Return the tables of the vector in a slot; an empty list where it is not written."""
         start, count = self._vector(slot, 4)
         places = range(start, start + 4 * count, 4)
         return [Reader(self._buffer, place + self._number(_UNSIGNED, place)) for place in places]

@@ -1,8 +1,9 @@
-"""An Arrow stream from outside, as the columns that records are made of.
+"""A reader of Arrow streams that come from a client: it returns the columns that records are made of.
 
-Takes the few types in which a value, a key, a tag, a time and headers may come, and refuses all others
-by name with what would be right: what a client meant is never guessed, and no column is dropped
-silently. No length is trusted. It is the reading half of ``ipc_writer``, which gives its names.
+It accepts the few types in which a value, a key, a tag, a time and headers may come. All others are refused,
+with their names and what is accepted: it never guesses what a client meant, and drops no column silently. No
+length is trusted. The counterpart is ``ipc_writer``, from which callers import this module's `read_stream`
+too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ CONTINUATION = 0xFFFFFFFF
 METADATA_V4, METADATA_V5 = 3, 4
 SCHEMA, RECORD_BATCH = 1, 3
 PREFIX = struct.Struct("<II")
-# Headers that the records of a stream may have, on average.
+# The number of headers that a record may have, on average over the records that may come.
 HEADERS_A_ROW = 16
 INT, BINARY, UTF8, TIMESTAMP, LIST, STRUCT, MAP = 2, 4, 5, 10, 12, 13, 17
 
@@ -54,7 +55,7 @@ _TYPE_NAMES = [
     "large_list_view",
 ]
 _MESSAGE_NAMES = {2: "a dictionary batch", 4: "a tensor", 5: "a sparse tensor"}
-# What a number of each unit (second, ms, us, ns) is in ms: times the first, divided by the second.
+# By unit (s, ms, µs, ns): the factor and the divisor that turn a number of it into ms.
 _MILLISECONDS = ((1000, 1), (1, 1), (1, 1000), (1, 1_000_000))
 
 
@@ -73,7 +74,11 @@ class Rows:
 
 
 class _Cursor:
-    """The nodes and buffers of one record batch, taken column by column in the schema's order."""
+    """A cursor over the nodes and buffers of one record batch, which are in the order of the schema's fields.
+
+    Each method takes the next ones, and raises `BatchError` if they are missing or wrong. `max_rows`: how
+    many records may still come; None: any number.
+    """
 
     def __init__(self, batch: Reader, body: memoryview, max_rows: int | None) -> None:
         self.body = body
@@ -84,7 +89,7 @@ class _Cursor:
         self.places.reverse()
 
     def node(self, most: int = 1) -> tuple[int, int]:
-        """Return length and null count of the next field, of at most `most` times the rows that may come."""
+        """Return (length, null count) of the next field, at most `most` cells for each row that may come."""
         if not self.nodes:
             raise _malformed("nodes", "fewer than the schema's fields")
         length, null_count = self.nodes.pop()
@@ -103,7 +108,7 @@ class _Cursor:
         return self.body[position : position + size]
 
     def presence(self, length: int, null_count: int) -> str | None:
-        """Return one character a cell, "1" where it is there; None where all are."""
+        """Return one character for each cell, "1" where there is one, "0" for null; None if none is null."""
         bitmap = self.buffer()
         if null_count == 0:
             return None
@@ -113,7 +118,7 @@ class _Cursor:
         return f"{int.from_bytes(bitmap[:size], 'little'):0{length}b}"[::-1][:length]
 
     def ends(self, length: int) -> tuple[int, ...]:
-        """Return length + 1 offsets that never decrease, from 0 or above (a slice begins anywhere)."""
+        """Return `length` + 1 offsets that never fall; the first may be above 0, as of a sliced array."""
         buffer = self.buffer()
         if length == 0:
             return (0,)
@@ -125,7 +130,7 @@ class _Cursor:
         return ends
 
     def cells(self, most: int = 1) -> list[bytes | None]:
-        """Read a column of binary or utf8; `most` as for `node`."""
+        """Return the cells of a column of binary or utf8, None for null; `most` as for `node`."""
         length, null_count = self.node(most)
         present = self.presence(length, null_count)
         ends = self.ends(length)
@@ -138,7 +143,7 @@ class _Cursor:
         return [cell if bit == "1" else None for cell, bit in zip(cells, present, strict=True)]
 
     def numbers(self) -> list[int | None]:
-        """Read a column of 64-bit integers."""
+        """Return the numbers of a column of 64-bit integers, None for null."""
         length, null_count = self.node()
         present = self.presence(length, null_count)
         buffer = self.buffer()
@@ -150,7 +155,10 @@ class _Cursor:
         return [number if bit == "1" else None for number, bit in zip(numbers, present, strict=True)]
 
     def headers(self) -> list[dict[str, bytes] | None]:
-        """Read a column of map, or of list of struct, of text to bytes; the last of equal names counts."""
+        """Return the cells of a column of maps, or lists of pairs, of text to bytes; None for null.
+
+        Of equal names in a cell the last one counts.
+        """
         length, null_count = self.node()
         present = self.presence(length, null_count)
         ends = self.ends(length)
@@ -174,7 +182,7 @@ class _Cursor:
 
 
 class _Plan(NamedTuple):
-    """The way in which one field of the schema is read."""
+    """How one field of the schema is read: its `name`, its Arrow `type`, and the `unit` of a timestamp."""
 
     name: str
     type: int
@@ -182,7 +190,7 @@ class _Plan(NamedTuple):
 
 
 def read_stream(buffer: Buffer, *, max_rows: int | None = None) -> Iterator[Rows]:
-    """Yield the record batches of a whole stream, but those without records.
+    """Yield the records of each record batch of a whole stream; batches without records are left out.
 
     Columns: ``value`` (binary or utf8, never null) and, optionally, ``key`` (the same), ``tag`` (utf8),
     ``timestamp`` (any unit; int64 is ms; without a zone it is UTC) and ``headers`` (map of utf8 to binary or
@@ -191,7 +199,7 @@ def read_stream(buffer: Buffer, *, max_rows: int | None = None) -> Iterator[Rows
     Raises:
         BatchError: ``unsupported`` for other columns, types, dictionaries and compression; ``malformed`` for
             bytes that are not such a stream, or that continue after its end; ``too_large`` for more than
-            `max_rows` rows, or more record batches than a tenth of that, before the rest is read.
+            `max_rows` rows, or more record batches than a tenth of that and one, before the rest is read.
     """
     plans: list[_Plan] | None = None
     left = max_rows

@@ -1,11 +1,10 @@
-"""The Arrow stream format without pyarrow: batches out, appends in.
+"""A writer of the Arrow stream format without pyarrow; it exports the reader's names (``ipc_reader``) too.
 
-Out: a record batch's metadata is a small template whose numbers are patched, and the frame itself is
-the message's body, so values go from the log to the socket uncopied; only the columns that a frame does
-not hold (offsets, microseconds) are written after it. In: the few types that a record can be made of;
-everything else is refused by name, never guessed. Knows no sockets, and no pyarrow: an extra, with
-threads and tens of megabytes, that no node loads. Format: arrow.apache.org/docs/format/Columnar.html,
-"IPC Streaming Format", and Message.fbs, Schema.fbs.
+The metadata of a record batch is a small template into which numbers are written. The body of the message is
+the frame itself, so values go from the log to the socket uncopied; only columns that a frame does not hold
+(offsets, times in microseconds) are written after it. Nothing here knows sockets. No node loads pyarrow,
+which is an extra that starts threads and takes tens of megabytes. Format:
+arrow.apache.org/docs/format/Columnar.html, "IPC Streaming Format", and Message.fbs, Schema.fbs.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Type(Enum):
 
 
 class Field(NamedTuple):
-    """A column's name and type; every field is nullable."""
+    """A column of a stream: its name and type. Every column is nullable."""
 
     name: str
     type: Type
@@ -153,8 +152,9 @@ def record_batch_message(
 ) -> bytearray:
     """Return the metadata of a record batch of `length` records, to be followed by `body_length` bytes.
 
-    `nodes` are (cells, nulls) of each column, its children after it; `buffers` are (position in the
-    body, bytes), validity first, in the same order. Positions and the body's length are multiples of 8.
+    `nodes` are (number of cells, number of nulls) of each column, followed by those of its children.
+    `buffers` are (position in the body, size in bytes), in the same order and for each column the validity
+    first. Positions and `body_length` must be multiples of 8.
     """
     assert body_length % 8 == 0, f"a body of {body_length} bytes"
     template = _template(len(nodes), len(buffers))
@@ -167,7 +167,10 @@ def record_batch_message(
 
 
 def write_stream(batches: Iterable[Batch], columns: Sequence[str] | None = None) -> list[Buffer]:
-    """Return a whole stream, as buffers to be sent in order; the frames among them are not copied."""
+    """Return a whole stream, as buffers to be sent in order; the frames among them are not copied.
+
+    `columns` as in `fields`.
+    """
     wanted = fields(columns)
     parts: list[Buffer] = [schema_message(wanted)]
     for batch in batches:
@@ -177,10 +180,10 @@ def write_stream(batches: Iterable[Batch], columns: Sequence[str] | None = None)
 
 
 def batch_parts(batch: Batch, wanted: Sequence[Field], rows: Sequence[int] | None = None) -> list[Buffer]:
-    """Return one record batch of a stream: metadata, the frame, columns that are not in the frame.
+    """Return one record batch of a stream: its metadata, the frame, and columns that are not in the frame.
 
-    `rows` picks records by position in the batch, and copies them: for a fetch that begins or ends
-    inside a batch, or that filters. The list is empty for no records.
+    With `rows` only the records at these positions in the batch, which are copied instead of the frame: for a
+    fetch that begins or ends inside a batch, or that filters. The list is empty if there are no records.
     """
     length = len(batch) if rows is None else len(rows)
     if length == 0:
@@ -196,7 +199,10 @@ def batch_parts(batch: Batch, wanted: Sequence[Field], rows: Sequence[int] | Non
 
 
 class _Body:
-    """The body of a record batch on its way: the frame if it is used whole, then pieces of 8 bytes each."""
+    """The body of a record batch in the making: the frame if it is used whole, then the other columns.
+
+    Each part is padded to a multiple of 8 bytes.
+    """
 
     def __init__(self, batch: Batch, rows: Sequence[int] | None, length: int) -> None:
         self.batch = batch
@@ -253,7 +259,7 @@ class _Body:
         entry = self.batch.entry(column)
         cells = self.batch.cells(column)
         if entry is None or cells is None or (column is Column.VALUE and self.batch.is_large):
-            # All null: one run of zeros is validity and offsets of every such column.
+            # All cells are null: the same zeros serve as validity and offsets of every such column.
             if self._zeros is None:
                 self._zeros, _ = self._put(bytes(4 * (self.length + 1)))
             self.nodes.append((self.length, self.length))

@@ -1,7 +1,7 @@
-"""Batches from pyarrow's columns: the inverse of `pyarrow_out`, without a Python object a record.
+"""Batches from pyarrow's columns: the inverse of `pyarrow_out`, without a Python object for each record.
 
-A frame has Arrow's own layout, so values, keys and tags are copied as they are, once, into the frame. Only
-headers, a map each, are written record by record. It looks at no value; the caller has chosen the rows.
+A frame has Arrow's own layout, so values, keys and tags are copied into the frame once, as they are. Only
+headers, which are maps, are written record by record. All rows are taken: the caller chooses them before.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def frame(
 
 
 def _some(cells: pyarrow.Array, count: int) -> bool:
-    """Return whether any cell of a column is there."""
+    """Return whether any record has a cell of this column."""
     assert len(cells) == count, f"a column of {len(cells)} cells in a batch of {count} records"
     return bool(cells.null_count < count)
 
@@ -67,7 +67,7 @@ def _some(cells: pyarrow.Array, count: int) -> bool:
 def _variable(column: Column, cells: pyarrow.Array) -> Cells:
     validity, nulls = _validity(cells), cells.null_count
     if nulls:
-        # Arrow lets bytes lie under a null; a frame does not.
+        # In Arrow a null cell may have bytes; in a frame it has none.
         cells = pyarrow.compute.fill_null(cells, "" if pyarrow.types.is_string(cells.type) else b"")
     _, ends_buffer, data = cells.buffers()
     ends = pyarrow.Array.from_buffers(
@@ -98,7 +98,7 @@ def _hashes(tags: pyarrow.Array) -> tuple[Cells, int]:
 
 
 def _validity(cells: pyarrow.Array) -> bytes:
-    """Return one bit a record, 1 where the cell is there; no bytes where all are."""
+    """Return one bit for each record, 1 where there is a cell; empty if every record has one."""
     if not cells.null_count:
         return b""
     count = len(cells)

@@ -1,7 +1,8 @@
-"""Batches as pyarrow's objects: the only place that needs pyarrow. Import it where a table is asked for.
+"""Batches as pyarrow's tables and record batches. Import it only where one is asked for.
 
-pyarrow is an extra, starts threads and costs tens of megabytes, so no node and no plain client loads it.
-Servers write the same tables with ``ipc_writer``, which needs none.
+Only this module and ``pyarrow_in`` need pyarrow. It is an extra, starts threads and takes tens of megabytes,
+so no node and no plain client loads it. Nodes write the same tables with ``ipc_writer``, which needs no
+pyarrow.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ _VARIABLE = {"key": Column.KEY, "value": Column.VALUE, "tag": Column.TAG}
 
 
 def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
-    """Return the schema of every batch, or of the `columns` named, in that order; all fields are nullable.
+    """Return the schema with the `columns` named, in that order; by default all but ``headers``.
 
-    The columns are those of `ipc_writer.FIELDS`; ``headers``, a map, only if named.
+    The columns are those of `ipc_writer.FIELDS`; all are nullable. Raises ValueError for another name.
     """
     return _schema(COLUMNS if columns is None else tuple(columns))
 
 
 @lru_cache(maxsize=64)
 def _schema(columns: tuple[str, ...]) -> pyarrow.Schema:
-    # Asked for once a batch, and ten times as costly as all the rest of a small one.
+    # Cached: it is needed for each batch, and takes ten times as long as all the rest of a small one.
     types = {
         "offset": pyarrow.int64(),
         "timestamp": pyarrow.timestamp("us", tz="UTC"),
@@ -66,8 +67,8 @@ def to_arrow(batch: Batch, columns: Sequence[str] | None = None) -> pyarrow.Reco
 def table(batches: Iterable[Batch], columns: Sequence[str] | None = None) -> pyarrow.Table:
     """Return one table of many batches: what `to_arrow` gives of each, concatenated.
 
-    Much cheaper than joining those: what is no cell of a batch (offsets, the append time, columns that are
-    not there) is written once for many batches, so columns differ in their chunks.
+    It is much cheaper than joining those: offsets, append times and the nulls of missing columns are written
+    once for many batches. So the columns of the table are divided into different chunks.
     """
     wanted = schema(columns)
     joined = _Joined([batch for batch in batches if batch.header.count])
@@ -76,7 +77,7 @@ def table(batches: Iterable[Batch], columns: Sequence[str] | None = None) -> pya
 
 
 class _Joined:
-    """The columns of batches that hold records, as chunks; one batch gives one chunk."""
+    """The columns of batches that hold records, as lists of chunks; a single batch gives one chunk each."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self.batches = batches
@@ -101,7 +102,10 @@ class _Joined:
         return self._by_column(column, partial(_cells, column=column, kind=kind), nulls)
 
     def _timestamps(self, kind: pyarrow.DataType) -> list[pyarrow.Array]:
-        """Return one chunk for each batch with times; runs of others get one of their append times."""
+        """Return one chunk for each batch with given times, and one for each run of batches without any.
+
+        The records of those get the append times of their batches.
+        """
         given = partial(_given_times, kind=kind)
         return self._by_column(Column.TIMESTAMP, given, partial(_append_times, kind=kind))
 
@@ -162,7 +166,8 @@ def _cells(batch: Batch, entry: Entry, *, column: Column, kind: pyarrow.DataType
     validity = _validity(batch, entry) if entry.flags & NULLS else None
     array = pyarrow.Array.from_buffers(kind, count, [validity, offsets, plain], entry.null_count)
     try:
-        # Arrow trusts offsets, and text to be UTF-8; `validate` checks both, faster than we could.
+        # pyarrow does not check by itself that offsets rise and text is UTF-8. `validate` checks both, faster
+        # than Python could.
         array.validate(full=True)
     except pyarrow.ArrowInvalid as error:
         raise batch.bad(error) from error
