@@ -18,13 +18,13 @@ MAX_PARTITIONS: Final = 4096
 MAX_REPLICAS: Final = 7
 MAX_OWNER: Final = 200
 MAX_FINGERPRINT: Final = 200
-# Stages of a batch in one partition, and partitions that one batch may change.
+# The largest number of stages of a batch in one partition, and of partitions that one batch may change.
 MAX_STAGES: Final = 262_144
 MAX_PARTS: Final = 16_384
 SHORTEST_SESSION_MS: Final = 2_000
 LONGEST_SESSION_MS: Final = 60_000
 
-# A setting as it is stored: of a newer node it may be one that this one does not know.
+# The value of a stored setting. A newer node may have stored a setting that this node does not know.
 Setting = int | str
 
 _Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]

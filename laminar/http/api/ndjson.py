@@ -39,8 +39,8 @@ def not_json(text: Buffer, error: Exception, *, field: str) -> Problem:
 def each_line(body: Buffer, *, max_records: int) -> Iterator[tuple[str, bytes]]:
     """Yield (name, bytes) of each non-empty line, named ``line N`` from 1, without its line end.
 
-    Raises 413 for more than `max_records` of them, and before any is read for more than twice as many lines:
-    a body of empty lines costs no more than one of records.
+    Raises 413 for more than `max_records` non-empty lines. A body with more than twice this number of lines
+    of any kind is refused before a line is read, so that empty lines cannot cost more than records.
     """
     text = bytes(body)
     ends = text.count(b"\n")

@@ -173,7 +173,7 @@ IF_MATCH_OFFSET: Final = _header("If-Match", TEXT, "Append only at this offset, 
 IF_NONE_MATCH: Final = _header("If-None-Match", TEXT, "ETag that is known already: 304 if it is the same.")
 RANGE: Final = _header("Range", TEXT, "One range of bytes of a large value: `bytes=0-1023`.")
 IF_RANGE: Final = _header("If-Range", TEXT, "Answer with all of the value unless its ETag is this.")
-# What makes a request safe to repeat. On other routes than those that name them, these headers are refused.
+# Headers that make a request safe to repeat. Routes that do not name them refuse requests with them.
 KEY: Final = _header("Idempotency-Key", matching("[!-~]{1,255}"), "Name of the request: done once.")
 KEY_TIME: Final = _header("Laminar-Key-Time", TIME, "When the idempotency key was made.")
 PRODUCER: Final = _header("Laminar-Producer", matching("[0-9a-fA-F]{32}"), "Id of the producer.")

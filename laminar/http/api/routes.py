@@ -59,7 +59,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.request_head import split_path
 
-# Larger numbers than any partition's or offset's are refused before anything computes with them.
+# Numbers with more digits than any partition or offset has are refused before they are converted.
 _NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z", re.ASCII)
 
 
@@ -67,8 +67,8 @@ class Body(Enum):
     """The kind of body that an operation reads."""
 
     NONE = "none"
-    JSON = "json"  # a document of ours
-    RECORDS = "records"  # of any type; those of Laminar are read
+    JSON = "json"  # one of the documents in `documents`
+    RECORDS = "records"  # records, in a body of any content type (`append_body`)
 
 
 class Reply(NamedTuple):

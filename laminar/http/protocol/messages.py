@@ -46,14 +46,13 @@ def encode_headers(headers: Iterable[tuple[str, str]]) -> bytes:
 
 
 class Request:
-    """One request. Headers and query are shared with other requests of equal head: not to be changed.
+    """One request. Its headers and query must not be changed: requests with equal heads share them.
 
-    `body` is whole when `Application.handle` is called and empty in
-    `Application.head`; a ``Content-Encoding`` has been taken off it by then.
-    `connection` offers `peer` and a slot `context` for the application. `parsed` is what
-    `Application.parse` made of a large body, else None. `answer_bytes` is set by
-    `Application.head` where a read may have a large answer: what others are pipelined
-    after it waits until there is room.
+    `body` is empty in `Application.head`; in `Application.handle` it is complete and decoded from its
+    ``Content-Encoding``. `connection` has `peer` and an attribute `context` for the application. `parsed` is
+    the result of `Application.parse` for a large body, else None. `Application.head` sets `answer_bytes` if a
+    read may have a large answer: then the requests pipelined after it wait until there is room for more
+    answers.
     """
 
     __slots__ = (
@@ -147,18 +146,21 @@ class Application(Protocol):
     """The application that a server serves. Errors of its methods are answered by the server's `on_error`."""
 
     def head(self, request: Request) -> Response | None:
-        """Look at a head before its body is read. A response refuses it: the body stays unread."""
+        """Check a head before its body is read: return None to go on, or a response that refuses it.
+
+        The body of a refused request is not read.
+        """
         ...
 
     def parse(self, request: Request) -> Any:
         """Parse a body that is too large to be read on the event loop; called in another thread.
 
-        The result becomes `request.parsed`. It may use nothing that changes.
+        The result becomes `request.parsed`. The method must not use state that the event loop changes.
         """
         ...
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:
-        """Answer a request, its body whole. A future or a `Response` costs no task; a coroutine does."""
+        """Answer a request whose body is complete. For a returned coroutine the server makes a task."""
         ...
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 
 class StallDetector:
-    """The current window of a connection: when it began, and the counters at that time."""
+    """The current time window of a connection: when it began, and the byte counters at that time.
+
+    `now_s` is of a monotonic clock; `received` and `drained` are bytes since the connection began.
+    """
 
     __slots__ = ("_drained", "_in_head", "_received", "_since_s", "_writing")
 
@@ -20,7 +23,7 @@ class StallDetector:
         self._writing = False
 
     def restart(self, now_s: float, *, received: int) -> None:
-        """Begin a new window: something else is awaited from now on."""
+        """Begin a new window, because the connection now waits for something else."""
         self._since_s, self._received, self._in_head = now_s, received, False
 
     def over(self, now_s: float, *, limit_s: float) -> bool:
@@ -28,7 +31,10 @@ class StallDetector:
         return now_s - self._since_s > limit_s
 
     def over_body(self, now_s: float, *, received: int, window_s: float, floor_bytes_per_s: float) -> bool:
-        """Return whether a window has passed with fewer bytes than the floor; then begin the next one."""
+        """Return whether the window is over and the peer sent less than the floor; begin the next window.
+
+        While the window is not over, False is returned and it goes on.
+        """
         elapsed_s = now_s - self._since_s
         if elapsed_s <= window_s:
             return False
@@ -37,9 +43,9 @@ class StallDetector:
         return slow
 
     def over_head(self, now_s: float, *, limit_s: float) -> bool:
-        """Return whether a head was begun too long ago.
+        """Return whether an incomplete head has been waiting for longer than `limit_s`.
 
-        Its window starts with the first sweep that sees it; no byte prolongs it.
+        Its window begins with the first call for this head. Further bytes of the head do not restart it.
         """
         if not self._in_head:
             self._since_s, self._in_head = now_s, True
@@ -54,7 +60,10 @@ class StallDetector:
         return now_s - self._since_s > limit_s
 
     def over_writing(self, now_s: float, *, drained: int, window_s: float, floor_bytes_per_s: float) -> bool:
-        """Return whether the peer took fewer bytes than the floor in a window; then begin the next one."""
+        """Return whether the window is over and the peer took less than the floor; begin the next window.
+
+        The first window begins with the first call after bytes wait to be sent.
+        """
         if not self._writing:
             self._writing = True
             self._since_s, self._drained = now_s, drained

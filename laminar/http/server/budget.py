@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 from typing import Final
 
-# The last quarter is kept for requests no larger than this: large ones that fill the rest stop no small one.
+# A quarter of the budget is only for requests that are not larger than this, so that large requests cannot
+# use up the room for small ones.
 SMALL_BYTES: Final = 64 * 1024
 
 
@@ -23,7 +24,7 @@ class Budget:
     def lacks(self, address: str, size: int, *, of: int = 0) -> int | None:
         """Return the limit that `size` more bytes for `address` would pass; None if there is room.
 
-        `of` is the size of the whole that they belong to.
+        `of` is the size of the whole body, if these bytes are a part of one.
         """
         whole = max(size, of)
         for held, most in (
