@@ -256,7 +256,7 @@ def check(identity: Identity, directory: str, *, node: str, joining: bool) -> No
 
 
 def _lock(disk: Disk, directory: str) -> Lock:
-    # Children of a supervisor that was killed hold its lock until they, too, have died: a moment later.
+    # The children of a killed supervisor hold its lock until the kernel has killed them too, a moment later.
     deadline = time.monotonic() + _LOCK_WAIT_S
     while True:
         try:

@@ -287,7 +287,7 @@ class Process:
         self.stopping.set()
 
     async def close(self) -> None:
-        """End: no more messages; what was recorded is synced."""
+        """Stop checks, tasks, driver and transport, then close the storage; what was recorded is synced."""
         self._periodic.close()
         for task in list(self._tasks):
             task.cancel()

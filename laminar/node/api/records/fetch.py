@@ -291,7 +291,7 @@ class FetchRoutes:
         return partition.reader.bounds()
 
     def _behind(self, partition: Partition, field: str, offset: int) -> Problem:
-        """Return 503 `replica_lagging`, with the replica that is ahead as far as this one knows."""
+        """Return 503 `replica_lagging`, which names the leader if this replica knows another one."""
         node = partition.replica.leader_node
         ahead = ""
         headers = []

@@ -33,7 +33,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import expired, read_some
 from laminar.node.partition.state.staged_batches import LargeRecord, publish_record
 
-# Most bytes of a value that are written at once, and that one shard passes to another at once.
+# Most bytes of a value in one write to the client; and most in one answer between shards.
 PIECE_BYTES = 256 * 1024
 PASSED_BYTES = 1024 * 1024
 # Bounds of an answer's head, below the limits of common clients: Python's http.client takes 100 fields, and
