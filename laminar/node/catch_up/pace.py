@@ -22,3 +22,7 @@ class Pace:
         self._free_at_s = start_s + size_bytes / self.bytes_per_s
         if start_s > now_s:
             await asyncio.sleep(start_s - now_s)
+
+    def correct(self, difference_bytes: int) -> None:
+        """Count bytes that were moved beyond those taken; fewer, if negative."""
+        self._free_at_s += difference_bytes / self.bytes_per_s

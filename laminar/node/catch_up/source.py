@@ -106,6 +106,7 @@ class Source:
             raise RemoteError(DAMAGED, str(error)) from error
         except EntriesTrimmed as error:
             raise RemoteError(GONE, str(error)) from error
+        self._pace.correct(len(data) - PIECE_BYTES)
         self.sent_bytes += len(data)
         return data
 

@@ -401,13 +401,10 @@ def convert(name: str, raw: object, *, origin: str) -> Any:
         # itself be a list with commas.
         raw = [raw] if isinstance(raw, str) else raw
         if isinstance(raw, list | tuple) and all(isinstance(each, str) for each in raw):
-            # For `join`, a node's URL may stand for its HOST:PORT.
-            raw = tuple(
-                part.strip().removeprefix("http://").rstrip("/")
-                for each in raw
-                for part in each.split(",")
-                if part.strip()
-            )
+            raw = tuple(part.strip().rstrip("/") for each in raw for part in each.split(",") if part.strip())
+            if name == "join":
+                # A node's URL may stand for its HOST:PORT.
+                raw = tuple(part.removeprefix("http://") for part in raw)
     target = tuple[str, ...] if setting.kind is tuple else setting.kind
     shown = "" if name == "secret" else f" (it is {raw!r})"
     try:

@@ -84,20 +84,23 @@ async def read(
     """Return the durable progress of a producer, or None if no entry of it is known.
 
     With `sequence`, wait at most `wait_s` for the commit of that batch of `epoch`, if it is appended here.
+    All of it takes `wait_s` and `COPIES_WAIT_S` at most, beside the confirmation.
 
     Raises:
         Problem: when that batch is truncated, no majority confirms that this replica leads, or committed
             entries have too few copies.
     """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + wait_s
     await partition.reader.confirmed_end()
     if sequence is not None and wait_s > 0:
         place = partition.producers.check(producer_id, epoch, sequence)
         if place is not None and not isinstance(place, Refused):
             receipt = Receipt(partition.number, place.offset, place.count)
             try:
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout_at(deadline_s):
                     await partition.appends.when_committed(place.index, receipt)
             except TimeoutError:
                 pass
-    await _copied(partition, wait_s=max(wait_s, COPIES_WAIT_S))
+    await _copied(partition, wait_s=max(deadline_s - loop.time(), COPIES_WAIT_S))
     return partition.producers.committed_progress(producer_id)

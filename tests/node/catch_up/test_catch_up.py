@@ -13,11 +13,13 @@ import pytest
 from laminar.batch import build
 from laminar.node.catch_up import install
 from laminar.node.catch_up.install import refusal_to_replace, whole_frames
-from laminar.node.catch_up.messages import Beginning, Offer
+from laminar.node.catch_up.messages import Beginning, Offer, PieceRequest
 from laminar.node.catch_up.pace import Pace
+from laminar.node.catch_up.source import Source
 from laminar.node.host.sealed_files import read_bytes
 from laminar.node.transport.transport import TcpAddress
 from tests.node.entries import stamped
+from tests.node.trio import GROUP, batch, send, trio
 
 
 def replica(*, term: int, last_index: int, terms: dict[int, int | None], committed: int = 0) -> Any:
@@ -92,6 +94,22 @@ async def test_no_more_is_taken_than_the_pace_allows() -> None:
     await asyncio.gather(*(pace.take(100) for _ in range(3)))
 
     assert loop.time() - started_s >= 0.19
+
+
+async def test_an_entry_larger_than_a_piece_takes_its_own_time() -> None:
+    """A MiB at 10 MiB a second: the next piece leaves a tenth of a second later."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        await send(leader, batch(0, b"x" * 1_000_000))
+        index = leader.partition.committed_index
+        source = Source(by_group={GROUP: leader.partition}, read_bytes=read_bytes, bytes_per_s=10_000_000)
+        request = msgspec.msgpack.encode(PieceRequest(GROUP, 9, index, verified=True))
+        peer: Any = None
+        started_s = asyncio.get_running_loop().time()
+        for _ in range(2):
+            assert len(await source.piece(peer, request)) > 1_000_000
+
+        assert asyncio.get_running_loop().time() - started_s >= 0.095
 
 
 async def test_a_shard_without_room_keeps_its_replica_from_standing_only_a_while(

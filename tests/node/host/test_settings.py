@@ -13,6 +13,7 @@ from laminar.node.host.settings import (
     Setting,
     Settings,
     SettingsError,
+    convert,
     default_shards,
     is_loopback,
     load,
@@ -213,3 +214,12 @@ def test_a_node_to_join_may_be_given_by_its_url() -> None:
     assert ("10.0.0.1:7070", "10.0.0.2:7070") == joined
     with pytest.raises(SettingsError, match="HOST:PORT or http://HOST:PORT"):
         load(flags={"join": ["https://10.0.0.1:7070"]})
+
+
+@pytest.mark.parametrize(
+    "given", ["http://localhost:3000,https://a.b/", ["http://localhost:3000", "https://a.b"]]
+)
+def test_an_origin_keeps_its_scheme(given: object) -> None:
+    """Only where a node is named a URL stands for its HOST:PORT."""
+    assert ("http://localhost:3000", "https://a.b") == convert("origins", given, origin="a flag")
+    assert ("h:1", "g:2") == convert("join", "http://h:1/, g:2", origin="a flag")

@@ -11,6 +11,8 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
 from laminar.node.api.cluster.health import in_sync_of
 from laminar.node.api.records.ack_accepted import window
+from laminar.node.partition import producer_progress
+from laminar.node.partition.partition import Partition
 from laminar.node.partition.producer_progress import read
 from tests.node.trio import Member, Trio, batch, send, trio
 
@@ -50,6 +52,31 @@ async def test_an_append_is_acknowledged_when_so_many_disks_have_it() -> None:
         assert (await told) is not None
         assert slow.partition.log.synced_index >= leader.partition.committed_index
         assert before + 1 == committed_end(window(leader.partition))
+
+
+async def test_the_copies_are_waited_for_in_what_is_left_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that lets a question take 30 s does not wait for 60."""
+    waits: list[float] = []
+    copied = producer_progress._copied
+
+    async def noted(partition: Partition, *, wait_s: float) -> None:
+        waits.append(wait_s)
+        await copied(partition, wait_s=wait_s)
+
+    monkeypatch.setattr(producer_progress, "_copied", noted)
+    monkeypatch.setattr(producer_progress, "COPIES_WAIT_S", 0.01)
+    async with trio() as cluster:
+        leader, (slow, _) = await ready(cluster, min_replicas=3)
+        slow.hold_disk()
+        asked = send(leader, batch(0, b"one"))
+        await cluster.until(lambda: leader.partition.end_offset == 1, what="committed")
+
+        with pytest.raises(Problem):
+            await read(leader.partition, PRODUCER, epoch=0, sequence=0, wait_s=0.2)
+
+        assert [0.01] == waits
+        slow.release_disk()
+        await asked
 
 
 async def test_an_append_is_refused_while_too_few_are_in_sync() -> None:
