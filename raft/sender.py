@@ -29,7 +29,7 @@ class Sender:
         self._term = term
 
     def entries(self, progress: Progress, last: int) -> None:
-        """Send one append with the replica's next entries, to `last` or an append's size; at least one.
+        """Send one append with the replica's next entries: up to `last` or until it is full; at least one.
 
         If there are none the append is empty: a probe. If the log does not hold them any more, nothing is
         sent, and the replica is to be caught up.

@@ -1,12 +1,12 @@
 """A limit on the number of elections that one process has under way.
 
 After the loss of a process, or at a start, thousands of groups want a leader at once. If all campaigned
-together, the loops of those that take part would come back so late that campaigns are repeated, leaders are
-taken for silent, and everything starts over. So only a number of our elections are under way at a time. The
-next one begins when one is over, that is when its winner has committed in its term, or after a heartbeat
-interval, as a group that can't elect must not hold up others. So the pace is that of the machine, however
-busy it is. No vote depends on what is decided here: to campaign later is always safe. Elections that others
-began, and hand-overs, don't wait.
+together, the event loops of the processes would be so late that campaigns time out and are repeated, leaders
+seem silent, and everything starts over. So only a limited number of this process's elections are under way
+at a time. The next one begins when one is over (our replica has committed in its term as the leader, or
+follows), or has lasted a heartbeat interval, as a group that can't elect must not delay others. So the pace
+adapts to the load of the machine. This module decides about no vote, and to campaign later is always safe.
+Elections that other replicas began, and hand-overs, don't wait.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MOST_AT_ONCE = 128
 
 
 class ElectionThrottle:
-    """The replicas that wait to campaign, and the elections that are under way.
+    """The replicas that wait to campaign, and the elections that are under way, `most_at_once` at most.
 
-    An election that is not over keeps others waiting for `hold_ms`.
+    An election that is not over counts as under way for `hold_ms`.
     """
 
     def __init__(self, *, hold_ms: int, most_at_once: int = MOST_AT_ONCE) -> None:
@@ -38,7 +38,7 @@ class ElectionThrottle:
     def add(self, replica: Replica) -> None:
         """Queue a replica whose time to campaign has come; one that waits already keeps its place."""
         if replica not in self._expedited and replica not in self._waiting:
-            # Its own last attempt is over.
+            # Its last campaign, if that still counts as under way, has failed.
             self._under_way.pop(replica, None)
             (self._expedited if replica.core.is_expedited else self._waiting)[replica] = None
 

@@ -1,10 +1,10 @@
 """The `log_start` entry, by which the replicas of a group remove their oldest records together.
 
 The leader appends it like any other entry; once it is committed, each replica lets its log begin after the
-entry that it names. What was derived from the removed entries travels with it: the group's configuration, and
-the state of the group's machine, as they were before this entry. So a log whose beginning is gone still tells
-everything by itself: a reader that starts at its first entry finds the first `log_start` entry, whose state
-is complete, because every start that a log can have was set by an entry after it.
+entry that it names. The `log_start` entry contains all that was derived from the removed entries: the group's
+configuration and the state of its state machine, as they were before this entry. So a trimmed log is still
+complete by itself: an entry that sets the log's start lies after that start, so a reader that begins at the
+first entry always comes to a `log_start` entry, and its state is complete.
 
 The state is bytes here; a partition's is a `laminar.node.partition.state.derived_state.DerivedState`.
 """
@@ -18,10 +18,10 @@ from laminar.node.consensus.raft_wire import ConfigurationRecord
 
 
 class LogStartRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of a `log_start` entry: the entry before the new first one, and what must outlive the rest.
+    """Payload of a `log_start` entry: where the log begins, and the state derived from the removed entries.
 
-    `offset` is that of the first record kept, `time_ms` the append time of entry `index`. `state` is encoded,
-    as it is large and seldom read.
+    (`index`, `term`) is the last entry that is removed, `time_ms` its append time; `offset` is that of the
+    first record kept. `state` is left encoded, as it is large and seldom read.
     """
 
     index: int

@@ -33,7 +33,7 @@ ENDS = "log_ends"
 RELEASE = "release"
 CHECK_S = 1.0
 ASK_TIMEOUT_S = 5.0
-# Groups of one look; the others come with the next.
+# Most groups that one `check` tries to release; the others come with the next one.
 MOST_AT_ONCE = 1000
 
 # Replica id to node.
@@ -41,7 +41,7 @@ Members = dict[int, str]
 
 
 class LogEnd(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a process's replica of a group. `replica_id` 0: it has none, and never promised one."""
+    """A process's replica of a group. `replica_id` 0: it has none, and its manifest is intact."""
 
     replica_id: int = 0
     incarnation: int = 0
@@ -74,7 +74,7 @@ class RecordedMembers(Protocol):
         """Return the members that must answer beside those that the logs name; None if that is not known."""
 
     def complete(self, members: Members) -> bool:
-        """Return whether no member is known beside these."""
+        """Return whether these include every member that must be asked."""
 
     def unmade(self, replica: Replica, replica_id: int) -> bool:
         """Return whether the catalog has no record that this replica was made."""
@@ -125,7 +125,10 @@ class Releases:
         self.methods = {ENDS: self._on_ends, RELEASE: self._on_release}
 
     def check(self) -> Coroutine[Any, Any, None] | None:
-        """Return what releases the groups that had no leader for two election timeouts; None if none."""
+        """Return a coroutine that tries to release groups without a leader for two election timeouts.
+
+        None if there is no such group. The caller runs it.
+        """
         now_ms = self._clock.monotonic_ms()
         leaderless = [each for each in self._recorded.waiting() if is_leaderless(each)]
         since = self._waiting_since_ms
@@ -138,7 +141,8 @@ class Releases:
         first = await self._ends(replicas)
         if not first or not await self._recorded.refresh():
             return
-        # What a replica has forgotten by now was acknowledged to members that are on record by now.
+        # Each replica has named its incarnation, so what it may forget is forgotten by now. The members
+        # were read after that: those to which it acknowledged what it forgot are among them.
         second = await self._ends([each for each in replicas if each.group in first])
         floors: dict[Address | None, list[Floor]] = {}
         for replica in replicas:
@@ -157,7 +161,7 @@ class Releases:
                 *reversed(last),
             )
             self.released += 1
-            # Should this round be in vain, the next one comes after the whole patience again.
+            # If this release fails, the next attempt comes after two more election timeouts.
             self._waiting_since_ms[replica.group] = self._clock.monotonic_ms()
             for end in ends.values():
                 if end.replica_id:
@@ -170,8 +174,9 @@ class Releases:
         members = dict(self._recorded.recorded(replica) or {}) | members_of(replica)
         for end in ends.values():
             members |= end.members
-        # A removal is reported to the catalog when it is committed, and is synced before anything follows it:
-        # so one of the others has it, and all before it. The removed one may be deleted, or dead for good.
+        # Removed replicas need not answer: they may be deleted, or gone for good. A removal is reported to
+        # the catalog only when it is committed, and it is synced before any later entry: so one of the other
+        # members has its entry, and all before it.
         return {each: node for each, node in members.items() if not self._recorded.removed(replica, each)}
 
     def _remote(self, node: str, replica: Replica) -> Address | None:

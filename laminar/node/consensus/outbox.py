@@ -1,10 +1,10 @@
-"""The messages that leave a process at the end of a turn: one frame a peer and channel for all groups.
+"""The messages that leave a process at the end of a turn, in one frame per peer and channel for all groups.
 
-Messages and appends are gathered here by address. Appends of one turn that continue each other become one
-append; of several commit notices the last is sent, and none if an append says it. Entries that are
-only on disk are read off the loop first; messages for the same follower meanwhile wait for that read, or
-the entries could not be joined to the follower's log. What can't be sent is dropped: Raft takes every message
-as one that may be lost.
+Messages and appends are gathered here by address. Consecutive appends of one turn become one append. Of
+several commit notices to a follower only the last is sent, and none if an append carries that commit index.
+Entries that are only on disk are first read outside of the loop; later appends to the same follower wait for
+that read, as it could not join their entries to its log. What can't be sent is dropped: in Raft every message
+may be lost.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class _GatheredAppend:
 class Outbox:
     """The outgoing messages of one process.
 
-    `turn()` is called when there is something to flush; `is_current` as in `Driver`. `on_unsendable(group,
+    `turn()` is called when there is something to flush; `is_current(replica)` says whether the driver still
+    drives that replica. `on_unsendable(group,
     error)` is called for a message that cannot be put into a frame, which is dropped. `address_of(node,
     replica)` gives the address of the process on `node` that owns the replica's group, or None while it is
     not known.
@@ -93,7 +94,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._control: dict[Address, list[AnyMessage]] = {}
         self._bulk: dict[Address, list[_GatheredAppend]] = {}
-        # The last of these by group and follower.
+        # The last append in `_bulk` by group and follower.
         self._appends: dict[_Member, _GatheredAppend] = {}
         # Commits that followers are to be notified of; `due` once the next flush is the one to send them.
         self._notices: dict[_Member, tuple[Address, Heartbeat]] = {}
@@ -127,7 +128,8 @@ class Outbox:
                     self._loop.call_soon(self._send_notices)
                 self._notices[key] = (address, message)
                 return
-            # It says as much, and must not be followed by less: it may let the follower rest.
+            # This heartbeat carries the commit index, too. An older notice after it would wake a follower
+            # that it has made quiesce.
             self._notices.pop(key, None)
         self._control.setdefault(address, []).append(message)
         self._turn()
@@ -145,8 +147,9 @@ class Outbox:
         key = (replica.group, append.message.receiver)
         behind = self._reads.get(key)
         if behind is not None:
-            # It leaves after those that are being read, or the follower could not join it to its log; to a
-            # probe it would say that they were lost, and all of them would be read and sent again.
+            # This append must leave after those that are being read. If it came first, the follower could
+            # not join its entries, or would answer a probe as if the others were lost; then all of them
+            # would be read and sent again.
             if len(behind) < MOST_READS:
                 behind.append(append)
             return
@@ -198,7 +201,7 @@ class Outbox:
                 if replica.core.term == append.message.term:
                     self._pack(address, key, append.message, frames)
         except DamagedRange:
-            # Said where it was found. The follower asks again, until the bytes are repaired.
+            # Already logged where the damage was found. Raft tries again until the bytes are repaired.
             pass
         except (StorageError, AssertionError, LookupError) as error:
             # The core takes every message as one that may be lost: it asks again.

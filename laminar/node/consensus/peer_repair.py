@@ -1,11 +1,11 @@
 """Repair of damaged entries: they are fetched from other replicas of their group and put back in their place.
 
-One for each process, shards and controller alike. When a storage reports damage, the nodes that hold the
-group are asked in turn, the leader's first, for the entry. A node gives only what it has just verified, and
-only an entry that is the wanted one by (index, term) or is committed there: both name one entry of the group
-for ever. Whether the bytes fit into the place, by checksums, the chain to both neighbours, offsets and size,
-is decided once more where they are put back (`laminar.log.integrity.damage_registry`). Everything else is
-served meanwhile. It is given a way to find the other replicas, and knows nothing of topics.
+Each process has one `PeerRepair`, shards and controller alike. When a storage reports damage, the nodes that
+hold the group are asked in turn for the entry, the leader's node first. A node gives only bytes that it has
+just verified, and only an entry that has the wanted (index, term) or is committed there: either of these
+identifies one entry of the group for ever. Before the bytes are put back, their checksums, the chain to both
+neighbours, offsets and size are checked again (`laminar.log.integrity.damage_registry`). All other entries
+are served meanwhile. This module knows nothing of topics; its callers tell it where the other replicas are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = logging.getLogger("laminar.repair")
 
 METHOD = "repair"
 CALL_TIMEOUT_S = 5.0
-# How many logs of a process are worked on at one time, and how many questions of others.
+# Most logs that a process repairs at a time, and most requests of other replicas that it answers at a time.
 AT_ONCE = 2
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
@@ -83,9 +83,9 @@ class _Kept:
     log: Log
     replica: Replica | None = None
     task: asyncio.Task[None] | None = None
-    # What no other replica has, by the first entry; said once.
+    # Damage that no other replica can repair, by its first entry, with their answers; it is logged once.
     gone: dict[int, str] = field(default_factory=dict)
-    # What is trimmed elsewhere, by the first entry.
+    # Damage that is trimmed elsewhere, by its first entry.
     trimmed: set[int] = field(default_factory=set)
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
@@ -95,7 +95,7 @@ class _Kept:
         return self.replica.core.committed_index if self.replica is not None else self.log.start.index
 
     def damage_from(self, index: int) -> Damage | None:
-        """Return the first damage that holds an entry from `index` on."""
+        """Return the first damage that includes an entry at or after `index`; None if there is none."""
         return next((each for each in self.log.quarantine if each.last_index >= index), None)
 
     def wake(self) -> None:
@@ -257,7 +257,7 @@ class PeerRepair:
         kept.wake()
 
     async def _round(self, kept: _Kept) -> None:
-        """Ask every node once for each damaged entry; entries of one unknown run heal in order."""
+        """Ask every node once for each damage's first entry, and for its next one when that was repaired."""
         index = 0
         while (damage := kept.damage_from(index)) is not None:
             healed = await self._repair_damage(kept, damage)
@@ -327,7 +327,7 @@ class PeerRepair:
 
     @staticmethod
     async def _term_of(log: Log, damage: Damage) -> int:
-        """Return the term of an entry without a row: by its neighbours, if they say; else 0."""
+        """Return the term of a damage's first entry if the log or the entry after it tells it; else 0."""
         known = log.term(damage.first_index)
         if known or damage.first_index < damage.last_index or damage.last_index == log.last_index:
             return known or 0
@@ -338,9 +338,9 @@ class PeerRepair:
         return Header.unpack(frame).prev_term
 
     def _give_up(self, kept: _Kept, damage: Damage, answers: dict[str, str]) -> None:
-        """Record and log, once, that all voters answered and none has the entry.
+        """Record and log, once, that all nodes answered and none has the entry.
 
-        It is asked for now and then all the same.
+        They are still asked for it in later rounds.
         """
         if damage.first_index in kept.gone:
             return

@@ -1,14 +1,14 @@
 """Quiescence: idle Raft groups stop their heartbeats; one keepalive per pair of processes replaces them all.
 
-A group that has nothing to do has neither timers nor messages (`raft.quiescence`). In place of its heartbeats
-a *keepalive* travels between two processes that share quiesced groups, in both directions, five times a
-second. It says that one incarnation of a process goes on, named by the boot nonce with which its connection
-was greeted; so a group rests only on a process in the incarnation in which it agreed. This module holds what
-is known of each such process, and says which groups must hear that one is silent, gone, or started again.
+A group that has nothing to do has neither timers nor messages (`raft.quiescence`). Instead of its heartbeats,
+processes that share quiesced groups send each other a *keepalive* once in a heartbeat interval. It says that
+the sender still runs in the same incarnation, which is known by the nonce in the handshake of its connection:
+a group stays quiesced only while the processes that agreed run in that incarnation. This module keeps what is
+known of each such process, and says which groups must be notified that one is silent, gone, or restarted.
 
-A keepalive says nothing of a single group, so each follower audits each of its quiet groups once a minute: it
-asks whether the replica that it takes for the leader still is that, and as quiet. The question travels in the
-keepalives.
+A keepalive says nothing about a single group. So each follower audits each of its quiesced groups once in
+`AUDIT_MS`: in a keepalive it asks whether the replica that it takes for the leader still leads, quiesced, in
+the same term.
 
 News of a process may concern thousands of groups. They are delivered in portions, one a loop turn, those
 first that a request or a message waits for; and where groups must elect, their campaigns are spread over a

@@ -1,4 +1,4 @@
-"""The frames in which Raft messages travel between two processes: one a loop turn and channel.
+"""The frames in which Raft messages travel between two processes: one for each loop turn and channel.
 
 A *control* frame is a plain list of small messages. A *keepalive* frame is one process's sign of life to
 another, for all groups that are quiesced between them. A *bulk* frame carries `Append` messages with their
@@ -30,7 +30,7 @@ _sizes_decoder = msgspec.msgpack.Decoder(tuple[bytes, list[list[Natural]]])
 class Keepalive(msgspec.Struct, frozen=True, array_like=True):
     """A sign of life of a process, with its audit of quiesced groups and its answers to such audits.
 
-    The incarnation is the connection's, which was greeted with the process's boot nonce.
+    It names no incarnation of the sender: that is known from the nonce in the connection's handshake.
     """
 
     asks: list[tuple[bytes, Natural]] = []

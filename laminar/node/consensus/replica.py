@@ -19,13 +19,13 @@ from raft.configuration import Configuration
 from raft.core import Core
 from raft.values import Entry, HardState, Place, Settings, Trace
 
-# A group that goes on without its majority does so in a term that the others do not reach: each of theirs
-# takes an election.
+# A group that goes on without its majority adds this number to its term, so that the abandoned replicas can't
+# have reached that term: each term takes them an election.
 TERMS_PASSED = 1 << 16
 
 
 class EntryObserver(Protocol):
-    """Observes the entries of a log, in their order."""
+    """An observer of a log's entries, which gets them in their order."""
 
     def appended(self, header: Header, frame: Buffer) -> None:
         """Take in the batch that is now the last of the log; it may still be truncated."""
@@ -36,7 +36,7 @@ class StateMachine(EntryObserver, Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has seen every entry; not if damaged ones had to be left out at the start."""
+        """Whether its state includes every entry; False if damaged ones were left out at the start."""
 
     def truncated(self, index: int) -> None:
         """Undo entry `index` and all after it."""
@@ -195,10 +195,10 @@ class Replica:
         return place
 
     def go_on_alone(self, abandoned: Sequence[int], *, node: str, now_ms: int) -> None:
-        """Become the only voter, on `node`, without `abandoned`, who are gone for good (`Core.go_on_alone`).
+        """Become the only voter; the replicas `abandoned` are gone for good (`Core.go_on_alone`).
 
-        A replica that was just made, and has heard nothing of its group, is in no configuration that it
-        knows.
+        `node` is this replica's node: it need not be known from the log, as a replica that was just made may
+        be in no configuration that it knows.
         """
         current = self.configuration_record
         self.nodes[self.replica_id] = node

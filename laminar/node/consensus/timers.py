@@ -1,8 +1,9 @@
 """The deadlines of all groups of a process: one heap, and one timer of the loop.
 
-`Deadlines` says whose deadline has come; `Alarm` is the timer that makes the driver look. A group without a
-deadline costs nothing. A deadline only ever moves later while nothing happens, so a replica has one entry in
-the heap, which is put back where it belongs when it comes up too early. Neither knows what is done then.
+`Deadlines` returns the replicas whose deadline has come; `Alarm` is the timer that calls the driver then. A
+group without a deadline costs nothing. A deadline mostly moves later, and then the heap is not changed: when
+the replica's entry comes up too early, the driver puts it back with its new deadline. Neither class knows
+what is done at a deadline.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Deadlines:
         self._number = 0
 
     def schedule(self, replica: Replica, at_ms: int) -> bool:
-        """Look at a replica at `at_ms` or earlier; return whether that is news."""
+        """Schedule a replica for `at_ms`; return False if it is scheduled for that or an earlier instant."""
         known_ms = self._scheduled.get(replica)
         if known_ms is not None and known_ms <= at_ms:
             return False

@@ -75,7 +75,7 @@ class _LinkState:
     """Done when the handshake is finished or the link is gone."""
     timer: asyncio.TimerHandle | None = None
     greeted: bool = False
-    """Our handshake message, with our proof, was sent to the process that connected."""
+    """Whether our reply, with our proof, was sent to the process that connected."""
     peer: Peer | None = None
     silent_pings: int = 0
     round_trip_s: float = 0.0
@@ -234,7 +234,8 @@ class Connections:
                     await self._connect_unix(link, address)
                 await opened
         except TimeoutError:
-            # Silence reports no loss: the process may be starting, or busy. The election timeout covers that.
+            # Silence is not reported as a loss: the process may be starting, or busy. If it is dead, the
+            # election timeout covers that.
             self._fail_to_connect(link, f"no greeting from {address} in time")
         except OSError as error:
             self._fail_to_connect(link, f"{address}: {error}")
@@ -242,7 +243,8 @@ class Connections:
                 self._owner.on_lost(address)
 
     async def _connect_unix(self, link: Link, address: UnixAddress) -> None:
-        # uvloop takes a path as a C string, which an abstract name's first byte would end: our own socket.
+        # uvloop takes a path as a C string, which the zero byte before an abstract name would end. So we
+        # connect a socket ourselves, and hand it over.
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
@@ -281,8 +283,9 @@ class Connections:
     def _is_ours(self, transport: asyncio.Transport) -> bool:
         """Return whether the process that connected may be one of our cluster.
 
-        With a secret it has to prove that; without one all nodes are on this machine, and a process of
-        another user is none.
+        With a secret it has to prove that later, in the handshake. Without one, all nodes of the cluster are
+        on this machine and of our user, so a process of another user is refused; if the kernel does not tell
+        the user, the process is accepted.
         """
         sock = transport.get_extra_info("socket")
         if self._secret is not None or sock.family == socket.AF_UNIX:
@@ -426,8 +429,8 @@ class Connections:
         """Ping over the control connections we made, and close those of peers that are silent."""
         now = self._loop.time()
         interval_s = self._limits.ping_interval_ms / 1000
-        # After a long turn of this loop the peers' bytes still lie in the sockets: silence is ours, not
-        # theirs.
+        # After a long turn of this loop the peers' bytes still lie in the sockets: then a link on which
+        # nothing was received does not count as silent.
         late = now - self._next_tick > interval_s / 2
         self._next_tick = now + interval_s
         self._ticker = self._loop.call_at(self._next_tick, self._tick)
@@ -444,7 +447,7 @@ class Connections:
 
 
 def _same_user(transport: asyncio.Transport) -> bool:
-    """Return whether a Unix socket's other end is our user's process; TCP peers prove the secret."""
+    """Return whether a Unix socket's other end is our user's process; True for TCP, see `_is_ours`."""
     sock = transport.get_extra_info("socket")
     if sock.family != socket.AF_UNIX:
         return True

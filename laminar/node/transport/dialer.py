@@ -1,4 +1,4 @@
-"""Connects to one address on one channel when there is something to send, with a pause after a failure.
+"""A dialer: it connects to one address on one channel when there is something to send, and pauses on failure.
 
 A dialer knows when to connect again; the transport that owns it knows the handshake and what a loss means.
 While a connection is being made its frames wait in the link's bounded queue; when that fails they are lost,
@@ -97,7 +97,7 @@ class Dialer:
         return f"{where} ({self.channel.name.lower()})"
 
     def back_off(self) -> None:
-        """Make the next pause long: the peer refuses until an operator changes something."""
+        """Make the next pause `BACK_OFF_S`: the secrets differ, which only an operator can change."""
         self._backs_off = True
 
     def established(self) -> None:

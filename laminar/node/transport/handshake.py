@@ -65,13 +65,15 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     role: int
     """0 for the controller, k + 1 for shard k."""
     nonce: bytes
-    """Drawn at each start of a process: a peer that comes back with another one has lost its memory."""
+    """Drawn at each start of a process: a peer with another nonce than before was started again."""
     channel: int
     challenge: bytes
     history: bytes = b""
     """The boot history of its data folder, encoded by the caller."""
     epoch: bytes = b""
-    """The recovery of its catalog that the cluster goes on from; empty for none."""
+    """The last recovery of the cluster's catalog by an operator: `EPOCH_SIZE` bytes, of which the
+    first 8 count recoveries; empty if there was none.
+    """
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -101,7 +103,7 @@ def decode_reply(payload: bytes | memoryview) -> Reply:
     """Return an acceptor's answer.
 
     Raises:
-        HandshakeError: the bytes are none.
+        HandshakeError: these bytes are no such answer.
     """
     try:
         return _decode_reply(payload)
@@ -150,7 +152,8 @@ def check_cluster(mine: bytes | None, hello: Hello) -> None:
 def check_epoch(mine: Hello, theirs: Hello) -> None:
     """Refuse a peer of the same cluster that follows another recovery of its catalog.
 
-    Call it only once the peer has shown its proof: a process that believes this ends.
+    Call it only once the peer has shown its proof: a process that is refused as outdated ends itself, which
+    an unauthenticated peer must not be able to cause.
 
     Raises:
         HandshakeError: the epochs differ.

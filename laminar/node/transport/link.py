@@ -39,8 +39,9 @@ _CRC = struct.Struct("<I")
 HEADER_SIZE = HEADER.size + _CRC.size
 MAX_FRAME_BYTES = 64 << 20
 MAX_MESSAGE_BYTES = 512 << 20
-"""What a bulk link carries in parts. No entry is taken that needs them (`max_entry_bytes` of
-`raft.values.Settings`); logs written before that limit may have larger ones, which must reach the followers.
+"""The largest message of a bulk link; above `MAX_FRAME_BYTES` it travels in parts. New entries are never that
+large (`max_entry_bytes` of `raft.values.Settings`); logs written before that limit may have larger ones,
+which must reach the followers.
 """
 SHARED_BUFFER_BYTES = 256 << 10
 _BULK_READ_BYTES = 16 << 10
@@ -53,8 +54,8 @@ vector.
 """
 _BULK_HIGH_WATER_BYTES = 1 << 20
 STUCK_MS = 60_000
-"""Bytes that are not acknowledged for this long end a connection; else the kernel tries for a quarter of an
-hour. Longer than a peer that has no room stops reading.
+"""A connection ends when bytes are not acknowledged for this long; without that the kernel would try for a
+quarter of an hour. It is longer than a peer stops reading because its receive budget is used up.
 """
 
 
@@ -331,8 +332,8 @@ class Link(asyncio.BufferedProtocol):
                 self._begin_body(shared[begin:end], length, kind, crc=crc, header_crc=header_crc)
                 return
             payload = bytes(shared[begin:position])
-            # A handler may run the loop's other business but never reads this link again, so `shared` stays
-            # ours.
+            # No link receives more bytes before the owner has handled this frame, so the rest of `shared`
+            # is not overwritten.
             self._deliver(kind, memoryview(payload), crc=crc, header_crc=header_crc)
             if self.closing:
                 return

@@ -18,9 +18,9 @@ RECEIVE_BUDGET_BYTES: Final = 64 << 20
 
 
 class ReceiveBudget:
-    """Counts frames from the turn that took them until what they caused is on the disk.
+    """A count of received bytes, from the turn that processed their frames until what they wrote is on disk.
 
-    `pause` is called when more than `limit_bytes` wait, `resume` when half of them are gone.
+    `pause` is called when more than `limit_bytes` wait, `resume` once at most half of `limit_bytes` do.
     """
 
     def __init__(self, limit_bytes: int, *, pause: Callable[[], None], resume: Callable[[], None]) -> None:
@@ -37,7 +37,10 @@ class ReceiveBudget:
         self._turn_bytes += size
 
     def hold_until(self, stored: Iterable[asyncio.Future[None]]) -> None:
-        """Hold the turn's bytes until all of `stored` are done, successfully or not."""
+        """Count the turn's bytes as waiting until all of `stored` are done, successfully or not.
+
+        If `stored` is empty they are not counted any more.
+        """
         size, self._turn_bytes = self._turn_bytes, 0
         left = set(stored)
         if not size or not left:

@@ -80,7 +80,13 @@ class Calls:
         return len(self._working)
 
     async def call(self, link: Link, method: str, payload: bytes, *, timeout: float) -> bytes:
-        """Ask over `link` and wait up to `timeout` seconds; the link may still be opening."""
+        """Call `method` over `link` and return the answer; the link may still be opening.
+
+        Raises:
+            RemoteError: the other side refused or failed.
+            CallTimeout: there was no answer within `timeout` seconds.
+            PeerLost: the link ended before the answer.
+        """
         name = method.encode()
         number = self._next_id
         self._next_id += 1

@@ -107,7 +107,8 @@ class Transport:
 
     async def serve_tcp(self, sock: socket.socket) -> None:
         """Accept connections on a bound (perhaps already listening) TCP socket, which stays the caller's."""
-        # A loop closes its server's socket; a duplicate leaves the supervisor's order of sockets untouched.
+        # The loop closes a server's socket together with the server. It gets a duplicate, so that the
+        # caller's stays open, and the order of sockets that the supervisor made stays as it is.
         duplicate = sock.dup()
         duplicate.setblocking(False)
         accept = self._connections.accept
@@ -234,7 +235,7 @@ class Transport:
         await self._connections.close(timeout=timeout)
 
     def round_trips_s(self) -> dict[Peer, float]:
-        """Return the last ping's round trip by peer."""
+        """Return the last ping's round trip in seconds, by peer."""
         return self._connections.round_trips_s()
 
     def statistics(self) -> dict[str, int]:
