@@ -7,6 +7,7 @@ public functions for a fault of the network or the server.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +114,29 @@ class TimedOut(Unavailable, TimeoutError):
 
 class OutcomeUnknown(Error, TimeoutError):
     """A change may have been made or not: its answer was lost, and it could not be repeated in time."""
+
+
+def client_closed(*, maybe_applied: bool) -> Error:
+    """Return the error for a request whose client was closed; `maybe_applied`: it was sent."""
+    if maybe_applied:
+        return OutcomeUnknown(
+            "the client was closed before the answer came", code="client_closed", outcome="unknown"
+        )
+    return Unavailable("the client was closed", code="client_closed", outcome="not_applied")
+
+
+def of_one(error: Error, *, maybe_applied: bool) -> Error:
+    """Return `error` as it is true of one batch, which may have been appended by an earlier request.
+
+    A batch also fails with the error of another, after which it cannot be sent.
+    """
+    if not maybe_applied or error.outcome == "unknown":
+        return error
+    if error.code == "client_closed":
+        return client_closed(maybe_applied=True)
+    own = copy.copy(error)
+    own.outcome = "unknown"
+    return own
 
 
 @dataclass(frozen=True, slots=True)

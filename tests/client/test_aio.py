@@ -179,6 +179,31 @@ async def test_a_leader_that_takes_its_time_is_waited_for(
     assert (1, 0) == (receipt.offset, statistics["resent_batches"])
 
 
+@pytest.mark.parametrize("producer", [True, False])
+async def test_closing_says_what_becomes_of_an_append_that_was_sent(cluster: Any, producer: bool) -> None:
+    """It may be appended, so it is not one to repeat: as with datagrams."""
+    async with aio.connect(cluster.urls) as client:
+        topic = client.topic("t")
+        await topic.append(b"0", partition=1)
+        cluster.silent.add(1)
+        sent = len(_requests(cluster))
+        if producer:
+            appending: asyncio.Future[Any] = asyncio.ensure_future(topic.append(b"1", partition=1))
+        else:
+            session = client._session
+            assert session is not None
+            path = "/v1/topics/t/partitions/1/records"
+            appending = asyncio.ensure_future(session.call("POST", path, body=b"1", timeout_s=30))
+        await _until(lambda: len(_requests(cluster)) > sent)
+        await client.close()
+
+        with pytest.raises(laminar.OutcomeUnknown) as caught:
+            await appending
+        cluster.silent.clear()
+
+    assert "unknown" == caught.value.outcome
+
+
 async def _until(told: Callable[[], bool]) -> None:
     """The fake nodes are on another loop, and another thread."""
     async with asyncio.timeout(10):

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
+from laminar.client.errors import Error, OutcomeUnknown, TimedOut, client_closed, from_problem
 from laminar.client.net.pool import Pool
 from laminar.client.policy.retry import Backoff, Step, Verdict, judge_answer, judge_loss
 from laminar.client.policy.routing import Balancer
@@ -112,11 +112,12 @@ class Attempts:
 
         Raises:
             TimedOut: when too few are left. Its ``fields`` name the code of the last answer as `last_code`.
-            OutcomeUnknown: when too few are left, and an earlier attempt may have changed something.
-            Unavailable: when the client was closed.
+            OutcomeUnknown: when too few are left, or the client was closed, and an earlier attempt may have
+                changed something.
+            Unavailable: when the client was closed, and none did.
         """
         if self._caller.closed:
-            raise Unavailable("the client was closed", code="client_closed")
+            raise client_closed(maybe_applied=self._maybe_applied and self._changes)
         left_s = self._deadline - time.monotonic()
         if left_s > (LEAST_ATTEMPT_S if self._last else 0):
             return left_s

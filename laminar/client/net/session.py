@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 from laminar.batch import BATCH_TYPE, Header
-from laminar.client.errors import Error, NotFound, OutcomeUnknown, TimedOut, Unavailable
+from laminar.client.errors import Error, NotFound, OutcomeUnknown, TimedOut, Unavailable, client_closed
 from laminar.client.net.attempts import Attempts, now_ms
 from laminar.client.net.endpoints import Endpoints
 from laminar.client.net.pool import Pool
@@ -481,7 +481,7 @@ class Session:
     async def close(self) -> None:
         """End all senders, fail the requests under way and drop the connections. Idempotent."""
         self.closed = True
-        gone = Unavailable("the client was closed", code="client_closed")
+        gone = client_closed(maybe_applied=False)
         await asyncio.gather(*(each.end(gone) for each in list(self._closables)))
         for task in list(self._refreshing.values()):
             task.cancel()

@@ -43,6 +43,22 @@ class Partition:
         return self.known[pending.sequence]
 
 
+def test_a_batch_that_fails_with_another_has_an_outcome_of_its_own() -> None:
+    """The first was refused, so it is not there; the second may be: its answer is under way."""
+    box = accumulator(stop_on_failure=True, batch_bytes=20)
+    queue = box.queues[0]
+    box.put(b"first" * 5, None, queue)
+    first = box.take(queue, now_ms=0)
+    box.put(b"second" * 5, None, queue)
+    second = box.take(queue, now_ms=0)
+    assert first is not None and second is not None
+
+    box.failed(queue, first, Error("refused", outcome="not_applied"), maybe_applied=False)
+
+    assert first.error is not None and second.error is not None
+    assert ("not_applied", "unknown") == (first.error.outcome, second.error.outcome)
+
+
 # What may happen to a request: `late` is applied and answered with a loss, `early` lost before.
 FATES = ["good"] * 4 + ["late", "early", "busy", "reject"]
 ACTIONS = ["put"] * 5 + ["take"] * 3 + ["answer"] * 2
