@@ -54,7 +54,8 @@ MOST_SENDERS = 1000
 # After a kill thousands may be due at once.
 MOST_DUE = 256
 MOST_NEWS = 256
-# An older copy of a folder that only leaders recognise is minutes old, and each term takes an election.
+# How far the term is raised of a replica whose log is an older copy: above all in which it may have voted
+# (each takes an election, and a copy that only leaders recognise is minutes old).
 TERMS_FORGOTTEN = 1 << 14
 # A replica, and the messages that may leave once it is durable up to (index, term), as written after that
 # number of truncations.
@@ -331,7 +332,7 @@ class Driver:
         self._step(replica, lambda core: replica.go_on_alone(abandoned, node=node, now_ms=now_ms))
 
     def campaign(self, replica: Replica) -> None:
-        """Campaign now: for the first replica of a new group."""
+        """Campaign now, if this replica may: to elect the first leader of a new group."""
         now_ms = self._clock.monotonic_ms()
         self._step(replica, lambda core: core.campaign(now_ms=now_ms))
 
@@ -443,7 +444,7 @@ class Driver:
                 self._bad.warning("batch", "a damaged batch from %s for %s: %r", peer, replica.name, error)
                 continue
             if message.sender not in replica.nodes:
-                # A replica without entries knows no member; it is to answer where it was asked from.
+                # A replica without entries knows no member: its answer goes to the sender's node.
                 replica.nodes[message.sender] = peer.node
             try:
                 replica.core.receive(message, entries, now_ms=now_ms)
@@ -729,7 +730,7 @@ class Driver:
         """Let the replicas campaign that may by now, and look again when the next one may."""
         while (replica := self._throttle.next(now_ms)) is not None:
             if replica.core.role is not Role.LEADER:
-                # It does nothing if the leader was heard meanwhile; then its deadline is another.
+                # The core does nothing if the leader was heard meanwhile: then its deadline has moved.
                 self._step(replica, lambda core: core.expire(now_ms=now_ms))
             else:
                 self.process_ready(replica)

@@ -14,8 +14,8 @@ News of a process may concern thousands of groups. They are delivered in portion
 first that a request or a message waits for; and where groups must elect, their campaigns are spread over a
 time that grows with their number, so that votes travel and are synced many at a time and few collide.
 
-It plans, and performs nothing: it sends no message, gives no core an input but the agreement to rest on fewer
-members, and has no timer. The driver asks for what is due and performs it.
+This module plans, and performs nothing: it has no timer, sends no message, and gives a core no input but
+`quiesce_without`. The driver asks it what is due, and does that.
 """
 
 from __future__ import annotations
@@ -134,11 +134,11 @@ class Quiescence:
     # -- falling quiet ---------------------------------------------------------------------
 
     def absent(self, replica: Replica) -> list[int]:
-        """Return the members whose node is gone: a group may fall quiet without asking them.
+        """Return the members whose node is gone: their group may quiesce without asking them.
 
-        One that is connected and doesn't answer may need what only a leader that is awake tells it. One that
-        is gone may not be able to reach us when it is back, as it may have forgotten our address: so
-        keepalives go there too, and once it is connected again, the groups that rest without it are woken.
+        A member that is connected and doesn't answer is not among them: it may need something that only a
+        leader that is awake sends. A node that is gone may have forgotten our address when it is up again:
+        so keepalives go to it, too, and once it is connected, the groups that quiesced without it are woken.
         """
         up = {peer.node for peer in self._peers.values() if peer.is_up}
         return [
