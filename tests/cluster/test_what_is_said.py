@@ -72,6 +72,15 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
             refused["value"],
             refused["limit"],
         )
+        for fewer, followed in (
+            (2, lambda: 201 == append(http, led[0], "strict", 0).status_code),
+            (3, lambda: thin(append(http, led[0], "strict", 0))),
+        ):
+            path = f"{first.url}/v1/topics/strict"
+            present = {"If-Match": http.get(path).headers["etag"]}
+            changed = http.patch(path, json={"settings": {"min_replicas": fewer}}, headers=present)
+            assert 200 == changed.status_code, changed.text
+            until(followed)  # a partition that is open follows its topic
         assert 201 == append(http, first.url, "idle", 0).status_code, "a majority is enough here"
         until(lambda: not http.get(f"{first.url}/v1/nodes/{gone}").json()["alive"])
         few = http.put(f"{first.url}/v1/topics/more").json()

@@ -192,7 +192,6 @@ class Member:
             number=0,
             driver=self.driver,
             log=log,
-            min_replicas=lambda: self.trio.min_replicas,
         )
 
     async def _open(self) -> None:
@@ -380,8 +379,6 @@ class Trio:
         # Whether damage is fetched from the others.
         self.heals = True
         self.receive_budget_bytes = RECEIVE_BUDGET_BYTES
-        # The topic's setting.
-        self.min_replicas = 1
         # A write or sync takes up to so long; none overtakes another.
         self.disk_takes_s = 0.0
         self.members = {node: Member(self, node, number + 1) for number, node in enumerate(NODES)}

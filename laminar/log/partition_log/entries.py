@@ -155,6 +155,17 @@ class LogEntries:
         assert self.start.index < index <= self.last_index, f"row {index} of {self!r}"
         return self.segment_of(index).index_entry(index)
 
+    def offset_after(self, index: int) -> int:
+        """Return the offset after an entry that the log holds; the log's first offset if it is before these.
+
+        May wait for the disk, unless it is the last.
+        """
+        if index == self.last_index:
+            return self.next_offset
+        if index <= self.start.index:
+            return self.start.offset
+        return self.index_entry(index).next_offset
+
     async def find_index_entry(self, index: int) -> IndexEntry:
         """Return what `index_entry` does, without blocking the loop.
 

@@ -220,9 +220,9 @@ class Api:
                 )
         if operation == "fetch":
             request.answer_bytes = expected_bytes(request.query)
-        if "topic" in params and not self._known(params["topic"]):
-            return None
-        if operation == "append_to_partition" and self._append.leads(**params) is None:
+        if operation == "append_to_partition" and self._append.replica(**params) is None:
+            if not self._known(params["topic"]):
+                return None
             self._topics.partition_record(params["topic"], params["partition"])
         if "laminar-redirect" in request.headers:
             return self._redirect(request, operation, params)
@@ -288,14 +288,14 @@ class Api:
         appends = operation in _REDIRECTED_APPENDS
         if not appends and operation not in ("fetch", "fetch_one", "offsets"):
             return None
-        record = self._topics.partition_record(params["topic"], params["partition"])
-        topic, number = record.topic, record.number
-        partition = self._host.partitions.get((topic, number))
+        topic = params["topic"]
+        replica = self._append.replica(topic, params["partition"])
         needs_leader = appends or request.query.get("read") == "leader" or operation == "offsets"
-        if partition is not None and (partition.leads or not needs_leader):
+        if replica is not None and (not needs_leader or replica.context.leads):
             return None
-        if LOCAL in request.headers or FORWARDED in request.headers:
+        if LOCAL in request.headers or FORWARDED in request.headers or not self._known(topic):
             return None
+        number = self._topics.partition_record(topic, params["partition"]).number
         if needs_leader:
             where = self._locator.known_leader(topic, number)
         else:

@@ -232,9 +232,9 @@ class Driver:
         """
         if not self.is_current(replica):
             raise NotLeader(0)
-        place = replica.log.last_index + 1, replica.core.term
         # A batch that cannot be stamped is refused alone: nothing has changed yet.
         entry = replica.stamped(frame, opens_segment=opens_segment)
+        place = entry.index, entry.term
         try:
             replica.core.propose([entry], now_ms=self._clock.monotonic_ms())
         except REFUSALS:

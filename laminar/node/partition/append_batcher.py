@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,10 +45,8 @@ class _PendingAppend:
 class AppendBatcher:
     """The pending appends of one partition."""
 
-    def __init__(self, propose: Propose, *, closed: Callable[[], Problem | None]) -> None:
-        """Begin without appends; `closed` returns why nothing can be proposed now, or None."""
+    def __init__(self, propose: Propose) -> None:
         self._propose = propose
-        self._closed = closed
         self._loop = asyncio.get_running_loop()
         self._pending: list[_PendingAppend] = []
         self.size_bytes = 0
@@ -95,10 +93,6 @@ class AppendBatcher:
 
     def _flush(self, *, in_flight: int | None) -> None:
         while self._pending and (in_flight is None or len(self._in_flight) < in_flight):
-            closed = self._why_closed()
-            if closed is not None:
-                self.reject_all(closed)
-                return
             appends: list[_PendingAppend] = []
             size = 0
             for append in self._pending:
@@ -109,13 +103,6 @@ class AppendBatcher:
             del self._pending[: len(appends)]
             self.size_bytes -= size
             self._propose_together(appends)
-
-    def _why_closed(self) -> Problem | None:
-        try:
-            return self._closed()
-        except Exception as error:  # noqa: BLE001  # the pending appends are answered with it
-            _log.critical("cannot tell whether batches can be proposed", exc_info=error)
-            return Problem("internal_error", f"{error!r}", outcome="not_applied")
 
     def _propose_together(self, appends: Sequence[_PendingAppend]) -> None:
         """Propose one batch of these appends; each of them is answered, whatever goes wrong."""

@@ -20,7 +20,7 @@ from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.deduplication import find_duplicate
 from laminar.node.partition.min_replicas import Copies
 from laminar.node.partition.problems import entry_too_large, not_leader, too_much_uncommitted, truncated
-from laminar.node.partition.receipts import Appends, Receipt, Waiter, fail
+from laminar.node.partition.receipts import Appends, Receipt, Waiter, Window, fail
 from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
 
 # More appends are refused while a partition has more bytes than this that are not committed yet.
@@ -45,16 +45,14 @@ class AppendPath:
         self._sizes: dict[int, int] = {}
         self._context = context
         self._copies = copies
-        self._batcher = AppendBatcher(self._propose_batch, closed=self._closed)
+        self._batcher = AppendBatcher(self._propose_batch)
         self._loop = asyncio.get_running_loop()
 
     # -- commands --------------------------------------------------------------------------
 
     def append_records(self, records: Records) -> asyncio.Future[Receipt]:
         """Append records without a producer id, together with what else arrives this turn."""
-        self._context.check_leads()
-        self.check_room()
-        self._copies.check()
+        self._check_accepts()
         return self._batcher.add(records)
 
     def append_frame(
@@ -110,10 +108,11 @@ class AppendPath:
         future: asyncio.Future[Receipt] = self._loop.create_future()
         now_s = self._loop.time()
         if index <= context.committed_index:
+            waiter = Waiter(future, receipt, 0, now_s)
             if self._copies.are_there(index):
-                future.set_result(receipt)
+                waiter.acknowledge(self._copies.window())
             else:
-                self._copies.await_them(index, Waiter(future, receipt, 0, now_s))
+                self._copies.await_them(index, waiter)
             return future
         term = context.log.term(index)
         assert term is not None, f"{context.name}: entry {index} has no term"
@@ -146,21 +145,23 @@ class AppendPath:
         if not self.waiters:
             return
         log = self._context.log
+        acknowledged = self._copies.acknowledged_index
+        window: Window | None = None
         for done in range(before + 1, index + 1):
             waiters = self.waiters.pop(done, None)
             if waiters is None:
                 continue
             term = log.term(done)
             for waiter in waiters:
-                if waiter.future.done():
-                    continue
-                if waiter.term == term:
-                    if waiter.copied and not self._copies.are_there(done):
-                        self._copies.await_them(done, waiter)
-                    else:
-                        waiter.future.set_result(waiter.receipt)
-                else:
-                    waiter.future.set_exception(truncated(self._context.name, self._outcome_of_truncated))
+                if waiter.term != term:
+                    fail(waiter.future, truncated(self._context.name, self._outcome_of_truncated))
+                elif not waiter.copied:
+                    waiter.acknowledge(None)
+                elif done <= acknowledged:
+                    window = window or self._copies.window()
+                    waiter.acknowledge(window)
+                elif not waiter.future.done():
+                    self._copies.await_them(done, waiter)
             self._forget(done)
         self._batcher.committed()
 
@@ -198,6 +199,12 @@ class AppendPath:
         return dict(self.waiters), dict(self._sizes), self.uncommitted_bytes, self._batcher.residue()
 
     # -- proposing -------------------------------------------------------------------------
+
+    def _check_accepts(self) -> None:
+        """Raise `Problem` unless this replica leads and there is room, and copies enough, for an append."""
+        self._context.check_leads()
+        self.check_room()
+        self._copies.check()
 
     def check_room(self) -> None:
         """Raise `Problem` while the storage, or this partition, takes no further appends."""
@@ -280,8 +287,4 @@ class AppendPath:
 
     def _propose_batch(self, frame: bytearray, appends: Appends) -> int | None:
         index = self.propose(frame, appends, copied=True)
-        return index if index > self._context.committed_index else None
-
-    def _closed(self) -> Problem | None:
-        context = self._context
-        return None if context.leads else not_leader(context.name, outcome="not_applied")
+        return index if index > self._context.state.committed_index else None

@@ -41,9 +41,7 @@ class PartitionContext:
     @property
     def end_offset(self) -> int:
         """Offset after the last record that this replica knows to be committed."""
-        index = self.state.committed_index
-        start = self.log.start
-        return start.offset if index == start.index else self.log.index_entry(index).next_offset
+        return self.log.offset_after(self.state.committed_index)
 
     @property
     def is_whole(self) -> bool:
@@ -53,7 +51,8 @@ class PartitionContext:
     @property
     def leads(self) -> bool:
         """Whether appends are taken here: not while the state covers the log in part only."""
-        return self.replica.core.is_leader and self.replica.failure is None and self.is_whole
+        replica = self.replica
+        return replica.core.is_leader and replica.failure is None and not self.state.left_out
 
     @property
     def voters(self) -> int:

@@ -12,31 +12,29 @@ Reference: Kafka's `min.insync.replicas`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from laminar.http.api.problems import Problem
 from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.problems import too_few_replicas
-from laminar.node.partition.receipts import Waiter, fail
+from laminar.node.partition.receipts import Waiter, Window, fail
 from raft.progress import Flow
 from raft.quorum import majority
 
 
 class Copies:
-    """The count of copies of one partition's entries.
+    """The count of copies of one partition's entries."""
 
-    `wanted` returns the topic's `min_replicas`, 1 if it has none.
-    """
-
-    def __init__(self, context: PartitionContext, *, wanted: Callable[[], int]) -> None:
+    def __init__(self, context: PartitionContext) -> None:
         self._context = context
-        self._wanted = wanted
+        # The topic's `min_replicas`; its shard changes it when the catalog does.
+        self.wanted = 1
         # By index: the appends that wait for copies of an entry that is committed.
         self._waiters: dict[int, list[Waiter]] = {}
 
     def check(self) -> None:
         """Raise 503 `too_few_replicas` while fewer voters are in sync than the topic wants. Leader only."""
-        wanted = self._wanted()
+        wanted = self.wanted
         if wanted <= 1:
             return
         in_sync = [self._context.replica.nodes[member] for member in self.in_sync()]
@@ -59,14 +57,29 @@ class Copies:
     @property
     def acknowledged_index(self) -> int:
         """Index of the last entry that is committed and has all the topic's copies. Leader only."""
-        context = self._context
-        wanted, voters = self._wanted(), context.replica.configuration.voters
-        if wanted <= majority(len(voters)):
-            return context.committed_index
-        if wanted > len(voters):
+        index, wanted = self._context.state.committed_index, self.wanted
+        if wanted > 1:
+            voters = self._context.replica.core.configuration.voters
+            if wanted > majority(len(voters)):
+                return min(index, self._copied_index(voters))
+        return index
+
+    def window(self) -> Window:
+        """Return what is acknowledged now. Leader only.
+
+        It may wait for the disk while copies of old entries are missing: only for a caller that answers with
+        it, and not after each input.
+        """
+        context, index = self._context, self.acknowledged_index
+        core = context.replica.core
+        return Window(core.term, index, context.log.offset_after(index), len(core.configuration.voters))
+
+    def _copied_index(self, voters: Sequence[int]) -> int:
+        """Return the index up to which as many voters as the topic wants have the log on disk."""
+        if self.wanted > len(voters):
             return 0
-        matches = sorted((context.replica.match_index(voter) for voter in voters), reverse=True)
-        return min(context.committed_index, matches[wanted - 1])
+        matches = sorted((self._context.replica.match_index(voter) for voter in voters), reverse=True)
+        return matches[self.wanted - 1]
 
     def are_there(self, index: int) -> bool:
         """Return whether the committed entry `index` has its copies."""
@@ -83,10 +96,12 @@ class Copies:
     def _resolve(self) -> None:
         """Resolve what waits for copies that are there now."""
         index = self.acknowledged_index
-        for done in [waiting for waiting in self._waiters if waiting <= index]:
-            for waiter in self._waiters.pop(done):
-                if not waiter.future.done():
-                    waiter.future.set_result(waiter.receipt)
+        copied = [waiting for waiting in self._waiters if waiting <= index]
+        if copied:
+            window = self.window()
+            for done in copied:
+                for waiter in self._waiters.pop(done):
+                    waiter.acknowledge(window)
         self._stop_listening()
 
     def _stop_listening(self) -> None:
@@ -106,7 +121,7 @@ class Copies:
         """Fail the appends that have waited since `latest_s` or longer (the loop's time)."""
         if not self._waiters:
             return
-        detail = f"committed by a majority, and fewer than min_replicas ({self._wanted()}) replicas have it"
+        detail = f"committed by a majority, and fewer than min_replicas ({self.wanted}) replicas have it"
         for index, waiters in list(self._waiters.items()):
             for waiter in waiters:
                 if waiter.since_s <= latest_s:

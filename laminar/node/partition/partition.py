@@ -31,10 +31,6 @@ def _no_refusal() -> Problem | None:
     return None
 
 
-def _no_minimum() -> int:
-    return 1
-
-
 class Partition:
     """A replica of partition `number` of `topic`; set `replica` before use."""
 
@@ -46,21 +42,18 @@ class Partition:
         driver: Driver,
         log: Log,
         refusal: Callable[[], Problem | None] = _no_refusal,
-        min_replicas: Callable[[], int] = _no_minimum,
     ) -> None:
         self.topic = topic
         self.number = number
         self.log = log
         self.context = PartitionContext(topic=topic, number=number, driver=driver, log=log)
         self.group_members = GroupMembers()
-        self.copies = Copies(self.context, wanted=min_replicas)
+        self.copies = Copies(self.context)
         self.appends = AppendPath(self.context, self.copies, refusal=refusal)
-        self.reader = ReadView(self.context, self.copies)
+        self.reader = ReadView(self.context)
         self.start_mover = StartMover(self.context, self.appends)
         self.cursor_commands = CursorCommands(self.context, self.appends)
         self._loop = asyncio.get_running_loop()
-        # Term, committed index, and what answers say of them: the same for all that one commit resolves.
-        self.window: tuple[int, int, bytes] = (-1, -1, b"")
 
     @property
     def replica(self) -> Replica:

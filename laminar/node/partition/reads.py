@@ -17,7 +17,6 @@ from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, EntriesTrimmed
 from laminar.log.partition_log.log import Log
 from laminar.node.partition.context import PartitionContext
-from laminar.node.partition.min_replicas import Copies
 from laminar.node.partition.problems import not_leader
 from laminar.node.partition.state.staged_batches import publish_record
 
@@ -229,10 +228,9 @@ async def _published(
 class ReadView:
     """The readers' view of one replica."""
 
-    def __init__(self, context: PartitionContext, copies: Copies) -> None:
+    def __init__(self, context: PartitionContext) -> None:
         self.fetched_bytes = 0
         self._context = context
-        self._copies = copies
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Future[None], None] = {}
         # Readers that a commit is waking, in the order in which they came.
@@ -242,18 +240,6 @@ class ReadView:
     def bounds(self) -> Bounds:
         """Return both ends of what readers may see now."""
         return Bounds(self._context.start_offset, self._context.end_offset)
-
-    @property
-    def acknowledged_end(self) -> int:
-        """Offset after all that is committed and has its copies (`min_replicas`). Leader only."""
-        context, index = self._context, self._copies.acknowledged_index
-        if index == context.committed_index:
-            return context.end_offset
-        return (
-            context.log.index_entry(index).next_offset
-            if index > context.log.start.index
-            else context.start_offset
-        )
 
     @property
     def is_waited_on(self) -> bool:

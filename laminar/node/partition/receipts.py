@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 from laminar.http.api.problems import Problem
+
+
+class Window(NamedTuple):
+    """What is acknowledged in a partition, all of it at one moment.
+
+    Up to entry `last_index`, before the offset `end`, everything is committed and has the copies that its
+    topic asks for. `term` is this replica's; `voters` is over how many the partition is replicated.
+    """
+
+    term: int
+    last_index: int
+    end: int
+    voters: int
 
 
 @dataclass(slots=True)
 class Receipt:
     """The place of the records of one append: their first offset and their number.
 
-    `duplicate`: they were appended by an earlier request, of which this one was a repetition.
+    `duplicate`: they were appended by an earlier request, of which this one was a repetition. `window` is
+    that of the moment in which the append was acknowledged; None before that, and for what waits for no
+    copies.
     """
 
     partition: int
     offset: int
     count: int
     duplicate: bool = False
+    window: Window | None = field(default=None, compare=False)
 
 
 # The appends that one batch is made of, in the order of their records, with the number of records of each.
@@ -39,6 +55,12 @@ class Waiter:
     term: int
     since_s: float
     copied: bool = False
+
+    def acknowledge(self, window: Window | None) -> None:
+        """Resolve the append's future with its receipt, unless it is resolved already."""
+        if not self.future.done():
+            self.receipt.window = window
+            self.future.set_result(self.receipt)
 
 
 def fail(future: asyncio.Future[Receipt], problem: Problem) -> None:

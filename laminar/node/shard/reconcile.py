@@ -175,6 +175,14 @@ class Reconciler:
                 ]
             )
 
+    def follow_min_replicas(self) -> None:
+        """Let each partition ask for as many copies of an append as its topic does now."""
+        topics = self._shard.view.topics()
+        for (topic, _), partition in self._shard.partitions.items():
+            record = topics.get(topic)
+            if record is not None:
+                partition.copies.wanted = int(record.settings.get("min_replicas", 1))
+
     def stop_abandoned(self) -> None:
         """Stop the replicas that an operator's decision excluded from their groups, at once and for good.
 

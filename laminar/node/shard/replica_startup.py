@@ -171,8 +171,7 @@ class ReplicaOpener:
             number=entry.partition,
             driver=shard.driver,
             log=log,
-            refusal=lambda: shard.refusal(),
-            min_replicas=lambda: self._min_replicas(entry),
+            refusal=shard.refusal,
         )
         name = f"{entry.topic}/{entry.partition}"
 
@@ -210,6 +209,7 @@ class ReplicaOpener:
             return await self._restart_empty(entry, log)
         partition.replica = replica
         partition.committed(replica.core.committed_index)
+        partition.copies.wanted = self._min_replicas(entry)
         shard.partitions[(entry.topic, entry.partition)] = partition
         shard.by_group[entry.group] = partition
         if replica.configuration.voters == (replica.replica_id,) and not self._may_lead_alone(partition):

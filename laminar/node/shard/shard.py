@@ -312,6 +312,7 @@ class Shard(Process):
         self.view.message = message
         if known != message.catalog.nodes:
             self.driver.addresses_changed()
+        self._reconciler.follow_min_replicas()
         self._reconciler.stop_abandoned()
         if self.cluster_id is None:
             self.cluster_id, self.epoch = message.cluster_id, message.epoch
@@ -429,7 +430,7 @@ class Shard(Process):
                 retry_after_ms=100,
                 outcome="not_applied",
             )
-        return self.space.refusal()
+        return self.space.refusal() if self.space.low else None
 
     # -- room ----------------------------------------------------------------------------
 

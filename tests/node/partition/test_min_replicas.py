@@ -10,7 +10,6 @@ from laminar.batch import Header
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
 from laminar.node.api.cluster.health import in_sync_of
-from laminar.node.api.records.ack_accepted import window
 from laminar.node.partition import producer_progress
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.producer_progress import read
@@ -23,13 +22,10 @@ async def ready(cluster: Trio, *, min_replicas: int) -> tuple[Member, list[Membe
     """A leader that hears all the others, and the others."""
     leader = await cluster.leader()
     followers = cluster.followers(leader)
-    cluster.min_replicas = min_replicas
+    for member in cluster.alive:
+        member.partition.copies.wanted = min_replicas
     await cluster.until(lambda: len(leader.partition.copies.in_sync()) == 3, what="all are in sync")
     return leader, followers
-
-
-def committed_end(window_block: bytes) -> int:
-    return int(window_block.split(b"Laminar-Committed: ")[1])
 
 
 async def test_an_append_is_acknowledged_when_so_many_disks_have_it() -> None:
@@ -46,12 +42,12 @@ async def test_an_append_is_acknowledged_when_so_many_disks_have_it() -> None:
         await asyncio.sleep(0)
 
         assert not asked.done() and not again.done() and not told.done()
-        assert before == committed_end(window(leader.partition))
+        assert before == leader.partition.copies.window().end
         slow.release_disk()
         assert (before, before) == ((await asked).offset, (await again).offset)
         assert (await told) is not None
         assert slow.partition.log.synced_index >= leader.partition.committed_index
-        assert before + 1 == committed_end(window(leader.partition))
+        assert before + 1 == leader.partition.copies.window().end
 
 
 async def test_the_copies_are_waited_for_in_what_is_left_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +138,27 @@ async def test_a_leader_that_is_deposed_cannot_count_copies() -> None:
             await asked
         assert "outcome_unknown" == unknown.value.code
         slow.release_disk()
+
+
+async def test_a_commit_needs_no_index_row_of_the_copies_that_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be on a disk that cannot be read: where they end is asked for when an answer says it."""
+    async with trio() as cluster:
+        leader, (slow, _) = await ready(cluster, min_replicas=3)
+        await send(leader, batch(0, b"one"))
+        slow.hold_disk()
+        copied, offset_after = leader.partition.copies.acknowledged_index, leader.partition.log.offset_after
+
+        def readable(index: int) -> int:
+            assert index > copied, f"the row of entry {index} cannot be read"
+            return offset_after(index)
+
+        monkeypatch.setattr(leader.partition.log, "offset_after", readable)
+        asked = [send(leader, batch(sequence, b"more")) for sequence in (1, 2)]
+        await cluster.until(lambda: leader.partition.committed_index == copied + 2, what="committed")
+        assert leader.replica.failure is None and not any(each.done() for each in asked)
+
+        slow.release_disk()
+        assert [1, 2] == [(await each).offset for each in asked]
 
 
 async def test_a_majority_is_enough_where_no_more_is_asked() -> None:

@@ -59,11 +59,11 @@ async def test_whatever_goes_wrong_with_a_batch_every_append_is_answered(
         for place, outcome in (
             ("laminar.node.partition.append_batcher.join", "not_applied"),
             ("laminar.node.consensus.replica.Replica.stamped", "unknown"),
-            ("laminar.node.partition.context.PartitionContext.leads", "not_applied"),
+            ("laminar.node.consensus.driver.Driver.propose", "unknown"),
         ):
             with monkeypatch.context() as patch:
                 asked = [partition.appends.append_records(Records([b"x" * BATCH_BYTES])) for _ in range(4)]
-                patch.setattr(place, property(broken) if place.endswith("leads") else broken)
+                patch.setattr(place, broken)
                 answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
             for answer in answers:
                 assert isinstance(answer, Problem), answer

@@ -179,8 +179,8 @@ NODES = [
     case(
         "an append is acknowledged without its copies",
         "laminar.node.partition.min_replicas:Copies.acknowledged_index",
-        "if wanted <= majority(len(voters)):",
-        "if True:",
+        "if wanted > majority(len(voters)):",
+        "if False:",
         tests=COPIES,
         tests_only=True,
     ),

@@ -82,9 +82,9 @@ TABLES = [
     ),
     case(
         "the window calls committed what is appended",
-        "laminar.node.api.records.ack_accepted:window",
-        "partition.reader.acknowledged_end",
-        "partition.log.next_offset",
+        "laminar.node.partition.min_replicas:Copies.window",
+        "context.log.offset_after(index)",
+        "context.log.next_offset",
         tests=WINDOW,
     ),
     case(

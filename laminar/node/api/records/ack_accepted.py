@@ -14,23 +14,19 @@ from laminar.http.api.append_body import Append
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Window
 
 ACKS = ("committed", "accepted")
 # By flush policy: what a receipt's JSON says of durability, beside the number of replicas.
 FLUSH = {"commit": '"synced":true,"flush":"commit"', "interval": '"synced":false,"flush":"interval"'}
 
 
-def window(partition: Partition) -> bytes:
-    """Return two encoded headers: this replica's term, and the offset before which all is acknowledged.
+def window_headers(window: Window) -> bytes:
+    """Return two encoded headers: the replica's term, and the offset before which all is acknowledged.
 
     Acknowledged means committed and on `min_replicas` voters, as for a receipt.
     """
-    term, index = partition.replica.core.term, partition.copies.acknowledged_index
-    known_term, known_index, block = partition.window
-    if known_index != index or known_term != term:
-        block = b"Laminar-Term: %d\r\nLaminar-Committed: %d\r\n" % (term, partition.reader.acknowledged_end)
-        partition.window = term, index, block
-    return block
+    return b"Laminar-Term: %d\r\nLaminar-Committed: %d\r\n" % (window.term, window.end)
 
 
 def accepted(request: Request, append: Append, partition: Partition, block: bytes) -> Response:
@@ -56,10 +52,11 @@ def accepted(request: Request, append: Append, partition: Partition, block: byte
     # A leader stamps a batch in place, so it needs a writable copy of its own.
     frame = memoryview(bytearray(frame)) if frame.readonly else frame
     receipt = partition.appends.accept_frame(frame, header)
+    window = partition.copies.window()
     body = (
         f'{{"durable":false,"partition":{receipt.partition},"offset":{receipt.offset},"count":{receipt.count},'
-        f'"term":{partition.replica.core.term},"route":0,"committed":{partition.reader.acknowledged_end},'
-        f'"when_durable":{{"replicas":{partition.replicas},{FLUSH[partition.log.policy.name]}}}}}\n'
+        f'"term":{window.term},"route":0,"committed":{window.end},'
+        f'"when_durable":{{"replicas":{window.voters},{FLUSH[partition.log.policy.name]}}}}}\n'
     ).encode()
     headers = [("Laminar-Replayed", "1")] if receipt.duplicate else []
-    return Response(202, headers, body, header_block=block + window(partition))
+    return Response(202, headers, body, header_block=block + window_headers(window))

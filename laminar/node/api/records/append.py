@@ -41,7 +41,7 @@ from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
-from laminar.node.api.records.ack_accepted import FLUSH, accepted, window
+from laminar.node.api.records.ack_accepted import FLUSH, accepted, window_headers
 from laminar.node.api.records.background_decoding import BackgroundDecoding
 from laminar.node.api.records.idempotency import (
     KEY_TIME,
@@ -97,18 +97,17 @@ class AppendRoutes:
 
     # -- one partition -------------------------------------------------------------------
 
-    def leads(self, topic: str, partition: str) -> Partition | None:
-        """Return the partition if it is led here, else None. There are no other checks: the path is hot."""
-        if not partition.isdigit():
+    def replica(self, topic: str, partition: str) -> Partition | None:
+        """Return this shard's replica of the partition, if it has one."""
+        if not (partition.isascii() and partition.isdigit()):
             return None
-        found = self._services.partitions.get((topic, int(partition)))
-        return found if found is not None and found.leads else None
+        return self._services.partitions.get((topic, int(partition)))
 
     def partition(self, request: Request, topic: str, partition: str) -> Response | Awaitable[Response]:
         """Answer POST /v1/topics/{topic}/partitions/{partition}/records."""
-        led = self.leads(topic, partition)
-        if led is not None:
-            return self._here(request, led)
+        replica = self.replica(topic, partition)
+        if replica is not None and replica.context.leads:
+            return self._here(request, replica)
         record = self._topics.partition_record(topic, partition)
         if FORWARDED in request.headers:
             raise Problem("not_leader", f"{topic}/{partition} is not led here", outcome="not_applied")
@@ -228,11 +227,13 @@ class AppendRoutes:
             [f'{{"partition":{r.partition},"offset":{r.offset},"count":{r.count}}}' for r in receipts]
         )
         appended = sum([receipt.count for receipt in receipts])
+        # The last: a repetition among them may have been acknowledged long before the others.
+        window = max([receipt.window for receipt in receipts if receipt.window is not None])
         body = (
             f'{{"appended":{appended},"placed":[{placed}],'
-            f'"durable":{{"replicas":{partition.replicas},{FLUSH[partition.log.policy.name]}}}}}\n'
+            f'"durable":{{"replicas":{window.voters},{FLUSH[partition.log.policy.name]}}}}}\n'
         ).encode()
-        block = self._block + window(partition)
+        block = self._block + window_headers(window)
         headers: list[tuple[str, str]] = []
         if any(receipt.duplicate for receipt in receipts):
             headers.append(("Laminar-Replayed", "1"))

@@ -15,7 +15,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
-from laminar.node.api.records.ack_accepted import window
+from laminar.node.api.records.ack_accepted import window_headers
 from laminar.node.api.records.fetch import FetchRoutes
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.producer_progress import fence, read
@@ -85,7 +85,7 @@ class ProducerProgressRoutes:
                 floor=progress.floor,
             )
         )
-        answer.header_block = self._block + window(partition)
+        answer.header_block = self._block + window_headers(partition.copies.window())
         return answer
 
 

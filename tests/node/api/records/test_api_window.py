@@ -60,6 +60,17 @@ def test_every_receipt_carries_the_window(partition: Partition) -> None:
     assert ["0", "0"] == [each.headers["laminar-route"] for each in (one, two)]
 
 
+def test_an_answer_to_several_batches_carries_the_last_window(partition: Partition) -> None:
+    """Also where the last of them was appended before, and so was acknowledged before the others."""
+    partition.post(batch(0, b"a"), BATCH)
+    new = bytes(build([b"b", b"c"], producer_id=b"v" * 16, sequence=0))
+
+    both = partition.post(new + batch(0, b"a"), BATCH)
+
+    assert [1, 0] == [each["offset"] for each in both.json()["placed"]], both.text
+    assert "3" == both.headers["laminar-committed"]
+
+
 def test_only_what_may_be_sent_again_is_accepted(partition: Partition) -> None:
     """Records without a producer, or several batches, would be lost or doubled without a word."""
     for body, kind in ((b"x", None), (bytes(build([b"x"])), BATCH), (batch(0, b"a") + batch(1, b"b"), BATCH)):
