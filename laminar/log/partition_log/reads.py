@@ -243,6 +243,23 @@ class LogReader:
             if not entries.first_index <= first_index <= last_index:
                 raise EntriesTrimmed(f"entry {first_index} of {entries.name} was removed while it was read")
 
+    async def read_promptly(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
+        """Return what `read` does, without a turn of the loop where the frames are at hand.
+
+        Raises:
+            EntriesTrimmed: The first entry was trimmed, before this call or while it waits.
+            DamagedRange: The first frame is damaged.
+            StorageError: The file cannot be read.
+        """
+        entries = self._entries
+        if first_index < entries.first_index:
+            raise EntriesTrimmed(f"entry {first_index} of {entries.name} is trimmed")
+        if not self._replay_bytes:
+            found = self.read_nowait(first_index, last_index, max_bytes=max_bytes)
+            if found is not None:
+                return found
+        return await self.read(first_index, last_index, max_bytes=max_bytes)
+
     def read_here(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
         """Return what `read` does, blocking the caller's thread: for tools and tests without a loop."""
         while True:

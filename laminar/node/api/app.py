@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -48,7 +48,7 @@ from laminar.node.api.common.forwarding import (
     decode_passed,
     encode_response,
 )
-from laminar.node.api.common.json_body import check_document
+from laminar.node.api.common.json_body import most_document_bytes
 from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.services import HostServices
@@ -90,6 +90,24 @@ _ON_THE_SYSTEMS = frozenset(("recover_partition",))
 _PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})
 
 Handler = Callable[..., Response | Awaitable[Response]]
+
+
+class _Matched(NamedTuple):
+    """The operation that a head asks for: the same for each request with the same head."""
+
+    operation: str
+    params: dict[str, str]
+    most_document_bytes: int | None
+
+    def check_document(self, size: int) -> None:
+        """Refuse a JSON body that is too large to be decoded on the event loop.
+
+        Raises:
+            Problem: 413 `too_large`.
+        """
+        most = self.most_document_bytes
+        if most is not None and size > most:
+            raise Problem("too_large", "the document is too large", field="body", value=size, limit=most)
 
 
 class Api:
@@ -206,10 +224,11 @@ class Api:
                     field=FORWARDED,
                     value="1",
                 )
-        operation, params = self._match(request.head)
+        matched = self._match(request.head)
+        operation, params = matched.operation, matched.params
         length = request.content_length
         if length:
-            check_document(operation, length)
+            matched.check_document(length)
             if length > self.limits.max_body_bytes:
                 raise Problem(
                     "too_large",
@@ -230,13 +249,13 @@ class Api:
 
     def parse(self, request: Request) -> Append | None:
         """Return the decoded records of an append or stage; None for other requests. Called in a thread."""
-        operation, _ = self._match(request.head)
-        return self._append.parse(request) if operation in _PARSED else None
+        return self._append.parse(request) if self._match(request.head).operation in _PARSED else None
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:
         """Answer a request by its route's handler."""
-        operation, params = self._match(request.head)
-        check_document(operation, len(request.body))
+        matched = self._match(request.head)
+        operation, params = matched.operation, matched.params
+        matched.check_document(len(request.body))
         if "topic" in params and operation != "create_topic" and not self._known(params["topic"]):
             return self._handle_after_refresh(request, operation, params)
         return self._handlers[operation](request, **params)
@@ -252,7 +271,7 @@ class Api:
         answer = self._handlers[operation](request, **params)
         return answer if isinstance(answer, Response) else await answer
 
-    def _match(self, head: RequestHead) -> tuple[str, dict[str, str]]:
+    def _match(self, head: RequestHead) -> _Matched:
         if head.memo is None:
             found = match(head.method, head.path)
             reads = head.method in ("GET", "HEAD") or found.operation in _ON_THE_SYSTEMS
@@ -276,9 +295,9 @@ class Api:
             if head.query:
                 check_query(found.operation, head.query)
             check_body_type(head, found.operation)
-            head.memo = (found.operation, found.params)
-        result: tuple[str, dict[str, str]] = head.memo
-        return result
+            head.memo = _Matched(found.operation, found.params, most_document_bytes(found.operation))
+        matched: _Matched = head.memo
+        return matched
 
     def _redirect(self, request: Request, operation: str, params: dict[str, str]) -> Response | None:
         """Return a 307 to the shard that serves the request: the leader's, or that of any replica.

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from laminar.batch import Buffer, Header, Kind, as_large, as_published, kind_of, tag_bit
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, EntriesTrimmed
-from laminar.log.partition_log.log import Log
 from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.problems import not_leader
 from laminar.node.partition.state.staged_batches import publish_record
@@ -27,10 +26,11 @@ WOKEN_AT_ONCE = 64
 
 
 class Bounds(NamedTuple):
-    """The offsets that readers of one replica may see, taken at one moment."""
+    """What readers of one replica may see, taken at one moment: offsets, and the last committed entry."""
 
     start: int
     end: int
+    committed_index: int
 
 
 def expired(context: PartitionContext, offset: int) -> Problem:
@@ -55,9 +55,9 @@ async def frames(
         Problem: 410 `offset_expired`, also when the start moves past `offset` while its batch is read.
         DamagedRange: when the first batch is damaged.
     """
-    if offset < context.start_offset:
+    if offset < context.log.start.offset:
         raise expired(context, offset)
-    last = context.committed_index
+    last = context.state.committed_index
     index = await context.log.find_offset(offset)
     # The entry found may be one without records, right before the one that holds the offset. Then the last
     # record read is that before the offset, which is enough.
@@ -77,7 +77,7 @@ async def frames(
                 if index > last:
                     break
                 stop = after - 1
-            read = await read_some(context.log, index, stop, max_bytes=wanted)
+            read = await context.log.read_promptly(index, stop, max_bytes=wanted)
         except EntriesTrimmed:
             if found:
                 break
@@ -116,18 +116,6 @@ async def frames(
     return found
 
 
-async def read_some(log: Log, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-    """Return entries as `Log.read` does, without a turn of the loop where they are in memory.
-
-    Raises:
-        EntriesTrimmed: when the first was trimmed, also while this waits.
-    """
-    if first_index < log.first_index:
-        raise EntriesTrimmed(f"entry {first_index} of {log.name} is trimmed")
-    read = None if log.replaying else log.read_nowait(first_index, last_index, max_bytes=max_bytes)
-    return read if read is not None else await log.read(first_index, last_index, max_bytes=max_bytes)
-
-
 async def tagged_frames(
     context: PartitionContext, offset: int, *, tag: str, max_bytes: int
 ) -> tuple[list[Buffer], int]:
@@ -149,7 +137,8 @@ async def tagged_frames(
             index = first
             while index < after and (not found or size < max_bytes):
                 try:
-                    read = await read_some(context.log, index, after - 1, max_bytes=max(1, max_bytes - size))
+                    wanted = max(1, max_bytes - size)
+                    read = await context.log.read_promptly(index, after - 1, max_bytes=wanted)
                 except DamagedRange as damage:
                     if damage.next_offset > damage.first_offset:
                         raise
@@ -206,7 +195,7 @@ async def _published(
             if found and size >= max_bytes:
                 return found, False
             try:
-                staged = await read_some(log, index, index, max_bytes=1)
+                staged = await log.read_promptly(index, index, max_bytes=1)
             except DamagedRange as damage:
                 if found:
                     return found, False
@@ -239,7 +228,8 @@ class ReadView:
 
     def bounds(self) -> Bounds:
         """Return both ends of what readers may see now."""
-        return Bounds(self._context.start_offset, self._context.end_offset)
+        log, index = self._context.log, self._context.state.committed_index
+        return Bounds(log.start.offset, log.offset_after(index), index)
 
     @property
     def is_waited_on(self) -> bool:
@@ -248,6 +238,10 @@ class ReadView:
 
     async def confirmed_end(self) -> int:
         """Return the end as a majority confirmed it after this call (linearizable). Leader only."""
+        return (await self.confirmed_bounds()).end
+
+    async def confirmed_bounds(self) -> Bounds:
+        """Return the bounds as a majority confirmed them after this call (linearizable). Leader only."""
         context = self._context
         try:
             index = await context.driver.confirm(context.replica)
@@ -255,7 +249,7 @@ class ReadView:
             raise not_leader(context.name, outcome="not_applied") from error
         # The core knows the index; the state machine hears of it in the same turn.
         assert index <= context.committed_index, f"confirmed {index} but committed {context.committed_index}"
-        return context.end_offset
+        return self.bounds()
 
     async def frames(self, offset: int, *, max_bytes: int, before: int | None = None) -> list[Buffer]:
         """Return committed batches from `offset` on; see `frames`."""

@@ -37,15 +37,12 @@ _MOST = (
 )
 
 
-def check_document(operation: str, size: int) -> None:
-    """Refuse a JSON body that is too large to be decoded on the event loop.
+def most_document_bytes(operation: str) -> int | None:
+    """Return how large the operation's JSON body may be, as it is decoded on the event loop.
 
-    Raises:
-        Problem: 413 `too_large`.
+    None if the operation's body is no document.
     """
-    most = _MOST.get(operation, size)
-    if size > most:
-        raise Problem("too_large", "the document is too large", field="body", value=size, limit=most)
+    return _MOST.get(operation)
 
 
 def json_body(request: Request, kind: type[_Document]) -> _Document:

@@ -212,6 +212,7 @@ class FetchRoutes:
         frames: list[Buffer] = []
         examined_to = 0
         skipped: list[str] = []
+        limited = min(to, offset + limit) < bounds.end
         to = min(to, bounds.end)
         most_bytes = min(max(_SHOWN * max_bytes, DEFAULT_BYTES), MAX_FETCH_BYTES)
         answered = partial(
@@ -226,7 +227,7 @@ class FetchRoutes:
         while offset < to:
             try:
                 if tag is None:
-                    before = min(to, offset + limit)
+                    before = min(to, offset + limit) if limited else None
                     frames = await served.reader.frames(offset, max_bytes=max_bytes, before=before)
                 else:
                     frames, examined_to = await served.reader.tagged_frames(
@@ -279,16 +280,15 @@ class FetchRoutes:
         Raises:
             Problem: 503 `replica_lagging` if it does not get there in time.
         """
-        if read == "leader":
-            await partition.reader.confirmed_end()
+        reader = partition.reader
+        bounds = await reader.confirmed_bounds() if read == "leader" else reader.bounds()
         seen = integer(request, "min_offset", 0, maximum=OFFSET_LIMIT)
-        bounds = partition.reader.bounds()
         if bounds.end >= seen:
             return bounds
         remaining = max(0.0, deadline - asyncio.get_running_loop().time())
-        if not await partition.reader.wait_past(seen - 1, remaining):
+        if not await reader.wait_past(seen - 1, remaining):
             raise self._behind(partition, "min_offset", seen)
-        return partition.reader.bounds()
+        return reader.bounds()
 
     def _behind(self, partition: Partition, field: str, offset: int) -> Problem:
         """Return 503 `replica_lagging`, which names the leader if this replica knows another one."""
@@ -315,7 +315,7 @@ class FetchRoutes:
         if since is not None:
             if text is not None:
                 raise Problem("invalid", "offset and since exclude each other", field="since", value=since)
-            return (await self._at_time(partition, parse_time(since, field="since")))[0]
+            return (await self._at_time(partition, bounds, parse_time(since, field="since")))[0]
         if text is None or text == "earliest":
             return bounds.start
         if text == "latest":
@@ -407,17 +407,15 @@ class FetchRoutes:
         served = await self.serve_or_pass(request, topic, partition, leader=read == "leader")
         if isinstance(served, Response):
             return served
-        if read == "leader":
-            await served.reader.confirmed_end()
+        reader = served.reader
+        bounds = await reader.confirmed_bounds() if read == "leader" else reader.bounds()
         at = request.query.get("at", "latest")
-        offset, timestamp_ms = None, None
-        if at == "earliest":
-            offset, timestamp_ms = await self._at_time(served, EARLIEST_MS)
-        elif at != "latest":
-            offset, timestamp_ms = await self._at_time(served, parse_time(at, field="at"))
-        bounds = served.reader.bounds()
-        if offset is None:
-            offset = bounds.end
+        if at == "latest":
+            offset, timestamp_ms = bounds.end, None
+        else:
+            time_ms = EARLIEST_MS if at == "earliest" else parse_time(at, field="at")
+            offset, timestamp_ms = await self._at_time(served, bounds, time_ms)
+            bounds = reader.bounds()  # the start may have moved while the search waited for the disk
         return Response.json(
             documents.Offsets(
                 offset,
@@ -428,23 +426,24 @@ class FetchRoutes:
             headers=self.place(bounds, offset),
         )
 
-    async def _at_time(self, partition: Partition, time_ms: int) -> tuple[int, int | None]:
+    async def _at_time(self, partition: Partition, bounds: Bounds, time_ms: int) -> tuple[int, int | None]:
         """Return the offset and time of the first committed batch appended at or after a time.
 
         Returns the end and None if there is no such batch.
         """
         index = await partition.log.find_time(time_ms)
-        while index <= partition.committed_index:
+        while index <= bounds.committed_index:
             try:
                 row = await partition.log.find_index_entry(index)
             except EntriesTrimmed:
                 # The entry found was trimmed meanwhile: search for the time again in what is left.
+                bounds = partition.reader.bounds()
                 index = await partition.log.find_time(time_ms)
                 continue
             if row.kind in (Kind.DATA, Kind.PUBLISH) and row.count:
                 return row.base_offset, row.append_time_ms
             index += 1
-        return partition.end_offset, None
+        return bounds.end, None
 
     async def digest(self, request: Request, topic: str, partition: str) -> Response:
         """Answer GET .../digest?to_index=N|committed: SHA-256 of the committed log, byte for byte."""

@@ -30,7 +30,7 @@ from laminar.node.api.common.services import ShardServices
 from laminar.node.api.records.damaged_reads import problem_of, unreadable
 from laminar.node.api.records.fetch import DIGITS, FetchRoutes
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.reads import expired, read_some
+from laminar.node.partition.reads import expired
 from laminar.node.partition.state.staged_batches import LargeRecord, publish_record
 
 # Most bytes of a value in one write to the client; and most in one answer between shards.
@@ -214,7 +214,7 @@ async def find_parts(partition: Partition, offset: int) -> Parts:
     index = await partition.log.find_offset(offset)
     if index is None:
         raise EntriesTrimmed(f"offset {offset} of {partition.log.name} is trimmed")
-    record = publish_record((await read_some(partition.log, index, index, max_bytes=1))[0])
+    record = publish_record((await partition.log.read_promptly(index, index, max_bytes=1))[0])
     assert record.large is not None, f"{partition.log!r}: the record at {offset} is no large one"
     return Parts(
         [part for part, _ in record.stages], list(accumulate(size for _, size in record.stages)), record.large
@@ -234,7 +234,7 @@ async def pieces(partition: Partition, parts: Parts, start: int, stop: int) -> A
             break
         # One entry at a time, so that nothing is read ahead of a reader that may be slow.
         index, size = parts.indexes[place], part_stop - part_start
-        frame = (await read_some(partition.log, index, index, max_bytes=size))[0]
+        frame = (await partition.log.read_promptly(index, index, max_bytes=size))[0]
         header = Header.unpack(frame)
         assert (header.kind, header.frame_size) == (Kind.STAGED, HEADER_SIZE + size), (
             f"{partition.log!r}: entry {index} is {header}, not a part of {size} bytes"

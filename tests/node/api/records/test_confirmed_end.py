@@ -13,6 +13,9 @@ def test_the_end_of_a_leaders_answer_is_the_leaders(read: str, end: str) -> None
     """The other replica may be behind: a read up to its end would miss records that are committed."""
     theirs = [("Content-Type", "x"), ("laminar-end-offset", "7"), ("Laminar-Next-Offset", "3")]
 
-    said = {name.lower(): value for name, value in _end_of(theirs, Bounds(start=0, end=10), read)}
+    said = {
+        name.lower(): value
+        for name, value in _end_of(theirs, Bounds(start=0, end=10, committed_index=3), read)
+    }
 
     assert {"content-type": "x", "laminar-next-offset": "3", "laminar-end-offset": end} == said
