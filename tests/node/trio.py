@@ -154,7 +154,7 @@ class Member:
             heartbeat_ms=SETTINGS.heartbeat_ms,
             receive_budget_bytes=self.trio.receive_budget_bytes,
         )
-        self.transport.on_lost = self._lost
+        self.transport.on_lost = self.driver.lost
         self._heal()
         if self._sock.fileno() < 0:
             self._sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -277,11 +277,6 @@ class Member:
             return True
 
         transport.send = filtered  # type: ignore[method-assign]
-
-    def _lost(self, lost: Peer | Address) -> None:
-        """As Process._on_lost."""
-        peer = lost if isinstance(lost, Peer) else None
-        self.driver.lost(self.trio.members[peer.node].address if peer else lost, peer)  # type: ignore[arg-type]  # one or the other
 
     @property
     def replica(self) -> Replica:

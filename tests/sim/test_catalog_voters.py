@@ -8,6 +8,7 @@ import pytest
 from laminar.node.consensus.outbox import BULK_FRAME_BYTES
 from laminar.node.consensus.replica import Replica
 from laminar.node.transport.handshake import Channel
+from laminar.node.transport.transport import Peer
 from membership.records import Result
 from raft.values import Role
 from tests.sim.clients import Client
@@ -86,6 +87,20 @@ def join(scene: Scene, node: str, *, through: str) -> Machine:
     machine.start()
     assert scene.world.loop.run_until(scene.world.all_known, at_most_s=60.0), f"{node} never joins"
     return machine
+
+
+def test_a_controller_is_lost_where_its_messages_are_sent() -> None:
+    """A refused connect is reported by its address: as gossip announces it, whatever the catalog has."""
+    scene = Scene(14)
+    until_voters(scene, "abc")
+    controller, replica = scene.world.machines["a"].controller, replica_of(scene.world.machines["a"])
+    assert controller is not None and replica is not None and controller.view.message is not None
+    controller.view.message.catalog.nodes["b"].peer_ports[0] += 1
+
+    sent_to = controller.address_of("b", replica)
+
+    assert sent_to == controller.address_of_peer(Peer("b", 0, b"one life"))
+    assert sent_to != controller.view.address("b", 0)
 
 
 def test_five_nodes_that_die_one_after_another_keep_their_catalog_down_to_two() -> None:

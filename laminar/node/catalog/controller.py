@@ -146,6 +146,10 @@ class Controller(Process):
         """Return the address of the controller on `node`."""
         return self.directory.address(node)
 
+    def address_of_peer(self, peer: Peer) -> Address | None:
+        """Return the address of another process; of a controller, where its messages are sent."""
+        return self.directory.address(peer.node) if peer.role == 0 else super().address_of_peer(peer)
+
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
         """Return the address of the controller on `node`."""
         return self.directory.address(node)

@@ -372,10 +372,10 @@ class Driver:
             self._quiescence.addresses_changed()
             self._set_keepalive_alarm()
 
-    def lost(self, address: Address, peer: Peer | None) -> None:
-        """Act on the loss of the process at this address; `peer` is the incarnation that ended."""
+    def lost(self, lost: Peer | Address) -> None:
+        """Act on the end of a process, in this incarnation of it, or on an address that can't be reached."""
         if not self._stopped:
-            self._quiescence.lost(address, peer)
+            self._quiescence.lost(lost)
             self._set_keepalive_alarm()
             self._deliver_news()
 

@@ -44,6 +44,7 @@ class PeerLiveness:
         "address",
         "heard_ms",
         "is_up",
+        "members",
         "node",
         "nonce",
         "quiesced_groups",
@@ -59,6 +60,8 @@ class PeerLiveness:
         # Whether it is connected with us, as far as is known.
         self.is_up = False
         self.address: Address | None = None
+        # The members of each group that were last heard from it.
+        self.members: dict[Replica, list[int]] = {}
         # Quiet groups that rest on it, by group id.
         self.quiesced_groups: dict[bytes, Replica] = {}
         # Groups still to be asked about in this round of the audit, and how many are due.
@@ -67,6 +70,12 @@ class PeerLiveness:
 
     def __repr__(self) -> str:
         return f"<PeerLiveness {self.node}/{self.role} {len(self.quiesced_groups)} resting>"
+
+    def forget(self, replica: Replica, member: int) -> None:
+        """Forget a member that was heard from another process since."""
+        self.members[replica].remove(member)
+        if not self.members[replica]:
+            del self.members[replica]
 
     def audit_batch(self, *, interval_ms: int) -> list[tuple[bytes, int]]:
         """Return each (group, term) to ask about in this keepalive; a group is due once in `AUDIT_MS`."""
@@ -204,7 +213,8 @@ class Quiescence:
                 addresses = [peer.address for peer in self._quiesced[replica]]
                 farewell = [(each, Keepalive([], [replica.group])) for each in addresses if each is not None]
             self._unquiesce(replica)
-        self._members.pop(replica, None)
+        for peer in set(self._members.pop(replica, {}).values()):
+            del peer.members[replica]
         return farewell
 
     def _unquiesce(self, replica: Replica) -> None:
@@ -235,10 +245,7 @@ class Quiescence:
             liveness = self._peers[key] = PeerLiveness(peer, heard_ms=now_ms)
         elif liveness.nonce != peer.nonce:
             liveness.nonce = peer.nonce
-            self._add_news(
-                (replica, [member for member, its in members.items() if its is liveness])
-                for replica, members in self._members.items()
-            )
+            self._add_news((replica, [*members]) for replica, members in liveness.members.items())
         liveness.heard_ms = now_ms
         if not liveness.is_up:
             self._came_up(liveness)
@@ -249,8 +256,13 @@ class Quiescence:
         members = self._members.get(replica)
         if members is None:
             members = self._members[replica] = {}
-        if members.get(member) is not peer:
-            members[member] = peer
+        known = members.get(member)
+        if known is peer:
+            return
+        if known is not None:
+            known.forget(replica, member)
+        members[member] = peer
+        peer.members.setdefault(replica, []).append(member)
 
     def _came_up(self, peer: PeerLiveness) -> None:
         """Wake the groups that rest without this node: it was gone, and must be brought up to date."""
@@ -261,43 +273,54 @@ class Quiescence:
             if replica.core.role is Role.LEADER and peer not in peers
         )
 
-    def lost(self, address: Address, peer: Peer | None) -> None:
-        """Note that the process at an address is gone, or can't be reached. May produce news."""
-        if peer is not None:
-            liveness = self._peers.get((peer.node, peer.role))
-            if liveness is not None and liveness.nonce == peer.nonce:
-                liveness.is_up = False
-        self._add_news(
-            (replica, members)
-            for replica in self._replicas.values()
-            if (members := self._members_at(address, replica)) and not self._rests_without(replica, members)
-        )
+    def lost(self, lost: Peer | Address) -> None:
+        """Note that a process is gone, or that the one at an address can't be reached. May produce news.
 
-    def _rests_without(self, replica: Replica, members: list[int]) -> bool:
+        That concerns the groups that have heard a member from there: no other rests on it, or follows it.
+        """
+        if isinstance(lost, Peer):
+            peer = self._peers.get((lost.node, lost.role))
+            if peer is not None and peer.nonce == lost.nonce:
+                peer.is_up = False
+            gone = [] if peer is None else [peer]
+        else:
+            gone = self._peers_at(lost)
+        for peer in gone:
+            self._add_news(
+                (replica, members)
+                for replica in peer.members
+                if (members := self._missed(replica, peer))
+                and not self._rests_without(replica, peer, members)
+            )
+
+    def _peers_at(self, address: Address) -> list[PeerLiveness]:
+        """Return the processes at an address: several, if a node has it that another had before."""
+        return [
+            peer
+            for (node, role), peer in self._peers.items()
+            if peer.members and self._address_of_peer(Peer(node, role, peer.nonce)) == address
+        ]
+
+    def _rests_without(self, replica: Replica, peer: PeerLiveness, members: list[int]) -> bool:
         """Let a quiet leader rest on the other members alone, if it may; thousands need not wake for that.
 
         Only without members whose return is news, which wakes it.
         """
         if replica not in self._quiesced or replica.core.role is not Role.LEADER:
             return False
-        known = self._members.get(replica, {})
-        peers = (known.get(member) for member in members)
-        if any(peer is None or peer.is_up for peer in peers) or not replica.core.quiesce_without(members):
+        if peer.is_up or not replica.core.quiesce_without(members):
             return False
         self._leave_peers(replica)
         self._quiesce(replica)
         return True
 
-    def _members_at(self, address: Address, replica: Replica) -> list[int]:
-        members = [
-            member
-            for member, node in replica.nodes.items()
-            if member != replica.replica_id and self._address_of(node, replica) == address
-        ]
+    def _missed(self, replica: Replica, peer: PeerLiveness) -> list[int]:
+        """Return the members of a group whose loss is news, of those that were heard from a process."""
+        members = peer.members[replica]
         if replica in self._quiesced and replica.core.role is Role.LEADER:
             # Those that it rests without were gone before: that a keepalive did not reach them is no news.
             return [member for member in members if member in replica.core.quiesce_peers]
-        return members
+        return [*members]
 
     def postpone(self, *, by_ms: int, now_ms: int) -> None:
         """Excuse the silence of all peers by `by_ms`, because this loop stood still.

@@ -104,7 +104,7 @@ class Process:
             transport=self.transport,
             clock=self.clock,
             address_of=self.address_of,
-            address_of_peer=lambda peer: self.view.address(peer.node, peer.role),
+            address_of_peer=self.address_of_peer,
             admits=self.admits,
             on_fatal=self.fatal,
             election_timeout_ms=boot.settings.election_timeout_ms,
@@ -141,6 +141,10 @@ class Process:
     def address_of(self, node: str, replica: Replica) -> Address | None:
         """Return the address of the process on `node` that owns the replica's group."""
         raise AssertionError("each kind of process says where its groups live")
+
+    def address_of_peer(self, peer: Peer) -> Address | None:
+        """Return the address of another process: the one that `address_of` gives for its groups."""
+        return self.view.address(peer.node, peer.role)
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
         """Return as `address_of` does, for a group that may not be driven here yet."""
@@ -198,10 +202,9 @@ class Process:
         return await handler(peer, payload)
 
     def _on_lost(self, lost: Peer | Address) -> None:
-        address = self.view.address(lost.node, lost.role) if isinstance(lost, Peer) else lost
-        if address is None or self.stopping.is_set():
-            return
-        self.driver.lost(address, lost if isinstance(lost, Peer) else None)
+        # Else a process that ends could win an election that it has to hand over again.
+        if not self.stopping.is_set():
+            self.driver.lost(lost)
 
     # -- logs that failed -----------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -203,11 +204,49 @@ async def test_a_quiet_leader_asks_anew_where_it_would_not_hear_that_a_follower_
     async with trio() as cluster:
         leader = await at_rest(cluster)
         woken = leader.driver.statistics()["woken"]
-        leader.driver.lost(cluster.followers(leader)[0].address, None)
+        leader.driver.lost(cluster.followers(leader)[0].address)
         await quiet(cluster)
 
         assert woken + 1 == leader.driver.statistics()["woken"]
         assert 2 == len(leader.replica.core.quiesce_peers)
+
+
+def test_a_loss_is_news_for_the_groups_whose_leader_was_heard_from_there_last() -> None:
+    """The report names the process or an address; a group whose leader has moved is not concerned."""
+    where = {"a": TcpAddress("127.0.0.1", 1), "b": TcpAddress("127.0.0.1", 2)}
+    replicas: dict[bytes, Any] = {}
+    for group in (b"stays", b"moves"):
+        core = SimpleNamespace(role=Role.FOLLOWER, leader_id=1, quiesced=False)
+        replicas[group] = Stub(group=group, replica_id=2, core=core, nodes={1: "a", 2: "c"})
+    quiescence = Quiescence(
+        replicas=replicas,
+        election_timeout_ms=1500,
+        heartbeat_ms=200,
+        address_of=lambda node, replica: where[node],
+        address_of_peer=lambda peer: where[peer.node],
+    )
+    old, new = Peer("a", 1, b"one life"), Peer("b", 1, b"another")
+    for replica in replicas.values():
+        heard_from(quiescence, replica, 1, old)
+    heard_from(quiescence, replicas[b"moves"], 1, new)
+
+    for lost, group in ((old, b"stays"), (where["a"], b"stays"), (where["b"], b"moves"), (new, b"moves")):
+        quiescence.lost(lost)
+        assert [(group, [1])] == [(news.replica.group, news.members) for news in quiescence.take_news(9)]
+    quiescence.lost(TcpAddress("127.0.0.1", 3))
+    assert not quiescence.has_news
+
+    where["b"] = where["a"]  # a wiped node is there again under another name, where the old one was
+    quiescence.lost(where["a"])
+    assert {b"stays", b"moves"} == {news.replica.group for news in quiescence.take_news(9)}
+
+    gone = [weakref.ref(replica) for replica in replicas.values()]
+    for group in list(replicas):
+        quiescence.removed(replicas.pop(group))
+    del replica
+    quiescence.lost(old)
+    assert not quiescence.has_news
+    assert [None, None] == [each() for each in gone], "what was heard of a removed replica is kept"
 
 
 def test_a_quiet_leader_looks_for_an_absent_learner_where_it_is_now() -> None:
