@@ -253,6 +253,17 @@ class Storage:
 
     # Group commit
 
+    def end_turns_with(self, on_turn_end: Callable[[], None]) -> None:
+        """Call `on_turn_end` at the end of each turn that records something or asks for it.
+
+        What the turn has recorded is on its way to the disk by then; a `sync` in it covers all of that.
+        """
+        self._commits.on_turn_end = on_turn_end
+
+    def schedule_turn_end(self) -> None:
+        """Let this turn of the loop end like one that has recorded something."""
+        self._commits.schedule_turn_end()
+
     def sync(self, *, durable: bool = False) -> asyncio.Future[None]:
         """Return a future that is done when everything recorded before this call may be acknowledged.
 

@@ -72,13 +72,14 @@ async def election(folder: Path) -> Trace:
         leader = await members.leader()
         others = [member for member in members.alive if member is not leader]
         trace = Trace()
-        cores = [member.replica.core for member in others]
+
+        def elected() -> bool:
+            with trace.paused():
+                return any(member.replica.core.leader_id == member.replica_id for member in others)
+
         trace.start()
         await leader.kill()
-        # Attributes only: a call would be counted.
-        while not any(  # noqa: ASYNC110  # to wait for an event would be a call of the product
-            core.leader_id == member.replica_id for core, member in zip(cores, others, strict=True)
-        ):
+        while not elected():  # noqa: ASYNC110  # to wait for an event would be a call of the product
             await asyncio.sleep(0)
         trace.stop()
     return trace

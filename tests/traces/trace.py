@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +36,7 @@ class Trace:
     def __init__(self) -> None:
         self._files: list[str] = []
         self._names: dict[Any, str | None] = {}
+        self._paused = False
 
     def start(self) -> None:
         """Record the calls of this thread, and of threads that are started from now on."""
@@ -45,8 +48,17 @@ class Trace:
         sys.setprofile(None)
         threading.setprofile(None)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing meanwhile: for the calls by which a journey's end is looked for."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
     def _seen(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event != "call":
+        if event != "call" or self._paused:
             return
         code = frame.f_code
         try:

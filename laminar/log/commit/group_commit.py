@@ -5,10 +5,11 @@ it is written. Every other frame counts when it is durable, and all frames befor
 Frames of the first kind are synced when the first of their logs is due, when a log has too many unsynced
 records, or when the journal has too many unsynced bytes.
 
-What was recorded is collected at the end of the turn (*cut*) and handed to the journal's thread. There
-everything that was handed over during the last sync becomes one frame: so no timer decides how much a sync
-covers, and between two syncs the thread never waits for the loop. The loop is notified of each frame at once;
-the frames are gathered for the segment writer without the loop.
+What was recorded is collected at the end of the turn (*cut*) and handed to the journal's thread; then
+`on_turn_end` is called, with which a node's driver sends what that turn gathered: so a turn ends once. In the
+thread everything that was handed over during the last sync becomes one frame: so no timer decides how much a
+sync covers, and between two syncs the thread never waits for the loop. The loop is notified of each frame at
+once; the frames are gathered for the segment writer without the loop.
 
 This module knows neither logs nor segments: its caller knows what a frame's actions mean.
 """
@@ -80,12 +81,14 @@ class GroupCommit:
         `hand_over` is called in that thread with durable frames, in order.
         """
         self._changes = changes
-        changes.on_record = self._schedule
+        changes.on_record = self.schedule_turn_end
         self._journal = journal
         self._worker = worker
         self._settings = settings
         self._hand_over = hand_over
         self.failure: BaseException | None = None
+        # Called at the end of each turn, after what it recorded is handed over.
+        self.on_turn_end: Callable[[], None] = lambda: None
         # Called once, when nothing recorded from now on can become durable.
         self.on_failure: Callable[[BaseException], None] | None = None
         self.closed = False
@@ -148,7 +151,8 @@ class GroupCommit:
         else:
             (self._durable_waiters if durable else self._waiters).append((number, future))
             self._sync_next |= durable
-            self._schedule()
+            if durable or number > self._cut_number:
+                self.schedule_turn_end()
         return future
 
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -189,8 +193,8 @@ class GroupCommit:
 
     # Cutting
 
-    def _schedule(self) -> None:
-        """Collect what is recorded at the end of this turn."""
+    def schedule_turn_end(self) -> None:
+        """End this turn of the loop: collect what it recorded, then call `on_turn_end`."""
         if self._scheduled:
             return
         if self._loop is None:
@@ -199,11 +203,12 @@ class GroupCommit:
             except RuntimeError:
                 return  # recorded before there is a loop: the first `sync` schedules it
         self._scheduled = True
-        self._loop.call_soon(self._cut_scheduled)
+        self._loop.call_soon(self._end_turn)
 
-    def _cut_scheduled(self) -> None:
+    def _end_turn(self) -> None:
         self._scheduled = False
         self._cut()
+        self.on_turn_end()
 
     def _cut(self) -> None:
         """Hand what is recorded to the journal's thread.
@@ -243,7 +248,7 @@ class GroupCommit:
         self._cut_bytes += size
         self._hand(_PendingGroup(taken, touched, size, self._cut_number, must_sync, then_sync))
         if changes.pending:
-            self._schedule()
+            self.schedule_turn_end()
 
     def _behind(self) -> bool:
         return self._cut_bytes - self._written_bytes > self._settings.max_unwritten_bytes

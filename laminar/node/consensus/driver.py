@@ -146,6 +146,7 @@ class Driver:
         transport.on_frame = self.on_frame
         transport.on_up = self._on_up
         storage.on_log_failure = self._log_failed
+        storage.end_turns_with(self._end_turn)
 
     # -- replicas ----------------------------------------------------------------------
 
@@ -614,9 +615,11 @@ class Driver:
     def _schedule_turn(self) -> None:
         if not self._turn_scheduled and not self._stopped:
             self._turn_scheduled = True
-            self._loop.call_soon(self._end_turn)
+            self._storage.schedule_turn_end()
 
     def _end_turn(self) -> None:
+        if not self._turn_scheduled:
+            return  # what was recorded is not of our replicas
         self._turn_scheduled = False
         if self._stopped:
             return

@@ -133,11 +133,12 @@ class Partition:
 
     def committed(self, index: int) -> None:
         """Take note that everything up to `index` is committed: resolve appends, wake readers."""
-        before = self.committed_index
-        self.state.committed(index)
+        state = self.context.state
+        before = state.committed_index
+        state.committed(index)
         self.appends.committed(before, index)
         self.reader.committed()
-        if self.state.due_start is not None:
+        if state.due_start is not None:
             self.start_mover.carry_out()
 
     def led(self, leading: bool) -> None:

@@ -63,10 +63,10 @@ class PartitionState:
         if header.kind in (Kind.DATA, Kind.FENCE):
             if not header.flags & Flag.KEYED:
                 self.producers.appended(header)
-            self.keys.appended(header)
             # What the header says is committed is never rolled back, so a replayed log piles up no undo
             # history.
             self.producers.committed(header.committed_index)
+            self.keys.appended(header)
             self.keys.committed(header.committed_index)
         elif header.kind == Kind.CURSOR:
             self.cursors.appended(header, body_of(frame))
