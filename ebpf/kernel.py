@@ -56,7 +56,7 @@ def call(command: int, attributes: bytes | bytearray | ctypes.Array[ctypes.c_cha
     """
     number = _SYSCALL_NUMBERS.get(platform.machine())
     if number is None:
-        raise OSError(errno.ENOSYS, f"the number of bpf(2) on {platform.machine()} is not known here")
+        raise OSError(errno.ENOSYS, f"bpf(2) is not supported on machine {platform.machine()}")
     buffer = (
         attributes
         if isinstance(attributes, ctypes.Array)

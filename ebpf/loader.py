@@ -177,7 +177,7 @@ class _Program:
         except kernel.Refused as error:
             raise NotSteered(str(error), error.log) from error
         except OSError as error:
-            raise NotSteered(f"the kernel does not take the program: {error.strerror}") from error
+            raise NotSteered(f"the kernel refused to load the program: {error.strerror}") from error
 
     def attach(self, interface: Interface, folder: Path, modes: Sequence[int]) -> None:
         """Attach in the first of `modes` that is possible, and pin the maps and the link in `folder`.

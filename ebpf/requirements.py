@@ -64,7 +64,11 @@ def _privilege() -> Requirement:
     lines = status.read_text().splitlines() if status.exists() else []
     mask = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
     lacking = [name for bit, name in _CAPABILITIES.items() if not mask >> bit & 1]
-    found = f"no privilege: {' and '.join(lacking)} (run as root)" if lacking else "root's, as far as needed"
+    found = (
+        f"no privilege: {' and '.join(lacking)} (run as root)"
+        if lacking
+        else " and ".join(_CAPABILITIES.values())
+    )
     return Requirement(name="privilege", met=not lacking, found=found)
 
 

@@ -217,7 +217,7 @@ class Swim:
         assert ADDRESS in metadata, "a member says where it is"
         size, limit = update_size(own), self.settings.max_update_bytes
         if size > limit:
-            raise ValueError(f"what a member says of itself takes {size} bytes, of at most {limit}")
+            raise ValueError(f"the announced information takes {size} bytes, of at most {limit}")
         return own
 
     def _hear(self, update: Gossip, now_ms: int) -> None:

@@ -116,7 +116,7 @@ async def _stream_and_read(
         f"{outcome.retried:,} appends sent again"
     )
     read, served_by = await _read_back(cluster, flights)
-    report.say(f"{len(read):,} flights read back over balanced replicas")
+    report.say(f"{len(read):,} flights read back, spread over the replicas")
     return outcome, read, served_by
 
 

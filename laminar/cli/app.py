@@ -38,7 +38,7 @@ FAMILIES = (
     Family("group", "The replicas of one partition together."),
     Family("catalog", "The cluster's own records: nodes, topics and places."),
     Family("log", "The files of logs, on this machine; no server is asked."),
-    Family("steer", "Packets to the CPU of their shard, by XDP, on this machine."),
+    Family("steer", "Steering of packets to the CPU of their shard by XDP, on this machine."),
     Family("pipeline", "Jobs on whole topics, run by Spark."),
     Family("context", "Names for clusters, so that no --url is needed."),
     Family("config", "The settings of a node."),
@@ -60,7 +60,7 @@ COMMANDS = (
     Command(
         "produce",
         "produce:produce",
-        "Append lines of a file, or of standard input, a record a line.",
+        "Append each line of a file, or of standard input, as a record.",
         "laminar produce flights flights.jsonl --key-from /origin",
     ),
     Command(

@@ -58,7 +58,7 @@ PASSED_ON_SIGNALS = (signal.SIGHUP, signal.SIGUSR1)
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, *PASSED_ON_SIGNALS)
 # Advice for the operator.
 DAMAGED_DOCUMENT = (
-    "Put a whole copy of one of these files back; or, where other nodes hold replicas of all that this one "
+    "Restore an intact copy of one of these files; or, where other nodes hold replicas of all that this one "
     "holds, move its data folder away and start it again under another name"
 )
 
@@ -505,7 +505,7 @@ class Supervisor:
     def _stop(self) -> None:
         self._stop_signals += 1
         if self._stop_signals > 1:
-            log.warning("asked to stop a second time: children are killed")
+            log.warning("second request to stop: the children are killed")
             self._kill_all()
             return
         machine.notify_service_manager("STOPPING=1", os.environ)

@@ -31,7 +31,7 @@ def tie(fd: int) -> None:
 
 def main(arguments: list[str]) -> None:
     """Call `tie`, then replace this process by the command; the pipe stays open in it."""
-    assert os.getpgrp() == os.getpid(), "a tethered process leads a group of its own"
+    assert os.getpgrp() == os.getpid(), "a tied process leads a group of its own"
     fd, *command = arguments
     tie(int(fd))
     os.execv(command[0], command)

@@ -260,9 +260,9 @@ def _plans(schema: Reader) -> list[_Plan]:
     plans = [_plan(field) for field in schema.tables(1)]
     names = [plan.name for plan in plans]
     if len(set(names)) < len(names):
-        raise _malformed("column", f"one twice in {', '.join(names)}")
+        raise _malformed("column", f"a name occurs twice: {', '.join(names)}")
     if "value" not in names:
-        raise _malformed("column", f"{', '.join(names) or 'nothing'}, and no value")
+        raise _malformed("column", f"{', '.join(names) or 'nothing'}: the column value is missing")
     return plans
 
 
@@ -372,5 +372,5 @@ def _malformed(field: str, value: object) -> BatchError:
 
 
 def _unsupported(field: str, value: object, accepted: str) -> BatchError:
-    message = f"Arrow stream: {field} is {value}; what can be taken: {accepted}"
+    message = f"Arrow stream: {field} is {value}; accepted: {accepted}"
     return BatchError("unsupported", message, field=field, value=value, limit=accepted)

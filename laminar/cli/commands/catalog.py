@@ -21,7 +21,8 @@ def recover(
         Parameter(negative="", help="Remove the other controllers for good. Without it: show what is there."),
     ] = False,
     into: Annotated[
-        str | None, Parameter(help="Take the folder into the epoch that another one's recovery has printed.")
+        str | None,
+        Parameter(help="Take this folder into the epoch that the recovery of another folder has printed."),
     ] = None,
     listing: Listing = AS_TABLE,
 ) -> int:

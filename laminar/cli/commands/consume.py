@@ -45,13 +45,16 @@ def consume(
         int | None, Parameter(name=["--limit", "-n"], help="End after this number of records.")
     ] = None,
     key: Annotated[str | None, Parameter(help="Only records with this key.")] = None,
-    partition: Annotated[int | None, Parameter(name=["--partition", "-p"], help="Only of this one.")] = None,
+    partition: Annotated[
+        int | None, Parameter(name=["--partition", "-p"], help="Only records of this partition.")
+    ] = None,
     cursor: Annotated[str | None, Parameter(help="Continue at this cursor, and move it at the end.")] = None,
     on_expired: Annotated[
-        Literal["error", "earliest"], Parameter(help="What to do where records to be read were trimmed.")
+        Literal["error", "earliest"],
+        Parameter(help="What to do if records were trimmed before they were read."),
     ] = "error",
     on_damage: Annotated[
-        Literal["error", "skip"], Parameter(help="What to do where no replica can read records.")
+        Literal["error", "skip"], Parameter(help="What to do if no replica can read records.")
     ] = "error",
     leader: Annotated[bool, Parameter(negative="", help="Read from leaders only.")] = False,
     format: Annotated[str, Parameter(help=PLACES + r"; \n, \t as in C.", group=OUTPUT)] = DEFAULT_FORMAT,

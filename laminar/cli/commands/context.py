@@ -12,8 +12,8 @@ from laminar.cli.options import AS_TABLE, Listing
 
 
 def add(
-    name: Annotated[str, Parameter(help="What to call it.")],
-    *urls: Annotated[str, Parameter(help="Nodes of it; one is enough, more are safer.")],
+    name: Annotated[str, Parameter(help="A name for the cluster.")],
+    *urls: Annotated[str, Parameter(help="URLs of its nodes; one is enough, more are safer.")],
     token: Annotated[str | None, Parameter(show=False)] = None,
     use: Annotated[
         bool, Parameter(negative="", help="Make it the current one; the first always is.")

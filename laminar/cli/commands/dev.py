@@ -48,9 +48,11 @@ COLUMNS = ("node", "status", "url", "leads", "replicas", "records", "records_per
 
 def dev(
     *,
-    nodes: Annotated[int, Parameter(help="How many.")] = 3,
-    shards: Annotated[int, Parameter(help="Of each node; a process each.")] = 2,
-    port: Annotated[int, Parameter(help="Of the first node; the next is 200 further, and so on.")] = 7070,
+    nodes: Annotated[int, Parameter(help="Number of nodes.")] = 3,
+    shards: Annotated[int, Parameter(help="Shards of each node; each is a process.")] = 2,
+    port: Annotated[
+        int, Parameter(help="Port of the first node; each further one uses the next 200 higher.")
+    ] = 7070,
     data: Annotated[
         Path | None, Parameter(help="Where data and logs stay; if left out, they are gone at the end.")
     ] = None,

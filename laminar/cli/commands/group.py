@@ -14,9 +14,13 @@ from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
 def recover(
     partition: Annotated[str | None, Parameter(help="TOPIC/PARTITION.")] = None,
     *,
-    every: Annotated[bool, Parameter(name="--all", negative="", help="All that wait.")] = False,
+    every: Annotated[bool, Parameter(name="--all", negative="", help="All partitions that wait.")] = False,
     accept_loss: Annotated[
-        bool, Parameter(negative="", help="Give up what only absent replicas hold. Without it: say what.")
+        bool,
+        Parameter(
+            negative="",
+            help="Accept the loss of records that only absent replicas have. Without it, show them.",
+        ),
     ] = False,
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,

@@ -34,9 +34,9 @@ def produce(
     key_from: Annotated[
         str | None, Parameter(help="Where in each line's JSON its key is, as /origin (a JSON pointer).")
     ] = None,
-    tag_from: Annotated[str | None, Parameter(help="Likewise its tag.")] = None,
+    tag_from: Annotated[str | None, Parameter(help="Where in each line's JSON its tag is.")] = None,
     partition: Annotated[
-        int | None, Parameter(name=["--partition", "-p"], help="Only into this one.")
+        int | None, Parameter(name=["--partition", "-p"], help="Only into this partition.")
     ] = None,
     batch: Annotated[int, Parameter(help="Bytes of a full batch.")] = 256 << 10,
     window: Annotated[int, Parameter(help="Batches of a partition in flight.")] = 4,

@@ -456,7 +456,7 @@ class Subscription(Generic[T]):
             self._lost.append((lease.partition, lease.committed, lease.seen))
         if self.mode == "broadcast":
             taken = Fenced(
-                f"another reads {self._topic} as member {self.member!r} of {self.group!r}",
+                f"another client reads {self._topic} as member {self.member!r} of {self.group!r}",
                 code="fenced",
                 field="member",
                 value=self.member,

@@ -241,7 +241,7 @@ def joined(stages: Iterable[Staged], *, sink: str, number: int, epoch: int) -> l
         ):
             if value != wanted:
                 raise ConfigError(
-                    f"what is to be committed was staged for {field} {value!r}, not {wanted!r}",
+                    f"these stages were staged for {field} {value!r}, not {wanted!r}",
                     code="other_batch",
                     field=field,
                     value=value,

@@ -340,7 +340,7 @@ class Stager:
     def staged(self) -> Staged:
         """What was staged, to be passed to `Sink.commit`; it can be pickled. Known after the block."""
         if self._staged is None:
-            raise ConfigError("what was staged is known when its block has ended", code="not_staged")
+            raise ConfigError("`staged` is available after the stager's block has ended", code="not_staged")
         return self._staged
 
     async def __aenter__(self) -> Self:

@@ -45,7 +45,9 @@ def each_line(body: Buffer, *, max_records: int) -> Iterator[tuple[str, bytes]]:
     text = bytes(body)
     ends = text.count(b"\n")
     if ends > 2 * max_records:
-        raise Problem("too_large", "lines is too large", field="lines", value=ends, limit=2 * max_records)
+        raise Problem(
+            "too_large", "the body has too many lines", field="lines", value=ends, limit=2 * max_records
+        )
     count = 0
     for number, line in enumerate(text.split(b"\n"), start=1):
         line = line.strip(b" \t\r")

@@ -97,7 +97,7 @@ class Document:
         magic, version, written_number, length, checksum = _HEAD.unpack_from(data)
         payload = data[_HEAD.size :]
         if magic != _MAGIC:
-            return "is no such document"
+            return "does not begin as a document of Laminar"
         if version > _VERSION:
             return f"is of version {version}: a newer Laminar wrote it"
         if (version, written_number) != (_VERSION, number) or length != len(payload):

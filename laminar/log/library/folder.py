@@ -162,8 +162,8 @@ class LogFolder:
             log = self._storage.logs.get(entry.log_id)
             if log is None:
                 raise RecordsLost(
-                    f"log {name!r} in {self.path} is lost: nothing in the journal tells of it any more; "
-                    "`LogFolder.delete` forgets it"
+                    f"log {name!r} in {self.path} is lost: the journal has no record of it; "
+                    "`LogFolder.delete` removes its name"
                 )
             if flush is not None:
                 await self._storage.set_policy(log, flush)

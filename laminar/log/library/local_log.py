@@ -209,7 +209,7 @@ class LocalLog:
         if self._log.recovering:
             raise RecordsLost(
                 f"log {self.name!r} lost acknowledged records: it ends at offset {self.end_offset}; "
-                "`accept_loss` lets it go on from there"
+                "`accept_loss` lets appends continue from there"
             )
 
     # Reading

@@ -142,8 +142,8 @@ def _read_map(disk: Disk, data_directory: str, document: Document) -> ShardLayou
     numbers = {number for number, _ in found}
     if len(numbers) != 1 or [shard for _, shard in found] != list(range(len(found))):
         raise DamagedDocument(
-            f"{problem}, and the store directories in {directory} ({_names(found)}) do not tell it. Put "
-            "the map back from a copy of the folder; nothing was changed"
+            f"{problem}, and the store directories in {directory} ({_names(found)}) do not tell the "
+            "layout. Put the files map-* back from a copy of the folder; nothing was changed"
         )
     known = ShardLayout(numbers.pop(), len(found))
     _log.critical(
@@ -185,9 +185,9 @@ def _check_stores(disk: Disk, data_directory: str, current: ShardLayout) -> None
     ):
         raise DamagedDocument(
             f"the map in {data_directory} is number {current.number}, of {current.shards} shards, and the "
-            f"store directories in {directory} ({_names(found)}) are of others: it is an older copy. Put the "
-            "right one back. If all store directories are of one number, remove the files map-*: their "
-            "names tell it then. Nothing was changed"
+            f"store directories in {directory} ({_names(found)}) are of other layouts: it is an older copy. "
+            "Put the right one back. If all store directories are of one number, remove the files map-*: the "
+            "directories then tell the layout. Nothing was changed"
         )
     _refuse_without_stores(disk, data_directory, len(missing), current)
 

@@ -272,7 +272,7 @@ class _Verification:
             firsts = [segment.first_index for segment in log.segments if segment.size is not None]
             if not any(first <= state.start.index + 1 for first in firsts) or state.segment not in firsts:
                 if self.folder.live:
-                    what = "segments that the checkpoint names, which are gone since"
+                    what = "segments that the checkpoint names were removed meanwhile"
                     self.unverified.append(f"{log.directory}: {what}")
                 else:
                     self._found(log.directory, 0, 0, "segments that the checkpoint names are missing")
@@ -399,7 +399,7 @@ class _Verification:
         if chain.time_ms is not None and header.append_time_ms < chain.time_ms:
             wrong.append(f"append time {header.append_time_ms} after {chain.time_ms}")
         if header.opens_segment and row.position:
-            wrong.append("it opens a segment, and lies inside of one")
+            wrong.append("it opens a segment, but is not the first frame of its file")
         if wrong:
             what = f"entry {header.index} does not follow the one before: {', '.join(wrong)}"
             self._found(place.path, row.position, row.size, what, severity=severity)

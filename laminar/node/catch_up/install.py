@@ -174,12 +174,12 @@ class Installer:
         if offer.group in self.running:
             return ""
         if replica.core.term != offer.term or replica.leader_node not in (None, peer.node):
-            return f"term {replica.core.term} is known here, with another leader"
+            return f"this replica is in term {replica.core.term}, or follows another leader"
         if len(self.running) >= AT_ONCE:
             return f"{AT_ONCE} others are being caught up"
         failed = self._failed.get(offer.group)
         if failed is not None and failed.source == peer.node and _now_s() < failed.until_s:
-            return f"the last try came to nothing: the next in {failed.until_s - _now_s():.1f} s"
+            return f"the last attempt failed; the next is allowed in {failed.until_s - _now_s():.1f} s"
         if self._host.entry_of(offer.group) is None:
             return "the manifest does not name the replica's log yet"
         return self._host.refusal()
@@ -348,7 +348,7 @@ class Installer:
             request = msgspec.structs.replace(request, verified=True)
             frames = whole_frames(await self._call(partition, node, PIECE, request), index)
         if not frames:
-            raise RemoteError(GONE, f"no whole entry {index} came")
+            raise RemoteError(GONE, f"the source sent no intact entry {index}")
         return frames
 
 

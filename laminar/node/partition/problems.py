@@ -65,7 +65,7 @@ def entry_too_large(name: str, size_bytes: int, limit_bytes: int) -> Problem:
     """Return the `too_large` problem (413) for a batch that is larger than a message to a replica may be."""
     return Problem(
         "too_large",
-        f"a batch for {name} is larger than what replicas can be sent",
+        f"a batch for {name} is larger than a message to a replica may be",
         field="batch_bytes",
         value=size_bytes,
         limit=limit_bytes,
@@ -151,7 +151,7 @@ def key_in_progress(name: str) -> Problem:
     """Return the `in_progress` problem (409): the key's first request is appended, and not yet committed."""
     return Problem(
         "in_progress",
-        f"the first request with this key waits for its commit in {name}",
+        f"the first request with this key is not committed yet in {name}",
         field="idempotency-key",
         retry_after_ms=100,
         outcome="unknown",

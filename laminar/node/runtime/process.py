@@ -271,7 +271,7 @@ class Process:
         if self.failure is None:
             self.failure = error
             if isinstance(error, RestartToRecover):
-                _log.warning("%s ends in order, so that these come back: %s", self.transport, error)
+                _log.warning("%s restarts to recover: %s", self.transport, error)
             elif not isinstance(error, Unrecoverable):  # its text is logged at the end
                 _log.critical("%s ends: %r", self.transport, error, exc_info=error)
         self.stopping.set()

@@ -94,7 +94,7 @@ class ReplicaFactory:
         if hard is not None and hard.term >= NUMBER_LIMIT:
             raise BadTerm(
                 f"{name}: its term {hard.term} is above {NUMBER_LIMIT - 1}, which no election reaches: it is "
-                "from a forged message, and this replica can take part in nothing any more"
+                "from a forged message, and this replica cannot take part any more"
             )
         assert hard is not None or log.last_index == 0, f"{name}: a log without a term and vote is lost"
         if log.least_term > (hard.term if hard is not None else 0):

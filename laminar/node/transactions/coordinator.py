@@ -177,7 +177,7 @@ class Coordinator:
         elif unknown and self.partition.state.sinks.kept >= MAX_KEPT:
             raise Problem(
                 "quota",
-                "no more sinks that are kept for ever can be begun",
+                "this coordinator keeps as many sinks as it may",
                 field="sink",
                 value=name,
                 limit=MAX_KEPT,
@@ -525,7 +525,7 @@ def refuse_epoch(sink: Sink, epoch: int) -> None:
     if epoch >= FIRST_ONCE_EPOCH and (epoch < sink.first or sink.epoch < FIRST_ONCE_EPOCH):
         raise Problem(
             "no_such_sink",
-            f"the sink that began with epoch {epoch} was to write once, and is not known any more: "
+            f"the sink that began with epoch {epoch} was single-use and has been forgotten: "
             "its batch may have been committed before it was forgotten",
             field="epoch",
             value=epoch,
@@ -548,7 +548,7 @@ def refuse_epoch(sink: Sink, epoch: int) -> None:
 def _not_the_first(name: str, sink: Sink, epoch: int) -> Problem:
     return Problem(
         "no_such_sink",
-        f"there is no sink {name!r}, and epoch {epoch} is not the first of one that begins",
+        f"there is no sink {name!r}, and a new one would not begin with epoch {epoch}",
         field="epoch",
         value=epoch,
         limit=sink.last_epoch,

@@ -77,7 +77,7 @@ class Uploads:
         number = header.checkpoint
         if number >= MAX_UPLOAD_PARTS:
             raise _refused(
-                "parts are numbered from 0", field="part", value=number, limit=MAX_UPLOAD_PARTS - 1
+                "the number of the part is too high", field="part", value=number, limit=MAX_UPLOAD_PARTS - 1
             )
         done = self._stages.upload(upload)
         if done is not None:
@@ -253,7 +253,7 @@ async def _check(held: list[Stage], *, size_bytes: int, crc32c: int) -> None:
     size = sum(part.body_bytes for part in held)
     if size != size_bytes:
         raise _refused(
-            "the size of all parts together is another one", field="size_bytes", value=size_bytes, limit=size
+            "the parts together have another size", field="size_bytes", value=size_bytes, limit=size
         )
     found = 0
     lengths = Counter(part.body_bytes for part in held)

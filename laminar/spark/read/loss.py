@@ -25,7 +25,7 @@ def retention_loss(what: Sequence[str], *, fail: bool) -> None:
     Raises:
         DataLoss: with `fail`; without it a warning is logged.
     """
-    _report(f"retention removed records before they were read: {', '.join(what)}", fail=fail)
+    _report(f"retention trimmed records before they were read: {', '.join(what)}", fail=fail)
 
 
 def partition_loss(what: Sequence[str], *, fail: bool) -> None:

@@ -101,7 +101,7 @@ class ClusterRoutes:
         if not self._services.ready:
             reasons.append("this shard has no view of its cluster yet")
         if not self._services.knows_its_replicas:
-            reasons.append("this shard's manifest is lost: which replicas it held is asked of the catalog")
+            reasons.append("this shard's manifest is lost: it asks the catalog which replicas it held")
         if self._services.lost:
             reasons.append(
                 f"{len(self._services.lost)} replicas are lost: their files, or what named them, are missing"

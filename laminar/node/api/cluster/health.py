@@ -121,7 +121,7 @@ class Watch:
         if system is not None and system.replicas < services.settings.default_replicas:
             found.append(
                 f"{TRANSACTIONS} has {system.replicas} of {services.settings.default_replicas} replicas "
-                "(default_replicas): named producers and sinks rest on fewer nodes than topics do"
+                "(default_replicas): named producers and sinks are kept on fewer nodes than topics"
             )
         for what, name in (
             ("partitions here have no leader", "leaderless"),

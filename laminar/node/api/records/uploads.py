@@ -59,7 +59,11 @@ class UploadRoutes:
             raise Problem("invalid", "a part must have at least one byte", field="body", value=0, limit=1)
         if number >= MAX_UPLOAD_PARTS:
             raise Problem(
-                "invalid", "parts are numbered from 0", field="part", value=number, limit=MAX_UPLOAD_PARTS - 1
+                "invalid",
+                "the number of the part is too high",
+                field="part",
+                value=number,
+                limit=MAX_UPLOAD_PARTS - 1,
             )
 
         async def here(led: Partition) -> Response:
