@@ -10,7 +10,7 @@ import pytest
 
 import laminar
 from laminar.cli import run
-from laminar.spark.pipelines.compare import Compared, Side, compare, replicas_of
+from laminar.spark.pipelines.compare import Compared, Side, common_count, compare, replicas_of
 from laminar.spark.pipelines.session import cluster_options
 
 if TYPE_CHECKING:
@@ -117,6 +117,16 @@ def test_what_cannot_be_compared_is_refused(
 def test_a_topic_without_replicas_has_nothing_to_compare(url: str, topic: Topic) -> None:
     with pytest.raises(ValueError, match=f"{topic.name} has partitions with 1 replica"):
         replicas_of(cluster_options(url), topic.name)
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"), [([2, 3, 2], "2 to 3 replicas now"), ([1, 1], "nothing to compare")]
+)
+def test_replicas_are_compared_only_if_all_can_be(counts: list[int], why: str) -> None:
+    """While one is replaced its partition has more: `equal` would say nothing of it."""
+    assert 3 == common_count([3, 3], "t")
+    with pytest.raises(ValueError, match=why):
+        common_count(counts, "t")
 
 
 def test_as_a_command(

@@ -89,10 +89,10 @@ def compare(
 
 
 def replicas_of(cluster: Mapping[str, str], topic: str) -> tuple[int, dict[int, int]]:
-    """Return the least number of replicas of a partition of `topic`, and where the partitions end now.
+    """Return the number of replicas of each partition of `topic`, and where the partitions end now.
 
     Raises:
-        ValueError: when a partition has only one replica.
+        ValueError: as `common_count`.
     """
     from laminar.spark.read.options import parse
 
@@ -100,10 +100,25 @@ def replicas_of(cluster: Mapping[str, str], topic: str) -> tuple[int, dict[int, 
     here = connected(cluster)
     ends = here.run(here.positions(here.run(here.ids(options)), options.end))
     places = here.run(here.session.topic_map(topic)).places
-    fewest = min(len(place.replicas) for place in places)
+    count = common_count([len(place.replicas) for place in places], topic)
+    return count, {partition: end for (_, partition), end in ends.items()}
+
+
+def common_count(counts: Sequence[int], topic: str) -> int:
+    """Return the number of replicas that every partition has.
+
+    Raises:
+        ValueError: partitions have one replica only, or some have more than others.
+    """
+    fewest, most = min(counts), max(counts)
+    if fewest != most:
+        raise ValueError(
+            f"partitions of topic {topic} have {fewest} to {most} replicas now, as one is being replaced: "
+            "try again when each has as many"
+        )
     if fewest < 2:
         raise ValueError(f"topic {topic} has partitions with {fewest} replica: there is nothing to compare")
-    return fewest, {partition: end for (_, partition), end in ends.items()}
+    return fewest
 
 
 def compare_replicas(
@@ -112,8 +127,10 @@ def compare_replicas(
     """Compare each further replica of each partition with the first one, up to the present end offsets.
 
     Return one result for the second replica of each partition, one for the third, and so on: see `compare`.
-    Replicas beyond the smallest number that a partition has are not compared. The nodes' own checks compare
-    digests of stored batches; this function compares what clients read.
+    The nodes' own checks compare digests of stored batches; this function compares what clients read.
+
+    Raises:
+        ValueError: as `common_count`.
     """
     count, until = replicas_of(cluster, topic)
     sides = [Side(cluster=cluster, topic=topic, replica=number, until=until) for number in range(count)]
