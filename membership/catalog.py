@@ -128,7 +128,7 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
 
     @replicated
     def vary_replicas(self, request: str) -> Result:
-        """Apply `replica_rules.change_replicas`."""
+        """Change a partition's replicas in the catalog by one step (`replica_rules.change_replicas`)."""
         return self._follow(replica_rules.change_replicas, ChangeReplicas, request)
 
     @replicated

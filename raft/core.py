@@ -177,7 +177,7 @@ class Core:
 
     @property
     def role(self) -> Role:
-        """What this replica is doing."""
+        """Role of this replica: follower, pre-candidate, candidate or leader."""
         return self._candidacy.role
 
     @property

@@ -38,7 +38,7 @@ def agreed_value(values: list[int]) -> int:
 
 
 def vote_outcome(voters: Collection[int], grants: Mapping[int, tuple[bool, bool]]) -> Outcome:
-    """Return whether the answers `replica id -> (granted, recovering)` win or lose a vote among `voters`.
+    """Return whether the answers `replica id -> (granted, recovering)` win or lose a vote, or neither yet.
 
     It is won with grants of a majority of voters that are not recovering: one that is may have forgotten what
     it acknowledged, so its grant counts as absent (docs/consensus.md#recovering). It is lost when no further

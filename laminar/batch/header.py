@@ -440,9 +440,10 @@ def as_staged(
 
 
 def build_part(value: Buffer, *, upload: bytes, number: int) -> bytearray:
-    """Return an unstamped part of a large record: a `STAGED` batch without records, with `value` as body.
+    """Return a part of a large record: a `STAGED` batch without records, with `value` as body.
 
-    `upload` is the id of the upload, 16 bytes; `number` is that of the part.
+    It has no place in a log yet: its leader writes index, term, offset and time. `upload` is the id of the
+    upload, 16 bytes; `number` is that of the part.
     """
     return seal(bytearray(HEADER_SIZE) + value, Kind.STAGED, producer_id=upload, checkpoint=number)
 

@@ -101,7 +101,10 @@ def judge_answer(
 
 
 def judge_loss(*, sent: bool, repeatable: bool) -> Verdict:
-    """Return the next step after a failed connection; `sent` says that the request may have arrived."""
+    """Return whether to retry or to fail after a failed connection.
+
+    `sent` says that the request may have arrived; it is then retried only if it is `repeatable`.
+    """
     if sent and not repeatable:
         return Verdict(step=Step.FAIL, stale=True, avoid=True, maybe_applied=True)
     return Verdict(step=Step.RETRY, stale=True, avoid=True, maybe_applied=sent)

@@ -76,5 +76,5 @@ class StallDetector:
         return slow
 
     def written(self) -> None:
-        """End the window of writing: nothing waits to be sent."""
+        """Stop the check of how fast the peer reads: nothing waits to be sent."""
         self._writing = False

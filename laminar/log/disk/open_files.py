@@ -122,7 +122,7 @@ class Handle:
         self._files.forget(self)
 
     def close(self) -> None:
-        """Release the file and close it."""
+        """Close the file, if it is open. Readers that hold it already may finish."""
         file = self._files.forget(self)
         if file is not None:
             file.close()

@@ -289,7 +289,7 @@ class Releases:
 
 
 def is_leaderless(replica: Replica) -> bool:
-    """Return whether a recovering replica knows of no leader."""
+    """Return whether this replica is recovering and knows of no leader."""
     core = replica.core
     return core.recovering and core.role is not Role.LEADER and not core.leader_id
 

@@ -109,7 +109,7 @@ class Copies:
             self._context.replica.on_match = None
 
     def lost_leadership(self) -> None:
-        """Fail what waits: only a leader knows which replica has what."""
+        """Fail the appends that wait for copies, outcome unknown: only a leader knows what replicas hold."""
         if self._waiters:
             self.fail_all(self._lost())
 

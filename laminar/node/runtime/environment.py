@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class Environment:
-    """The real machine. A subclass may simulate another. Children inherit it by fork, so it holds no loop."""
+    """What a node uses of its machine: disk, clocks, random numbers, connections and gossip.
+
+    A subclass may simulate them. Children inherit it by fork, so it holds no loop.
+    """
 
     disk: Disk = RealDisk()
     elections_at_once: int = MOST_AT_ONCE

@@ -25,4 +25,4 @@ class ShardApplication(Application, Protocol):
         """Begin to serve what does not come over HTTP. Called when the shard's replicas are open."""
 
     def close(self) -> None:
-        """End what `start` began."""
+        """End at once what `start` began to serve."""

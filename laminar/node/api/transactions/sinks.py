@@ -187,7 +187,10 @@ class SinkRoutes:
     # -- routes --------------------------------------------------------------------------
 
     async def begin(self, request: Request, sink: str) -> Response:
-        """Answer POST /v1/sinks/{sink}?epoch=&once=: begin the next epoch, or the one that is named."""
+        """Answer POST /v1/sinks/{sink}: begin the next epoch, or with `epoch` exactly that one.
+
+        With `once` the sink is a single-use one, for one batch.
+        """
         epoch = integer(request, "epoch", 0, minimum=1, maximum=MAX_EPOCH)
         once = _once(request)
         if once and epoch:
