@@ -125,7 +125,7 @@ def client_closed(*, maybe_applied: bool) -> Error:
     return Unavailable("the client was closed", code="client_closed", outcome="not_applied")
 
 
-def of_one(error: Error, *, maybe_applied: bool) -> Error:
+def error_of_batch(error: Error, *, maybe_applied: bool) -> Error:
     """Return `error` as it is true of one batch, which may have been appended by an earlier request.
 
     A batch also fails with the error of another, after which it cannot be sent.

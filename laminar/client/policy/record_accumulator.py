@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from laminar.client.errors import Error, OutcomeUnknown, of_one
+from laminar.client.errors import Error, OutcomeUnknown, error_of_batch
 from laminar.client.policy.partition_queue import MOST_FLYING, PartitionQueue, Pending, extended
 from laminar.client.policy.resume_numbers import Numbers
 
@@ -298,7 +298,7 @@ class RecordAccumulator:
             self.failures.append(pending)
             if self.numbers is not None:
                 self.numbers.failed(pending.first_number)
-            error = of_one(error, maybe_applied=pending.maybe_applied)
+            error = error_of_batch(error, maybe_applied=pending.maybe_applied)
         pending.settle(error)
 
     def silent(self, *, now_ms: int, patience_ms: int) -> tuple[list[PartitionQueue], int | None]:
