@@ -127,7 +127,7 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
         return self._follow(rules.mark_removed, MarkRemoved, request)
 
     @replicated
-    def vary_replicas(self, request: str) -> Result:
+    def change_replicas(self, request: str) -> Result:
         """Change a partition's replicas in the catalog by one step (`replica_rules.change_replicas`)."""
         return self._follow(replica_rules.change_replicas, ChangeReplicas, request)
 
@@ -315,7 +315,7 @@ class Catalog:
 
         Outcomes: updated, marked, unchanged, absent, conflict, invalid.
         """
-        return await self._command(self._tables.vary_replicas, ChangeReplicas(change))
+        return await self._command(self._tables.change_replicas, ChangeReplicas(change))
 
     async def update_topic_settings(
         self, name: str, changes: Mapping[str, Setting | None], *, version: int

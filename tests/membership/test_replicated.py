@@ -146,6 +146,7 @@ def test_the_numbers_of_the_catalogs_methods_never_change() -> None:
     objects = ReplicatedObjects([tables])
 
     assert [objects._idToMethod[number].__name__ for number in sorted(objects._idToMethod)] == [
+        "change_replicas_v0",
         "create_topic_v0",
         "delete_topic_v0",
         "found_cluster_v0",
@@ -153,5 +154,4 @@ def test_the_numbers_of_the_catalogs_methods_never_change() -> None:
         "mark_removed_v0",
         "register_node_v0",
         "update_topic_settings_v0",
-        "vary_replicas_v0",
     ]

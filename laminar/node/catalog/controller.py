@@ -185,7 +185,7 @@ class Controller(Process):
         self.every(FAILED_CHECK_S, self.check_failed_logs)
         self.every(RELEASE_CHECK_S, self._releases.check)
         self._start_gossip()
-        for role in self.boot.siblings:
+        for role in self.boot.roles:
             if role != self.boot.role:
                 self.spawn(self._publisher.push(role))
         self.spawn(self._reconcile())

@@ -132,10 +132,10 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
     removed: list[int] = []
     kept: list[int] = []
     """Ids of the replicas that groups of the request go on with after an operator accepted a loss."""
-    # With `too_few_nodes`: the replicas that are wanted, and the nodes that are alive. With `quota`: the
-    # partitions that there would be, and the limit.
-    wanted: int = 0
-    alive: int = 0
+    # Of the HTTP problem. With `too_few_nodes`: the replicas asked for, and the nodes that are alive. With
+    # `quota`: the partitions that there would be, and the most there may be.
+    value: int = 0
+    limit: int = 0
 
 
 _answer_decoder = msgspec.msgpack.Decoder(CatalogAnswer)
@@ -334,12 +334,12 @@ class CatalogService:
             most = self._max_partitions
             partitions = len(state.partitions) + request.partitions
             if partitions > most:
-                return CatalogAnswer(error="quota", wanted=partitions, alive=most)
+                return CatalogAnswer(error="quota", value=partitions, limit=most)
             await self._until(lambda: not self._may_come_up(wanted), COME_UP_WAIT_S)
             await self._first_round()
             weights = self._directory.placement_weights()
             if len(weights) < wanted:
-                return CatalogAnswer(error="too_few_nodes", wanted=wanted, alive=len(weights))
+                return CatalogAnswer(error="too_few_nodes", value=wanted, limit=len(weights))
         weights = self._weights_for(request.replicas)
         result = await self._group.catalog.create_topic(
             request.name,

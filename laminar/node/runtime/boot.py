@@ -179,7 +179,7 @@ class Boot:
         return role_number(self.role)
 
     @property
-    def siblings(self) -> list[Role]:
+    def roles(self) -> list[Role]:
         """Every role of this node, this one too."""
         return node_roles(self.shards)
 

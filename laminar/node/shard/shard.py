@@ -175,7 +175,7 @@ class Shard(Process):
     @property
     def siblings(self) -> list[Role]:
         """The other processes of this node."""
-        return [role for role in self.boot.siblings if role != self.number]
+        return [role for role in self.boot.roles if role != self.number]
 
     @property
     def datagram_socket(self) -> socket.socket | None:

@@ -244,10 +244,10 @@ class TopicRoutes:
         if answer.error == "quota":
             raise Problem(
                 "quota",
-                f"all topics together would have {answer.wanted} partitions",
+                f"all topics together would have {answer.value} partitions",
                 field="partitions",
-                value=answer.wanted,
-                limit=answer.alive,
+                value=answer.value,
+                limit=answer.limit,
                 hint="Delete a topic, or set `max_partitions` higher on every node.",
             )
         if answer.error:
@@ -287,13 +287,13 @@ def _route(record: TopicRecord) -> documents.KeyRoute:
 
 def _too_few_nodes(request: TopicRequest, answer: CatalogAnswer) -> Problem:
     """Return 503 `too_few_nodes`: with fewer disks than asked for, acknowledged data could be lost."""
-    alive = f"{answer.alive} node is alive" if answer.alive == 1 else f"{answer.alive} nodes are alive"
+    alive = f"{answer.limit} node is alive" if answer.limit == 1 else f"{answer.limit} nodes are alive"
     return Problem(
         "too_few_nodes",
-        f"topic {request.name!r} needs {answer.wanted} nodes for its {answer.wanted} replicas, and {alive}",
+        f"topic {request.name!r} needs {answer.value} nodes for its {answer.value} replicas, and {alive}",
         field="settings.min_replicas" if request.allow_fewer_replicas else "replicas",
-        value=answer.wanted,
-        limit=answer.alive,
+        value=answer.value,
+        limit=answer.limit,
         outcome="not_applied",
     )
 
