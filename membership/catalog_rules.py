@@ -149,7 +149,7 @@ def create_topic(state: CatalogState, request: CreateTopic) -> Change:
     for number, (group, nodes) in enumerate(zip(request.groups, request.placement, strict=True)):
         replicas = []
         for node in nodes:
-            replicas.append(ReplicaRecord(replica_id, node, state.nodes[node].store_id, "rank"))
+            replicas.append(ReplicaRecord(replica_id, node, state.nodes[node].store_id))
             replica_id += 1
         partitions[f"{request.name}/{number}"] = PartitionRecord(
             request.name, number, group, "creating", replicas, request.created_ms

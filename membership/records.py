@@ -37,7 +37,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     shards: int
     weight: float = 1.0
     catalog_replica: int = 0
-    boot: BootRecord | None = msgspec.field(default=None, name="life")
+    boot: BootRecord | None = None
     rolled_back: bool = False
 
 
@@ -50,11 +50,10 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     replica_id: int
     node: str
     store_id: bytes
-    reason: Literal["rank", "pin"] = "rank"
     made: bool = False
     lost: bool = False
     """Whether its node reported that it may have forgotten what it promised: it is to be replaced."""
-    abandoned: bool = msgspec.field(default=False, name="given_up")
+    abandoned: bool = False
     """Whether its group goes on without it by an operator's decision: it never takes part in it again."""
 
 
@@ -78,7 +77,7 @@ class AcceptedLoss(msgspec.Struct, frozen=True):
     """
 
     kept: int
-    abandoned: list[int] = msgspec.field(name="given_up")
+    abandoned: list[int]
     last_index: int
     last_term: int
     kept_offset: int

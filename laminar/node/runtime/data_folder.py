@@ -47,11 +47,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """16 bytes; empty while the node is joining."""
     founding: bool
     """The node made the cluster id, and has not recorded that group 0 is made: a start may found it again."""
-    boot_history: tuple[BootRecord, ...] = msgspec.field(default=(), name="lives")
+    boot_history: tuple[BootRecord, ...] = ()
     """The newest boot record that the catalog is known to have, and all since; the last is this start's."""
     epoch: bytes = b""
     """Names the last recovery of this node's catalog: 8 bytes that count, 8 random ones; empty for none."""
-    has_peers: bool = msgspec.field(default=False, name="company")
+    has_peers: bool = False
     """Other nodes have joined the cluster that this node founded or joined; never false again."""
 
 

@@ -47,7 +47,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
     bytes: int = 0
     in_sync: list[str] = []
     # The replica may have forgotten what it acknowledged.
-    recovering: bool = msgspec.field(default=False, name="marked")
+    recovering: bool = False
     incarnation: int = 0
     # The replica ids of the voters, as its log has them.
     voters: list[int] = []
@@ -56,7 +56,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
     last_offset: int = 0
     # Its leader's log lacks entries that are committed here, so it accepts nothing more: its group went on
     # without them, by an operator's decision or after more replicas forgot them than a group survives.
-    abandoned: bool = msgspec.field(default=False, name="given_up")
+    abandoned: bool = False
     # (first offset, offset after the last) of each damaged range; the two are equal for a control entry.
     damaged: list[tuple[int, int]] = []
     # While catch-up builds a new log for it: bytes received, and bytes in all.
@@ -259,7 +259,7 @@ class PartitionRoutes:
                     role="leader" if leading is not None and leading.node == replica.node else "follower",
                     reachable=state is not None,
                     in_sync=leading is not None and replica.node in leading.in_sync,
-                    reason=(state.failed if state is not None else "") or replica.reason,
+                    reason=state.failed if state is not None else "",
                     state="lost" if is_lost else _replica_state(replica, state),
                     catch_up=(
                         documents.CatchUpProgress(*state.catch_up)
