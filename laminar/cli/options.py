@@ -45,11 +45,11 @@ class Cluster:
         seconds = timeout if self.timeout is None else self.timeout
         with connect(self.url, token=self.token, timeout=seconds) as client:
             if seconds > PATIENCE_S:
-                say_if_nobody_answers(client, timeout=seconds)
+                warn_if_no_node_answers(client, timeout=seconds)
             yield client
 
 
-def say_if_nobody_answers(client: Client, *, timeout: float) -> None:
+def warn_if_no_node_answers(client: Client, *, timeout: float) -> None:
     """Print a note if no node answers within `PATIENCE_S`: otherwise the command would seem to hang.
 
     `timeout` in seconds is how long the command goes on trying.

@@ -212,7 +212,7 @@ class Member:
                 replica = await factory.open(entry, name=f"t/0@{self.node}", machine=self.partition)
                 break
             except DamagedRange:
-                await self.repairs.news(GROUP)
+                await self.repairs.wait_for_progress(GROUP)
                 self.partition = self._made(log)
         self.partition.replica = replica
         self.partition.committed(replica.core.committed_index)

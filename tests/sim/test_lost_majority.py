@@ -148,7 +148,7 @@ def test_the_catalog_goes_on_with_one_of_three_and_then_its_partitions_do() -> N
     for machine in (survivor, *lost):
         machine.kill()
     node = StoppedNode(survivor.disk, DATA)
-    assert 3 == len(asyncio.run(node.standing()).voters)
+    assert 3 == len(asyncio.run(node.describe()).voters)
     epoch = asyncio.run(node.recover())
     node.close()
     catalog = next(group for group in scene.watch.groups.values() if group.name == CATALOG_NAME)

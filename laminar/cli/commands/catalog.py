@@ -51,7 +51,7 @@ def recover(
     try:
         node = StoppedNode(RealDisk(), str(folder))
         try:
-            standing = asyncio.run(node.standing())
+            copy = asyncio.run(node.describe())
             if into is not None:
                 node.take_into(epoch)
             elif accept_loss:
@@ -61,12 +61,12 @@ def recover(
     except (Refused, IdentityError, StorageError) as error:
         raise Failed(str(error)) from error
     row = {
-        "node": standing.node,
-        "cluster": standing.cluster,
-        "epoch": epoch.hex() or standing.epoch or "none",
-        "voters": standing.voters,
-        "last_term": standing.last_term,
-        "last_index": standing.last_index,
+        "node": copy.node,
+        "cluster": copy.cluster,
+        "epoch": epoch.hex() or copy.epoch or "none",
+        "voters": copy.voters,
+        "last_term": copy.last_term,
+        "last_index": copy.last_index,
     }
     show([row], listing, columns=tuple(row), name="node")
     if not accept_loss and into is None:

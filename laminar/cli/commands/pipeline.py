@@ -78,7 +78,7 @@ def archive(
 
     with spark.session("archive") as running:
         written = job.archive(
-            running, _options(cluster), topic, to, batch_records=batch_records, progress=_Told()
+            running, _options(cluster), topic, to, batch_records=batch_records, progress=_ProgressLine()
         )
         held = [asdict(each) for each in job.check(running, to)]
     complain(f"{written} records written")
@@ -129,7 +129,7 @@ def replay(
             until_ms=_time_ms("until", until),
             keep_partitions=keep_partitions,
             slice_records=slice_records,
-            progress=_Told(),
+            progress=_ProgressLine(),
         )
     _show([asdict(done)], listing, name="sink")
 
@@ -222,7 +222,7 @@ def _time_ms(option: str, given: str | None) -> int | None:
         raise UsageError(f"--{option} is a time as -1h or 2026-01-31T12:00:00Z, not {given!r}") from None
 
 
-class _Told:
+class _ProgressLine:
     """Progress on standard error, where that is a terminal."""
 
     def __call__(self, *numbers: int) -> None:

@@ -205,7 +205,7 @@ class Api:
             "accept_loss": answering(recover.on_accept_loss),
             "sinks": answering(sinks.on_sinks),
             "stats": metrics.on_stats,
-            "standing": watch.on_standing,
+            "health": watch.on_health,
         }
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"

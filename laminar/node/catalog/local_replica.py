@@ -162,7 +162,7 @@ class LocalReplica:
             on_applied=self._on_applied,
             on_led=self._on_led,
             on_failed=self._failed,
-            wait_for_repair=lambda: self._repairs.news(entry.group),
+            wait_for_repair=lambda: self._repairs.wait_for_progress(entry.group),
         )
         replica = await self._open_replica(entry, log, group)
         if replica is None:
@@ -224,7 +224,7 @@ class LocalReplica:
                 await self._seek_others()
             try:
                 async with asyncio.timeout(MEND_CHECK_S):
-                    await self._repairs.news(entry.group)
+                    await self._repairs.wait_for_progress(entry.group)
             except TimeoutError:
                 continue
         return None

@@ -38,7 +38,7 @@ class Refused(Exception):
     """This folder's catalog cannot be recovered; the text says why."""
 
 
-class Standing(msgspec.Struct, frozen=True):
+class CatalogCopy(msgspec.Struct, frozen=True):
     """The state of one folder's copy of the catalog.
 
     Of several copies the best one has the highest `last_term`, then the highest `last_index`.
@@ -86,7 +86,7 @@ class StoppedNode:
             raise Refused(f"this folder is of epoch {mine.hex() or 'none'} already, not before {epoch.hex()}")
         self.folder.record_epoch(epoch)
 
-    async def standing(self) -> Standing:
+    async def describe(self) -> CatalogCopy:
         """Return the state of this folder's copy of the catalog.
 
         Raises:
@@ -94,7 +94,7 @@ class StoppedNode:
         """
         async with self._catalog() as (_, entry, log, known):
             identity = self.folder.identity
-            return Standing(
+            return CatalogCopy(
                 node=identity.node,
                 cluster=identity.cluster_id.hex(),
                 epoch=identity.epoch.hex(),

@@ -44,7 +44,7 @@ class ViewPublisher:
         self._transport = transport
         self._spawn = spawn
         self._number = 0
-        self._news = asyncio.Condition()
+        self._view_changed = asyncio.Condition()
         self.ready = False
 
     def changed(self) -> None:
@@ -54,8 +54,8 @@ class ViewPublisher:
         self._driver.addresses_changed()
 
         async def notify() -> None:
-            async with self._news:
-                self._news.notify_all()
+            async with self._view_changed:
+                self._view_changed.notify_all()
 
         self._spawn(notify())
 
@@ -68,9 +68,9 @@ class ViewPublisher:
         address = UnixAddress(self._boot.unix_name(role))
         pushed = -1
         while True:
-            async with self._news:
+            async with self._view_changed:
                 while not self.ready or self._number == pushed:
-                    await self._news.wait()
+                    await self._view_changed.wait()
                 number = self._number
             try:
                 payload = msgspec.msgpack.encode(self._make())

@@ -99,7 +99,7 @@ class _Kept:
         return next((each for each in self.log.quarantine if each.last_index >= index), None)
 
     def wake(self) -> None:
-        """Wake everything that waits for news of this log."""
+        """Wake everything that waits for progress of this log."""
         waiting, self.waiting = self.waiting, []
         for future in waiting:
             if not future.done():
@@ -202,7 +202,7 @@ class PeerRepair:
         damage = kept.log.quarantine.at(index) if kept is not None else None
         return kept is not None and damage is not None and damage.first_index in kept.trimmed
 
-    async def news(self, group: bytes) -> None:
+    async def wait_for_progress(self, group: bytes) -> None:
         """Wait until it is worth checking again what is damaged in a group's log."""
         kept = self._by_group.get(group)
         if kept is None or not kept.log.quarantine:

@@ -197,9 +197,9 @@ class ReplicaMover:
             await self._delete([entries[replica_id] for replica_id in gone if replica_id in entries])
             report.deleted.extend(gone)
         if report.made or report.lost or report.deleted:
-            await self._tell(report)
+            await self._report_to_catalog(report)
 
-    async def _tell(self, change: ReplicaChange) -> bool:
+    async def _report_to_catalog(self, change: ReplicaChange) -> bool:
         answer = await self._shard.ask_catalog(ReplicaRequest(change))
         return answer.result is not None
 
@@ -378,7 +378,7 @@ class ReplicaMover:
         # What is committed stays so, and a removed replica never returns: so a deposed leader's report is
         # right too.
         if gone and index > record.configuration_index:
-            await self._tell(
+            await self._report_to_catalog(
                 ReportConfiguration(f"{record.topic}/{record.number}", record.group, index, sorted(members))
             )
 

@@ -283,7 +283,7 @@ class ReplicaOpener:
                 self._mark_failed(entry, error)
                 return
             if not shard.repairs.keeps(log):
-                return  # let go meanwhile: no news of it will ever come
+                return  # let go meanwhile: its repair will never make progress
         if partition.state.left_out:
             _log.warning(
                 "%s: takes part without damaged entries %s, and does not lead",
@@ -306,10 +306,10 @@ class ReplicaOpener:
                 shard.repairs.attach_replica(partition.replica)
 
     async def _repaired_within(self, entry: ReplicaEntry, timeout_s: float) -> None:
-        """Wait up to `timeout_s` for news of a log's damage."""
+        """Wait up to `timeout_s` for the repair of a log's damage to make progress."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._shard.repairs.news(entry.group)
+                await self._shard.repairs.wait_for_progress(entry.group)
         except TimeoutError:
             pass
 

@@ -57,12 +57,12 @@ async def test_the_copy_gets_a_configuration_of_its_own_and_the_folder_a_new_epo
     """In a term that the lost voters do not reach; each recovery is another epoch."""
     disk = await a_member()
     node = StoppedNode(disk, "data")
-    before = await node.standing()
+    before = await node.describe()
     assert (["a", "b", "c"], 1, "") == (before.voters, before.last_index, before.epoch)
     with pytest.raises(IdentityError, match="in use"):
         StoppedNode(disk, "data")
     epoch = await node.recover()
-    after = await node.standing()
+    after = await node.describe()
     with pytest.raises(Refused, match="only voter"):
         await node.recover()
     node.close()
@@ -81,7 +81,7 @@ async def test_another_folder_that_survived_is_taken_into_the_epoch_and_keeps_it
     node = StoppedNode(await a_member(), "data")
     epoch = (1).to_bytes(8) + b"x" * 8
     node.take_into(epoch)
-    assert (epoch.hex(), 1) == ((await node.standing()).epoch, (await node.standing()).last_index)
+    assert (epoch.hex(), 1) == ((await node.describe()).epoch, (await node.describe()).last_index)
     with pytest.raises(Refused, match="already"):
         node.take_into(epoch)
     node.close()

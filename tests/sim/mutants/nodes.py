@@ -162,7 +162,7 @@ NODES = [
     ),
     case(
         "a replica that is no voter yet counts for the majority that answers",
-        "laminar.node.api.cluster.accept_loss:_Standing.voters",
+        "laminar.node.api.cluster.accept_loss:_Survey.voters",
         "voters or (",
         "(",
         tests=("tests/node/api/cluster/test_accept_loss.py",),
@@ -170,7 +170,7 @@ NODES = [
     ),
     case(
         "with an accepted loss each goes on from its own log",
-        "laminar.node.api.cluster.accept_loss:AcceptLossRoutes._tell",
+        "laminar.node.api.cluster.accept_loss:AcceptLossRoutes._send_consent",
         "latest.last_term, latest.last_index)",
         "0, 0)",
         tests=ACCEPTED,

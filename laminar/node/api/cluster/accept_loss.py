@@ -52,7 +52,7 @@ class _Consent(msgspec.Struct, frozen=True, array_like=True):
     last_index: int
 
 
-class _Standing:
+class _Survey:
     """The state of a group without a leader, by its replicas' answers: who answers, and whose log is best."""
 
     def __init__(self, record: PartitionRecord, states: dict[tuple[int, str], ReplicaState]) -> None:
@@ -155,28 +155,28 @@ class AcceptLossRoutes:
                 limit="true, false",
             )
         record = self._topics.partition_record(topic, partition)
-        standing = _Standing(record, await self._states.of(topic))
-        alive = {each.node for each in standing.members if self._services.view.alive(each.node)}
-        if problem := standing.refusal(alive):
+        survey = _Survey(record, await self._states.of(topic))
+        alive = {each.node for each in survey.members if self._services.view.alive(each.node)}
+        if problem := survey.refusal(alive):
             raise Problem(
                 "precondition_failed",
                 problem,
                 field="partition",
                 value=record.number,
-                limit=majority(len(standing.voters)),
+                limit=majority(len(survey.voters)),
                 outcome="not_applied",
             )
-        best = standing.best
-        state = standing.here[best.node]
+        best = survey.best
+        state = survey.here[best.node]
         answer = documents.LossReport(
             topic=topic,
             partition=record.number,
             accept_loss=accept == "true",
-            answering=sorted(standing.here),
-            recovering=standing.recovering,
-            absent=standing.absent,
+            answering=sorted(survey.here),
+            recovering=survey.recovering,
+            absent=survey.absent,
             # With a majority absent replicas may come back; without one they are abandoned for good.
-            abandoned=[] if standing.has_majority else standing.absent,
+            abandoned=[] if survey.has_majority else survey.absent,
             # The group goes on with this node's log: entries after its end, which only absent replicas have,
             # are lost.
             goes_on_from=best.node,
@@ -184,24 +184,24 @@ class AcceptLossRoutes:
             kept_offset=state.last_offset,
             accepted=[],
         )
-        if accept == "true" and standing.has_majority:
+        if accept == "true" and survey.has_majority:
             reached = {
-                each: await self._tell(each, topic, record.number, of=standing.here[each], latest=state)
-                for each in sorted(standing.here)
+                each: await self._send_consent(each, topic, record.number, of=survey.here[each], latest=state)
+                for each in sorted(survey.here)
             }
             # The consent goes also to replicas that are not recovering and vote without it: one of them may
             # be a learner whose log is the best.
-            answer.accepted = [node for node in standing.recovering if reached[node]]
+            answer.accepted = [node for node in survey.recovering if reached[node]]
         elif accept == "true":
-            await self._decide(record, standing, best, state)
+            await self._decide(record, survey, best, state)
             answer.accepted = [best.node]
         return Response.json(answer)
 
     async def _decide(
-        self, record: PartitionRecord, standing: _Standing, best: ReplicaRecord, state: ReplicaState
+        self, record: PartitionRecord, survey: _Survey, best: ReplicaRecord, state: ReplicaState
     ) -> None:
         """Record the decision in the catalog; the shard with the best log carries it out."""
-        gone = [each.replica_id for each in standing.members if each.node in standing.absent]
+        gone = [each.replica_id for each in survey.members if each.node in survey.absent]
         loss = AcceptedLoss(
             kept=best.replica_id,
             abandoned=sorted(gone),
@@ -210,7 +210,7 @@ class AcceptLossRoutes:
             kept_offset=state.last_offset,
             decided_ms=self._services.clock.wall_ms(),
         )
-        word = AcceptLoss(standing.place, record.group, record.version, loss)
+        word = AcceptLoss(survey.place, record.group, record.version, loss)
         try:
             answer = await self._services.ask_catalog(ReplicaRequest(word))
         except TransportError as error:
@@ -224,13 +224,13 @@ class AcceptLossRoutes:
         if not answer.result.ok:
             raise Problem(
                 "precondition_failed",
-                f"{standing.place} has changed in the meantime: {answer.result.detail}",
+                f"{survey.place} has changed in the meantime: {answer.result.detail}",
                 field="partition",
                 value=record.number,
                 outcome="not_applied",
             )
 
-    async def _tell(
+    async def _send_consent(
         self, node: str, topic: str, number: int, *, of: ReplicaState, latest: ReplicaState
     ) -> bool:
         """Give the consent to one node, so that its replica votes for the best log.
@@ -245,12 +245,12 @@ class AcceptLossRoutes:
         if address is None:
             return False
         try:
-            heard: bool = await self._exchange.ask(
+            took_effect: bool = await self._exchange.ask(
                 address, "accept_loss", word, kind=bool, timeout_s=ASK_TIMEOUT_S
             )
         except Problem:
             return False  # the route's answer does not name this node; the operator may repeat the request
-        return heard
+        return took_effect
 
     async def on_accept_loss(self, peer: Peer, payload: bytes) -> bool:
         """Take an operator's consent from another shard."""

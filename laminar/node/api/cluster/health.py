@@ -79,7 +79,7 @@ class Watch:
         message = self._services.view.message
         return message is not None and bool(message.catalog_leader)
 
-    async def on_standing(self, peer: Peer, payload: bytes) -> bytes:
+    async def on_health(self, peer: Peer, payload: bytes) -> bytes:
         """Answer a sibling with this shard's report."""
         return msgspec.msgpack.encode(self.own())
 
@@ -88,7 +88,7 @@ class Watch:
         services = self._services
         answers = await asyncio.gather(
             *(
-                services.ask_sibling(role, "standing", timeout_s=ASK_TIMEOUT_S)
+                services.ask_sibling(role, "health", timeout_s=ASK_TIMEOUT_S)
                 for role in services.siblings
                 if role != CONTROLLER
             ),
@@ -106,7 +106,7 @@ class Watch:
     async def warnings(self) -> list[str]:
         """Return a sentence for each thing that operators should know of although the node serves."""
         services = self._services
-        standings = await self._all()
+        reports = await self._all()
         found = []
         if services.space.low:
             found.append(f"appends are refused: {services.space.reason}")
@@ -128,7 +128,7 @@ class Watch:
             ("partitions led here take no appends, as too few replicas are in sync", "refusing"),
             ("partitions led here have too few replicas in sync", "under_replicated"),
         ):
-            places = sorted(place for standing in standings for place in getattr(standing, name))
+            places = sorted(place for report in reports for place in getattr(report, name))
             if places:
                 found.append(f"{what}: {_named(places)}")
         return found

@@ -175,10 +175,10 @@ class TopicRoutes:
         _check_fewest(changes, self._placed(self._topics.record(topic)))
         answer = await self._ask(TopicSettingsRequest(topic, changes, version))
         self._changed(answer, topic)
-        await self._until_version(topic, version)
+        await self._wait_for_newer_view(topic, version)
         return await self.topic(request, topic)
 
-    async def _until_version(self, topic: str, version: int) -> None:
+    async def _wait_for_newer_view(self, topic: str, version: int) -> None:
         for _ in range(20):
             known = self._services.view.topics().get(topic)
             if known is None or known.version != version:
@@ -190,7 +190,7 @@ class TopicRoutes:
         version = await self._if_match(request, topic)
         answer = await self._ask(DeleteTopicRequest(topic, version))
         self._changed(answer, topic)
-        await self._until_version(topic, version)
+        await self._wait_for_newer_view(topic, version)
         return Response.json(documents.DeletedTopic(topic), status=202)
 
     async def _if_match(self, request: Request, topic: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from laminar.node.api.cluster.accept_loss import _Standing
+from laminar.node.api.cluster.accept_loss import _Survey
 from laminar.node.api.cluster.replica_status import ReplicaState
 from membership.records import LeavingReplica, PartitionRecord, ReplicaRecord
 
@@ -40,15 +40,15 @@ def test_a_replica_that_is_no_voter_yet_makes_no_majority(
         leaving=[LeavingReplica(replica(each), "dead") for each in leaving],
     )
     states = {(0, "a"): told("a", voters, 20), (0, "d"): told("d", voters if filled else [], filled)}
-    standing = _Standing(record, states)
+    survey = _Survey(record, states)
 
-    assert "" == standing.refusal({"a", "d"})
-    assert not standing.has_majority
-    assert ("a", absent) == (standing.best.node, standing.absent)
+    assert "" == survey.refusal({"a", "d"})
+    assert not survey.has_majority
+    assert ("a", absent) == (survey.best.node, survey.absent)
 
 
 def test_voters_that_are_a_majority_elect_a_leader_by_themselves() -> None:
     record = PartitionRecord("t", 0, GROUP, "live", [replica(each) for each in (1, 2, 4)], 1)
     states = {(0, "a"): told("a", [1, 2], 20), (0, "b"): told("b", [1, 2], 20)}
 
-    assert "they elect a leader by themselves" in _Standing(record, states).refusal({"a", "b"})
+    assert "they elect a leader by themselves" in _Survey(record, states).refusal({"a", "b"})
