@@ -164,7 +164,7 @@ class Api:
             "upload_part": uploads.part,
             "publish_upload": uploads.publish,
             "drop_upload": uploads.drop,
-            "delete_records": DeleteRecordsRoute(host, fetch, limit=host.retention_limit).records,
+            "delete_records": DeleteRecordsRoute(host, fetch, trimmable_index=host.trimmable_index).records,
             "recover_partition": recover.recover,
             "offsets": fetch.offsets,
             "begin_producer": ProducerRoutes(host, sinks).begin,

@@ -124,7 +124,7 @@ class Retention:
         reading = (self._reading_from(replica.group, member) for member in replica.configuration.members())
         return min((index - 1 for index in reading if index is not None), default=replica.log.last_index)
 
-    def limit(self, partition: Partition, index: int) -> int:
+    def trimmable_index(self, partition: Partition, index: int) -> int:
         """Return the highest index, at most `index`, up to which the log may be trimmed now. Leader only.
 
         Entries after it are held for replicas that lack them. The first call that finds a lagging follower
@@ -167,10 +167,11 @@ class Retention:
             if held and self.floor(partition.replica) >= partition.committed_index:
                 self._held.pop(partition.replica.group, None)
             return
-        limit = self.limit(partition, ends[-1])
+        highest = self.trimmable_index(partition, ends[-1])
         # If the log may not begin after the end of one segment, an earlier one is used, or none for now.
         index = max(
-            (end for end in ends if end <= limit and partition.start_mover.limit(end) == end), default=0
+            (end for end in ends if end <= highest and partition.start_mover.possible_start(end) == end),
+            default=0,
         )
         if index:
             try:

@@ -55,7 +55,7 @@ class StartMover:
             return context.log.start.index if offset <= context.start_offset else context.committed_index
         return min(index - 1, context.committed_index)
 
-    def limit(self, index: int) -> int:
+    def possible_start(self, index: int) -> int:
         """Return the highest index, at most `index`, of an entry that the log may begin after.
 
         It may not begin after an entry that is damaged here, as its end offset is unknown; nor between staged
@@ -65,7 +65,7 @@ class StartMover:
         log, stages = self._context.log, self._context.state.stages
         lowest = log.start.index
         while index > lowest:
-            whole = stages.start_limit(index)
+            whole = stages.possible_start(index)
             if whole == index and log.term(index) is not None:
                 return index
             index = min(whole, index - 1)
@@ -74,13 +74,13 @@ class StartMover:
     def propose(self, index: int) -> asyncio.Future[Receipt]:
         """Propose that all replicas trim entry `index`, which is committed, and all before it. Leader only.
 
-        `index` must be one that `limit` returns. When the future is resolved, the proposal is committed and
+        `index` must be one that `possible_start` returns. When the future is resolved, the proposal is committed and
         the start of this replica's log has moved. The receipt's offset means nothing.
         """
         context = self._context
         context.check_leads()
         log = context.log
-        assert log.start.index < index <= context.committed_index and self.limit(index) == index, (
+        assert log.start.index < index <= context.committed_index and self.possible_start(index) == index, (
             f"a start after {index} of {log!r}, committed {context.committed_index}"
         )
         row = log.index_entry(index)

@@ -200,9 +200,9 @@ class Shard(Process):
         """Return (bytes received, bytes in all) of the log being built for a replica; None if none is."""
         return self.catch_up.progress_of(group)
 
-    def retention_limit(self, partition: Partition, border: int) -> int:
+    def trimmable_index(self, partition: Partition, border: int) -> int:
         """Return the highest index, at most `border`, up to which a log led here may be trimmed now."""
-        return self.retention.limit(partition, border)
+        return self.retention.trimmable_index(partition, border)
 
     def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
         """Let a recovering replica vote for logs that reach this entry; return whether it applied."""

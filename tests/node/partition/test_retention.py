@@ -449,11 +449,11 @@ async def test_a_start_waits_for_a_replica_that_lags_but_not_for_ever() -> None:
         await settled_start(leader.partition)
         before = leader.partition.log.start.index
         clock.monotonic += 1000
-        assert leader.partition.log.last_index == held.limit(
+        assert leader.partition.log.last_index == held.trimmable_index(
             leader.partition, leader.partition.log.last_index
         )
         full = keeper(clock, Rules(retention_bytes=0), low=True)
-        assert leader.partition.committed_index == full.limit(
+        assert leader.partition.committed_index == full.trimmable_index(
             leader.partition, leader.partition.committed_index
         )
         assert before <= late.partition.log.last_index

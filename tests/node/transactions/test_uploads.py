@@ -255,14 +255,14 @@ async def test_an_upload_that_breaks_off_leaves_nothing_in_the_table(tmp_path: P
         await put(partition, 0, b"y" * 1000, upload=b"v" * 16)
         await partition.appends.append_records(Records([b"after"]))
         last = partition.log.last_index
-        assert partition.start_mover.limit(last) < last - 2
+        assert partition.start_mover.possible_start(last) < last - 2
         await Uploads(partition).drop(ID)
         assert 1 == Participant(partition).drop_abandoned(idle_before_ms=1 << 60, begun_before_ms=0)
         await partition.appends.append_records(Records([b"more"]))
 
         assert not partition.state.stages
         last = partition.log.last_index
-        assert last == partition.start_mover.limit(last)
+        assert last == partition.start_mover.possible_start(last)
         with pytest.raises(Problem) as problem:
             await publish(partition, b"x" * 1000)
         assert "no_stage" == problem.value.code
@@ -281,8 +281,8 @@ async def test_the_log_may_not_begin_inside_of_a_large_record(tmp_path: Path) ->
         await publish(partition, b"x" * 1000)
         whole = partition.log.last_index
         await partition.appends.append_records(Records([b"new"]))
-        assert old == partition.start_mover.limit(whole - 1)
-        assert whole == partition.start_mover.limit(whole)
+        assert old == partition.start_mover.possible_start(whole - 1)
+        assert whole == partition.start_mover.possible_start(whole)
 
         await partition.start_mover.propose(old)
         assert b"x" * 1000 == await value(partition, 2)

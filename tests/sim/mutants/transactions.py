@@ -287,8 +287,8 @@ TRANSACTIONS = [
     ),
     case(
         "the log begins between a stage and its publish",
-        "laminar.node.partition.start_mover:StartMover.limit",
-        "whole = stages.start_limit(index)",
+        "laminar.node.partition.start_mover:StartMover.possible_start",
+        "whole = stages.possible_start(index)",
         "whole = index",
         tests=STAGES,
     ),

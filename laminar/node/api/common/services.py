@@ -129,7 +129,7 @@ class HostServices(ShardServices, Protocol):
     def catch_up_progress(self, group: bytes) -> tuple[int, int] | None:
         """Return (bytes received, bytes in all) of the log that a catch-up builds here; None if none does."""
 
-    def retention_limit(self, partition: Partition, border: int) -> int:
+    def trimmable_index(self, partition: Partition, border: int) -> int:
         """Return the highest index, at most `border`, up to which a log led here may be trimmed now."""
         raise NotImplementedError
 

@@ -23,15 +23,15 @@ from laminar.node.partition.partition import Partition
 class DeleteRecordsRoute:
     """The handler of the route that deletes records.
 
-    `limit(partition, index)` returns the highest index, at most that one, up to which a log may be trimmed
+    `trimmable_index(partition, index)` returns the highest index, at most that one, up to which a log may be trimmed
     now.
     """
 
     def __init__(
-        self, services: ShardServices, fetch: FetchRoutes, *, limit: Callable[[Partition, int], int]
+        self, services: ShardServices, fetch: FetchRoutes, *, trimmable_index: Callable[[Partition, int], int]
     ) -> None:
         self._services = services
-        self._limit = limit
+        self._trimmable_index = trimmable_index
         self._fetch = fetch
 
     async def records(self, request: Request, topic: str, partition: str) -> Response:
@@ -63,8 +63,8 @@ class DeleteRecordsRoute:
         log = partition.log
         wanted = await partition.start_mover.index_before(before)
         old_start, old_index = partition.start_offset, log.start.index
-        border = partition.start_mover.limit(max(old_index, wanted))
-        index = partition.start_mover.limit(max(old_index, self._limit(partition, border)))
+        border = partition.start_mover.possible_start(max(old_index, wanted))
+        index = partition.start_mover.possible_start(max(old_index, self._trimmable_index(partition, border)))
         new_start = log.index_entry(index).next_offset if index > old_index else old_start
         held_back_by = partition.replica.lagging(border) if index < border else []
         if not dry_run and new_start > old_start:

@@ -380,7 +380,7 @@ class StagedBatches:
         """Return the keys of the open batches of a sink under epochs up to `epoch`."""
         return [key for key in self._maps[0] if key[0] == sink and key[2] <= epoch]
 
-    def start_limit(self, index: int) -> int:
+    def possible_start(self, index: int) -> int:
         """Return the highest index, at most `index`, of an entry that the log may begin after.
 
         Open batches are kept whole, and so is everything that a publish after that entry names.

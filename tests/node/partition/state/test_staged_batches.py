@@ -153,13 +153,13 @@ async def test_the_log_may_not_begin_between_a_stage_and_its_publish(tmp_path: P
         old = partition.log.last_index
         await stage(partition, of(0), 0, b"a" * 100)
         await partition.appends.append_records(Records([b"between"]))
-        assert old == partition.start_mover.limit(partition.log.last_index)
+        assert old == partition.start_mover.possible_start(partition.log.last_index)
         await staging.pin(of(0), [0])
         await staging.publish(of(0))
         publish = partition.log.last_index
         await partition.appends.append_records(Records([b"new"]))
-        assert old == partition.start_mover.limit(publish - 1)
-        assert publish == partition.start_mover.limit(publish)
+        assert old == partition.start_mover.possible_start(publish - 1)
+        assert publish == partition.start_mover.possible_start(publish)
 
         await partition.start_mover.propose(old)
         assert [b"between", b"a" * 100, b"new"] == [
@@ -256,7 +256,7 @@ def test_where_the_log_may_begin_is_known_in_bounded_memory(
         borders = 0
         for limit in range(index + 1):
             torn = any(publish > limit >= first for publish, first in names.items())
-            may = stages.start_limit(limit) == limit
+            may = stages.possible_start(limit) == limit
             borders += may
             assert may <= (not torn)
             assert may == (not torn) or most == 4
