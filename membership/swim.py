@@ -153,9 +153,9 @@ class Swim:
                 self.namesakes += 1  # an earlier incarnation's last packets, or another node with this name
             return
         for update in datagram.updates:
-            self._hear(update, now_ms)
+            self._merge(update, now_ms)
         if isinstance(packet, Gossip):
-            self._hear(packet, now_ms)
+            self._merge(packet, now_ms)
         elif isinstance(packet, Ping):
             self._answer(packet, datagram, sender)
         elif isinstance(packet, PingReq):
@@ -220,9 +220,9 @@ class Swim:
             raise ValueError(f"the announced information takes {size} bytes, of at most {limit}")
         return own
 
-    def _hear(self, update: Gossip, now_ms: int) -> None:
+    def _merge(self, update: Gossip, now_ms: int) -> None:
         if update.name == self.source.name:
-            self._hear_of_self(update)
+            self._merge_own(update)
             return
         peer = self.peers.get(update.name)
         if peer is None:
@@ -237,7 +237,7 @@ class Swim:
         peer.claim = follow(update, peer.claim)
         self._claimed(peer, now_ms)
 
-    def _hear_of_self(self, update: Gossip) -> None:
+    def _merge_own(self, update: Gossip) -> None:
         if self._left or not newer(update, self.own):
             return
         # A member doubts us, or remembers an earlier incarnation whose clock was ahead.

@@ -429,10 +429,10 @@ class Core:
         if leadership is not None:
             leadership.offer_quiesce(absent)
 
-    def unquiesce(self, *, now_ms: int, heard_ms: int | None = None) -> None:
+    def unquiesce(self, *, now_ms: int, contact_ms: int | None = None) -> None:
         """End quiescence: start the timers again, and notify the leader, so that it sends heartbeats again.
 
-        A leader sends heartbeats again at once. Do nothing if we are not quiesced. `heard_ms`: when the
+        A leader sends heartbeats again at once. Do nothing if we are not quiesced. `contact_ms`: when the
         leader's process was last heard; None stands for now.
         """
         candidacy = self._candidacy
@@ -443,7 +443,7 @@ class Core:
                 self._tracer.note("awake", term=self.term)
         elif candidacy.following.quiesced:
             candidacy.following.quiesced = False
-            candidacy.timer.on_contact(now_ms=now_ms if heard_ms is None else heard_ms)
+            candidacy.timer.on_contact(now_ms=now_ms if contact_ms is None else contact_ms)
             head = self._identity.head_to(self.leader_id)
             self._effects.messages.append(HeartbeatAnswer(*head, self.term, 0))
             self._tracer.note("awake", term=self.term)
@@ -570,13 +570,13 @@ class Core:
         self._proposing(now_ms=now_ms).propose_configuration(entry)
         self._tracer.note("configuration", index=entry.index, configuration=self.configuration)
 
-    def hears_majority(self, voters: Collection[int]) -> bool:
-        """Return whether we lead and heard a majority of these in the last two election timeouts.
+    def majority_active(self, voters: Collection[int]) -> bool:
+        """Return whether we lead, and a majority of these sent something in two election timeouts.
 
         If not, `propose_configuration` refuses to make them the voters.
         """
         leadership = self._candidacy.leadership
-        return leadership is not None and leadership.hears_majority(voters)
+        return leadership is not None and leadership.majority_active(voters)
 
     def transfer_leadership(self, replica_id: int, *, now_ms: int) -> bool:
         """Hand leadership over to another voter; return False if `replica_id` is none.

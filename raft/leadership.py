@@ -245,9 +245,9 @@ class Leadership:
 
     def _quorum_is_active(self) -> bool:
         self._check_receivers()
-        heard = 0
+        active = 0
         for progress in self._voters:
-            heard += progress.active or progress is self.own
+            active += progress.active or progress is self.own
         for progress in self._others:
             if not progress.active and progress.flow is Flow.REPLICATE:
                 # This follower was silent for an election timeout: stop filling its window, and probe it
@@ -256,7 +256,7 @@ class Leadership:
                 progress.probe_sent = True
             progress.silent = not progress.active
             progress.active = False
-        return heard >= majority(len(self._voters))
+        return active >= majority(len(self._voters))
 
     # Log
 
@@ -296,20 +296,20 @@ class Leadership:
                     raise ConfigurationRefused(
                         "not_caught_up", f"replica {replica_id} holds {match_index} of {wanted_index}"
                     )
-        if set(new.voters) != set(current.voters) and not self.hears_majority(new.voters):
+        if set(new.voters) != set(current.voters) and not self.majority_active(new.voters):
             # A configuration is in force once it is appended. Without a majority of its voters it could be
             # neither committed nor followed by another one.
             raise ConfigurationRefused("no_majority", f"of {new.voters} no majority is heard")
         self.propose([entry])
         self._adopt_configuration()
 
-    def hears_majority(self, voters: Collection[int]) -> bool:
-        """Return whether a majority of these was heard in the last two election timeouts."""
-        heard = 0
+    def majority_active(self, voters: Collection[int]) -> bool:
+        """Return whether a majority of these sent something in the last two election timeouts."""
+        active = 0
         for replica_id in voters:
             progress = self.progress.get(replica_id)
-            heard += progress is not None and (progress is self.own or not progress.silent)
-        return heard >= majority(len(voters))
+            active += progress is not None and (progress is self.own or not progress.silent)
+        return active >= majority(len(voters))
 
     def persisted(self, term: int) -> None:
         """Count our own copy up to `durable_index`, whose entry has `term`, and commit what that allows."""

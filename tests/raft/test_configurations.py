@@ -109,11 +109,11 @@ def test_no_change_leaves_voters_of_which_no_majority_is_heard() -> None:
     network = Network(3)
     leader = network.elect(1)
     network.pass_time(600)
-    assert leader.core.hears_majority((1, 2)) and leader.core.hears_majority((1, 3))
+    assert leader.core.majority_active((1, 2)) and leader.core.majority_active((1, 3))
     network.isolate(3)
     network.pass_time(4_000)
     assert refusal(leader, Configuration((1, 3))) == "no_majority"
-    assert not leader.core.hears_majority((1, 3))
+    assert not leader.core.majority_active((1, 3))
 
     leader.configure(Configuration((1, 2)), now_ms=network.now_ms)
     network.settle()

@@ -332,11 +332,11 @@ def test_pitfall_42_followers_elect_when_the_one_they_rest_on_is_gone() -> None:
 def test_a_wake_after_silence_counts_from_the_last_sign_of_life() -> None:
     """A group that rests fails over no later than one that beats."""
     network = resting()
-    heard_ms = network.now_ms
+    contact_ms = network.now_ms
     network[1].crash()
     network.now_ms += 1_500
     for follower in (2, 3):
-        network[follower].core.unquiesce(now_ms=network.now_ms, heard_ms=heard_ms)
+        network[follower].core.unquiesce(now_ms=network.now_ms, contact_ms=contact_ms)
         network[follower].perform()
     network.pass_time(1_500 + 100)
 

@@ -38,7 +38,7 @@ class SharedPorts:
         self._ask = ask
         self._now_ms = now_ms
         self._places: dict[str, ShardPlace] = {}
-        self._heard_at_ms: int | None = None
+        self._learned_at_ms: int | None = None
 
     async def place(self, url: str) -> ShardPlace | None:
         """Return the place of the shard with this URL; None for a URL of `nodes`, or one that no node names.
@@ -50,10 +50,10 @@ class SharedPorts:
             return None
         now_ms = self._now_ms()
         if url not in self._places and (
-            self._heard_at_ms is None or now_ms - self._heard_at_ms >= LOOK_AGAIN_MS
+            self._learned_at_ms is None or now_ms - self._learned_at_ms >= LOOK_AGAIN_MS
         ):
             await self._learn()
-            self._heard_at_ms = now_ms
+            self._learned_at_ms = now_ms
         return self._places.get(url)
 
     async def _learn(self) -> None:

@@ -256,7 +256,7 @@ class PartitionQueue:
         if term < self.term:
             self.hold(until_ms=0)  # there is a newer leader, so the batch may be lost
 
-    def heard(self, term: int) -> None:
+    def observe_term(self, term: int) -> None:
         """Note that an answer named `term`. Batches that an older leader accepted are sent again."""
         if term > self.term:
             self.term = term

@@ -236,7 +236,7 @@ class RecordAccumulator:
 
     def learned(self, queue: PartitionQueue, *, term: int, committed: int) -> None:
         """Settle the batches that are durable: the leader of `term` has committed all before `committed`."""
-        queue.heard(term)
+        queue.observe_term(term)
         for pending in queue.durable(term, committed):
             self._settle(pending, None)
         if queue.idle():

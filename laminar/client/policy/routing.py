@@ -38,7 +38,7 @@ class TopicMap:
 
     places: list[Place] = field(default_factory=list)
     stale: bool = False
-    heard_at_ms: int = 0
+    refreshed_at_ms: int = 0
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any], *, now_ms: int) -> TopicMap:
@@ -58,11 +58,11 @@ class TopicMap:
             own = [replica.url for replica in replicas if replica.node == leader.get("node")]
             url = own[0] if own else leader.get("url")
             places.append(Place(replicas, url.rstrip("/") if url else None))
-        return cls(places, heard_at_ms=now_ms)
+        return cls(places, refreshed_at_ms=now_ms)
 
     def aged(self, *, now_ms: int) -> bool:
         """Return whether the map should be requested again in the background: a replica may be back."""
-        return now_ms - self.heard_at_ms >= MAP_AGE_MS
+        return now_ms - self.refreshed_at_ms >= MAP_AGE_MS
 
     def leader(self, partition: int) -> str | None:
         """Return the URL of the partition's leader, None if it is not known."""

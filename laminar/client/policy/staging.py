@@ -287,7 +287,7 @@ class Epoch:
         """Whether this client has an epoch."""
         return self.number > 0
 
-    def hear(self, epoch: int) -> None:
+    def observe_epoch(self, epoch: int) -> None:
         """Note the sink's present epoch: if it is newer than this client's, another client took over."""
         if self.begun and epoch > self.number:
             self.newer = epoch

@@ -98,7 +98,7 @@ class Sink:
         async with self._beginning:
             own = self._epoch
             if own.doubtful and not own.newer:
-                own.hear((await self.describe(timeout=timeout)).epoch)
+                own.observe_epoch((await self.describe(timeout=timeout)).epoch)
             if own.newer:
                 raise self._fenced(own.number, own.newer)
             if own.begun and not own.doubtful:
@@ -192,7 +192,7 @@ class Sink:
             result = await self._commit(number, body, timeout)
         except Fenced as error:
             if epoch == own.number:
-                own.hear(int(error.limit))
+                own.observe_epoch(int(error.limit))
             raise
         except BaseException:
             own.doubtful |= epoch == own.number

@@ -75,11 +75,13 @@ class LeaderDuties:
         def ready(replica_id: int, node: str) -> bool:
             return node not in absent and replica.match_index(replica_id) >= group.committed_index
 
-        def hears(step: ConfigurationRecord) -> bool:
-            return replica.core.hears_majority(step.configuration().voters)
+        def majority_active(step: ConfigurationRecord) -> bool:
+            return replica.core.majority_active(step.configuration().voters)
 
         current = replica.configuration_record
-        step = next_step(current, group.catalog.state(), gone=gone, ready=ready, hears=hears)
+        step = next_step(
+            current, group.catalog.state(), gone=gone, ready=ready, majority_active=majority_active
+        )
         if step is None:
             return False
         self._driver.propose_configuration(replica, step)
@@ -110,10 +112,10 @@ class LeaderDuties:
         absent = set()
         for name, record in group.catalog.state().nodes.items():
             seen = core.progress.get(record.catalog_replica)
-            # A quiesced group sends no messages, but it is quiesced only with members whose process is heard.
-            heard = record.catalog_replica in core.quiesce_peers or (
+            # A quiesced group sends no messages, but is quiesced only with members whose process is active.
+            active = record.catalog_replica in core.quiesce_peers or (
                 seen is not None and seen.active and not core.quiesced
             )
-            if statuses.get(name) != "alive" and not heard:
+            if statuses.get(name) != "alive" and not active:
                 absent.add(name)
         return absent

@@ -92,7 +92,7 @@ class NodeDirectory:
             and statuses.get(name, "unknown") in ("alive", "suspect")
         }
 
-    def unheard_nodes(self) -> int:
+    def nodes_without_status(self) -> int:
         """Return how many nodes gossip has not heard of since this controller started.
 
         Only nodes count that could take replicas: no weight of 0, and no folder from an older copy.

@@ -369,13 +369,13 @@ class CatalogService:
         """
         rest_s = self._knows_all_s - asyncio.get_running_loop().time()
         if rest_s > 0:
-            await self._until(self._has_heard_all, rest_s)
+            await self._until(self._reaches_all, rest_s)
 
-    def _has_heard_all(self) -> bool:
+    def _reaches_all(self) -> bool:
         directory, replica = self._directory, self._group.replica
         statuses, nodes = directory.statuses(), self._group.catalog.state().nodes
-        return not directory.unheard_nodes() and all(
-            self._driver.hears(replica, nodes[node].catalog_replica)
+        return not directory.nodes_without_status() and all(
+            self._driver.is_active(replica, nodes[node].catalog_replica)
             for node in directory.placement_weights()
             if statuses.get(node) == "alive"
         )
@@ -391,7 +391,7 @@ class CatalogService:
         answering = {
             node: weight
             for node, weight in weights.items()
-            if statuses.get(node) == "alive" and self._driver.hears(replica, nodes[node].catalog_replica)
+            if statuses.get(node) == "alive" and self._driver.is_active(replica, nodes[node].catalog_replica)
         }
         return answering if len(answering) >= replicas else weights
 
@@ -401,7 +401,7 @@ class CatalogService:
         The gossip of a controller that has just started has not heard of every node yet.
         """
         directory = self._directory
-        alive, unknown = len(directory.placement_weights()), directory.unheard_nodes()
+        alive, unknown = len(directory.placement_weights()), directory.nodes_without_status()
         return alive < wanted <= alive + unknown
 
     def _is_live(self, name: str) -> bool:

@@ -36,13 +36,13 @@ def next_step(
     *,
     gone: Collection[str],
     ready: Callable[[int, str], bool],
-    hears: Callable[[ConfigurationRecord], bool],
+    majority_active: Callable[[ConfigurationRecord], bool],
 ) -> ConfigurationRecord | None:
     """Return group 0's next configuration; None if it is as it should be, or no step is possible now.
 
     `gone`: nodes that have been absent for long. `ready(replica id, node)` says whether a learner's node is
-    present now and its replica holds all that is committed; `hears(configuration)`, whether the leader hears
-    a majority of that configuration's voters.
+    present now and its replica holds all that is committed; `majority_active(configuration)`, whether
+    messages of a majority of that configuration's voters came lately.
     """
     members = current.nodes()
     for node in state.nodes.values():
@@ -59,6 +59,6 @@ def next_step(
     voting = {name for _, name in current.voters}
     if (spare is not None or votes > wanted) and not too_many_gone(state, gone, voting=voting):
         for replica_id, name in current.voters:
-            if name in unfit and hears(without := current.without(replica_id)):
+            if name in unfit and majority_active(without := current.without(replica_id)):
                 return without
     return None

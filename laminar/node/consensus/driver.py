@@ -303,8 +303,8 @@ class Driver:
         except TimeoutError:
             _log.info("not all leaderships could be handed over in %g s", timeout_s)
 
-    def hears(self, replica: Replica, member: int) -> bool:
-        """Return whether this member's replica was heard lately; itself always. Leader only.
+    def is_active(self, replica: Replica, member: int) -> bool:
+        """Return whether messages of this member's replica came lately; True for this one. Leader only.
 
         In a quiesced group that means the processes of the replicas that agreed to it.
         """
@@ -312,11 +312,11 @@ class Driver:
             return True
         core = replica.core
         if core.quiesced:
-            heard = member in core.quiesce_peers
+            active = member in core.quiesce_peers
         else:
             progress = core.progress.get(member)
-            heard = progress is not None and not progress.silent
-        return heard and self._quiescence.hears(replica, member, now_ms=self._clock.monotonic_ms())
+            active = progress is not None and not progress.silent
+        return active and self._quiescence.is_active(replica, member, now_ms=self._clock.monotonic_ms())
 
     def go_on_alone(self, replica: Replica, abandoned: Sequence[int], *, node: str) -> None:
         """Make this replica its group's only voter, by an operator's decision that the catalog holds.
@@ -435,7 +435,7 @@ class Driver:
             if message.sender not in replica.nodes and len(replica.nodes) >= MOST_SENDERS:
                 self.unknown_groups += 1
                 continue
-            self._quiescence.member_heard(replica, message.sender, liveness)
+            self._quiescence.member_seen(replica, message.sender, liveness)
             if self._quiescence.has_news:
                 self._deliver_news_now(replica)
             try:

@@ -42,7 +42,7 @@ class PeerLiveness:
         "_credit",
         "_round",
         "address",
-        "heard_ms",
+        "contact_ms",
         "is_up",
         "members",
         "node",
@@ -51,12 +51,12 @@ class PeerLiveness:
         "role",
     )
 
-    def __init__(self, peer: Peer, *, heard_ms: int) -> None:
+    def __init__(self, peer: Peer, *, contact_ms: int) -> None:
         self.node = peer.node
         self.role = peer.role
         # Of the incarnation that was heard last.
         self.nonce = peer.nonce
-        self.heard_ms = heard_ms
+        self.contact_ms = contact_ms
         # Whether it is connected with us, as far as is known.
         self.is_up = False
         self.address: Address | None = None
@@ -228,13 +228,13 @@ class Quiescence:
 
     # -- signs of life ---------------------------------------------------------------------
 
-    def hears(self, replica: Replica, member: int, *, now_ms: int) -> bool:
-        """Return whether a member's process is connected, and was heard within an election timeout."""
+    def is_active(self, replica: Replica, member: int, *, now_ms: int) -> bool:
+        """Return whether a member's process is connected and sent something in an election timeout."""
         peer = self._members.get(replica, {}).get(member)
         return (
             peer is not None
             and peer.is_up
-            and now_ms - peer.heard_ms <= self._silence_ms + self._heartbeat_ms
+            and now_ms - peer.contact_ms <= self._silence_ms + self._heartbeat_ms
         )
 
     def contact(self, peer: Peer, *, now_ms: int) -> PeerLiveness:
@@ -242,16 +242,16 @@ class Quiescence:
         key = (peer.node, peer.role)
         liveness = self._peers.get(key)
         if liveness is None:
-            liveness = self._peers[key] = PeerLiveness(peer, heard_ms=now_ms)
+            liveness = self._peers[key] = PeerLiveness(peer, contact_ms=now_ms)
         elif liveness.nonce != peer.nonce:
             liveness.nonce = peer.nonce
             self._add_news((replica, [*members]) for replica, members in liveness.members.items())
-        liveness.heard_ms = now_ms
+        liveness.contact_ms = now_ms
         if not liveness.is_up:
             self._came_up(liveness)
         return liveness
 
-    def member_heard(self, replica: Replica, member: int, peer: PeerLiveness) -> None:
+    def member_seen(self, replica: Replica, member: int, peer: PeerLiveness) -> None:
         """Note the process from which a member's message came."""
         members = self._members.get(replica)
         if members is None:
@@ -332,7 +332,7 @@ class Quiescence:
             return
         self._next_grace_ms = now_ms + self._silence_ms
         for peer in self._peers.values():
-            peer.heard_ms += by_ms
+            peer.contact_ms += by_ms
 
     # -- keepalives ------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class Quiescence:
         for peer in self._peers.values():
             if not peer.quiesced_groups:
                 continue
-            if now_ms - peer.heard_ms >= self._silence_ms:
+            if now_ms - peer.contact_ms >= self._silence_ms:
                 self._add_news(
                     (replica, [member for member, its in self._members[replica].items() if its is peer])
                     for replica in peer.quiesced_groups.values()

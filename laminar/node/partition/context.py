@@ -65,9 +65,9 @@ class PartitionContext:
             self.driver.leader_requested(self.replica)
             raise not_leader(self.name, outcome="not_applied")
 
-    def hears(self, member: int) -> bool:
-        """Return, as the leader, whether this member's replica was heard lately; True for this replica."""
-        return self.driver.hears(self.replica, member)
+    def is_active(self, member: int) -> bool:
+        """Return, as the leader, whether messages of this member came lately; True for this replica."""
+        return self.driver.is_active(self.replica, member)
 
     def now_ms(self) -> int:
         """Return the wall clock, or the last append time where the clock has gone back before it."""

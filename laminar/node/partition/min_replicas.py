@@ -48,7 +48,7 @@ class Copies:
         found = []
         for member in replica.configuration.voters:
             progress = replica.core.progress.get(member)
-            if progress is None or not self._context.hears(member):
+            if progress is None or not self._context.is_active(member):
                 continue
             if progress.flow is Flow.REPLICATE or progress.match_index >= self._context.committed_index:
                 found.append(member)

@@ -74,8 +74,8 @@ class StartMover:
     def propose(self, index: int) -> asyncio.Future[Receipt]:
         """Propose that all replicas trim entry `index`, which is committed, and all before it. Leader only.
 
-        `index` must be one that `possible_start` returns. When the future is resolved, the proposal is committed and
-        the start of this replica's log has moved. The receipt's offset means nothing.
+        `index` must be one that `possible_start` returns. When the future is resolved, the proposal is
+        committed and the start of this replica's log has moved. The receipt's offset means nothing.
         """
         context = self._context
         context.check_leads()

@@ -52,15 +52,15 @@ def next_step(
     record: PartitionRecord,
     current: ConfigurationRecord,
     caught_up: Callable[[int], bool],
-    hears: Callable[[ConfigurationRecord], bool],
+    majority_active: Callable[[ConfigurationRecord], bool],
 ) -> ConfigurationRecord | None:
     """Return the next configuration on the way to the placement in `record`; None if no step is to be taken.
 
     A dead or lost replica is removed, then the new one added and promoted; a moved one is removed last.
-    `caught_up(replica id)` says whether a learner may be promoted; `hears(configuration)`, whether the leader
-    hears a majority of that configuration's voters. If it would not hear one without a replica that is
-    thought dead, another voter must be silent too, and the replica may be alive and needed. So it stays until
-    the new one votes.
+    `caught_up(replica id)` says whether a learner may be promoted; `majority_active(configuration)`, whether
+    messages of a majority of that configuration's voters came lately. If there would be none without a
+    replica that is thought dead, another voter must be silent too, and the replica may be alive and needed.
+    So it stays until the new one votes.
 
     `record` may be old. Ids of replicas only grow, and the newest replica of a partition is always placed. So
     if a member has a higher id than all in `record`, the group knows a newer placement, and nothing is done.
@@ -80,7 +80,7 @@ def next_step(
     for each in record.leaving:
         if each.why != "moved" and each.replica.replica_id in members:
             without = current.without(each.replica.replica_id)
-            if hears(without):
+            if majority_active(without):
                 return without
     for replica in record.replicas:
         if replica.replica_id not in members and not replica.abandoned:
@@ -353,10 +353,10 @@ class ReplicaMover:
             progress = core.progress.get(replica_id)
             return progress is not None and progress.flow is Flow.REPLICATE
 
-        def hears(step: ConfigurationRecord) -> bool:
-            return core.hears_majority(step.configuration().voters)
+        def majority_active(step: ConfigurationRecord) -> bool:
+            return core.majority_active(step.configuration().voters)
 
-        step = next_step(record, current, caught_up, hears)
+        step = next_step(record, current, caught_up, majority_active)
         if step is None:
             return
         try:

@@ -437,8 +437,8 @@ class Connections:
         for link, state in list(self._states.items()):
             if link.channel is not Channel.CONTROL or state.peer is None or link.closing:
                 continue
-            state.silent_pings = 0 if link.heard or late else state.silent_pings + 1
-            link.heard = False
+            state.silent_pings = 0 if link.received or late else state.silent_pings + 1
+            link.received = False
             if state.silent_pings >= self._limits.silent_pings:
                 self._counters["silent"] += 1
                 self._lose(state.peer, f"silent for {state.silent_pings} pings")

@@ -114,7 +114,7 @@ class Link(asyncio.BufferedProtocol):
         self.established = False
         self.closing = False
         self.close_reason = ""
-        self.heard = False
+        self.received = False
         """Set whenever bytes arrive; the owner clears it when it looks for silence."""
         self.frames_in = 0
         self.frames_out = 0
@@ -303,7 +303,7 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take `nbytes` that were received into the buffer returned last (asyncio)."""
-        self.heard = True
+        self.received = True
         self.bytes_in += nbytes
         if self._body is not None:
             self._body_filled += nbytes

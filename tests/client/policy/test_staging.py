@@ -141,13 +141,13 @@ def test_what_belongs_elsewhere_or_is_given_twice_is_not_committed(other: Staged
 
 def test_an_epoch_that_heard_of_a_newer_one_is_over_until_its_user_begins() -> None:
     own = Epoch()
-    own.hear(7)
+    own.observe_epoch(7)
     assert not own.begun and not own.newer
     own.began(8, committed=3)
     own.over(4)
-    own.hear(8)
+    own.observe_epoch(8)
     assert [8, 4, 0] == [own.number, own.committed, own.newer]
-    own.hear(9)
+    own.observe_epoch(9)
     assert [8, 4, 9] == [own.number, own.committed, own.newer]
     own.began(10, committed=5)
     assert (10, 5, 0, False) == (own.number, own.committed, own.newer, own.doubtful)

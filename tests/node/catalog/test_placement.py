@@ -43,7 +43,7 @@ def test_a_topic_is_not_placed_on_a_node_that_has_just_died(
         placement_weights=lambda: dict.fromkeys(NAMES, 1.0),
         statuses=lambda: {name: "suspect" if name in suspect else "alive" for name in NAMES},
     )
-    driver: Any = SimpleNamespace(hears=lambda replica, member: NAMES[member - 1] not in broken)
+    driver: Any = SimpleNamespace(is_active=lambda replica, member: NAMES[member - 1] not in broken)
     transport: Any = None
     service = CatalogService(
         directory,

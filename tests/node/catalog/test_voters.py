@@ -47,11 +47,13 @@ def end(
         assert IDS[name] == replica_id
         return name not in gone and name not in not_ready
 
-    def hears(wanted: ConfigurationRecord) -> bool:
+    def majority_active(wanted: ConfigurationRecord) -> bool:
         answering = [name for _, name in wanted.voters if name not in silent and name not in gone]
         return 2 * len(answering) > len(wanted.voters)
 
-    while (step := next_step(current, state, gone=gone, ready=ready, hears=hears)) is not None:
+    while (
+        step := next_step(current, state, gone=gone, ready=ready, majority_active=majority_active)
+    ) is not None:
         check_step(current.configuration(), step.configuration())
         current = step
         passed.append("".join(name for _, name in step.voters))

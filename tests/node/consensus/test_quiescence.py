@@ -83,7 +83,7 @@ class Stub:
 
 
 def heard_from(quiescence: Quiescence, replica: Any, member: int, peer: Peer) -> None:
-    quiescence.member_heard(replica, member, quiescence.contact(peer, now_ms=0))
+    quiescence.member_seen(replica, member, quiescence.contact(peer, now_ms=0))
 
 
 def test_pitfall_42_a_new_life_is_told_by_its_nonce_alone() -> None:

@@ -34,14 +34,14 @@ def steps(
 ) -> list[str]:
     """All steps to the end, as text; each must be one that Raft allows, and most of its voters answer."""
 
-    def hears(wanted: ConfigurationRecord) -> bool:
+    def majority_active(wanted: ConfigurationRecord) -> bool:
         answering = [name for _, name in wanted.voters if name not in silent]
         return 2 * len(answering) > len(wanted.voters)
 
     taken: list[str] = []
-    while (step := next_step(record, current, lambda replica_id: True, hears)) is not None:
+    while (step := next_step(record, current, lambda replica_id: True, majority_active)) is not None:
         check_step(current.configuration(), step.configuration())
-        assert hears(step), step
+        assert majority_active(step), step
         taken.append(f"{[n for _, n in step.voters]} {[n for _, n in step.learners]}")
         current = step
     return taken

@@ -356,7 +356,7 @@ NODES = [
     case(
         "one that is thought dead is removed though no majority is left",
         "laminar.node.shard.replica_moves:next_step",
-        "if hears(without):",
+        "if majority_active(without):",
         "if True:",
         tests=("tests/node/shard/test_replica_moves.py",),
     ),

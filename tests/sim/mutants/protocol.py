@@ -126,7 +126,7 @@ PROTOCOL = [
     case(
         "a configuration change to voters of which no majority is heard",
         "raft.leadership:Leadership.propose_configuration",
-        "and not self.hears_majority(new.voters)",
+        "and not self.majority_active(new.voters)",
         "and False",
         tests=("tests/raft/test_configurations.py",),
     ),

@@ -113,7 +113,7 @@ TABLES = [
     ),
     case(
         "what a lost leader had accepted is not sent again",
-        "laminar.client.policy.partition_queue:PartitionQueue.heard",
+        "laminar.client.policy.partition_queue:PartitionQueue.observe_term",
         "self.hold(until_ms=0)",
         "pass",
         tests=ACCEPTED,

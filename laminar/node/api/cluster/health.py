@@ -156,7 +156,7 @@ def in_sync_of(partition: Partition) -> list[str]:
         replica.nodes[member]
         for member in replica.configuration.voters
         if member == replica.replica_id
-        or (replica.match_index(member) >= partition.committed_index and partition.context.hears(member))
+        or (replica.match_index(member) >= partition.committed_index and partition.context.is_active(member))
     ]
 
 

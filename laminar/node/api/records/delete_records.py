@@ -23,8 +23,8 @@ from laminar.node.partition.partition import Partition
 class DeleteRecordsRoute:
     """The handler of the route that deletes records.
 
-    `trimmable_index(partition, index)` returns the highest index, at most that one, up to which a log may be trimmed
-    now.
+    `trimmable_index(partition, index)` returns the highest index, at most that one, up to which a log may be
+    trimmed now.
     """
 
     def __init__(

@@ -72,13 +72,13 @@ class AbandonedStages:
         self._services = services
         self._coordinators = coordinators
         # Coordinators' answers since the last pass began: a batch that is over stays so.
-        self._heard: dict[bytes, Sink | Problem] = {}
+        self._statuses: dict[bytes, Sink | Problem] = {}
         services.spawn(self._clean_up())
 
     async def _clean_up(self) -> None:
         while True:
             await asyncio.sleep(JANITOR_S)
-            self._heard.clear()
+            self._statuses.clear()
             led = [partition for partition in self._services.partitions.values() if partition.leads]
             await self.forget_published(led)
             for partition in led:
@@ -134,14 +134,14 @@ class AbandonedStages:
         ]
         asked = old if len(old) <= ASKED_AT_ONCE else self._services.rng.sample(old, ASKED_AT_ONCE)
         # Concurrently: an absent coordinator delays no other. Each sink once, for all partitions.
-        await asyncio.gather(*map(self._ask, {key[0] for key, _ in asked} - self._heard.keys()))
+        await asyncio.gather(*map(self._ask, {key[0] for key, _ in asked} - self._statuses.keys()))
         await asyncio.gather(*(self._drop_if_over(partition, key, age_ms) for key, age_ms in asked))
 
     async def _ask(self, sink: bytes) -> None:
         try:
-            self._heard[sink] = await self._coordinators.status(sink)
+            self._statuses[sink] = await self._coordinators.status(sink)
         except Problem as problem:
-            self._heard[sink] = problem
+            self._statuses[sink] = problem
 
     async def _drop_if_over(self, partition: Partition, key: BatchKey, pinned_for_ms: int) -> None:
         try:
@@ -157,7 +157,7 @@ class AbandonedStages:
     async def _is_over(self, key: BatchKey, partition: Partition, pinned_for_ms: int) -> bool:
         """Return whether a batch can no longer be published here, by what its coordinator has committed."""
         sink, number, epoch = key
-        known = self._heard[sink]
+        known = self._statuses[sink]
         if isinstance(known, Problem):
             raise known
         if pinned_for_ms > ONCE_MS:
