@@ -35,7 +35,10 @@ from laminar.node.runtime.cluster_view import ViewMessage
 from laminar.node.runtime.process import Process, open_store
 from laminar.node.transport.transport import Address, TcpAddress
 from membership.boot_history import BootRecord
-from membership.records import CatalogState, NodeRecord
+from membership.records import (
+    CatalogState,
+    NodeRecord,
+)
 from raft.values import NotLeader
 
 NODES = ("a", "b", "c")

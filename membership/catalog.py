@@ -16,26 +16,33 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from membership import catalog_rules as rules
-from membership import replica_rules
+from membership import placement_rules, replica_rules
 from membership.boot_history import BootRecord
 from membership.records import (
     CatalogState,
+    NodeRecord,
+    Setting,
+)
+from membership.replicated import BadCommand, Replicated, ReplicatedObjects, replicated, replicated_since
+from membership.requests import (
+    ChangePlacement,
     ChangeReplicas,
     CreateTopic,
     DeleteTopic,
     FoundCluster,
     MarkMade,
     MarkRemoved,
-    NodeRecord,
+    PlacementChange,
     RegisterNode,
     ReplicaChange,
     Result,
-    Setting,
     UpdateTopicSettings,
 )
-from membership.replicated import BadCommand, Replicated, ReplicatedObjects, replicated
 
 SNAPSHOT_FORMAT = 1
+
+CODE_VERSION = 1
+"""The highest version of replicated methods that this program knows (`Catalog.enable`)."""
 
 RESULTS_KEPT = 1024
 """Most results that are kept for proposals which were applied before the proposer received their index."""
@@ -54,6 +61,14 @@ class OutcomeUnknown(Exception):
 
     The state arrived as a snapshot, or this node's catalog stopped while the command was on its way.
     """
+
+
+class NotEnabled(Exception):
+    """A node of the cluster does not know the command yet: `needed` is the code version that it must know."""
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(f"a node's program does not know code version {needed} of the catalog's commands")
+        self.needed = needed
 
 
 class Proposer(Protocol):
@@ -135,6 +150,11 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
     def update_topic_settings(self, request: str) -> Result:
         """Apply `catalog_rules.update_topic_settings`."""
         return self._follow(rules.update_topic_settings, UpdateTopicSettings, request)
+
+    @replicated_since(ver=1)
+    def change_placement(self, request: str) -> Result:
+        """Change the wanted placement by one step (`placement_rules.change_placement`)."""
+        return self._follow(placement_rules.change_placement, ChangePlacement, request)
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
@@ -317,6 +337,32 @@ class Catalog:
         """
         return await self._command(self._tables.change_replicas, ChangeReplicas(change))
 
+    async def change_placement(self, change: PlacementChange) -> Result:
+        """Perform one change of the wanted placement (`placement_rules`).
+
+        Outcomes: updated, deleted, unchanged, absent, conflict, invalid.
+
+        Raises:
+            NotEnabled: a node does not know this command yet.
+        """
+        if self.code_version < 1:
+            raise NotEnabled(1)
+        return await self._command(self._tables.change_placement, ChangePlacement(change))
+
+    @property
+    def code_version(self) -> int:
+        """The version of replicated methods that the cluster has enabled."""
+        return self._objects.code_version()
+
+    async def enable(self, version: int) -> None:
+        """Enable the replicated methods of `version`; the proposer must know that all nodes know them.
+
+        Raises:
+            NotCatalogLeader: as for every command.
+            OutcomeUnknown: as for every command.
+        """
+        await self._propose(self._objects.encode_code_version(version))
+
     async def update_topic_settings(
         self, name: str, changes: Mapping[str, Setting | None], *, version: int
     ) -> Result:
@@ -334,7 +380,9 @@ class Catalog:
             NotCatalogLeader: the proposer raised it; any other exception of the proposer passes, too.
             OutcomeUnknown: the command is inside a snapshot.
         """
-        command = self._objects.encode(method, msgspec.json.encode(request).decode())
+        return await self._propose(self._objects.encode(method, msgspec.json.encode(request).decode()))
+
+    async def _propose(self, command: bytes) -> Result:
         self._proposing += 1
         try:
             index = await self._proposer.propose(command)

@@ -21,19 +21,21 @@ from msgspec.structs import replace
 from membership.boot_history import BootRecord, contradicts, newer
 from membership.records import (
     CatalogState,
+    NodeRecord,
+    PartitionRecord,
+    ReplicaRecord,
+    Tombstone,
+    TopicRecord,
+)
+from membership.requests import (
     CreateTopic,
     DeleteTopic,
     FoundCluster,
     MarkMade,
     MarkRemoved,
-    NodeRecord,
     Outcome,
-    PartitionRecord,
     RegisterNode,
-    ReplicaRecord,
     Result,
-    Tombstone,
-    TopicRecord,
     UpdateTopicSettings,
 )
 
@@ -61,11 +63,14 @@ def found_cluster(state: CatalogState, request: FoundCluster) -> Change:
 
 
 def register_node(state: CatalogState, request: RegisterNode) -> Change:
-    """Record a node, or change its addresses, shards or weight.
+    """Record a node, or change its addresses, shards or announced weight and zone.
 
-    Another store under a known name is refused, and so is an older copy of the store that is known.
+    Another store under a known name is refused, and so are an older copy of the store that is known and the
+    store of a node that was removed.
     """
     record = request.record
+    if record.store_id in state.removed_stores:
+        return _same(state, "removed", f"this data directory is of a node {record.node!r} that was removed")
     known = state.nodes.get(record.node)
     if known is None and request.known:
         return _same(state, "absent", f"no node {record.node!r}")
@@ -82,7 +87,11 @@ def register_node(state: CatalogState, request: RegisterNode) -> Change:
     next_replica_id = state.next_replica_id
     if known is not None:
         # A late message may show an earlier boot record.
-        record = replace(record, catalog_replica=known.catalog_replica, boot=newer(record.boot, known.boot))
+        record = replace(
+            kept_by_command(record, known),
+            catalog_replica=known.catalog_replica,
+            boot=newer(record.boot, known.boot),
+        )
     elif record.catalog_replica == 0:
         record = replace(record, catalog_replica=next_replica_id)
     next_replica_id = max(next_replica_id, record.catalog_replica + 1)
@@ -94,6 +103,17 @@ def register_node(state: CatalogState, request: RegisterNode) -> Change:
         {"node": record},
         nodes=state.nodes | {record.node: record},
         next_replica_id=next_replica_id,
+    )
+
+
+def kept_by_command(record: NodeRecord, known: NodeRecord) -> NodeRecord:
+    """Return a node's own record with the fields that only commands change, not registrations."""
+    return replace(
+        record,
+        draining=known.draining,
+        set_weight=known.set_weight,
+        set_zone=known.set_zone,
+        version=known.version,
     )
 
 

@@ -39,6 +39,31 @@ class NodeRecord(msgspec.Struct, frozen=True):
     catalog_replica: int = 0
     boot: BootRecord | None = None
     rolled_back: bool = False
+    zone: str = ""
+    """The failure domain (rack, room, region) that the node announces; empty: none."""
+    code_version: int = 0
+    """The highest version of replicated methods that the node's program knows."""
+    draining: bool = False
+    """Whether the node is to be emptied: it leads nothing, holds nothing, and does not vote in group 0."""
+    set_weight: float | None = None
+    """A weight by command, in place of the announced one; None: none."""
+    set_zone: str | None = None
+    """A zone by command, in place of the announced one; None: none."""
+    version: int = 0
+    """The catalog's version at the last command about this node; 0: none yet.
+
+    The next command names it, and is refused if it is not the current one.
+    """
+
+    @property
+    def effective_weight(self) -> float:
+        """Share of replicas that the node shall hold, relative to other nodes."""
+        return self.weight if self.set_weight is None else self.set_weight
+
+    @property
+    def effective_zone(self) -> str:
+        """The failure domain that counts in placement; empty: none."""
+        return self.zone if self.set_zone is None else self.set_zone
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True):
@@ -86,6 +111,17 @@ class AcceptedLoss(msgspec.Struct, frozen=True):
     """The catalog's version with this decision."""
 
 
+class Pin(msgspec.Struct, frozen=True):
+    """An explicit placement of a partition: these nodes hold it, whatever the rank says.
+
+    `owner` is a name of who decided it, `reason` a text for people.
+    """
+
+    nodes: list[str]
+    owner: str
+    reason: str
+
+
 class PartitionRecord(msgspec.Struct, frozen=True):
     """One partition and its group. `creating` until every replica is made, then `live` for good."""
 
@@ -107,6 +143,17 @@ class PartitionRecord(msgspec.Struct, frozen=True):
     """Index of the group's newest configuration entry that its leader has reported."""
     losses: list[AcceptedLoss] = []
     """Operators' decisions to go on without a majority, oldest first."""
+    newest_replica_id: int = 0
+    """The highest replica id that the partition was ever given, also of a replica that left.
+
+    0 in records without it: then it is the highest of `replicas`.
+    """
+    preferred_leader: str = ""
+    """The node that should lead the group, if it holds a voter; empty: none chosen yet."""
+    pin: Pin | None = None
+    """The explicit placement; None: placement by rank."""
+    why: str = ""
+    """The reason of the last change of `replicas`, as text for people; empty: unchanged since creation."""
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
@@ -151,175 +198,10 @@ class CatalogState(msgspec.Struct, frozen=True):
     partitions: dict[str, PartitionRecord] = {}
     next_replica_id: int = 1
     tombstones: dict[str, Tombstone] = {}
+    removed_stores: list[bytes] = []
+    """Store ids of removed nodes, oldest first: their data folders are never accepted again."""
 
     def partitions_of(self, topic: str) -> list[PartitionRecord]:
         """Return the topic's partitions by number; empty when there is no such topic."""
         record = self.topics.get(topic)
         return [] if record is None else [self.partitions[f"{topic}/{n}"] for n in range(record.partitions)]
-
-
-# Requests: what a command carries (as JSON text). Everything that depends on a clock, on randomness or on who
-# is alive was decided by the proposer and is in here.
-
-
-class FoundCluster(msgspec.Struct, frozen=True):
-    """Name the cluster, once."""
-
-    cluster_id: bytes
-
-
-class RegisterNode(msgspec.Struct, frozen=True):
-    """Record a node, or, with `known`, change what is recorded of it.
-
-    `former`: the boot records before the record's own that the catalog may not have, after one that it has.
-    """
-
-    record: NodeRecord
-    known: bool = False
-    former: list[BootRecord] = []
-
-
-class CreateTopic(msgspec.Struct, frozen=True):
-    """Record a topic with its placement.
-
-    By partition number: `groups` has 16 random bytes, the group id, and `placement` the nodes, best first.
-    """
-
-    name: str
-    partitions: int
-    replicas: int
-    settings: dict[str, Setting]
-    groups: list[bytes]
-    placement: list[list[str]]
-    created_ms: int
-
-
-class MarkMade(msgspec.Struct, frozen=True):
-    """A node's report that its replicas of these groups are durably in its manifest."""
-
-    node: str
-    store_id: bytes
-    groups: list[bytes]
-
-
-class MarkRemoved(msgspec.Struct, frozen=True):
-    """A node's report that its replicas of these deleted groups are gone."""
-
-    node: str
-    store_id: bytes
-    groups: list[bytes]
-
-
-class DeleteTopic(msgspec.Struct, frozen=True):
-    """Delete a topic; with `version`, only in that version."""
-
-    name: str
-    deleted_ms: int
-    version: int | None = None
-
-
-class UpdateTopicSettings(msgspec.Struct, frozen=True):
-    """Change settings (None removes one) of a topic that still has this version."""
-
-    name: str
-    changes: dict[str, Setting | None]
-    version: int
-
-
-class ReplaceReplica(msgspec.Struct, frozen=True, tag="replace"):
-    """Replace a replica by a new one on `node`, if the partition still has this `version`."""
-
-    partition: str
-    group: bytes
-    version: int
-    replica_id: int
-    why: Literal["dead", "lost", "moved"]
-    node: str
-
-
-class ReportConfiguration(msgspec.Struct, frozen=True, tag="report"):
-    """A leader's report of its group's members, as in the committed configuration entry at `index`."""
-
-    partition: str
-    group: bytes
-    index: int
-    members: list[int]
-
-
-class ReportReplicas(msgspec.Struct, frozen=True, tag="replicas"):
-    """A node's report of its own replicas, by id: made (and not empty), lost, or deleted after a removal."""
-
-    node: str
-    store_id: bytes
-    made: list[int] = []
-    lost: list[int] = []
-    deleted: list[int] = []
-
-
-class ReportRolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
-    """A node's report that its folder is an older copy of one whose newest boot record was `known`."""
-
-    node: str
-    store_id: bytes
-    known: BootRecord
-
-
-class AcceptLoss(msgspec.Struct, frozen=True, tag="accept_loss"):
-    """Let a group go on without a majority, by an operator's decision on the partition in this `version`."""
-
-    partition: str
-    group: bytes
-    version: int
-    loss: AcceptedLoss
-
-
-ReplicaChange = AcceptLoss | ReplaceReplica | ReportConfiguration | ReportReplicas | ReportRolledBack
-
-
-class ChangeReplicas(msgspec.Struct, frozen=True):
-    """A request for one step of moving replicas from node to node."""
-
-    change: ReplicaChange
-
-
-Outcome = Literal[
-    "created",
-    "updated",
-    "deleted",
-    "marked",
-    "exists",
-    "unchanged",
-    "already_exists",
-    "store_changed",
-    "rolled_back",
-    "absent",
-    "conflict",
-    "invalid",
-    "failed",
-]
-
-
-class Result(msgspec.Struct, frozen=True):
-    """The outcome of a command. `version` is the catalog's after it.
-
-    created, updated, deleted, marked: changed. exists, unchanged: it was so already (a retry sees this).
-    already_exists: the name is taken. store_changed: another data directory under a known name.
-    rolled_back: an older copy of the data directory that is known. absent: no such topic, node or partition.
-    conflict: decided on an outdated state. invalid: the request contradicts itself or the state. failed: a
-    bug in applying it; nothing changed.
-    """
-
-    outcome: Outcome
-    version: int
-    detail: str = ""
-    node: NodeRecord | None = None
-    topic: TopicRecord | None = None
-    groups: list[bytes] = []
-    """Of mark_made: the groups that are live now. Of delete_topic: those that have a tombstone now. Of
-    mark_removed: those whose last replica is removed now.
-    """
-
-    @property
-    def ok(self) -> bool:
-        """Whether the state is now as the command wanted it."""
-        return self.outcome in ("created", "updated", "deleted", "marked", "exists", "unchanged")

@@ -11,13 +11,15 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from membership.records import (
-    AcceptLoss,
     CatalogState,
-    ChangeReplicas,
     LeavingReplica,
     PartitionRecord,
-    ReplaceReplica,
     ReplicaRecord,
+)
+from membership.requests import (
+    AcceptLoss,
+    ChangeReplicas,
+    ReplaceReplica,
     ReportConfiguration,
     ReportReplicas,
     ReportRolledBack,
@@ -99,6 +101,8 @@ def replace_replica(state: CatalogState, request: ReplaceReplica) -> Change:
         replicas=[new if r is old else r for r in partition.replicas],
         leaving=[*partition.leaving, LeavingReplica(old, request.why)],
         version=version,
+        newest_replica_id=new.replica_id,
+        why=request.because,
     )
     after = replace(
         state,

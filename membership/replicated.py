@@ -36,6 +36,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 # PySyncObj's decorator finds the class body two stack frames above, so it can't be wrapped in a function.
 replicated = cast("Callable[[Method], Method]", pysyncobj.replicated)
+# For methods that came later: `@replicated_since(ver=1)`.
+replicated_since = cast("Callable[..., Callable[[Method], Method]]", pysyncobj.replicated)
 
 # The first byte of a command: PySyncObj's _COMMAND_TYPE. Its other two kinds (no-op, membership) are never
 # made.

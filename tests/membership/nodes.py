@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from membership.records import CatalogState, NodeRecord, PartitionRecord, ReplicaRecord, TopicRecord
+from membership.records import (
+    CatalogState,
+    NodeRecord,
+    PartitionRecord,
+    ReplicaRecord,
+    TopicRecord,
+)
 
 GROUP = b"g" * 16
 

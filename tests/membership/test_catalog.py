@@ -13,20 +13,22 @@ from msgspec.structs import replace
 
 from membership import catalog_rules as rules
 from membership.boot_history import BootRecord
-from membership.catalog import Catalog, NotCatalogLeader, OutcomeUnknown
+from membership.catalog import CODE_VERSION, Catalog, NotCatalogLeader, OutcomeUnknown
 from membership.records import (
     CatalogState,
+    NodeRecord,
+)
+from membership.replicated import UnknownCodeVersion
+from membership.requests import (
     CreateTopic,
     DeleteTopic,
     MarkMade,
     MarkRemoved,
-    NodeRecord,
     RegisterNode,
     ReportRolledBack,
     Result,
     UpdateTopicSettings,
 )
-from membership.replicated import UnknownCodeVersion
 from router import partition_hash, place
 
 
@@ -457,7 +459,7 @@ async def test_a_newer_code_version_stops_the_catalog_where_it_is(catalog: Catal
     state, index = catalog.state(), catalog.applied_index
 
     with pytest.raises(UnknownCodeVersion):
-        catalog.apply(index + 1, catalog._objects.encode_code_version(1))
+        catalog.apply(index + 1, catalog._objects.encode_code_version(CODE_VERSION + 1))
 
     assert (catalog.state(), catalog.applied_index) == (state, index)
 

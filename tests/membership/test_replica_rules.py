@@ -9,6 +9,9 @@ from msgspec.structs import replace
 from membership.catalog_rules import delete_topic
 from membership.records import (
     CatalogState,
+)
+from membership.replica_rules import MAX_REMOVED, change_replicas
+from membership.requests import (
     ChangeReplicas,
     DeleteTopic,
     ReplaceReplica,
@@ -16,7 +19,6 @@ from membership.records import (
     ReportReplicas,
     Result,
 )
-from membership.replica_rules import MAX_REMOVED, change_replicas
 from tests.membership.nodes import GROUP, node, state_of
 
 

@@ -23,7 +23,13 @@ from laminar.node.partition.partition import Partition
 from laminar.node.runtime.boot import Role
 from laminar.node.runtime.cluster_view import View, ViewMessage
 from laminar.node.transport.transport import Address, Peer
-from membership.records import CatalogState, NodeRecord, PartitionRecord, ReplicaRecord, TopicRecord
+from membership.records import (
+    CatalogState,
+    NodeRecord,
+    PartitionRecord,
+    ReplicaRecord,
+    TopicRecord,
+)
 
 T = TypeVar("T")
 

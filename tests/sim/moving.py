@@ -15,7 +15,12 @@ from typing import Any
 from laminar.node.consensus.replica import Replica
 from laminar.node.runtime.process import Process
 from membership.catalog import NotCatalogLeader, OutcomeUnknown
-from membership.records import PartitionRecord, ReplaceReplica
+from membership.records import (
+    PartitionRecord,
+)
+from membership.requests import (
+    ReplaceReplica,
+)
 from tests.sim.machine import Machine
 from tests.sim.world import World
 

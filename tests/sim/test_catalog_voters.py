@@ -9,7 +9,9 @@ from laminar.node.consensus.outbox import BULK_FRAME_BYTES
 from laminar.node.consensus.replica import Replica
 from laminar.node.transport.handshake import Channel
 from laminar.node.transport.transport import Peer
-from membership.records import Result
+from membership.requests import (
+    Result,
+)
 from raft.values import Role
 from tests.sim.clients import Client
 from tests.sim.machine import Machine

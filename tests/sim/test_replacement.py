@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from membership.records import ReplaceReplica
+from membership.requests import (
+    ReplaceReplica,
+)
 from tests.sim.machine import Machine
 from tests.sim.scene import REPLACED_SOON, SMALL, Scene, members, replaced, scene_of
 from tests.sim.simulation import TOPIC

@@ -15,7 +15,9 @@ from typing import Any
 from laminar.node.catalog.controller import Controller
 from laminar.node.runtime.boot import StatusBoard
 from laminar.node.runtime.process import Process
-from membership.records import CatalogState
+from membership.records import (
+    CatalogState,
+)
 from tests.sim.environment import SimGossip
 from tests.sim.loop import SimLoop
 from tests.sim.machine import Machine

@@ -41,7 +41,13 @@ from membership.boot_history import BootRecord
 from membership.catalog import NotCatalogLeader
 from membership.gossip import Gossip
 from membership.packets import address_text
-from membership.records import CatalogState, NodeRecord, Result
+from membership.records import (
+    CatalogState,
+    NodeRecord,
+)
+from membership.requests import (
+    Result,
+)
 from raft.configuration import ConfigurationRefused
 from raft.values import NotLeader
 

@@ -25,7 +25,9 @@ from laminar.log.storage import Storage
 from laminar.node.transport.transport import Address, TcpAddress
 from membership.boot_history import BootRecord, newer
 from membership.gossip import Member
-from membership.records import CatalogState
+from membership.records import (
+    CatalogState,
+)
 
 _log = logging.getLogger("laminar.controller")
 

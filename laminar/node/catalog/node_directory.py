@@ -12,7 +12,10 @@ from laminar.node.catalog.local_replica import LocalReplica
 from laminar.node.transport.transport import Address
 from membership.boot_history import BootRecord
 from membership.gossip import Gossip
-from membership.records import CatalogState, NodeRecord
+from membership.records import (
+    CatalogState,
+    NodeRecord,
+)
 
 
 class NodeDirectory:

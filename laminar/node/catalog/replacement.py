@@ -17,7 +17,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
-from membership.records import CatalogState, PartitionRecord, ReplaceReplica, ReplicaRecord
+from membership.records import (
+    CatalogState,
+    PartitionRecord,
+    ReplicaRecord,
+)
+from membership.requests import (
+    ReplaceReplica,
+)
 from router import partition_hash, place
 
 AT_ONCE = 2

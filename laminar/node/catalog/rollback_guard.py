@@ -17,7 +17,13 @@ from laminar.log.disk.errors import StorageError
 from laminar.node.host.clock import Clock
 from laminar.node.runtime.boot import Boot
 from membership.boot_history import BootRecord, advance
-from membership.records import NodeRecord, ReportRolledBack, Result
+from membership.records import (
+    NodeRecord,
+)
+from membership.requests import (
+    ReportRolledBack,
+    Result,
+)
 
 _log = logging.getLogger("laminar.controller")
 

@@ -22,7 +22,14 @@ from laminar.node.transport.rpc import PeerLost
 from laminar.node.transport.transport import Transport, TransportError
 from membership.boot_history import BootRecord
 from membership.catalog import NotCatalogLeader, OutcomeUnknown
-from membership.records import NodeRecord, ReplicaChange, Result, Setting
+from membership.records import (
+    NodeRecord,
+    Setting,
+)
+from membership.requests import (
+    ReplicaChange,
+    Result,
+)
 from router import partition_hash, place
 
 LIVE_WAIT_S = 10.0

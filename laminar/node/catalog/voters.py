@@ -24,7 +24,9 @@ from collections.abc import Callable, Collection
 
 from laminar.node.catalog.replacement import too_many_gone
 from laminar.node.consensus.raft_wire import ConfigurationRecord
-from membership.records import CatalogState
+from membership.records import (
+    CatalogState,
+)
 
 MOST_VOTERS = 5
 FEWEST_VOTERS = 3

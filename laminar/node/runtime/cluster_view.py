@@ -13,7 +13,12 @@ import msgspec
 from laminar.node.runtime.boot import CONTROLLER, Role
 from laminar.node.transport.transport import Address, TcpAddress, UnixAddress
 from membership.boot_history import BootRecord
-from membership.records import CatalogState, NodeRecord, PartitionRecord, TopicRecord
+from membership.records import (
+    CatalogState,
+    NodeRecord,
+    PartitionRecord,
+    TopicRecord,
+)
 from router import owner_shard, partition_hash
 
 

@@ -15,7 +15,10 @@ from laminar.http.client.connection import ask_once
 from laminar.http.protocol.answer import ConnectionFailed
 from laminar.node.transport.transport import Address, TcpAddress
 from membership.boot_history import BootRecord
-from membership.records import CatalogState, NodeRecord
+from membership.records import (
+    CatalogState,
+    NodeRecord,
+)
 
 _log = logging.getLogger("laminar.joining")
 

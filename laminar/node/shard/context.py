@@ -17,7 +17,9 @@ from laminar.node.host.clock import Clock
 from laminar.node.partition.partition import Partition
 from laminar.node.runtime.cluster_view import View
 from laminar.node.runtime.replica_factory import ReplicaFactory
-from membership.records import PartitionRecord
+from membership.records import (
+    PartitionRecord,
+)
 
 
 class ShardContext(Protocol):

@@ -12,7 +12,9 @@ from laminar.node.consensus.lost_majority import Members
 from laminar.node.consensus.replica import Replica
 from laminar.node.partition.partition import Partition
 from laminar.node.runtime.cluster_view import View
-from membership.records import ReplicaRecord
+from membership.records import (
+    ReplicaRecord,
+)
 
 
 class PartitionMembers:

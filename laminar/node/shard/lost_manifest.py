@@ -20,7 +20,11 @@ from collections.abc import Iterator
 from laminar.http.api.problems import Problem
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.shard.context import ShardContext
-from membership.records import CatalogState, PartitionRecord, ReplicaRecord
+from membership.records import (
+    CatalogState,
+    PartitionRecord,
+    ReplicaRecord,
+)
 from router import owner_shard, partition_hash
 
 _log = logging.getLogger("laminar.shard")

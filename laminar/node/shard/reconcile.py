@@ -20,7 +20,10 @@ from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.shard.context import ShardContext
-from membership.records import AcceptedLoss, PartitionRecord
+from membership.records import (
+    AcceptedLoss,
+    PartitionRecord,
+)
 from router import owner_shard, partition_hash
 
 _log = logging.getLogger("laminar.shard")

@@ -30,8 +30,10 @@ from laminar.node.shard.reconcile import with_empty_log
 from laminar.node.transport.transport import TransportError
 from membership.records import (
     PartitionRecord,
-    ReplicaChange,
     ReplicaRecord,
+)
+from membership.requests import (
+    ReplicaChange,
     ReportConfiguration,
     ReportReplicas,
 )

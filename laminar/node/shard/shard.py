@@ -58,7 +58,9 @@ from laminar.node.shard.replica_startup import ReplicaOpener
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
 from laminar.node.transport.transport import Address, Peer, TransportError, UnixAddress
 from membership.boot_history import BootRecord
-from membership.records import PartitionRecord
+from membership.records import (
+    PartitionRecord,
+)
 from router import owner_shard, partition_hash
 
 T = TypeVar("T")

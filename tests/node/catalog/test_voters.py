@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from laminar.node.catalog.replacement import plan, too_many_gone
 from laminar.node.catalog.voters import next_step
 from laminar.node.consensus.raft_wire import ConfigurationRecord
-from membership.records import CatalogState
+from membership.records import (
+    CatalogState,
+)
 from raft.configuration import check_step
 from tests.membership.nodes import node
 

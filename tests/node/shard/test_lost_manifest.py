@@ -15,7 +15,13 @@ from laminar.node.host.clock import Clock
 from laminar.node.shard.lost_manifest import LostManifest, recorded_here
 from laminar.node.shard.reconcile import Reconciler
 from laminar.node.shard.replica_moves import ReplicaMover
-from membership.records import CatalogState, LeavingReplica, PartitionRecord, ReplicaRecord, TopicRecord
+from membership.records import (
+    CatalogState,
+    LeavingReplica,
+    PartitionRecord,
+    ReplicaRecord,
+    TopicRecord,
+)
 from router import owner_shard, partition_hash
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import open_inline

@@ -17,7 +17,13 @@ from laminar.node.catch_up.service import CatchUp
 from laminar.node.shard.reconcile import Reconciler
 from laminar.node.shard.replica_moves import EMPTY, ReplicaMover
 from laminar.node.shard.shard import Shard
-from membership.records import CatalogState, PartitionRecord, ReplicaRecord, Tombstone, TopicRecord
+from membership.records import (
+    CatalogState,
+    PartitionRecord,
+    ReplicaRecord,
+    Tombstone,
+    TopicRecord,
+)
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import HOME, LOGS, SMALL, frame_for, open_inline
 from tests.node.opened import entry

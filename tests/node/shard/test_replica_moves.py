@@ -19,6 +19,8 @@ from membership.records import (
     LeavingReplica,
     PartitionRecord,
     ReplicaRecord,
+)
+from membership.requests import (
     ReportConfiguration,
 )
 from raft.configuration import check_step

@@ -24,7 +24,14 @@ from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.catalog.service import ReplicaRequest
 from laminar.node.consensus.replica import Replica
 from laminar.node.transport.transport import Peer, TransportError
-from membership.records import AcceptedLoss, AcceptLoss, PartitionRecord, ReplicaRecord
+from membership.records import (
+    AcceptedLoss,
+    PartitionRecord,
+    ReplicaRecord,
+)
+from membership.requests import (
+    AcceptLoss,
+)
 from raft.quorum import majority
 
 _log = logging.getLogger("laminar.recover")

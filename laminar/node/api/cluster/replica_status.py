@@ -24,7 +24,9 @@ from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.transport.transport import Peer
-from membership.records import ReplicaRecord
+from membership.records import (
+    ReplicaRecord,
+)
 
 DESCRIBE_TIMEOUT_S = MAX_DESCRIBE_WAIT_MS / 1000
 # A request that waits for the leaders waits this much longer for the other replicas.

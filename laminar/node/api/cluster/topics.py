@@ -28,7 +28,12 @@ from laminar.node.catalog.service import (
 )
 from laminar.node.transport.transport import TransportError
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
-from membership.records import Result, TopicRecord
+from membership.records import (
+    TopicRecord,
+)
+from membership.requests import (
+    Result,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 LED_WAIT_S = 2.0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from laminar.http.api.problems import Problem
 from laminar.node.runtime.cluster_view import View
-from membership.records import PartitionRecord, TopicRecord
+from membership.records import (
+    PartitionRecord,
+    TopicRecord,
+)
 
 
 class TopicLookup:

@@ -6,7 +6,11 @@ import pytest
 
 from laminar.node.api.cluster.accept_loss import _Survey
 from laminar.node.api.cluster.replica_status import ReplicaState
-from membership.records import LeavingReplica, PartitionRecord, ReplicaRecord
+from membership.records import (
+    LeavingReplica,
+    PartitionRecord,
+    ReplicaRecord,
+)
 
 GROUP = b"g" * 16
 

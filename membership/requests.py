@@ -1,0 +1,259 @@
+"""The catalog's requests, what a command carries, and its results.
+
+All that depends on a clock, on randomness or on which nodes are alive was decided by the proposer, and is in
+the request. This module has only the fields; `catalog_rules`, `replica_rules` and `placement_rules` say what
+they change. Requests are JSON text in the log of group 0, so new fields go last and have defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from membership.boot_history import BootRecord
+from membership.records import AcceptedLoss, NodeRecord, Pin, Setting, TopicRecord
+
+
+class FoundCluster(msgspec.Struct, frozen=True):
+    """Name the cluster, once."""
+
+    cluster_id: bytes
+
+
+class RegisterNode(msgspec.Struct, frozen=True):
+    """Record a node, or, with `known`, change what is recorded of it.
+
+    `former`: the boot records before the record's own that the catalog may not have, after one that it has.
+    """
+
+    record: NodeRecord
+    known: bool = False
+    former: list[BootRecord] = []
+
+
+class CreateTopic(msgspec.Struct, frozen=True):
+    """Record a topic with its placement.
+
+    By partition number: `groups` has 16 random bytes, the group id, and `placement` the nodes, best first.
+    """
+
+    name: str
+    partitions: int
+    replicas: int
+    settings: dict[str, Setting]
+    groups: list[bytes]
+    placement: list[list[str]]
+    created_ms: int
+
+
+class MarkMade(msgspec.Struct, frozen=True):
+    """A node's report that its replicas of these groups are durably in its manifest."""
+
+    node: str
+    store_id: bytes
+    groups: list[bytes]
+
+
+class MarkRemoved(msgspec.Struct, frozen=True):
+    """A node's report that its replicas of these deleted groups are gone."""
+
+    node: str
+    store_id: bytes
+    groups: list[bytes]
+
+
+class DeleteTopic(msgspec.Struct, frozen=True):
+    """Delete a topic; with `version`, only in that version."""
+
+    name: str
+    deleted_ms: int
+    version: int | None = None
+
+
+class UpdateTopicSettings(msgspec.Struct, frozen=True):
+    """Change settings (None removes one) of a topic that still has this version."""
+
+    name: str
+    changes: dict[str, Setting | None]
+    version: int
+
+
+class ReplaceReplica(msgspec.Struct, frozen=True, tag="replace"):
+    """Replace a replica by a new one on `node`, if the partition still has this `version`."""
+
+    partition: str
+    group: bytes
+    version: int
+    replica_id: int
+    why: Literal["dead", "lost", "moved"]
+    node: str
+    because: str = ""
+    """The reason as text for people."""
+
+
+class ReportConfiguration(msgspec.Struct, frozen=True, tag="report"):
+    """A leader's report of its group's members, as in the committed configuration entry at `index`."""
+
+    partition: str
+    group: bytes
+    index: int
+    members: list[int]
+
+
+class ReportReplicas(msgspec.Struct, frozen=True, tag="replicas"):
+    """A node's report of its own replicas, by id: made (and not empty), lost, or deleted after a removal."""
+
+    node: str
+    store_id: bytes
+    made: list[int] = []
+    lost: list[int] = []
+    deleted: list[int] = []
+
+
+class ReportRolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
+    """A node's report that its folder is an older copy of one whose newest boot record was `known`."""
+
+    node: str
+    store_id: bytes
+    known: BootRecord
+
+
+class AcceptLoss(msgspec.Struct, frozen=True, tag="accept_loss"):
+    """Let a group go on without a majority, by an operator's decision on the partition in this `version`."""
+
+    partition: str
+    group: bytes
+    version: int
+    loss: AcceptedLoss
+
+
+ReplicaChange = AcceptLoss | ReplaceReplica | ReportConfiguration | ReportReplicas | ReportRolledBack
+
+
+class ChangeReplicas(msgspec.Struct, frozen=True):
+    """A request for one step of moving replicas from node to node."""
+
+    change: ReplicaChange
+
+
+class AddReplicas(msgspec.Struct, frozen=True, tag="add"):
+    """Give a live partition further replicas, one on each of `nodes`, if it still has this `version`."""
+
+    partition: str
+    group: bytes
+    version: int
+    nodes: list[str]
+    because: str = ""
+
+
+class RemoveReplica(msgspec.Struct, frozen=True, tag="remove"):
+    """Take a replica from a live partition that has too many, if the partition still has this `version`."""
+
+    partition: str
+    group: bytes
+    version: int
+    replica_id: int
+    because: str = ""
+
+
+class PreferLeaders(msgspec.Struct, frozen=True, tag="prefer"):
+    """Choose preferred leaders: a node by "topic/number". Partitions that are gone are skipped."""
+
+    nodes: dict[str, str]
+
+
+class PinPartition(msgspec.Struct, frozen=True, tag="pin"):
+    """Pin a partition to nodes (None: unpin it), if it still has this `version`."""
+
+    partition: str
+    version: int
+    pin: Pin | None
+
+
+class AlterTopic(msgspec.Struct, frozen=True, tag="topic"):
+    """Change a topic, if it still has this `version`.
+
+    `replicas` None leaves the number of replicas as it is; a setting of None removes it.
+    """
+
+    name: str
+    version: int
+    replicas: int | None
+    changes: dict[str, Setting | None] = {}
+
+
+class AlterNode(msgspec.Struct, frozen=True, tag="node"):
+    """Change what the catalog keeps of a node by command, if it still has this `version`.
+
+    A field that is not sent stays. None for `set_weight` or `set_zone`: what the node announces counts again.
+    """
+
+    node: str
+    version: int
+    draining: bool | msgspec.UnsetType = msgspec.UNSET
+    set_weight: float | msgspec.UnsetType | None = msgspec.UNSET
+    set_zone: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class RemoveNode(msgspec.Struct, frozen=True, tag="remove_node"):
+    """Remove a drained node without replicas, if it still has this `version`. Its store never comes back."""
+
+    node: str
+    version: int
+
+
+PlacementChange = (
+    AddReplicas | RemoveReplica | PreferLeaders | PinPartition | AlterTopic | AlterNode | RemoveNode
+)
+
+
+class ChangePlacement(msgspec.Struct, frozen=True):
+    """A request for one change of what is wanted of nodes, topics and partitions, or one step towards it."""
+
+    change: PlacementChange
+
+
+Outcome = Literal[
+    "created",
+    "updated",
+    "deleted",
+    "marked",
+    "exists",
+    "unchanged",
+    "already_exists",
+    "store_changed",
+    "rolled_back",
+    "removed",
+    "absent",
+    "conflict",
+    "invalid",
+    "failed",
+]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """The outcome of a command. `version` is the catalog's after it.
+
+    created, updated, deleted, marked: changed. exists, unchanged: it was so already (a retry sees this).
+    already_exists: the name is taken. store_changed: another data directory under a known name.
+    rolled_back: an older copy of the data directory that is known. removed: the data directory of a node that
+    was removed from the cluster. absent: no such topic, node or partition. conflict: decided on an outdated
+    state. invalid: the request contradicts itself or the state. failed: a
+    bug in applying it; nothing changed.
+    """
+
+    outcome: Outcome
+    version: int
+    detail: str = ""
+    node: NodeRecord | None = None
+    topic: TopicRecord | None = None
+    groups: list[bytes] = []
+    """Of mark_made: the groups that are live now. Of delete_topic: those that have a tombstone now. Of
+    mark_removed: those whose last replica is removed now.
+    """
+
+    @property
+    def ok(self) -> bool:
+        """Whether the state is now as the command wanted it."""
+        return self.outcome in ("created", "updated", "deleted", "marked", "exists", "unchanged")
