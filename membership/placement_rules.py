@@ -77,17 +77,15 @@ def add_replicas(state: CatalogState, request: AddReplicas) -> Change:
     if partition is None:
         return refusal
     held = [replica.node for replica in partition.replicas]
-    topic = state.topics[partition.topic]
+    wanted = _wanted_number(state, partition)
     unfit = [node for node in request.nodes if not _may_hold(state, node) or node in held]
     if unfit or not request.nodes or len(set(request.nodes)) != len(request.nodes):
         return _no(state, "conflict", f"{request.nodes} cannot hold further replicas: unfit are {unfit}")
-    if partition.pin is None and len(held) + len(request.nodes) > topic.replicas:
-        return _no(state, "conflict", f"topic {topic.name!r} asks for {topic.replicas} replicas")
+    if len(held) + len(request.nodes) > wanted:
+        return _no(state, "conflict", f"{len(held)} replicas, {wanted} are asked for")
     first = state.next_replica_id
     new = [
-        ReplicaRecord(
-            first + number, node, state.nodes[node].store_id, "rank" if partition.pin is None else "pin"
-        )
+        ReplicaRecord(first + number, node, state.nodes[node].store_id)
         for number, node in enumerate(request.nodes)
     ]
     after = replace(
@@ -104,7 +102,7 @@ def remove_replica(state: CatalogState, request: RemoveReplica) -> Change:
     partition, refusal = _at_version(state, request.partition, request.version, request.group)
     if partition is None:
         return refusal
-    wanted = state.topics[partition.topic].replicas if partition.pin is None else len(partition.pin.nodes)
+    wanted = _wanted_number(state, partition)
     if len(partition.replicas) <= max(wanted, 1):
         return _no(state, "conflict", f"{len(partition.replicas)} replicas, {wanted} are asked for")
     old = next((each for each in partition.replicas if each.replica_id == request.replica_id), None)
@@ -135,6 +133,11 @@ def _at_version(
         if partition.leaving or not all(each.made for each in partition.replicas):
             return None, _no(state, "conflict", "another step of this partition is under way")
     return partition, _no(state, "unchanged", "")
+
+
+def _wanted_number(state: CatalogState, partition: PartitionRecord) -> int:
+    """Return how many replicas a partition should have."""
+    return state.topics[partition.topic].replicas if partition.pin is None else len(partition.pin.nodes)
 
 
 def _may_hold(state: CatalogState, name: str) -> bool:
