@@ -3,9 +3,9 @@
    as its sink is deleted and begun again. One name, batches 1..MaxN in each life.
    As there, one step = one committed entry; every request, answer, driver and coordinator of every epoch and
    life stays in the air for ever, so it may come, or come again, at any time.
-   A stage is <<batch, epoch, life, pin>>. By the first two a partition knows it. The life, of the driver who
-   staged it, is a ghost. The pin tells those of one batch and epoch apart: it is the place of the pin's entry
-   in the log, here how often the partition forgot before. A decision names the pins that it rests on. *)
+   A stage is <<batch, epoch, life, prepare>>. By the first two a partition knows it. The life, of the driver who
+   staged it, is a ghost. The prepare tells those of one batch and epoch apart: it is the place of the prepare's entry
+   in the log, here how often the partition forgot before. A decision names the prepares that it rests on. *)
 EXTENDS Integers, Sequences, FiniteSets
 CONSTANTS P, MaxN, MaxEpoch, MaxLife, MaxForgets, Mut
 VARIABLES epoch, life, drivers,   \* coordinator: epoch in its log; life; every <<life, epoch>> that began
@@ -13,19 +13,19 @@ VARIABLES epoch, life, drivers,   \* coordinator: epoch in its log; life; every 
           deleting,               \* nothing is decided, partitions forget
           gone,                   \* partitions that did
           air,                    \* every decision that ever was: a coordinator may still carry it out
-          staged, pinned, pub,    \* per partition
+          staged, prepared, pub,    \* per partition
           mem, forgets,           \* per partition: last batch known as published; how often it forgot
-          pok, pack               \* answers in the air: pinned, published
-vars == <<epoch, life, drivers, dec, done, deleting, gone, air, staged, pinned, pub, mem, forgets, pok, pack>>
+          pok, pack               \* answers in the air: prepared, published
+vars == <<epoch, life, drivers, dec, done, deleting, gone, air, staged, prepared, pub, mem, forgets, pok, pack>>
 coordinator == <<epoch, life, drivers, dec, done, deleting, gone, air>>
-partitions == <<staged, pinned, pub, mem, forgets>>
+partitions == <<staged, prepared, pub, mem, forgets>>
 Batches == 1..MaxN
 Stages == Batches \X (1..MaxEpoch) \X (1..MaxLife) \X (0..MaxForgets)
 Same(s, n, e) == s[1] = n /\ s[2] = e
 
 Init == /\ epoch = 1 /\ life = 1 /\ drivers = {<<1, 1>>} /\ dec = <<>> /\ done = 0 /\ deleting = FALSE
         /\ gone = {} /\ air = {} /\ pok = {} /\ pack = {}
-        /\ staged = [p \in P |-> {}] /\ pinned = [p \in P |-> {}] /\ pub = [p \in P |-> <<>>]
+        /\ staged = [p \in P |-> {}] /\ prepared = [p \in P |-> {}] /\ pub = [p \in P |-> <<>>]
         /\ mem = [p \in P |-> 0] /\ forgets = [p \in P |-> 0]
 
 Begin == /\ epoch < MaxEpoch /\ ~deleting
@@ -39,7 +39,7 @@ Delete == /\ epoch < MaxEpoch /\ ~deleting /\ life < MaxLife
           /\ UNCHANGED <<life, drivers, dec, done, air, pok, pack, partitions>>
 ForgetAll(p) == /\ deleting /\ p \notin gone /\ gone' = gone \cup {p} /\ forgets[p] < MaxForgets
                 /\ staged' = [staged EXCEPT ![p] = {s \in @ : s[2] > epoch}]
-                /\ pinned' = [pinned EXCEPT ![p] = {s \in @ : s[2] > epoch}]
+                /\ prepared' = [prepared EXCEPT ![p] = {s \in @ : s[2] > epoch}]
                 /\ mem' = [mem EXCEPT ![p] = 0] /\ forgets' = [forgets EXCEPT ![p] = @ + 1]
                 /\ UNCHANGED <<epoch, life, drivers, dec, done, deleting, air, pub, pok, pack>>
 Anew == /\ deleting /\ epoch < MaxEpoch
@@ -52,21 +52,21 @@ Anew == /\ deleting /\ epoch < MaxEpoch
 Stage(n, e, l, p) == /\ <<l, e>> \in drivers /\ n <= Len(dec) + 1 /\ mem[p] < n
                      /\ ~\E s \in staged[p] : Same(s, n, e)
                      /\ staged' = [staged EXCEPT ![p] = @ \cup {<<n, e, l, forgets[p]>>}]
-                     /\ UNCHANGED <<coordinator, pinned, pub, mem, forgets, pok, pack>>
-Pin(s, p) == /\ s \in staged[p] /\ mem[p] < s[1]
-             /\ pinned' = [pinned EXCEPT ![p] = @ \cup {s}] /\ pok' = pok \cup {<<p, s>>}
-             /\ UNCHANGED <<coordinator, staged, pub, mem, forgets, pack>>
+                     /\ UNCHANGED <<coordinator, prepared, pub, mem, forgets, pok, pack>>
+Prepare(s, p) == /\ s \in staged[p] /\ mem[p] < s[1]
+                 /\ prepared' = [prepared EXCEPT ![p] = @ \cup {s}] /\ pok' = pok \cup {<<p, s>>}
+                 /\ UNCHANGED <<coordinator, staged, pub, mem, forgets, pack>>
 Decide(n, e, f) == /\ ~deleting /\ n = Len(dec) + 1 /\ done = Len(dec) /\ e = epoch
                    /\ \A p \in P : Same(f[p], n, e) /\ <<p, f[p]>> \in pok
                    /\ dec' = Append(dec, f) /\ air' = air \cup {<<life, n, e, f>>}
                    /\ UNCHANGED <<epoch, life, drivers, done, deleting, gone, pok, pack, partitions>>
 Publish(d, p) ==
   /\ IF mem[p] >= d[2]
-     THEN UNCHANGED <<staged, pinned, pub, mem>>
-     ELSE \E s \in pinned[p] :
-          /\ Same(s, d[2], d[3]) /\ (s[4] = d[4][p][4] \/ "anypin" \in Mut)
+     THEN UNCHANGED <<staged, prepared, pub, mem>>
+     ELSE \E s \in prepared[p] :
+          /\ Same(s, d[2], d[3]) /\ (s[4] = d[4][p][4] \/ "anyprepare" \in Mut)
           /\ pub' = [pub EXCEPT ![p] = Append(@, <<d[1], d[2], s[3]>>)]
-          /\ staged' = [staged EXCEPT ![p] = @ \ {s}] /\ pinned' = [pinned EXCEPT ![p] = @ \ {s}]
+          /\ staged' = [staged EXCEPT ![p] = @ \ {s}] /\ prepared' = [prepared EXCEPT ![p] = @ \ {s}]
           /\ mem' = [mem EXCEPT ![p] = d[2]]
   /\ pack' = pack \cup {<<p, d>>}
   /\ UNCHANGED <<coordinator, forgets, pok>>
@@ -77,12 +77,12 @@ Finish == /\ done < Len(dec)
 (* The coordinator has committed that nothing is undone. *)
 Forget(p) == /\ mem[p] > 0 /\ forgets[p] < MaxForgets /\ (done = Len(dec) \/ "hasty" \in Mut)
              /\ mem' = [mem EXCEPT ![p] = 0] /\ forgets' = [forgets EXCEPT ![p] = @ + 1]
-             /\ UNCHANGED <<coordinator, staged, pinned, pub, pok, pack>>
+             /\ UNCHANGED <<coordinator, staged, prepared, pub, pok, pack>>
 
 Next == \/ Begin \/ Delete \/ Anew \/ Finish
         \/ \E p \in P : \/ ForgetAll(p) \/ Forget(p)
                         \/ \E n \in Batches, d \in drivers : Stage(n, d[2], d[1], p)
-                        \/ \E s \in staged[p] : Pin(s, p)
+                        \/ \E s \in staged[p] : Prepare(s, p)
                         \/ \E d \in air : Publish(d, p)
         \/ \E f \in [P -> {a[2] : a \in pok}] : Decide(Len(dec) + 1, epoch, f) /\ Len(dec) < MaxN
 Spec == Init /\ [][Next]_vars
@@ -91,7 +91,7 @@ Later(a, b) == a[1] < b[1] \/ (a[1] = b[1] /\ a[2] < b[2])
 Once == \A p \in P : \A i, j \in 1..Len(pub[p]) : i < j => Later(pub[p][i], pub[p][j])  \* and in order
 Own == \A d \in air : \A p \in P : d[4][p][3] = d[1]     \* what a life commits, one of its drivers staged
 Kept == \A d \in air : (d[1] = life /\ d[2] > done) => \A p \in P :   \* what is decided can be finished
-          mem[p] >= d[2] \/ d[4][p] \in pinned[p]
+          mem[p] >= d[2] \/ d[4][p] \in prepared[p]
 Whole == \A n \in 1..done : \A p \in P :                 \* what is said to be done is there
            \E i \in 1..Len(pub[p]) : pub[p][i][1] = life /\ pub[p][i][2] = n
 Fresh == deleting \/ \A p \in P : mem[p] <= Len(dec)    \* no driver gets the answer that a batch is there which is not

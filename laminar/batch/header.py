@@ -108,7 +108,7 @@ class Kind(IntEnum):
     CONFIGURATION = 2
     LOG_START = 3
     STAGED = 4
-    PIN = 5
+    PREPARE = 5
     PUBLISH = 6
     SEAL = 7
     CURSOR = 8

@@ -12,8 +12,8 @@ from laminar.batch import Kind, as_staged, build, build_part, stamp
 from laminar.batch.header import HEADER_SIZE, seal
 from laminar.node.partition.state.staged_batches import (
     LargeRecord,
-    PinOperation,
-    PinRecord,
+    PrepareOperation,
+    PrepareRecord,
     PublishRecord,
     StagedBatches,
 )
@@ -43,21 +43,21 @@ def staged_entry(index: int, sink: bytes, number: int, epoch: int, *, stage: int
     return stamped(frame, index)
 
 
-def pin_entry(index: int, sink: bytes, number: int, epoch: int, stages: list[int] | None) -> bytearray:
+def prepare_entry(index: int, sink: bytes, number: int, epoch: int, stages: list[int] | None) -> bytearray:
     """`stages` None: drop."""
-    operation = PinOperation.DROP if stages is None else PinOperation.PIN
-    record = PinRecord(sink, number, epoch, operation, stages or [])
-    return stamped(seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record), Kind.PIN), index)
+    operation = PrepareOperation.DROP if stages is None else PrepareOperation.PREPARE
+    record = PrepareRecord(sink, number, epoch, operation, stages or [])
+    return stamped(seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record), Kind.PREPARE), index)
 
 
 def forget_entry(index: int, sink: bytes, epoch: int) -> bytearray:
-    record = PinRecord(sink, 0, epoch, PinOperation.FORGET)
-    return stamped(seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record), Kind.PIN), index)
+    record = PrepareRecord(sink, 0, epoch, PrepareOperation.FORGET)
+    return stamped(seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record), Kind.PREPARE), index)
 
 
 def forget_published_entry(index: int, published: list[tuple[bytes, int]]) -> bytearray:
-    record = PinRecord(bytes(16), 0, 0, PinOperation.FORGET_PUBLISHED, published=published)
-    return stamped(seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record), Kind.PIN), index)
+    record = PrepareRecord(bytes(16), 0, 0, PrepareOperation.FORGET_PUBLISHED, published=published)
+    return stamped(seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record), Kind.PREPARE), index)
 
 
 def publish_entry(

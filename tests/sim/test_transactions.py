@@ -21,8 +21,8 @@ STEPS = [
     (Kind.SINK, 0),  # the epoch
     (Kind.STAGED, 0),
     (Kind.STAGED, 1),
-    (Kind.PIN, 0),
-    (Kind.PIN, 1),
+    (Kind.PREPARE, 0),
+    (Kind.PREPARE, 1),
     (Kind.SINK, 1),  # the decision
     (Kind.PUBLISH, 0),
     (Kind.PUBLISH, 1),

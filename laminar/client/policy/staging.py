@@ -273,8 +273,8 @@ class Epoch:
 
     A client that was fenced stays fenced: it takes a new epoch only when the program calls `begin`. A client
     whose commit failed (`doubtful`) begins again by itself, unless another client began meanwhile. For stages
-    that the failed commit has pinned stay pinned until a newer epoch begins, and prevent that the batch is
-    staged again; after that the failed commit cannot be decided any more.
+    that the failed commit has prepared stay prepared until a newer epoch begins, and prevent that the batch
+    is staged again; after that the failed commit cannot be decided any more.
     """
 
     number: int = 0

@@ -29,7 +29,7 @@ from laminar.client.transact.stage_sender import Named, StageSender, batch_path,
 
 # Larger than a producer's batches: no caller waits for a single stage, and each stage is an entry in the log.
 DEFAULT_STAGE_BYTES = 1 << 20
-# A commit whose body would be larger with the numbers of all stages is split: requests before it pin the
+# A commit whose body would be larger with the numbers of all stages is split: requests before it prepare the
 # stages of each partition, and the commit itself has only their counts.
 ONE_REQUEST_BYTES = 1 << 20
 PINNED_AT_ONCE = 8
@@ -187,8 +187,8 @@ class Sink:
         body = msgspec.json.encode({"epoch": epoch, "parts": [part._asdict() for part in parts]} | more)
         try:
             if len(body) > ONE_REQUEST_BYTES:
-                pinned = await self._pin_all(number, epoch, parts, timeout)
-                body = msgspec.json.encode({"epoch": epoch, "parts": pinned} | more)
+                prepared = await self._prepare_all(number, epoch, parts, timeout)
+                body = msgspec.json.encode({"epoch": epoch, "parts": prepared} | more)
             result = await self._commit(number, body, timeout)
         except Fenced as error:
             if epoch == own.number:
@@ -206,19 +206,19 @@ class Sink:
             own.over(number)
         return result
 
-    async def _pin_all(
+    async def _prepare_all(
         self, number: int, epoch: int, parts: list[StagedPart], timeout: float | None
     ) -> list[dict[str, Any]]:
-        """Pin the stages of each partition in a request of its own; return the parts of the commit's body."""
+        """Prepare the stages of each partition in a request of its own; return the commit's parts."""
         at_once = asyncio.Semaphore(PINNED_AT_ONCE)
 
-        async def pin(part: StagedPart) -> dict[str, Any]:
+        async def prepare(part: StagedPart) -> dict[str, Any]:
             where = {"topic": part.topic, "partition": part.partition}
             async with at_once:
                 try:
                     await self._session.call(
                         "POST",
-                        f"{batch_path(self.name, number)}/pins",
+                        f"{batch_path(self.name, number)}/prepared",
                         body=msgspec.json.encode({"epoch": epoch, **where, "stages": part.stages}),
                         headers={"Content-Type": "application/json"},
                         timeout_s=timeout,
@@ -227,9 +227,9 @@ class Sink:
                     # An earlier attempt committed the batch: the coordinator will answer that.
                     if error.code != "already_committed":
                         raise
-            return where | {"pinned": len(part.stages)}
+            return where | {"prepared": len(part.stages)}
 
-        tasks = [asyncio.ensure_future(pin(part)) for part in parts]
+        tasks = [asyncio.ensure_future(prepare(part)) for part in parts]
         try:
             return await asyncio.gather(*tasks)
         finally:

@@ -502,7 +502,7 @@ class Staged(Answer):
     count: _Count
 
 
-class Pin(Request):
+class Prepare(Request):
     """Stages of a batch in one partition that are to be kept for its commit."""
 
     epoch: _Epoch
@@ -511,21 +511,21 @@ class Pin(Request):
     stages: Annotated[list[_Number], Meta(min_length=1, max_length=MAX_STAGES)]
 
 
-class Pinned(Answer):
+class Prepared(Answer):
     """How many stages of a batch are kept in a partition."""
 
     topic: str
     partition: _Count
-    pinned: _Count
+    prepared: _Count
 
 
 class CommitPart(Request):
-    """What a batch commits in one partition: its stages, or how many were pinned."""
+    """What a batch commits in one partition: its stages, or how many were prepared."""
 
     topic: str
     partition: _Number
     stages: list[_Number] = []
-    pinned: _Number = 0
+    prepared: _Number = 0
 
 
 class Commit(Request):

@@ -411,12 +411,12 @@ ROUTES: Final = (
     ),
     Route(
         "POST",
-        _S + "/batches/{number}/pins",
-        "pin_stages",
+        _S + "/batches/{number}/prepared",
+        "prepare_stages",
         "Keep stages of a batch in a partition, for a commit whose stages fill several requests",
         body=Body.JSON,
-        document=documents.Pin,
-        replies=(_json(documents.Pinned),),
+        document=documents.Prepare,
+        replies=(_json(documents.Prepared),),
     ),
     Route(
         "PUT",

@@ -183,7 +183,7 @@ class Api:
             "list_sinks": sinks.sinks,
             "delete_sink": sinks.delete,
             "stage": sinks.stage,
-            "pin_stages": sinks.pin_stages,
+            "prepare_stages": sinks.prepare_stages,
             "commit_batch": sinks.commit,
             "cluster": cluster.cluster,
             "list_nodes": cluster.nodes,

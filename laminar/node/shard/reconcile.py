@@ -29,7 +29,7 @@ from router import owner_shard, partition_hash
 _log = logging.getLogger("laminar.shard")
 
 RETRY_S = 0.2
-# After this time it is checked again whether a batch is still pinned.
+# After this time it is checked again whether a batch is still prepared.
 PINNED_S = 1.0
 FIRST_TERM = 1
 
@@ -149,7 +149,7 @@ class Reconciler:
     async def change_policies(self) -> None:
         """Change each replica's flush policy to its topic's setting, while appends go on.
 
-        Not to `interval` while a batch is pinned: the pin promises that the batch is synced when it is
+        Not to `interval` while a batch is prepared: the prepare promises that the batch is synced when it is
         published.
         """
         shard = self._shard
@@ -158,7 +158,7 @@ class Reconciler:
             record = shard.view.topics().get(topic)
             if record is None or partition.log.policy == policy_of(record.settings):
                 continue
-            if policy_of(record.settings).is_interval and partition.state.stages.pinned:
+            if policy_of(record.settings).is_interval and partition.state.stages.prepared:
                 asyncio.get_running_loop().call_later(PINNED_S, shard.request_reconcile)
                 continue
             try:

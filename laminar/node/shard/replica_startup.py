@@ -47,7 +47,7 @@ _DISPENSABLE = (
     Kind.CURSOR,
     Kind.NOOP,
     Kind.STAGED,
-    Kind.PIN,
+    Kind.PREPARE,
     Kind.PUBLISH,
     Kind.SINK,
     Kind.FENCE,

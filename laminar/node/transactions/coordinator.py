@@ -3,8 +3,8 @@
 Why each step is as it is: docs/consensus.md#transactions.
 
 A sink's name selects one partition of the topic `_transactions`; the leader of that partition coordinates
-the sink. A commit has five steps: the epoch is checked; every target partition pins its stages; one entry in
-the coordinator's log decides; every target publishes; one more entry records that all have published. The
+the sink. A commit has five steps: the epoch is checked; every target partition prepares its stages; one entry
+in the coordinator's log decides; every target publishes; one more entry records that all have published. The
 decision is checked against the table of sinks as of the log's end, in the same turn of the loop in which it
 is proposed, so it is refused if an earlier entry of the log raised the epoch. A later leader finds decisions
 that are not published everywhere in its table, and continues with them.
@@ -63,28 +63,28 @@ def id_of_name(name: str) -> bytes:
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a commit in one partition.
 
-    `stages` are the numbers of the stages to pin. If it is empty, they were pinned before, and `pinned` is
-    their count.
+    `stages` are the numbers of the stages to prepare. If it is empty, they were prepared before, and
+    `prepared` is their count.
     """
 
     topic: str
     partition: int
     stages: list[int] = []
-    pinned: int = 0
+    prepared: int = 0
 
 
-class Pinned(msgspec.Struct, frozen=True, array_like=True):
-    """The promise of a partition: its group's id, and the index of the `pin` entry in its log."""
+class Prepared(msgspec.Struct, frozen=True, array_like=True):
+    """The promise of a partition: its group's id, and the index of the `prepare` entry in its log."""
 
     group: bytes
-    pin: int
+    prepare_index: int
 
 
 class Targets(Protocol):
     """The participants of a transaction: the leaders of other partitions, on any node."""
 
-    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
-        """Have the leader of a partition pin its part of a batch. Raises `Problem`."""
+    async def prepare(self, sink: bytes, number: int, epoch: int, part: Part) -> Prepared:
+        """Have the leader of a partition prepare its part of a batch. Raises `Problem`."""
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
         """Have the leader of a target publish the batch. Raises `Problem`.
@@ -338,22 +338,22 @@ class Coordinator:
         if self._decided(sink_id, number, epoch, fingerprint):
             await self._finished(sink_id, number)
             return False
-        pins = await asyncio.gather(
-            *(self._targets.pin(sink_id, number, epoch, part) for part in parts), return_exceptions=True
+        answers = await asyncio.gather(
+            *(self._targets.prepare(sink_id, number, epoch, part) for part in parts), return_exceptions=True
         )
         # Entries that were appended meanwhile are in the table now, and the loop does not turn from here to
-        # the proposal. One of them may have decided this very batch; then that is why a pin failed.
+        # the proposal. One of them may have decided this very batch; then that is why a prepare failed.
         if self._decided(sink_id, number, epoch, fingerprint):
             await self._finished(sink_id, number)
             return False
-        for pin in pins:
-            if isinstance(pin, BaseException):
+        for answer in answers:
+            if isinstance(answer, BaseException):
                 # A deposed leader that has not noticed may not know of the commit, forgotten there since.
                 await self.partition.reader.confirmed_end()
                 if self._decided(sink_id, number, epoch, fingerprint):
                     await self._finished(sink_id, number)
                     return False
-                raise pin
+                raise answer
         sink = self._sink(sink_id)
         if sink.undone is not None:
             # The previous batch is decided and not published everywhere: wait until it is.
@@ -365,9 +365,9 @@ class Coordinator:
                 raise
             return await self.commit(sink_id, number, epoch, parts, fingerprint)
         targets = tuple(
-            Target(part.topic, part.partition, pin.group, pin.pin)
-            for part, pin in zip(parts, pins, strict=True)
-            if isinstance(pin, Pinned)
+            Target(part.topic, part.partition, answer.group, answer.prepare_index)
+            for part, answer in zip(parts, answers, strict=True)
+            if isinstance(answer, Prepared)
         )
         decision = Decision(number, epoch, targets)
         await self._change(
@@ -497,7 +497,7 @@ class Coordinator:
                     if not isinstance(error, Problem):
                         raise error
                     if error.code == "no_stage" and await self._is_undone(sink_id, decision):
-                        # `no_stage` comes only from a leader, and every leader has the pin as long as any
+                        # `no_stage` comes only from a leader, and every leader has the prepare as long as any
                         # replica of its group has it: the stages are lost for good.
                         self._lost[sink_id] = (decision, error, self._loop.time())
                         _log.error("batch %d of sink %s: %s", decision.number, sink.name, error)

@@ -1,8 +1,8 @@
-"""The participant of transactions in one partition: stages batches, pins, publishes and drops them.
+"""The participant of transactions in one partition: stages batches, prepares, publishes and drops them.
 
 Every step may be requested again, and is answered as the first time. The participant decides for one
 partition, by that partition's table of staged batches alone (`laminar.node.partition.state.staged_batches`).
-It never drops a pinned batch unless it is asked to.
+It never drops a prepared batch unless it is asked to.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH
 from laminar.node.partition.state.staged_batches import (
     MAX_PUBLISHED_ONCE,
     BatchKey,
-    PinOperation,
-    PinRecord,
+    PrepareOperation,
+    PrepareRecord,
     Published,
     PublishRecord,
     Stage,
 )
 
-# Most publishes that one `pin` entry forgets.
+# Most publishes that one `prepare` entry forgets.
 FORGOTTEN_IN_ONE = 1_000
 
 
@@ -69,7 +69,7 @@ class Participant:
         Raises:
             Problem: 422 `invalid` when other records are staged under this number, there are too many
                 stages, or the partition's flush policy is `interval`; 409 `in_progress` when the batch is
-                pinned; 409 `already_committed` when it or a later one is published.
+                prepared; 409 `already_committed` when it or a later one is published.
         """
         partition = self._partition
         partition.check_leads()
@@ -88,17 +88,17 @@ class Participant:
             return partition.appends.when_committed(
                 known.index, Receipt(partition.number, 0, known.records, True)
             )
-        pinned = partition.state.stages.batch(batch.key)
-        if pinned is not None and pinned.pinned:
+        prepared = partition.state.stages.batch(batch.key)
+        if prepared is not None and prepared.prepared:
             raise Problem(
                 "in_progress", "this batch is being committed: no stage can be added", outcome="not_applied"
             )
-        if pinned is not None and pinned.count >= MAX_STAGES:
+        if prepared is not None and prepared.count >= MAX_STAGES:
             raise Problem(
                 "invalid",
                 "a batch may have no more stages in one partition, failed attempts included",
                 field="stages",
-                value=pinned.count + 1,
+                value=prepared.count + 1,
                 limit=MAX_STAGES,
                 hint="Commit more often, or stage larger batches of records.",
                 outcome="not_applied",
@@ -113,12 +113,12 @@ class Participant:
         )
         return partition.appends.append_control(frame)
 
-    def pin(self, batch: Batch, stages: Sequence[int]) -> asyncio.Future[Receipt]:
+    def prepare(self, batch: Batch, stages: Sequence[int]) -> asyncio.Future[Receipt]:
         """Promise to keep these stages of a batch, and drop its others.
 
         Raises:
             Problem: 409 `no_stage` when one of them is not here: dropped for its age, or never staged; 409
-                `in_progress` when other stages of the batch are pinned under this epoch; 409
+                `in_progress` when other stages of the batch are prepared under this epoch; 409
                 `already_committed` when the batch or a later one is published; 429 `quota` when too many
                 publishes of single-use sinks are remembered here.
         """
@@ -138,12 +138,12 @@ class Participant:
                 limit=len(have),
                 outcome="not_applied",
             )
-        if known is None or not known.pinned:
+        if known is None or not known.prepared:
             self._refuse_crowd(batch)
-            return self._pin(batch, PinOperation.PIN, stages)
+            return self._prepare(batch, PrepareOperation.PREPARE, stages)
         if have != set(stages):
-            # The coordinator may already have decided on the pinned stages: only under a newer epoch may
-            # others be pinned.
+            # The coordinator may already have decided on the prepared stages: only under a newer epoch may
+            # others be prepared.
             raise Problem(
                 "in_progress",
                 "other stages of this batch are being committed in this epoch",
@@ -156,23 +156,23 @@ class Participant:
             partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
         )
 
-    def pinned(self, batch: Batch, count: int) -> asyncio.Future[Receipt]:
-        """Confirm that `count` stages of a batch are pinned here, by an earlier request.
+    def confirm_prepared(self, batch: Batch, count: int) -> asyncio.Future[Receipt]:
+        """Confirm that `count` stages of a batch are prepared here, by an earlier request.
 
-        The count is enough, because a pinned batch is never pinned with other stages under its epoch. Raises
-        409 `no_stage` when the count differs.
+        The count is enough, because a prepared batch is never prepared with other stages under its epoch.
+        Raises 409 `no_stage` when the count differs.
         """
         partition = self._partition
         partition.check_leads()
         self._refuse_interval()
         self._refuse_published(batch)
         known = partition.state.stages.batch(batch.key)
-        have = known.count if known is not None and known.pinned else 0
+        have = known.count if known is not None and known.prepared else 0
         if have != count:
             raise Problem(
                 "no_stage",
-                f"{partition.topic}/{partition.number} has not pinned what is to be committed",
-                field="pinned",
+                f"{partition.topic}/{partition.number} has not prepared what is to be committed",
+                field="prepared",
                 value=count,
                 limit=have,
                 outcome="not_applied",
@@ -181,28 +181,32 @@ class Participant:
             partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
         )
 
-    def pin_of(self, batch: Batch) -> int:
-        """Return the index of the entry that pins a batch; 0 if it is not pinned, or the index is unknown."""
+    def prepare_index_of(self, batch: Batch) -> int:
+        """Return the index of a batch's prepare; 0 if it is not prepared, or the index is unknown."""
         known = self._partition.state.stages.batch(batch.key)
-        return known.pin if known is not None and known.pinned else 0
+        return known.prepare_index if known is not None and known.prepared else 0
 
-    def knows(self, batch: Batch, pin: int = 0) -> bool:
+    def knows(self, batch: Batch, prepare_index: int = 0) -> bool:
         """Return whether `publish` with the same arguments would succeed, at first or as a repetition."""
         stages = self._partition.state.stages
         done, known = stages.published(batch.sink), stages.batch(batch.key)
         if done is not None and done.number >= batch.number:
             return True
-        return known is not None and known.pinned and (not pin or not known.pin or known.pin == pin)
+        return (
+            known is not None
+            and known.prepared
+            and (not prepare_index or not known.prepare_index or known.prepare_index == prepare_index)
+        )
 
-    def publish(self, batch: Batch, pin: int = 0) -> asyncio.Future[Receipt]:
-        """Give the records of a pinned batch their offsets; for a repetition return the first receipt.
+    def publish(self, batch: Batch, prepare_index: int = 0) -> asyncio.Future[Receipt]:
+        """Give the records of a prepared batch their offsets; for a repetition return the first receipt.
 
-        `pin` is the index of the pin that the decision names; 0 if it names none, as decisions of older
-        versions. A batch that another entry has pinned is not published: late requests have staged and pinned
-        it again, after it was published and that was forgotten.
+        `prepare_index` is that of the prepare that the decision names; 0 if it names none, as decisions of
+        older versions. A batch that another entry has prepared is not published: late requests have staged
+        and prepared it again, after it was published and that was forgotten.
 
         Raises:
-            Problem: 409 `no_stage` when no stages are here that this pin holds.
+            Problem: 409 `no_stage` when no stages are here that this prepare holds.
         """
         partition = self._partition
         partition.check_leads()
@@ -210,10 +214,10 @@ class Participant:
         if done is not None and done.number >= batch.number:
             return self._done(batch, done)
         known = partition.state.stages.batch(batch.key)
-        if known is None or not self.knows(batch, pin):
+        if known is None or not self.knows(batch, prepare_index):
             raise Problem(
                 "no_stage",
-                f"{partition.topic}/{partition.number} holds no stages of this batch that were pinned for it",
+                f"{partition.topic}/{partition.number} holds no stages of this batch prepared for it",
                 field="number",
                 value=batch.number,
                 outcome="not_applied",
@@ -234,7 +238,7 @@ class Participant:
         )
 
     def drop(self, batch: Batch) -> asyncio.Future[Receipt]:
-        """Forget the stages of a batch, pinned or not.
+        """Forget the stages of a batch, prepared or not.
 
         The caller must know that the batch is not decided and can't be any more, or that it is published.
         """
@@ -243,7 +247,7 @@ class Participant:
             return self._partition.appends.when_committed(
                 self._partition.log.last_index, Receipt(self._partition.number, 0, 0, duplicate=True)
             )
-        return self._pin(batch, PinOperation.DROP, [])
+        return self._prepare(batch, PrepareOperation.DROP, [])
 
     def forget(self, sink: bytes, epoch: int) -> asyncio.Future[Receipt]:
         """Forget a deleted sink: its stages, and which batch was published last, of epochs up to `epoch`.
@@ -255,7 +259,7 @@ class Participant:
         stages = partition.state.stages
         published = stages.published(sink)
         if stages.of_sink(sink, epoch=epoch) or (published is not None and published.epoch <= epoch):
-            return self._pin(Batch(sink=sink, number=0, epoch=epoch), PinOperation.FORGET, [])
+            return self._prepare(Batch(sink=sink, number=0, epoch=epoch), PrepareOperation.FORGET, [])
         return partition.appends.when_committed(
             partition.log.last_index, Receipt(partition.number, 0, 0, duplicate=True)
         )
@@ -268,7 +272,7 @@ class Participant:
         """
         for first in range(0, len(published), FORGOTTEN_IN_ONE):
             some = list(published[first : first + FORGOTTEN_IN_ONE])
-            record = PinRecord(bytes(16), 0, 0, PinOperation.FORGET_PUBLISHED, published=some)
+            record = PrepareRecord(bytes(16), 0, 0, PrepareOperation.FORGET_PUBLISHED, published=some)
             self._append(record, even_if_full=True).add_done_callback(_ignore)
 
     def drop_abandoned(self, *, idle_before_ms: int, begun_before_ms: int) -> int:
@@ -284,19 +288,21 @@ class Participant:
             self.drop(Batch(sink=sink, number=number, epoch=epoch)).add_done_callback(_ignore)
         return len(keys)
 
-    def _pin(self, batch: Batch, operation: PinOperation, stages: Sequence[int]) -> asyncio.Future[Receipt]:
-        record = PinRecord(batch.sink, batch.number, batch.epoch, operation, sorted(set(stages)))
-        return self._append(record, even_if_full=operation is not PinOperation.PIN)
+    def _prepare(
+        self, batch: Batch, operation: PrepareOperation, stages: Sequence[int]
+    ) -> asyncio.Future[Receipt]:
+        record = PrepareRecord(batch.sink, batch.number, batch.epoch, operation, sorted(set(stages)))
+        return self._append(record, even_if_full=operation is not PrepareOperation.PREPARE)
 
-    def _append(self, record: PinRecord, *, even_if_full: bool) -> asyncio.Future[Receipt]:
+    def _append(self, record: PrepareRecord, *, even_if_full: bool) -> asyncio.Future[Receipt]:
         frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
-        return self._partition.appends.append_control(seal(frame, Kind.PIN), even_if_full=even_if_full)
+        return self._partition.appends.append_control(seal(frame, Kind.PREPARE), even_if_full=even_if_full)
 
     def _refuse_crowd(self, batch: Batch) -> None:
-        """Refuse a pin of a single-use sink while too many of their publishes are remembered here.
+        """Refuse a prepare of a single-use sink while too many of their publishes are remembered here.
 
-        The pin is the last step that can be refused: it may be followed by a decision, and a decided batch
-        must be published.
+        The prepare is the last step that can be refused: it may be followed by a decision, and a decided
+        batch must be published.
         """
         known = self._partition.state.stages.published_once
         if batch.epoch >= FIRST_ONCE_EPOCH and known >= MAX_PUBLISHED_ONCE:
@@ -312,7 +318,7 @@ class Participant:
             )
 
     def _refuse_interval(self) -> None:
-        """Refuse if the flush policy is `interval`, which answers before the sync: a pin must be durable."""
+        """Refuse if the flush policy, `interval`, answers before the sync: a prepare must be durable."""
         if self._partition.log.policy.is_interval:
             raise Problem(
                 "invalid",

@@ -92,20 +92,20 @@ def replay(
         "slice_records": slice_records,
         "keep_partitions": keep_partitions,
     }
-    pinned = _pinned(spark, checkpoint)
-    if pinned is None:
+    plan = _saved_plan(spark, checkpoint)
+    if plan is None:
         extents = _extents(rows, since_ms=since_ms, until_ms=until_ms)
         found = [(each.partition, each.start, each.end) for each in extents]
-        pinned = {"job": job, "sink": f"replay-{uuid.uuid4().hex}", "extents": found}
-        _pin(spark, checkpoint, pinned)
-    odd = [name for name, value in job.items() if pinned["job"].get(name) != value]
+        plan = {"job": job, "sink": f"replay-{uuid.uuid4().hex}", "extents": found}
+        _save_plan(spark, checkpoint, plan)
+    odd = [name for name, value in job.items() if plan["job"].get(name) != value]
     if odd:
         raise ValueError(
-            f"checkpoint {checkpoint} belongs to a replay with {odd[0]} {pinned['job'].get(odd[0])!r},"
+            f"checkpoint {checkpoint} belongs to a replay with {odd[0]} {plan['job'].get(odd[0])!r},"
             f" not {job[odd[0]]!r}: use another checkpoint for another replay"
         )
-    extents = [Extent(*each) for each in pinned["extents"]]
-    sink = str(pinned["sink"])
+    extents = [Extent(*each) for each in plan["extents"]]
+    sink = str(plan["sink"])
     slices = max((-(-(each.end - each.start) // slice_records) for each in extents), default=0)
     first = _committed(cluster, sink) + 1
     records = 0
@@ -132,7 +132,7 @@ def replay(
     )
 
 
-def _pinned(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
+def _saved_plan(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
     """Return the plan that the first run stored in the job's checkpoint; None if this is the first."""
     from pyspark.errors import AnalysisException
 
@@ -146,9 +146,9 @@ def _pinned(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
     return found
 
 
-def _pin(spark: SparkSession, checkpoint: str, plan: Mapping[str, Any]) -> None:
+def _save_plan(spark: SparkSession, checkpoint: str, plan: Mapping[str, Any]) -> None:
     # One file, which Spark renames when it is complete. A run that died here leaves a folder without that
-    # file, which `_pinned` takes for a first run.
+    # file, which `_saved_plan` takes for a first run.
     rows = spark.createDataFrame([(json.dumps(plan),)], "value string").coalesce(1)
     rows.write.mode("overwrite").text(_plan(checkpoint))
 

@@ -85,21 +85,21 @@ async def test_a_commit_that_is_too_large_for_one_request_is_made_in_several(
 ) -> None:
     """What it names, and no more; and a block that is tried again after it is skipped, as ever."""
     monkeypatch.setattr(sinks, "ONE_REQUEST_BYTES", 0)
-    await client.create_topic("pinned", partitions=20)
+    await client.create_topic("prepared", partitions=20)
     for _ in range(2):
-        async with client.transaction("pinned", 0) as tx:
+        async with client.transaction("prepared", 0) as tx:
             for partition in range(20):
-                tx.append("pinned", b"%d" % partition, partition=partition)
+                tx.append("prepared", b"%d" % partition, partition=partition)
     assert "already" == tx.result
-    sink = client.sink("pinned")
+    sink = client.sink("prepared")
     async with sink.stage(1, epoch=sink.epoch) as left_out, sink.stage(1, epoch=sink.epoch) as counts:
-        left_out.append("pinned", b"left out", partition=0)
-        counts.append("pinned", b"counts", partition=0)
+        left_out.append("prepared", b"left out", partition=0)
+        counts.append("prepared", b"counts", partition=0)
     again = [await sink.commit(1, [counts.staged], fingerprint="f") for _ in range(2)]
 
     assert ["applied", "already"] == again and "f" == (await sink.describe()).fingerprint
     assert [[b"0", b"counts"], *([b"%d" % number] for number in range(1, 20))] == await values(
-        client, "pinned"
+        client, "prepared"
     )
 
 
@@ -257,7 +257,7 @@ async def test_a_topic_that_is_not_there_fails_the_block_and_the_next_one_works(
 
 
 async def test_after_a_commit_that_failed_the_number_can_be_tried_again(client: Client) -> None:
-    """What the failed one pinned is in the way of its own epoch: the client begins the next by itself."""
+    """What the failed one prepared is in the way of its own epoch: the client begins the next by itself."""
     await client.create_topic("i", partitions=2)
     sink = client.sink("retried")
     epoch = await sink.begin()

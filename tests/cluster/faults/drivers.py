@@ -222,18 +222,18 @@ class Drivers:
             return
 
     async def leave_staged(self) -> None:
-        """Of every sink, in every partition: stages that nobody commits, and a pin that nobody decides."""
+        """Of every sink, in every partition: stages that nobody commits, a prepare that nobody decides."""
         async with laminar.aio.connect(self._urls, timeout=60.0) as client:
             for name in self._sinks:
                 sink = client.sink(name)
-                for pinned in (True, False):
+                for prepared in (True, False):
                     epoch = await sink.begin()
                     self.begun.append(Begun(sink=name, epoch=epoch, told_us=now_us()))
                     number = self.committed[name] + 1
                     async with sink.stage(number, batch_bytes=STAGE_BYTES) as stager:
                         for partition in range(self._partitions):
                             stager.append(self._topic, b"never committed", partition=partition)
-                    if pinned:
+                    if prepared:
                         *parts, last = stager.staged.parts
                         torn = stager.staged._replace(parts=(*parts, last._replace(stages=(0,))))
                         with contextlib.suppress(Error):

@@ -114,9 +114,11 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     for stage in (0, 1):
         call("stage", **of_batch, **place, stage=stage, epoch=epoch, content=b"s", media_type="a/b")
     call(
-        "pin_stages", **of_batch, document={"epoch": epoch, "topic": topic, "partition": 0, "stages": [0, 1]}
+        "prepare_stages",
+        **of_batch,
+        document={"epoch": epoch, "topic": topic, "partition": 0, "stages": [0, 1]},
     )
-    commit = {"epoch": epoch, "parts": [{"topic": topic, "partition": 0, "pinned": 2}], "fingerprint": "f"}
+    commit = {"epoch": epoch, "parts": [{"topic": topic, "partition": 0, "prepared": 2}], "fingerprint": "f"}
     assert "applied" == call("commit_batch", **of_batch, document=commit).json()["result"]
     assert "already" == call("commit_batch", **of_batch, document=commit).json()["result"]
     call("describe_sink", sink=sink)

@@ -15,13 +15,13 @@ from laminar.node.transactions.participant import Batch, Participant
 from tests.node.alone import lone_partition
 
 
-async def test_a_partition_keeps_its_flush_policy_until_what_is_pinned_is_published(tmp_path: Path) -> None:
+async def test_a_partition_keeps_its_flush_policy_until_what_is_prepared_is_published(tmp_path: Path) -> None:
     """A commit may be decided already: what it publishes is synced before that is said, as promised."""
     async with lone_partition(tmp_path) as partition:
         staging, batch = Participant(partition), Batch(sink=b"s" * 16, number=0, epoch=1)
         frame = build([b"x"])
         await staging.stage(batch, 0, frame, Header.unpack(frame))
-        await staging.pin(batch, [0])
+        await staging.prepare(batch, [0])
         written: list[Any] = []
         again = asyncio.Event()
 

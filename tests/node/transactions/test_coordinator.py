@@ -19,12 +19,12 @@ from laminar.node.api.common.leader_call import SINK_STEP, LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.transactions import sinks
-from laminar.node.api.transactions.sinks import PinRequest, PublishRequest, SinkRequest, SinkRoutes
+from laminar.node.api.transactions.sinks import PrepareRequest, PublishRequest, SinkRequest, SinkRoutes
 from laminar.node.host.clock import Clock
 from laminar.node.partition.retention import Retention, Rules
 from laminar.node.partition.state.sinks import Decision, Sink, SinkChange, Target
 from laminar.node.transactions import coordinator as coordinator_module
-from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
+from laminar.node.transactions.coordinator import Coordinator, Part, Prepared
 from laminar.node.transactions.participant import Batch as StagedBatch
 from laminar.node.transactions.participant import Participant
 from tests.node.alone import lone_partition
@@ -34,20 +34,20 @@ from tests.node.trio import send, trio
 
 SINK = b"s" * 16
 PART = Part(topic="t", partition=0, stages=[0])
-PINNED = Pinned(b"g" * 16, 1)
+PINNED = Prepared(b"g" * 16, 1)
 
 
 class Targets:
-    """Pins and publishes when the test lets them."""
+    """Prepares and publishes when the test lets them."""
 
     def __init__(self) -> None:
-        self.pins: list[asyncio.Future[Pinned]] = []
+        self.prepares: list[asyncio.Future[Prepared]] = []
         self.published: list[int] = []
         self.may_publish = asyncio.Event()
 
-    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
-        self.pins.append(asyncio.get_running_loop().create_future())
-        return await self.pins[-1]
+    async def prepare(self, sink: bytes, number: int, epoch: int, part: Part) -> Prepared:
+        self.prepares.append(asyncio.get_running_loop().create_future())
+        return await self.prepares[-1]
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
         await self.may_publish.wait()
@@ -75,7 +75,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_two_commits_of_one_batch_at_once_are_both_answered(tmp_path: Path) -> None:
-    """The second cannot pin what the first has published by then: that is no reason to refuse it."""
+    """The second cannot prepare what the first has published by then: that is no reason to refuse it."""
     async with lone_partition(tmp_path) as partition:
         targets = Targets()
         targets.may_publish.set()
@@ -83,16 +83,16 @@ async def test_two_commits_of_one_batch_at_once_are_both_answered(tmp_path: Path
         epoch = (await coordinator.begin(SINK, "s")).epoch
         first = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
         second = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
-        await until(lambda: len(targets.pins) == 2)
-        targets.pins[0].set_result(PINNED)
+        await until(lambda: len(targets.prepares) == 2)
+        targets.prepares[0].set_result(PINNED)
         assert await first
-        targets.pins[1].set_exception(Problem("already_committed", outcome="not_applied"))
+        targets.prepares[1].set_exception(Problem("already_committed", outcome="not_applied"))
 
         assert not await second
         assert [0] == targets.published
 
 
-@pytest.mark.parametrize("when", ["later", "while it pins"])
+@pytest.mark.parametrize("when", ["later", "while it prepares"])
 async def test_a_batch_of_another_fingerprint_is_not_taken_for_the_one_that_is_committed(
     tmp_path: Path, when: str
 ) -> None:
@@ -103,16 +103,16 @@ async def test_a_batch_of_another_fingerprint_is_not_taken_for_the_one_that_is_c
         coordinator = Coordinator(partition, targets, spawn=Spawned())
         epoch = (await coordinator.begin(SINK, "s")).epoch
         first = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART], "one"))
-        await until(lambda: len(targets.pins) == 1)
+        await until(lambda: len(targets.prepares) == 1)
         if when == "later":
-            targets.pins[0].set_result(PINNED)
+            targets.prepares[0].set_result(PINNED)
             assert await first
         other = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART], "other"))
         if when != "later":
-            await until(lambda: len(targets.pins) == 2)
-            targets.pins[0].set_result(PINNED)
+            await until(lambda: len(targets.prepares) == 2)
+            targets.prepares[0].set_result(PINNED)
             assert await first
-            targets.pins[1].set_exception(Problem("already_committed", outcome="not_applied"))
+            targets.prepares[1].set_exception(Problem("already_committed", outcome="not_applied"))
 
         with pytest.raises(Problem) as problem:
             await other
@@ -126,7 +126,7 @@ async def test_a_batch_of_another_fingerprint_is_not_taken_for_the_one_that_is_c
         assert [0] == targets.published
 
 
-async def test_pitfall_41_an_epoch_that_began_while_targets_pinned_refuses_the_older_driver(
+async def test_pitfall_41_an_epoch_that_began_while_targets_prepared_refuses_the_older_driver(
     tmp_path: Path,
 ) -> None:
     """It is checked again in the turn in which the decision is made; nothing of the batch is published."""
@@ -136,9 +136,9 @@ async def test_pitfall_41_an_epoch_that_began_while_targets_pinned_refuses_the_o
         coordinator = Coordinator(partition, targets, spawn=Spawned())
         epoch = (await coordinator.begin(SINK, "s")).epoch
         commit = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
-        await until(lambda: len(targets.pins) == 1)
+        await until(lambda: len(targets.prepares) == 1)
         newer = (await coordinator.begin(SINK, "s")).epoch
-        targets.pins[0].set_result(PINNED)
+        targets.prepares[0].set_result(PINNED)
 
         with pytest.raises(Problem) as problem:
             await commit
@@ -182,25 +182,25 @@ async def test_what_a_newer_node_asks_for_is_not_taken_for_the_commit_of_an_empt
 
 
 async def test_the_next_batch_is_decided_when_the_one_before_is_published_everywhere(tmp_path: Path) -> None:
-    """However early it was pinned."""
+    """However early it was prepared."""
     async with lone_partition(tmp_path) as partition:
         targets = Targets()
         coordinator = Coordinator(partition, targets, spawn=Spawned())
         epoch = (await coordinator.begin(SINK, "s")).epoch
         first = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
-        await until(lambda: len(targets.pins) == 1)
-        targets.pins[0].set_result(PINNED)
+        await until(lambda: len(targets.prepares) == 1)
+        targets.prepares[0].set_result(PINNED)
         sinks_known = partition.state.sinks
         await until(lambda: (sink := sinks_known.committed_at(SINK)) is not None and sink.number == 0)
         second = asyncio.ensure_future(coordinator.commit(SINK, 1, epoch, [PART]))
-        await until(lambda: len(targets.pins) == 2)
-        targets.pins[1].set_result(PINNED)
+        await until(lambda: len(targets.prepares) == 2)
+        targets.prepares[1].set_result(PINNED)
         for _ in range(100):
             await asyncio.sleep(0)
         assert 0 == (await coordinator.status(SINK)).number
         targets.may_publish.set()
-        await until(lambda: len(targets.pins) == 3)
-        targets.pins[2].set_result(PINNED)
+        await until(lambda: len(targets.prepares) == 3)
+        targets.prepares[2].set_result(PINNED)
 
         assert await first and await second
         assert [0, 1] == targets.published
@@ -227,15 +227,15 @@ async def test_a_beginning_that_arrives_again_fences_nobody_who_began_by_it(tmp_
 
 
 class Emptied(Targets):
-    """One of its partitions has lost what it had pinned."""
+    """One of its partitions has lost what it had prepared."""
 
-    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
+    async def prepare(self, sink: bytes, number: int, epoch: int, part: Part) -> Prepared:
         return PINNED
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
         self.published.append(number)
         if not self.may_publish.is_set():
-            raise Problem("no_stage", "t/0 holds no pinned stages of this batch", outcome="not_applied")
+            raise Problem("no_stage", "t/0 holds no prepared stages of this batch", outcome="not_applied")
 
 
 async def test_a_batch_whose_stages_are_gone_everywhere_ends_in_an_error_that_says_so(
@@ -348,7 +348,7 @@ async def test_a_partition_is_taken_for_deleted_by_an_up_to_date_view_only() -> 
         await routes(Services(refresh=refresh_view)).publish(SINK, 0, 1, Target("t", 0, b"g" * 16))
 
 
-async def test_a_pin_is_answered_when_a_majority_holds_it() -> None:
+async def test_a_prepare_is_answered_when_a_majority_holds_it() -> None:
     """Before that it may be lost with its leader, and what it promised to keep with it."""
     async with trio() as cluster:
         leader = await cluster.leader()
@@ -357,16 +357,16 @@ async def test_a_pin_is_answered_when_a_majority_holds_it() -> None:
         await Participant(leader.partition).stage(batch, 0, frame, Header.unpack(frame))
         cluster.cut_off(leader.node)
 
-        asked = routes()._do(leader.partition, PinRequest("t", 0, SINK, 0, 1, [0]))
-        pinned = asyncio.ensure_future(asked)
+        asked = routes()._do(leader.partition, PrepareRequest("t", 0, SINK, 0, 1, [0]))
+        prepared = asyncio.ensure_future(asked)
         await cluster.until(
-            lambda: (held := leader.partition.state.stages.batch(batch.key)) is None or held.pinned,
-            what="the pin in the leader's log",
+            lambda: (held := leader.partition.state.stages.batch(batch.key)) is None or held.prepared,
+            what="the prepare in the leader's log",
         )
-        assert not pinned.done()
+        assert not prepared.done()
         cluster.heal()
         with contextlib.suppress(Problem):
-            await pinned
+            await prepared
 
 
 async def test_nothing_is_published_before_the_decision_is_committed() -> None:
@@ -379,8 +379,8 @@ async def test_nothing_is_published_before_the_decision_is_committed() -> None:
         epoch = (await coordinator.begin(SINK, "s")).epoch
         cluster.cut_off(leader.node)
         commit = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
-        await until(lambda: len(targets.pins) == 1)
-        targets.pins[0].set_result(PINNED)
+        await until(lambda: len(targets.prepares) == 1)
+        targets.prepares[0].set_result(PINNED)
         sinks_known = leader.partition.state.sinks
         await until(lambda: (sink := sinks_known.get(SINK)) is not None and sink.undone is not None)
 

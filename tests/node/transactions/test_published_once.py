@@ -16,7 +16,7 @@ from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.transactions import abandoned_stages
-from laminar.node.api.transactions.sinks import PinRequest, PublishRequest, SinkRoutes
+from laminar.node.api.transactions.sinks import PrepareRequest, PublishRequest, SinkRoutes
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Decision, Sink, Target
 from laminar.node.partition.state.staged_batches import (
@@ -26,10 +26,10 @@ from laminar.node.partition.state.staged_batches import (
     StagedBatches,
     StoredStages,
 )
-from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
+from laminar.node.transactions.coordinator import Coordinator, Part, Prepared
 from laminar.node.transactions.participant import Batch, Participant
 from tests.node.alone import lone_partition, values
-from tests.node.entries import forget_published_entry, pin_entry, publish_entry, staged_entry
+from tests.node.entries import forget_published_entry, prepare_entry, publish_entry, staged_entry
 from tests.node.services import Services, exchange, no_topic
 from tests.node.transactions.test_single_use_sinks import PART, SINK, Targets, coordinator_of, janitor, stage
 from tests.node.trio import trio
@@ -47,8 +47,8 @@ async def clean(partition: Partition, coordinator: Coordinator, *, age_ms: int) 
     await janitor(partition, coordinator, age_ms=age_ms).forget_published([partition])
 
 
-def pin_of(partition: Partition, batch: Batch) -> int:
-    return Participant(partition).pin_of(batch)
+def prepare_index_of(partition: Partition, batch: Batch) -> int:
+    return Participant(partition).prepare_index_of(batch)
 
 
 def test_ten_thousand_writes_leave_as_many_entries_as_there_may_be() -> None:
@@ -62,7 +62,7 @@ def test_ten_thousand_writes_leave_as_many_entries_as_there_may_be() -> None:
     for write in range(10_000):
         sink, epoch = write.to_bytes(16, "big"), FIRST_ONCE_EPOCH + index
         append(staged_entry(index + 1, sink, 0, epoch, stage=0))
-        append(pin_entry(index + 2, sink, 0, epoch, [0]))
+        append(prepare_entry(index + 2, sink, 0, epoch, [0]))
         append(publish_entry(index + 3, sink, 0, epoch, [(index + 1, 1)]))
         index += 4
         most = max(most, stages.published_once)
@@ -105,28 +105,28 @@ async def test_a_leader_forgets_what_was_written_once(
         assert 101 == partition.log.next_offset
 
 
-async def test_a_publish_that_comes_late_is_refused_whatever_was_staged_and_pinned_again(
+async def test_a_publish_that_comes_late_is_refused_whatever_was_staged_and_prepared_again(
     tmp_path: Path,
 ) -> None:
-    """Requests of a process that stood still, or that came twice: stage, pin and publish, in that order."""
+    """Requests of a process that stood still, or that came twice: stage, prepare, publish, in that order."""
     async with lone_partition(tmp_path) as partition:
         await partition.reader.confirmed_end()
         coordinator, targets = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
         batch = await stage(partition, epoch)
-        await targets.pin(SINK, 0, epoch, PART)
-        decided = Target("t", 0, b"g" * 16, pin_of(partition, batch))
+        await targets.prepare(SINK, 0, epoch, PART)
+        decided = Target("t", 0, b"g" * 16, prepare_index_of(partition, batch))
         assert await coordinator.commit(SINK, 0, epoch, [PART])
         await targets.publish(SINK, 0, epoch, decided)
         assert 1 == partition.end_offset, "recognised"
 
         await clean(partition, coordinator, age_ms=ONCE_MS + 60_000)
-        for late in ("publish", "stage", "pin"):
+        for late in ("publish", "stage", "prepare"):
             if late == "stage":
                 await stage(partition, epoch)
-            if late == "pin":
-                await targets.pin(SINK, 0, epoch, PART)
-                assert decided.pin < pin_of(partition, batch)
+            if late == "prepare":
+                await targets.prepare(SINK, 0, epoch, PART)
+                assert decided.prepare_index < prepare_index_of(partition, batch)
             with pytest.raises(Problem) as problem:
                 await targets.publish(SINK, 0, epoch, decided)
             assert ("no_stage", "not_applied") == (problem.value.code, problem.value.outcome)
@@ -144,8 +144,8 @@ async def test_what_is_not_over_is_not_forgotten(tmp_path: Path) -> None:
         coordinator, targets = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
         batch = await stage(partition, epoch)
-        await targets.pin(SINK, 0, epoch, PART)
-        target = Target("t", 0, b"g" * 16, pin_of(partition, batch))
+        await targets.prepare(SINK, 0, epoch, PART)
+        target = Target("t", 0, b"g" * 16, prepare_index_of(partition, batch))
         known = await coordinator.status(SINK)
         undone = msgspec.structs.replace(known, number=0, undone=Decision(0, epoch, (target,)))
         await coordinator._change(SINK, undone)
@@ -198,17 +198,17 @@ async def test_young_ones_stay_while_they_are_few(tmp_path: Path) -> None:
         assert "already_committed" == problem.value.code
 
 
-async def test_while_nobody_can_be_asked_no_more_is_pinned_than_can_be_kept(
+async def test_while_nobody_can_be_asked_no_more_is_prepared_than_can_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the decision it would be too late. Sinks that are kept, and what is pinned, go on."""
+    """Behind the decision it would be too late. Sinks that are kept, and what is prepared, go on."""
     monkeypatch.setattr("laminar.node.transactions.participant.MAX_PUBLISHED_ONCE", 1)
     async with lone_partition(tmp_path) as partition:
         await partition.reader.confirmed_end()
         coordinator, targets = coordinator_of(partition)
         waiting = (await coordinator.begin(b"w" * 16, "waiting", once=True)).epoch
         await stage(partition, waiting, sink=b"w" * 16)
-        await targets.pin(b"w" * 16, 0, waiting, PART)
+        await targets.prepare(b"w" * 16, 0, waiting, PART)
         await write(partition, coordinator)
         with pytest.raises(Problem) as problem:
             await write(partition, coordinator, sink=b"o" * 16)
@@ -223,8 +223,8 @@ async def test_while_nobody_can_be_asked_no_more_is_pinned_than_can_be_kept(
         assert await coordinator.commit(b"o" * 16, 0, epoch, [PART])
 
 
-def test_a_table_from_before_pins_were_named_is_taken_over() -> None:
-    """What it does not tell is 0: such a pin stands for any, and such a publish is old."""
+def test_a_table_from_before_prepares_were_named_is_taken_over() -> None:
+    """What it does not tell is 0: such a prepare stands for any, and such a publish is old."""
     before = (
         [((SINK, 0, FIRST_ONCE_EPOCH), ([Stage(3, 0, 1, 200, 0, 5, 6)], True, 7))],
         [(b"k" * 16, (4, 1, 2, 0, 1)), (b"o" * 16, (0, FIRST_ONCE_EPOCH, 1, 1, 1))],
@@ -235,26 +235,26 @@ def test_a_table_from_before_pins_were_named_is_taken_over() -> None:
     assert [(b"o" * 16, 1)] == stages.old_published(before_ms=1, keep=10)
     assert Published(4, 1, 2, 0, 1) == stages.published(b"k" * 16)
     held = stages.batch((SINK, 0, FIRST_ONCE_EPOCH))
-    assert held is not None and (True, 7, 0) == (held.pinned, held.pinned_ms, held.pin)
+    assert held is not None and (True, 7, 0) == (held.prepared, held.prepared_ms, held.prepare_index)
     assert StagedBatch((Stage(3, 0, 1, 200, 0, 5, 6),), True, 7) == held.stored()
 
 
-async def test_a_decision_from_before_it_named_its_pins_is_published(tmp_path: Path) -> None:
-    """It was made by a node from before, or the pin is in a table from before."""
+async def test_a_decision_from_before_it_named_its_prepares_is_published(tmp_path: Path) -> None:
+    """It was made by a node from before, or the prepare is in a table from before."""
     async with lone_partition(tmp_path) as partition:
         await partition.reader.confirmed_end()
         coordinator, targets = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
         batch = await stage(partition, epoch)
-        await targets.pin(SINK, 0, epoch, PART)
+        await targets.prepare(SINK, 0, epoch, PART)
         staging = Participant(partition)
-        pin = staging.pin_of(batch)
-        assert [True, True, False] == [staging.knows(batch, named) for named in (0, pin, pin + 1)]
+        prepare = staging.prepare_index_of(batch)
+        assert [True, True, False] == [staging.knows(batch, named) for named in (0, prepare, prepare + 1)]
         stored = partition.state.stages.stored()
-        old = [(key, msgspec.structs.replace(held, pin=0)) for key, held in stored.open]
+        old = [(key, msgspec.structs.replace(held, prepare_index=0)) for key, held in stored.open]
         partition.state.stages.restore(msgspec.structs.replace(stored, open=old))
-        assert staging.knows(batch, pin)
-        await targets.publish(SINK, 0, epoch, Target("t", 0, b"g" * 16, pin))
+        assert staging.knows(batch, prepare)
+        await targets.publish(SINK, 0, epoch, Target("t", 0, b"g" * 16, prepare))
         assert [b"x"] == await values(partition)
 
 
@@ -267,7 +267,7 @@ async def test_a_decision_from_before_it_named_its_pins_is_published(tmp_path: P
         (Sink(""), "invalid"),
     ],
 )
-async def test_who_pins_again_what_was_committed_and_forgotten_is_told_so(
+async def test_who_prepares_again_what_was_committed_and_forgotten_is_told_so(
     monkeypatch: pytest.MonkeyPatch, now: Sink, code: str
 ) -> None:
     """Its partition says that it holds nothing; that nothing is committed only the coordinator may say."""
@@ -282,7 +282,7 @@ async def test_who_pins_again_what_was_committed_and_forgotten_is_told_so(
     monkeypatch.setattr(asked, "_at_leader", gone)
     monkeypatch.setattr(asked, "status", status)
     with pytest.raises(Problem) as problem:
-        await asked._pin_for_driver(PinRequest("t", 0, SINK, 0, 7, [0]))
+        await asked._prepare_for_driver(PrepareRequest("t", 0, SINK, 0, 7, [0]))
     assert code == problem.value.code
 
 
@@ -297,7 +297,7 @@ class Forgot(Targets):
         self.asking = asyncio.Event()
         self.may_answer = asyncio.Event()
 
-    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
+    async def prepare(self, sink: bytes, number: int, epoch: int, part: Part) -> Prepared:
         await self._answer()
         raise AssertionError
 
@@ -339,7 +339,7 @@ async def test_a_coordinator_that_was_deposed_tells_nobody_that_a_batch_is_not_t
         assert not coordinator._lost
 
 
-async def test_a_leader_that_was_deposed_does_not_say_that_a_pin_is_lost() -> None:
+async def test_a_leader_that_was_deposed_does_not_say_that_a_prepare_is_lost() -> None:
     """It was made with the leader behind it."""
     async with trio() as cluster:
         old = await cluster.leader()

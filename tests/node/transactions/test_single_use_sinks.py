@@ -32,7 +32,7 @@ from laminar.node.partition.state.sinks import (
     Sinks,
     Target,
 )
-from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
+from laminar.node.transactions.coordinator import Coordinator, Part, Prepared
 from laminar.node.transactions.participant import Batch, Participant
 from tests.node.alone import lone_partition
 from tests.node.services import Services, Stopped
@@ -188,22 +188,22 @@ def test_replicas_forget_the_same_by_whatever_way_they_got_there(
 
 
 class Targets:
-    """Pins and publishes at once, in the partition that is the coordinator's own."""
+    """Prepares and publishes at once, in the partition that is the coordinator's own."""
 
     def __init__(self, partition: Partition) -> None:
         self.staging = Participant(partition)
         self.asked = 0
 
-    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
+    async def prepare(self, sink: bytes, number: int, epoch: int, part: Part) -> Prepared:
         self.asked += 1
         batch = Batch(sink=sink, number=number, epoch=epoch)
-        pinning = self.staging.pin(batch, part.stages)
-        pin = self.staging.pin_of(batch)
-        await pinning
-        return Pinned(b"g" * 16, pin)
+        preparing = self.staging.prepare(batch, part.stages)
+        prepare = self.staging.prepare_index_of(batch)
+        await preparing
+        return Prepared(b"g" * 16, prepare)
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
-        await self.staging.publish(Batch(sink=sink, number=number, epoch=epoch), target.pin)
+        await self.staging.publish(Batch(sink=sink, number=number, epoch=epoch), target.prepare_index)
 
 
 PART = Part(topic="t", partition=0, stages=[0])
@@ -315,19 +315,21 @@ def janitor(
     return AbandonedStages(services, coordinator)
 
 
-async def pinned(partition: Partition, epoch: int) -> Batch:
+async def prepared(partition: Partition, epoch: int) -> Batch:
     batch = await stage(partition, epoch)
-    await Participant(partition).pin(batch, [0])
+    await Participant(partition).prepare(batch, [0])
     return batch
 
 
-async def test_what_was_pinned_and_never_decided_goes_when_it_can_be_decided_no_more(tmp_path: Path) -> None:
+async def test_what_was_prepared_and_never_decided_goes_when_it_can_be_decided_no_more(
+    tmp_path: Path,
+) -> None:
     """Its driver and coordinator went down in between. He comes late, and is refused."""
     async with lone_partition(tmp_path) as partition:
         await partition.reader.confirmed_end()
         coordinator, targets = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
-        batch = await pinned(partition, epoch)
+        batch = await prepared(partition, epoch)
         await janitor(partition, coordinator, age_ms=STAGE_AGE_MS + 60_000).clean(partition)
         assert partition.state.stages.batch(batch.key) is not None, "its driver may be about to"
         assert epoch == (await coordinator.status(SINK)).epoch
@@ -340,14 +342,14 @@ async def test_what_was_pinned_and_never_decided_goes_when_it_can_be_decided_no_
         assert targets.asked == 0 == partition.end_offset
 
 
-async def test_what_was_pinned_late_for_a_sink_that_was_deleted_and_forgotten_goes(tmp_path: Path) -> None:
+async def test_what_was_prepared_late_for_a_sink_that_was_deleted_and_forgotten_goes(tmp_path: Path) -> None:
     """It was to be kept, so its epoch is none of one that writes once; no newer one would ever come."""
     async with lone_partition(tmp_path) as partition:
         await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
-        await pinned(partition, 3)
+        await prepared(partition, 3)
         await janitor(partition, coordinator, age_ms=STAGE_AGE_MS + 60_000).clean(partition)
-        assert partition.state.stages.pinned
+        assert partition.state.stages.prepared
 
         await janitor(partition, coordinator, age_ms=ONCE_MS + 60_000).clean(partition)
         assert not partition.state.stages
@@ -365,7 +367,7 @@ async def test_no_batch_is_decided_for_a_sink_that_never_began(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("then", ["nothing", "once", "lasting"])
-async def test_what_a_forgotten_sink_had_pinned_goes(
+async def test_what_a_forgotten_sink_had_prepared_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     """Whether its name was begun anew or not: what is staged then is another's, and stays."""
@@ -373,11 +375,11 @@ async def test_what_a_forgotten_sink_had_pinned_goes(
         await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
-        batch = await pinned(partition, epoch)
+        batch = await prepared(partition, epoch)
         await forget(coordinator, monkeypatch)
         anew = None
         if then != "nothing":
-            anew = await pinned(partition, (await coordinator.begin(SINK, "s", once=then == "once")).epoch)
+            anew = await prepared(partition, (await coordinator.begin(SINK, "s", once=then == "once")).epoch)
 
         age_ms = STAGE_AGE_MS if anew is not None else ONCE_MS
         await janitor(partition, coordinator, age_ms=age_ms + 60_000).clean(partition)
@@ -394,7 +396,7 @@ async def test_what_was_decided_or_may_be_stays_for_ever(tmp_path: Path, once: b
         await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         begun = await coordinator.begin(SINK, "s", once=once)
-        batch = await pinned(partition, begun.epoch)
+        batch = await prepared(partition, begun.epoch)
         if once:
             decision = Decision(0, begun.epoch, (Target("t", 0, partition.replica.group),))
             await coordinator._change(SINK, msgspec.structs.replace(begun, number=0, undone=decision))
@@ -424,17 +426,17 @@ async def test_a_write_that_takes_hours_commits(tmp_path: Path) -> None:
         assert await coordinator.commit(SINK, 0, epoch, [PART])
 
 
-async def test_what_a_long_write_pins_at_its_end_is_not_taken_from_it(tmp_path: Path) -> None:
-    """The age of a pin counts from the pin: that its stages are hours old does not say its driver is gone."""
+async def test_what_a_long_write_prepares_at_its_end_is_not_taken_from_it(tmp_path: Path) -> None:
+    """A prepare's age counts from the prepare: old stages do not say that their driver is gone."""
     async with lone_partition(tmp_path) as partition:
         await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
         batch = await stage(partition, epoch)
-        pinned_ms = partition.log.last_append_time_ms + ONCE_MS + 60_000
-        partition.replica.wall_ms = lambda: pinned_ms
-        await Participant(partition).pin(batch, [0])
-        assert pinned_ms == partition.log.last_append_time_ms
+        prepared_ms = partition.log.last_append_time_ms + ONCE_MS + 60_000
+        partition.replica.wall_ms = lambda: prepared_ms
+        await Participant(partition).prepare(batch, [0])
+        assert prepared_ms == partition.log.last_append_time_ms
         await janitor(partition, coordinator, age_ms=STAGE_AGE_MS // 2).clean(partition)
         assert await coordinator.commit(SINK, 0, epoch, [PART])
 
@@ -517,13 +519,13 @@ class Away:
 async def test_while_no_coordinator_answers_what_is_staged_stays_for_a_day_and_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is pinned stays for ever. A crowd of sinks is not asked for all at once."""
+    """What is prepared stays for ever. A crowd of sinks is not asked for all at once."""
     monkeypatch.setattr(leftovers, "ASKED_AT_ONCE", 2)
     async with lone_partition(tmp_path) as partition:
         away = Away()
         for number in range(5):
             await stage(partition, 1, sink=b"%d" % number * 16)
-        kept = await pinned(partition, 2)
+        kept = await prepared(partition, 2)
         await janitor(partition, away, age_ms=OPEN_AGE_MS - 60_000).clean(partition)
         assert (6, 2) == (len(partition.state.stages), away.most)
 
@@ -537,7 +539,7 @@ async def test_a_batch_that_is_decided_while_the_janitor_asks_is_not_ended(tmp_p
         await partition.reader.confirmed_end()
         coordinator, _ = coordinator_of(partition)
         epoch = (await coordinator.begin(SINK, "s", once=True)).epoch
-        await pinned(partition, epoch)
+        await prepared(partition, epoch)
         assert (await coordinator.status(SINK)).number < 0
         assert await coordinator.commit(SINK, 0, epoch, [PART])
         known = await coordinator.end(SINK, epoch)

@@ -12,7 +12,7 @@ from laminar.node.api.transactions.sinks import _described as described
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import Deletion, Sink, Target
 from laminar.node.partition.state.state import PartitionState
-from laminar.node.transactions.coordinator import Coordinator, Part, Pinned
+from laminar.node.transactions.coordinator import Coordinator, Part, Prepared
 from laminar.node.transactions.participant import Participant
 from tests.node.alone import lone_partition, values
 from tests.node.transactions.test_single_use_sinks import PART, SINK, Targets, coordinator_of, forget, stage
@@ -42,8 +42,8 @@ async def test_what_was_committed_stays_and_what_was_staged_goes(tmp_path: Path)
         await stage(partition, epoch)
         assert await coordinator.commit(SINK, 0, epoch, [PART])
         await stage(partition, epoch, number=1)
-        pinned = await stage(partition, epoch, number=2)
-        await Participant(partition).pin(pinned, [0])
+        prepared = await stage(partition, epoch, number=2)
+        await Participant(partition).prepare(prepared, [0])
         neighbour = await stage(partition, epoch, sink=b"n" * 16)
 
         after = await delete(partition, coordinator)
@@ -201,16 +201,16 @@ class SlowTargets(Targets):
 
     def __init__(self, partition: Partition) -> None:
         super().__init__(partition)
-        self.pinned = asyncio.Event()
-        self.may_pin = asyncio.Event()
+        self.prepared = asyncio.Event()
+        self.may_prepare = asyncio.Event()
         self.publishing = asyncio.Event()
         self.may_publish = asyncio.Event()
 
-    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
-        pinned = await super().pin(sink, number, epoch, part)
-        self.pinned.set()
-        await self.may_pin.wait()
-        return pinned
+    async def prepare(self, sink: bytes, number: int, epoch: int, part: Part) -> Prepared:
+        prepared = await super().prepare(sink, number, epoch, part)
+        self.prepared.set()
+        await self.may_prepare.wait()
+        return prepared
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
         self.publishing.set()
@@ -230,9 +230,9 @@ async def test_a_batch_that_is_being_committed_is_published_first_or_refused(
         epoch = (await coordinator.begin(SINK, "s")).epoch
         await stage(partition, epoch)
         committing = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
-        await targets.pinned.wait()
+        await targets.prepared.wait()
         if decided:
-            targets.may_pin.set()
+            targets.may_prepare.set()
             await targets.publishing.wait()
             deleting = asyncio.ensure_future(delete(partition, coordinator))
             for _ in range(20):
@@ -245,7 +245,7 @@ async def test_a_batch_that_is_being_committed_is_published_first_or_refused(
             assert [b"x"] == await values(partition)
         else:
             await delete(partition, coordinator)
-            targets.may_pin.set()
+            targets.may_prepare.set()
             with pytest.raises(Problem) as problem:
                 await committing
             assert ("fenced", "not_applied") == (problem.value.code, problem.value.outcome)

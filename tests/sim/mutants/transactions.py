@@ -1,4 +1,4 @@
-"""The rules of transactions: stages, pins, the coordinator's decisions."""
+"""The rules of transactions: stages, prepares, the coordinator's decisions."""
 
 from __future__ import annotations
 
@@ -69,30 +69,30 @@ TRANSACTIONS = [
         tests=COORDINATOR,
     ),
     case(
-        "a later pin takes away what an earlier one has promised",
-        "laminar.node.transactions.participant:Participant.pin",
-        "if known is None or not known.pinned:",
+        "a later prepare takes away what an earlier one has promised",
+        "laminar.node.transactions.participant:Participant.prepare",
+        "if known is None or not known.prepared:",
         "if True:",
         tests=STAGES,
     ),
     case(
-        "a part that is said to be pinned is decided without a pin",
-        "laminar.node.transactions.participant:Participant.pinned",
+        "a part that is said to be prepared is decided without a prepare",
+        "laminar.node.transactions.participant:Participant.confirm_prepared",
         "if have != count:",
         "if False:",
         tests=STAGES,
     ),
     case(
-        "a pin is answered before it is committed",
+        "a prepare is answered before it is committed",
         "laminar.node.api.transactions.sinks:SinkRoutes._do",
-        "await pinning",
-        "pinning.add_done_callback(lambda done: done.exception())",
+        "await preparing",
+        "preparing.add_done_callback(lambda done: done.exception())",
         tests=COORDINATOR,
     ),
     case(
-        "a pin is released by time",
+        "a prepare is released by time",
         "laminar.node.partition.state.staged_batches:StagedBatches.abandoned",
-        "if not batch.pinned",
+        "if not batch.prepared",
         "if True",
         tests=STAGES,
     ),
@@ -111,10 +111,10 @@ TRANSACTIONS = [
         tests=ONCE,
     ),
     case(
-        "the age of a pin counts from the stages",
-        "laminar.node.partition.state.staged_batches:StagedBatches._pinned",
-        "pinned_ms=header.append_time_ms",
-        "pinned_ms=0",
+        "the age of a prepare counts from the stages",
+        "laminar.node.partition.state.staged_batches:StagedBatches._prepared",
+        "prepared_ms=header.append_time_ms",
+        "prepared_ms=0",
         tests=ONCE,
     ),
     case(
@@ -153,14 +153,14 @@ TRANSACTIONS = [
         tests=ONCE,
     ),
     case(
-        "a pin is dropped before a newer epoch keeps its driver from deciding",
+        "a prepare is dropped before a newer epoch keeps its driver from deciding",
         "laminar.node.api.transactions.abandoned_stages:AbandonedStages._is_over",
         "known = await self._coordinators.end(sink, epoch)",
         "return True",
         tests=ONCE,
     ),
     case(
-        "what is pinned for a sink that is not known any more is kept for ever",
+        "what is prepared for a sink that is not known any more is kept for ever",
         "laminar.node.api.transactions.abandoned_stages:AbandonedStages._is_over",
         "if undecided or known.epoch == 0:",
         "if undecided:",
@@ -223,9 +223,9 @@ TRANSACTIONS = [
         tests=DELETION,
     ),
     case(
-        "a publish takes what was pinned for another decision",
+        "a publish takes what was prepared for another decision",
         "laminar.node.transactions.participant:Participant.knows",
-        "(not pin or not known.pin or known.pin == pin)",
+        "not prepare_index or not known.prepare_index or known.prepare_index == prepare_index",
         "True",
         tests=PUBLISHED_ONCE,
     ),
@@ -238,7 +238,7 @@ TRANSACTIONS = [
     ),
     case(
         "a later publish is forgotten with an older one",
-        "laminar.node.partition.state.staged_batches:StagedBatches._pinned",
+        "laminar.node.partition.state.staged_batches:StagedBatches._prepared",
         "if published is not None and published.index == index:",
         "if published is not None:",
         tests=PUBLISHED_ONCE,
@@ -254,19 +254,19 @@ TRANSACTIONS = [
         "a coordinator that was deposed denies a batch that was committed",
         "laminar.node.transactions.coordinator:Coordinator.commit",
         "# A deposed leader that has not noticed may not know of the commit, forgotten there since.",
-        "raise pin",
+        "raise answer",
         tests=PUBLISHED_ONCE,
     ),
     case(
-        "a leader that was deposed says that a pin is lost",
+        "a leader that was deposed says that a prepare is lost",
         "laminar.node.api.transactions.sinks:SinkRoutes._do",
-        "if not staging.knows(batch, request.pin):",
+        "if not staging.knows(batch, request.prepare_index):",
         "if False:",
         tests=PUBLISHED_ONCE,
     ),
     case(
         "what is remembered of writes has no bound",
-        "laminar.node.transactions.participant:Participant.pin",
+        "laminar.node.transactions.participant:Participant.prepare",
         "self._refuse_crowd(batch)",
         "pass",
         tests=PUBLISHED_ONCE,

@@ -26,14 +26,18 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _BOUND = re.compile(r"(?:<=|>=) (?P<bound>-?[0-9]+)\Z")
 
 MAX_DOCUMENT_BYTES = 1 << 20
-# For pins and commits, which list the stages of a partition, or all partitions of a batch.
+# For prepares and commits, which list the stages of a partition, or all partitions of a batch.
 MAX_COMMIT_BYTES = 5 << 20
 # For operations that do not use a body.
 MAX_NO_DOCUMENT_BYTES = 64 << 10
 _MOST = (
     {operation: MAX_DOCUMENT_BYTES for operation, body in BODIES.items() if body is Body.JSON}
     | {operation: MAX_NO_DOCUMENT_BYTES for operation, body in BODIES.items() if body is Body.NONE}
-    | {"pin_stages": MAX_COMMIT_BYTES, "commit_batch": MAX_COMMIT_BYTES, "publish_upload": MAX_DOCUMENT_BYTES}
+    | {
+        "prepare_stages": MAX_COMMIT_BYTES,
+        "commit_batch": MAX_COMMIT_BYTES,
+        "publish_upload": MAX_DOCUMENT_BYTES,
+    }
 )
 
 

@@ -3,16 +3,16 @@
 The leader of a partition checks it regularly. When a batch is an hour old, its coordinator is asked, as it
 may have decided the batch, or may still do so. The batch is over if a newer epoch began, or if its number was
 decided for another batch. A batch that is not over may belong to a long job, so it stays. But if it was not
-pinned within a day it is removed, as a driver that is gone for good reports nothing. A single-use sink never
-gets a newer epoch from its driver: so after `ONCE_MS` its coordinator begins one, which ends what it had
-pinned.
+prepared within a day it is removed, as a driver that is gone for good reports nothing. A single-use sink
+never gets a newer epoch from its driver: so after `ONCE_MS` its coordinator begins one, which ends what it
+had prepared.
 
 No coordinator knows the parts of an upload: they are removed an hour after the last of them.
 
 A partition remembers which batch a sink has published, to recognise a repeated publish. For single-use sinks
 that would be an entry for each, for ever. So these entries are removed after `ONCE_MS`, or when there are
 many newer ones, if their coordinator has committed that nothing of the sink is under way. A publish that
-comes even later is refused, because its pin is used up.
+comes even later is refused, because its prepare is used up.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from laminar.node.transactions.participant import Batch, Participant
 
 _log = logging.getLogger("laminar.transactions")
 
-# The coordinator is asked about batches that have been idle, or pinned, for longer than this.
+# The coordinator is asked about batches that have been idle, or prepared, for longer than this.
 STAGE_AGE_MS = 3_600_000
-# A batch that is not pinned is removed this long after its first stage, without asking the coordinator.
+# A batch that is not prepared is removed this long after its first stage, without asking the coordinator.
 OPEN_AGE_MS = 24 * 3_600_000
 # The pause between two passes.
 JANITOR_S = 10.0
@@ -128,9 +128,9 @@ class AbandonedStages:
                 "%s/%d: abandoned stages are removed later: %s", partition.topic, partition.number, problem
             )
         old = [
-            (key, now_ms - (held.pinned_ms or held.last.append_time_ms) if held.pinned else 0)
+            (key, now_ms - (held.prepared_ms or held.last.append_time_ms) if held.prepared else 0)
             for key, held in partition.state.stages.batches()
-            if held.first.records and (held.pinned_ms or held.last.append_time_ms) < hour_ago_ms
+            if held.first.records and (held.prepared_ms or held.last.append_time_ms) < hour_ago_ms
         ]
         asked = old if len(old) <= ASKED_AT_ONCE else self._services.rng.sample(old, ASKED_AT_ONCE)
         # Concurrently: an absent coordinator delays no other. Each sink once, for all partitions.
@@ -143,10 +143,11 @@ class AbandonedStages:
         except Problem as problem:
             self._statuses[sink] = problem
 
-    async def _drop_if_over(self, partition: Partition, key: BatchKey, pinned_for_ms: int) -> None:
+    async def _drop_if_over(self, partition: Partition, key: BatchKey, prepared_for_ms: int) -> None:
         try:
-            if await self._is_over(key, partition, pinned_for_ms):
-                # A batch that is over stays so: what was staged or pinned meanwhile can't be decided either.
+            if await self._is_over(key, partition, prepared_for_ms):
+                # A batch that is over stays so: what was staged or prepared meanwhile can't be decided
+                # either.
                 await Participant(partition).drop(Batch(sink=key[0], number=key[1], epoch=key[2]))
         except Problem as problem:
             # The next pass tries again.
@@ -154,13 +155,13 @@ class AbandonedStages:
                 "%s/%d: abandoned stages are removed later: %s", partition.topic, partition.number, problem
             )
 
-    async def _is_over(self, key: BatchKey, partition: Partition, pinned_for_ms: int) -> bool:
+    async def _is_over(self, key: BatchKey, partition: Partition, prepared_for_ms: int) -> bool:
         """Return whether a batch can no longer be published here, by what its coordinator has committed."""
         sink, number, epoch = key
         known = self._statuses[sink]
         if isinstance(known, Problem):
             raise known
-        if pinned_for_ms > ONCE_MS:
+        if prepared_for_ms > ONCE_MS:
             undecided = known.once and known.epoch == epoch and known.number < 0
             if undecided or known.epoch == 0:
                 # The driver is presumably gone; if the sink was forgotten, perhaps for long. But only the

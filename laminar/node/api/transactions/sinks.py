@@ -33,7 +33,7 @@ from laminar.node.transactions.coordinator import (
     TOPIC,
     Coordinator,
     Part,
-    Pinned,
+    Prepared,
     id_of,
     id_of_name,
     refuse_epoch,
@@ -61,8 +61,8 @@ class StageRequest(msgspec.Struct, frozen=True, array_like=True):
     frame: bytes
 
 
-class PinRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: pin these stages, or count the `pinned` ones; answers `Pinned`."""
+class PrepareRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To the leader of a partition: prepare these stages, or count the prepared; answers `Prepared`."""
 
     topic: str
     partition: int
@@ -70,11 +70,11 @@ class PinRequest(msgspec.Struct, frozen=True, array_like=True):
     number: int
     epoch: int
     stages: list[int]
-    pinned: int = 0
+    prepared: int = 0
 
 
 class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: publish a pinned batch, if the partition is still that of `group`."""
+    """To the leader of a partition: publish a prepared batch, if the partition is still that of `group`."""
 
     topic: str
     partition: int
@@ -82,7 +82,7 @@ class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
     number: int
     epoch: int
     group: bytes
-    pin: int = 0
+    prepare_index: int = 0
 
 
 class ForgetRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -146,7 +146,7 @@ class SinkAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 AnyRequest = (
-    StageRequest | PinRequest | PublishRequest | ForgetRequest | ListRequest | OverRequest | SinkRequest
+    StageRequest | PrepareRequest | PublishRequest | ForgetRequest | ListRequest | OverRequest | SinkRequest
 )
 
 
@@ -318,25 +318,26 @@ class SinkRoutes:
         )
         return Response.json(documents.Staged(topic, record.number, stage, count), status=201)
 
-    async def pin_stages(self, request: Request, sink: str, number: str) -> Response:
-        """Answer POST /v1/sinks/{sink}/batches/{number}/pins: pin stages ahead of a commit with many."""
-        body = json_body(request, documents.Pin)
+    async def prepare_stages(self, request: Request, sink: str, number: str) -> Response:
+        """Answer POST /v1/sinks/{sink}/batches/{number}/prepared: prepare stages before their commit."""
+        body = json_body(request, documents.Prepare)
         _refuse_system(body.topic, field="topic")
         await self._refresh_for({body.topic, TOPIC})
         self._topics.partition_record(body.topic, str(body.partition))
         known = Sink("")
         if TOPIC in self._services.view.topics():
             known = await self.status(id_of(sink))
-        # Pinned stages stay until a newer epoch begins: under an epoch that never began, they would for ever.
+        # Prepared stages stay until a newer epoch begins: under an epoch that never began, they would for
+        # ever.
         refuse_epoch(known, body.epoch)
-        await self._pin_for_driver(
-            PinRequest(body.topic, body.partition, id_of(sink), int(number), body.epoch, body.stages)
+        await self._prepare_for_driver(
+            PrepareRequest(body.topic, body.partition, id_of(sink), int(number), body.epoch, body.stages)
         )
-        return Response.json(documents.Pinned(body.topic, body.partition, len(set(body.stages))))
+        return Response.json(documents.Prepared(body.topic, body.partition, len(set(body.stages))))
 
-    async def _pin_for_driver(self, request: PinRequest) -> None:
+    async def _prepare_for_driver(self, request: PrepareRequest) -> None:
         try:
-            await self._at_leader(request, Pinned)
+            await self._at_leader(request, Prepared)
         except Problem as problem:
             if problem.code != "no_stage":
                 raise
@@ -358,17 +359,17 @@ class SinkRoutes:
         """Answer PUT /v1/sinks/{sink}/batches/{number}."""
         body = json_body(request, documents.Commit)
         parts = [
-            Part(topic=part.topic, partition=part.partition, stages=part.stages, pinned=part.pinned)
+            Part(topic=part.topic, partition=part.partition, stages=part.stages, prepared=part.prepared)
             for part in body.parts
         ]
         await self._refresh_for({part.topic for part in parts})
         for place, part in enumerate(parts):
             _refuse_system(part.topic, field=f"parts.{place}.topic")
             self._topics.partition_record(part.topic, str(part.partition))
-            if bool(part.stages) == bool(part.pinned):
+            if bool(part.stages) == bool(part.prepared):
                 raise Problem(
                     "invalid",
-                    "a part must name its stages, or say how many are pinned",
+                    "a part must name its stages, or say how many are prepared",
                     field=f"parts.{place}.stages",
                     value=len(part.stages),
                 )
@@ -491,26 +492,26 @@ class SinkRoutes:
             header = verify(frame)
             await staging.stage(batch, request.stage, frame, header)
             return header.count
-        if isinstance(request, PinRequest):
-            pinning = (
-                staging.pinned(batch, request.pinned)
-                if request.pinned
-                else staging.pin(batch, request.stages)
+        if isinstance(request, PrepareRequest):
+            preparing = (
+                staging.confirm_prepared(batch, request.prepared)
+                if request.prepared
+                else staging.prepare(batch, request.stages)
             )
-            # Before any await: meanwhile the batch may be published, and its pin used up.
-            pin = staging.pin_of(batch)
-            await pinning
-            return Pinned(partition.replica.group, pin)
+            # Before any await: meanwhile the batch may be published, and its prepare used up.
+            index = staging.prepare_index_of(batch)
+            await preparing
+            return Prepared(partition.replica.group, index)
         if partition.replica.group != request.group:
             # This is another partition of that name. Only the catalog can say whether the one that is meant
             # was deleted.
             detail = f"{request.topic}/{request.partition} here is another group's"
             raise Problem("not_leader", detail, outcome="not_applied")
-        if not staging.knows(batch, request.pin):
-            # Confirmed first: a deposed leader that has not noticed may not know of the pin, and must not
+        if not staging.knows(batch, request.prepare_index):
+            # Confirmed first: a deposed leader that has not noticed may not know of the prepare, and must not
             # call it lost.
             await partition.reader.confirmed_end()
-        await staging.publish(batch, request.pin)
+        await staging.publish(batch, request.prepare_index)
         return None
 
     async def _coordinate(self, coordinator: Coordinator, request: SinkRequest) -> SinkAnswer:
@@ -549,18 +550,18 @@ class SinkRoutes:
 
     # -- what a coordinator asks -------------------------------------------------------------
 
-    async def pin(self, sink: bytes, number: int, epoch: int, part: Part) -> Pinned:
-        """Have a partition pin its part of a batch, at its leader. Raises `Problem`."""
-        request = PinRequest(part.topic, part.partition, sink, number, epoch, part.stages, part.pinned)
-        pinned: Pinned = await self._at_leader(request, Pinned)
-        return pinned
+    async def prepare(self, sink: bytes, number: int, epoch: int, part: Part) -> Prepared:
+        """Have a partition prepare its part of a batch, at its leader. Raises `Problem`."""
+        request = PrepareRequest(part.topic, part.partition, sink, number, epoch, part.stages, part.prepared)
+        prepared: Prepared = await self._at_leader(request, Prepared)
+        return prepared
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
-        """Have a partition publish its pinned part of a batch, at its leader. Raises `Problem`."""
+        """Have a partition publish its prepared part of a batch, at its leader. Raises `Problem`."""
         if await self._is_gone(target):
             return
         request = PublishRequest(
-            target.topic, target.partition, sink, number, epoch, target.group, target.pin
+            target.topic, target.partition, sink, number, epoch, target.group, target.prepare_index
         )
         await self._at_leader(request, type(None))
 
@@ -589,7 +590,7 @@ _KINDS: dict[str, type[AnyRequest]] = {
     kind.__name__: kind
     for kind in (
         StageRequest,
-        PinRequest,
+        PrepareRequest,
         PublishRequest,
         ForgetRequest,
         ListRequest,

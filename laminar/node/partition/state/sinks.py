@@ -72,15 +72,15 @@ class Deletion(IntEnum):
 class Target(msgspec.Struct, frozen=True, array_like=True):
     """A partition in which a decision is published.
 
-    `group` is its group's id, which a later partition of the same name does not have. `pin` is the index of
-    the `pin` entry there, which stages that are pinned again later do not have.
+    `group` is its group's id, which a later partition of the same name does not have. `prepare_index` is the
+    index of the `prepare` entry there, which stages that are prepared again later do not have.
     """
 
     topic: str
     partition: int
     group: bytes
-    # 0 in decisions of older versions, which did not name the pin.
-    pin: int = 0
+    # 0 in decisions of older versions, which did not name the prepare.
+    prepare_index: int = 0
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):

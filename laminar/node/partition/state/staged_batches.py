@@ -1,11 +1,11 @@
 """The table of staged batches: entries in the log without offsets, of transactions and large records.
 
 A *stage* is a batch of records in an entry of its own, replicated and checksummed like any other, but
-invisible to readers. Stages belong to a batch of a *sink*, under an epoch of the sink. A *pin* promises that
-they stay until the sink's coordinator decides about them. A *publish* names them and gives them their
+invisible to readers. Stages belong to a batch of a *sink*, under an epoch of the sink. A *prepare* promises
+that they stay until the sink's coordinator decides about them. A *publish* names them and gives them their
 offsets, all at once: from then on readers see them at the place of the publish, and they are kept as long as
-the publish is. A decision names its pin by the pin's index. So stages that late or repeated requests stage
-and pin again, under the same epoch, are not taken for those that were decided.
+the publish is. A decision names its prepare by the prepare's index. So stages that late or repeated requests
+stage and prepare again, under the same epoch, are not taken for those that were decided.
 
 The last published batch of each sink is remembered, so that a publish that comes again is answered as the
 first time. That of a single-use sink is forgotten when the coordinator confirms that the sink has no open
@@ -13,8 +13,8 @@ decision.
 
 An *upload* is made the same way, of one record that is larger than a batch: its stages are parts of the
 value, without records, and its publish takes one offset. An upload belongs to one partition, whose leader
-decides alone, without a pin. Published uploads are remembered for a while, so that a publish that comes again
-is recognised.
+decides alone, without a prepare. Published uploads are remembered for a while, so that a publish that comes
+again is recognised.
 
 Like the table of producers this one is a function of the log: changed when an entry is appended, rolled back
 when the entry is truncated. It knows one partition only; what is decided, and for which partitions, the
@@ -41,7 +41,7 @@ MAX_NAMED = 1024
 # Published uploads that are remembered, by count and by age in the log.
 MAX_UPLOADS = 1_000
 UPLOAD_AGE_MS = 24 * 3_600_000
-# Most publishes of single-use sinks that a partition remembers. At this number no more is pinned for such
+# Most publishes of single-use sinks that a partition remembers. At this number no more is prepared for such
 # sinks, until some are forgotten. The bound is needed because each `log_start` entry carries them.
 MAX_PUBLISHED_ONCE = 100_000
 
@@ -77,38 +77,43 @@ def upload_key(upload: bytes) -> BatchKey:
 
 
 class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A batch in a stored table: its stages in order, whether it is pinned, when, and by which entry."""
+    """A batch in a stored table: its stages in order, whether it is prepared, when, and by which entry."""
 
     stages: tuple[Stage, ...]
-    pinned: bool = False
-    # Both are 0 if the batch is not pinned, and in tables of older versions, which did not store them.
-    pinned_ms: int = 0
-    pin: int = 0
+    prepared: bool = False
+    # Both are 0 if the batch is not prepared, and in tables of older versions, which did not store them.
+    prepared_ms: int = 0
+    prepare_index: int = 0
 
 
 class OpenBatch:
     """The stages of one unpublished batch in this partition, in order of their entries.
 
-    A pinned batch is never dropped for its age. `pinned_ms` is the append time of its pin, `pin` the pin's
-    index.
+    A prepared batch is never dropped for its age. `prepared_ms` is the append time of its prepare,
+    `prepare_index` the prepare's index.
 
     An object never changes: `with_stage` makes another one. Both share one list of stages, of which each owns
     the first `count`; so a stage costs the same however many there are. Further elements of the list belong
     to a later object, or were truncated from the log.
     """
 
-    __slots__ = ("_all", "_places", "count", "pin", "pinned", "pinned_ms", "size_bytes")
+    __slots__ = ("_all", "_places", "count", "prepare_index", "prepared", "prepared_ms", "size_bytes")
 
     def __init__(
-        self, stages: Iterable[Stage] = (), *, pinned: bool = False, pinned_ms: int = 0, pin: int = 0
+        self,
+        stages: Iterable[Stage] = (),
+        *,
+        prepared: bool = False,
+        prepared_ms: int = 0,
+        prepare_index: int = 0,
     ) -> None:
         self._all = list(stages)
         # The position of each number in the list.
         self._places = {stage.number: place for place, stage in enumerate(self._all)}
         self.count = len(self._all)
-        self.pinned = pinned
-        self.pinned_ms = pinned_ms
-        self.pin = pin
+        self.prepared = prepared
+        self.prepared_ms = prepared_ms
+        self.prepare_index = prepare_index
         self.size_bytes = sum(stage.size_bytes for stage in self._all)
 
     @property
@@ -143,13 +148,17 @@ class OpenBatch:
         made = OpenBatch.__new__(OpenBatch)
         made._all, made._places = self._all, self._places
         made.count = self.count + 1
-        made.pinned, made.pinned_ms, made.pin = self.pinned, self.pinned_ms, self.pin
+        made.prepared, made.prepared_ms, made.prepare_index = (
+            self.prepared,
+            self.prepared_ms,
+            self.prepare_index,
+        )
         made.size_bytes = self.size_bytes + stage.size_bytes
         return made
 
     def stored(self) -> StagedBatch:
         """Return the batch as a stored table has it."""
-        return StagedBatch(tuple(self.stages), self.pinned, self.pinned_ms, self.pin)
+        return StagedBatch(tuple(self.stages), self.prepared, self.prepared_ms, self.prepare_index)
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True):
@@ -183,10 +192,10 @@ class PublishedUpload(msgspec.Struct, frozen=True, array_like=True):
     crc32c: int
 
 
-class PinOperation(IntEnum):
-    """The change that a `pin` entry makes to a batch."""
+class PrepareOperation(IntEnum):
+    """The change that a `prepare` entry makes to a batch."""
 
-    PIN = 1
+    PREPARE = 1
     DROP = 2
     # Forget all of a deleted sink, up to the epoch of the entry.
     FORGET = 3
@@ -194,18 +203,18 @@ class PinOperation(IntEnum):
     FORGET_PUBLISHED = 4
 
 
-class PinRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of a `pin` entry.
+class PrepareRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of a `prepare` entry.
 
-    To pin, `stages` are the numbers of the stages that are kept; others of the batch are dropped. To forget a
-    sink only `sink` and `epoch` are used. To forget publishes only `published` is: (sink, index of its
-    publish).
+    To prepare, `stages` are the numbers of the stages that are kept; others of the batch are dropped. To
+    forget a sink only `sink` and `epoch` are used. To forget publishes only `published` is: (sink, index of
+    its publish).
     """
 
     sink: bytes
     number: int
     epoch: int
-    operation: PinOperation
+    operation: PrepareOperation
     stages: list[int] = []
     published: list[tuple[bytes, int]] = []
 
@@ -250,7 +259,7 @@ class StoredStages(msgspec.Struct, frozen=True, array_like=True):
     uploads: list[tuple[bytes, PublishedUpload]] = []
 
 
-_pin_decoder = msgspec.msgpack.Decoder(PinRecord)
+_prepare_decoder = msgspec.msgpack.Decoder(PrepareRecord)
 _publish_decoder = msgspec.msgpack.Decoder(PublishRecord)
 
 
@@ -288,9 +297,9 @@ class StagedBatches:
         return sum(batch.size_bytes for batch in self._maps[0].values())
 
     @property
-    def pinned(self) -> bool:
-        """Whether any batch is pinned."""
-        return any(batch.pinned for batch in self._maps[0].values())
+    def prepared(self) -> bool:
+        """Whether any batch is prepared."""
+        return any(batch.prepared for batch in self._maps[0].values())
 
     def batch(self, key: BatchKey) -> OpenBatch | None:
         """Return the open batch with this key, as of the log's end."""
@@ -360,7 +369,7 @@ class StagedBatches:
         return iter(self._maps[0].items())
 
     def abandoned(self, *, idle_before_ms: int, begun_before_ms: int) -> list[BatchKey]:
-        """Return the keys of open batches that count as abandoned; a pinned batch never does.
+        """Return the keys of open batches that count as abandoned; a prepared batch never does.
 
         A batch of a sink does if its first stage was appended before `begun_before_ms`, an upload if its last
         part was appended before `idle_before_ms`. The times are compared with append times.
@@ -368,7 +377,7 @@ class StagedBatches:
         return [
             key
             for key, batch in self._maps[0].items()
-            if not batch.pinned
+            if not batch.prepared
             and (
                 batch.first.append_time_ms < begun_before_ms
                 if batch.first.records
@@ -404,7 +413,7 @@ class StagedBatches:
             table[key] = value
 
     def appended(self, header: Header, frame: Buffer) -> None:
-        """Apply a `staged`, `pin` or `publish` entry that is now the log's last."""
+        """Apply a `staged`, `prepare` or `publish` entry that is now the log's last."""
         if header.kind is Kind.STAGED:
             key = (header.producer_id, header.sequence, header.producer_epoch)
             stage = Stage(
@@ -418,39 +427,41 @@ class StagedBatches:
             )
             before = self._maps[0].get(key) or OpenBatch()
             self._put(header.index, 0, key, before.with_stage(stage))
-        elif header.kind is Kind.PIN:
-            pin = _pin_decoder.decode(body_of(frame))
-            self._pinned(header, pin)
+        elif header.kind is Kind.PREPARE:
+            prepare = _prepare_decoder.decode(body_of(frame))
+            self._prepared(header, prepare)
         elif header.kind is Kind.PUBLISH:
             record = publish_record(frame)
             self._published(header, record)
 
-    def _pinned(self, header: Header, pin: PinRecord) -> None:
-        key = (pin.sink, pin.number, pin.epoch)
+    def _prepared(self, header: Header, prepare: PrepareRecord) -> None:
+        key = (prepare.sink, prepare.number, prepare.epoch)
         batch = self._maps[0].get(key)
-        if pin.operation is PinOperation.FORGET:
-            for old in self.of_sink(pin.sink, epoch=pin.epoch):
+        if prepare.operation is PrepareOperation.FORGET:
+            for old in self.of_sink(prepare.sink, epoch=prepare.epoch):
                 self._put(header.index, 0, old, None)
-            published = self.published(pin.sink)
-            if published is not None and published.epoch <= pin.epoch:
-                self._forget(header.index, pin.sink)
-        elif pin.operation is PinOperation.FORGET_PUBLISHED:
-            for sink, index in pin.published:
+            published = self.published(prepare.sink)
+            if published is not None and published.epoch <= prepare.epoch:
+                self._forget(header.index, prepare.sink)
+        elif prepare.operation is PrepareOperation.FORGET_PUBLISHED:
+            for sink, index in prepare.published:
                 published = self.published(sink)
                 # If the sink has published a later batch since, that one is kept.
                 if published is not None and published.index == index:
                     self._forget(header.index, sink)
-        elif pin.operation is PinOperation.DROP:
+        elif prepare.operation is PrepareOperation.DROP:
             self._put(header.index, 0, key, None)
         elif batch is not None:
-            wanted = set(pin.stages)
+            wanted = set(prepare.stages)
             kept = [stage for stage in batch.stages if stage.number in wanted]
-            # The leader had all of the stages when it proposed the pin. If damage has taken one from this
+            # The leader had all of the stages when it proposed the prepare. If damage has taken one from this
             # log, the batch is dropped, so that it is never published in part.
             whole = len(kept) == len(wanted)
             after = None
             if whole and kept:
-                after = OpenBatch(kept, pinned=True, pinned_ms=header.append_time_ms, pin=header.index)
+                after = OpenBatch(
+                    kept, prepared=True, prepared_ms=header.append_time_ms, prepare_index=header.index
+                )
             self._put(header.index, 0, key, after)
 
     def _forget(self, index: int, sink: bytes) -> None:
@@ -575,7 +586,12 @@ class StagedBatches:
 
 
 def _opened(batch: StagedBatch) -> OpenBatch:
-    return OpenBatch(batch.stages, pinned=batch.pinned, pinned_ms=batch.pinned_ms, pin=batch.pin)
+    return OpenBatch(
+        batch.stages,
+        prepared=batch.prepared,
+        prepared_ms=batch.prepared_ms,
+        prepare_index=batch.prepare_index,
+    )
 
 
 def _place_of(published: Published) -> int:

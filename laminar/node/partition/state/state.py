@@ -71,7 +71,7 @@ class PartitionState:
         elif header.kind == Kind.CURSOR:
             self.cursors.appended(header, body_of(frame))
             self.cursors.committed(header.committed_index)
-        elif header.kind in (Kind.STAGED, Kind.PIN, Kind.PUBLISH):
+        elif header.kind in (Kind.STAGED, Kind.PREPARE, Kind.PUBLISH):
             self.stages.appended(header, frame)
             self.stages.committed(header.committed_index)
         elif header.kind == Kind.SINK:

@@ -381,31 +381,33 @@ def test_a_sink_that_is_deleted_is_gone_with_what_it_staged(
     assert ["1", "3"] == Partition(http, topic, 0).values()
 
 
-def test_stages_may_be_pinned_before_a_commit_that_could_not_name_them_all(
+def test_stages_may_be_prepared_before_a_commit_that_could_not_name_them_all(
     http: httpx.Client, new_topic: Callable[..., str]
 ) -> None:
-    """It says how many; another number of them, or none that are pinned, commits nothing."""
+    """It says how many; another number of them, or none that are prepared, commits nothing."""
     topic = new_topic(2)
-    epoch = begin(http, "s-pins")
+    epoch = begin(http, "s-prepares")
     for number in range(3):
-        stage(http, "s-pins", 0, topic, 0, str(number), epoch=epoch, stage=number)
-    stage(http, "s-pins", 0, topic, 1, "3", epoch=epoch)
+        stage(http, "s-prepares", 0, topic, 0, str(number), epoch=epoch, stage=number)
+    stage(http, "s-prepares", 0, topic, 1, "3", epoch=epoch)
     body = {"epoch": epoch, "topic": topic, "partition": 0, "stages": [0, 2]}
 
     def put(count: int) -> httpx.Response:
         parts = [
-            {"topic": topic, "partition": 0, "pinned": count},
+            {"topic": topic, "partition": 0, "prepared": count},
             {"topic": topic, "partition": 1, "stages": [0]},
         ]
-        return http.put("/v1/sinks/s-pins/batches/0", json={"epoch": epoch, "parts": parts})
+        return http.put("/v1/sinks/s-prepares/batches/0", json={"epoch": epoch, "parts": parts})
 
-    problem(put(2), 409, "no_stage", field="pinned", value=2, limit=0)
+    problem(put(2), 409, "no_stage", field="prepared", value=2, limit=0)
     for _ in range(2):
-        answer = http.post("/v1/sinks/s-pins/batches/0/pins", json=body)
-        assert (200, 2) == (answer.status_code, answer.json()["pinned"])
-    problem(put(3), 409, "no_stage", field="pinned", value=3, limit=2)
-    problem(http.post("/v1/sinks/s-pins/batches/0/pins", json=body | {"stages": [0]}), 409, "in_progress")
-    problem(http.post("/v1/sinks/s-pins/batches/0/pins", json=body | {"stages": []}), 422, "invalid")
+        answer = http.post("/v1/sinks/s-prepares/batches/0/prepared", json=body)
+        assert (200, 2) == (answer.status_code, answer.json()["prepared"])
+    problem(put(3), 409, "no_stage", field="prepared", value=3, limit=2)
+    problem(
+        http.post("/v1/sinks/s-prepares/batches/0/prepared", json=body | {"stages": [0]}), 409, "in_progress"
+    )
+    problem(http.post("/v1/sinks/s-prepares/batches/0/prepared", json=body | {"stages": []}), 422, "invalid")
     assert [] == Partition(http, topic, 0).values()
     assert "applied" == put(2).json()["result"]
     assert "already" == put(2).json()["result"]
@@ -414,28 +416,28 @@ def test_stages_may_be_pinned_before_a_commit_that_could_not_name_them_all(
     problem(put(0), 422, "invalid", field="parts.0.stages", value=0)
 
 
-def test_nothing_is_pinned_under_an_epoch_that_nothing_is_committed_under(
+def test_nothing_is_prepared_under_an_epoch_that_nothing_is_committed_under(
     http: httpx.Client, new_topic: Callable[..., str]
 ) -> None:
     """No newer epoch than one that never began would ever let it go, and it holds the log's start."""
     topic = new_topic(1)
-    old = begin(http, "s-pins-late")
-    epoch = begin(http, "s-pins-late")
+    old = begin(http, "s-prepares-late")
+    epoch = begin(http, "s-prepares-late")
     for sink, staged, code, status in (
-        ("s-pins-late", old, "fenced", 409),
-        ("s-pins-late", epoch + 1, "invalid", 422),
-        ("s-pins-never", 1, "invalid", 422),
-        ("s-pins-never", 2**31 + 7, "no_such_sink", 404),
+        ("s-prepares-late", old, "fenced", 409),
+        ("s-prepares-late", epoch + 1, "invalid", 422),
+        ("s-prepares-never", 1, "invalid", 422),
+        ("s-prepares-never", 2**31 + 7, "no_such_sink", 404),
     ):
         stage(http, sink, 0, topic, 0, "1", epoch=staged)
         body = {"epoch": staged, "topic": topic, "partition": 0, "stages": [0]}
-        problem(http.post(f"/v1/sinks/{sink}/batches/0/pins", json=body), status, code, field="epoch")
+        problem(http.post(f"/v1/sinks/{sink}/batches/0/prepared", json=body), status, code, field="epoch")
 
 
 def test_what_a_partition_takes_of_a_batch_fits_into_one_request() -> None:
     """And so do all partitions that a batch may have, whatever the topics are called."""
     stages = {"epoch": 2**32 - 1, "topic": "t" * 200, "partition": 16_383, "stages": [2**53 - 1] * MAX_STAGES}
-    part = {"topic": "t" * 200, "partition": 16_383, "pinned": MAX_STAGES}
+    part = {"topic": "t" * 200, "partition": 16_383, "prepared": MAX_STAGES}
 
     assert len(msgspec.json.encode(stages)) <= MAX_COMMIT_BYTES
     assert len(msgspec.json.encode({"epoch": 2**32 - 1, "parts": [part] * MAX_PARTS})) <= MAX_COMMIT_BYTES

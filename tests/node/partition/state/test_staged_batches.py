@@ -18,7 +18,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state import staged_batches as stages_module
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH
-from laminar.node.partition.state.staged_batches import OpenBatch, PinOperation, Stage, StagedBatches
+from laminar.node.partition.state.staged_batches import OpenBatch, PrepareOperation, Stage, StagedBatches
 from laminar.node.transactions.participant import Batch as SinkBatch
 from laminar.node.transactions.participant import Participant
 from tests.node.alone import lone_partition, values
@@ -26,7 +26,7 @@ from tests.node.entries import (
     check_follows_its_log,
     forget_entry,
     forget_published_entry,
-    pin_entry,
+    prepare_entry,
     publish_entry,
     staged_entry,
 )
@@ -56,7 +56,7 @@ async def test_a_publish_gives_all_stages_their_offsets_in_order_of_their_number
         assert 2 == partition.end_offset
         assert [b"before", b"between"] == await values(partition)
 
-        await staging.pin(of(0), [0, 1])
+        await staging.prepare(of(0), [0, 1])
         assert Receipt(0, 2, 4) == await staging.publish(of(0))
         await partition.appends.append_records(Records([b"after"]))
 
@@ -71,7 +71,7 @@ async def test_a_publish_gives_all_stages_their_offsets_in_order_of_their_number
 
 
 async def test_every_step_may_be_asked_for_again(tmp_path: Path) -> None:
-    """A stage, a pin, a publish that are there already are answered, and nothing is added to the log."""
+    """A stage, a prepare, a publish that are there already are answered, and nothing is added to the log."""
     async with lone_partition(tmp_path) as partition:
         staging = Participant(partition)
         for _ in range(2):
@@ -79,8 +79,8 @@ async def test_every_step_may_be_asked_for_again(tmp_path: Path) -> None:
         first = partition.log.last_index
         await stage(partition, of(0), 0, b"a")
         assert first == partition.log.last_index
-        await staging.pin(of(0), [0])
-        await staging.pin(of(0), [0])
+        await staging.prepare(of(0), [0])
+        await staging.prepare(of(0), [0])
         first = partition.log.last_index
         assert Receipt(0, 0, 1) == await staging.publish(of(0))
         assert Receipt(0, 0, 1, duplicate=True) == await staging.publish(of(0))
@@ -91,7 +91,7 @@ async def test_every_step_may_be_asked_for_again(tmp_path: Path) -> None:
 
 
 async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    """Another batch under a stage's number, pins of what is not there, publishes of what is not pinned."""
+    """Another batch under a stage's number, prepares of what is not there, publishes of what is not."""
     async with lone_partition(tmp_path) as partition:
         staging = Participant(partition)
         await stage(partition, of(0), 0, b"a")
@@ -104,16 +104,16 @@ async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
             problem.value.outcome,
         )
         with pytest.raises(Problem) as problem:
-            staging.pin(of(0), [0, 1])
+            staging.prepare(of(0), [0, 1])
         assert ("no_stage", 1) == (problem.value.code, problem.value.value)
         with pytest.raises(Problem) as problem:
-            staging.pin(of(0, epoch=2), [0])
+            staging.prepare(of(0, epoch=2), [0])
         assert "no_stage" == problem.value.code
         with pytest.raises(Problem) as problem:
             staging.publish(of(0))
         assert "no_stage" == problem.value.code
         assert before == partition.log.last_index
-        await staging.pin(of(0), [0])
+        await staging.prepare(of(0), [0])
         with pytest.raises(Problem) as problem:
             stage(partition, of(0), 1, b"late")
         assert "in_progress" == problem.value.code
@@ -123,15 +123,15 @@ async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         assert ("already_committed", 0) == (problem.value.code, problem.value.limit)
 
 
-async def test_a_pin_keeps_what_it_names_and_drops_the_rest(tmp_path: Path) -> None:
-    """What a driver staged and then gave up is gone with the pin, and other epochs' with the publish."""
+async def test_a_prepare_keeps_what_it_names_and_drops_the_rest(tmp_path: Path) -> None:
+    """What a driver staged and then gave up is gone with the prepare, and other epochs' with the publish."""
     async with lone_partition(tmp_path) as partition:
         staging = Participant(partition)
         for number in range(4):
             await stage(partition, of(0), number, b"%d" % number)
         await stage(partition, of(0, epoch=2), 0, b"x")
         await stage(partition, of(1), 0, b"next")
-        await staging.pin(of(0), [1, 3])
+        await staging.prepare(of(0), [1, 3])
         await staging.publish(of(0))
 
         assert [b"1", b"3"] == await values(partition)
@@ -140,9 +140,9 @@ async def test_a_pin_keeps_what_it_names_and_drops_the_rest(tmp_path: Path) -> N
         await partition.appends.append_records(Records([b"y"]))
         assert not partition.state.stages
         await stage(partition, of(2), 0, b"z")
-        await staging.pin(of(2), [0])
+        await staging.prepare(of(2), [0])
         gone = staging.drop_abandoned(idle_before_ms=0, begun_before_ms=1 << 60)
-        assert gone == 0, "a pin is not released by time"
+        assert gone == 0, "a prepare is not released by time"
 
 
 async def test_the_log_may_not_begin_between_a_stage_and_its_publish(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ async def test_the_log_may_not_begin_between_a_stage_and_its_publish(tmp_path: P
         await stage(partition, of(0), 0, b"a" * 100)
         await partition.appends.append_records(Records([b"between"]))
         assert old == partition.start_mover.possible_start(partition.log.last_index)
-        await staging.pin(of(0), [0])
+        await staging.prepare(of(0), [0])
         await staging.publish(of(0))
         publish = partition.log.last_index
         await partition.appends.append_records(Records([b"new"]))
@@ -184,7 +184,7 @@ async def test_a_reader_of_a_tag_finds_published_batches_that_have_it(tmp_path: 
         staging = Participant(partition)
         for number in range(6):
             await stage(partition, of(0), number, b"%d" % number, tag="ab"[number % 2])
-        await staging.pin(of(0), list(range(6)))
+        await staging.prepare(of(0), list(range(6)))
         await staging.publish(of(0))
         await partition.appends.append_records(Records([b"plain"]))
         found: list[bytes] = []
@@ -219,13 +219,13 @@ async def test_an_operation_that_this_version_does_not_know_stops_the_replica(tm
     async with lone_partition(tmp_path, stopped=stopped) as partition:
         staging = Participant(partition)
         await stage(partition, of(0), 0, b"a")
-        known = (SINK, 0, 1, max(PinOperation) + 1, [0])
-        frame = seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(known), Kind.PIN)
+        known = (SINK, 0, 1, max(PrepareOperation) + 1, [0])
+        frame = seal(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(known), Kind.PREPARE)
         with pytest.raises(Problem):
             await partition.appends.append_control(frame)
         assert ["t/0"] == stopped and not partition.leads
         with pytest.raises(Problem):
-            staging.pin(of(0), [0])
+            staging.prepare(of(0), [0])
 
 
 @pytest.mark.parametrize("most", [4, 1024])
@@ -275,9 +275,11 @@ def _apply(stages: StagedBatches, index: int, change: tuple[int, int, int]) -> N
         frame = staged_entry(index, sink, number, epoch, stage=index)
     elif what == 4:
         held = stages.batch((sink, number, epoch))
-        frame = pin_entry(index, sink, number, epoch, [each.number for each in held.stages] if held else [])
+        frame = prepare_entry(
+            index, sink, number, epoch, [each.number for each in held.stages] if held else []
+        )
     elif what == 5:
-        frame = pin_entry(index, sink, number, epoch, None)
+        frame = prepare_entry(index, sink, number, epoch, None)
     elif what == 6:
         held = stages.batch((sink, number, epoch))
         names = [(each.index, each.records) for each in held.stages] if held else []
@@ -302,8 +304,8 @@ async def test_a_batch_has_so_many_stages_in_a_partition_and_the_next_is_refused
         await stage(partition, of(1), 0, b"of the next batch")
 
 
-async def test_only_what_is_pinned_is_taken_for_it(tmp_path: Path) -> None:
-    """A commit that says how many stages it has pinned would else decide on what may go."""
+async def test_only_what_is_prepared_is_taken_for_it(tmp_path: Path) -> None:
+    """A commit that says how many stages it has prepared would else decide on what may go."""
     async with lone_partition(tmp_path) as partition:
         staging = Participant(partition)
         for number in range(3):
@@ -311,25 +313,25 @@ async def test_only_what_is_pinned_is_taken_for_it(tmp_path: Path) -> None:
         for have in (0, 2):
             for count in {1, 2, 3} - {have}:
                 with pytest.raises(Problem) as problem:
-                    staging.pinned(of(0), count)
+                    staging.confirm_prepared(of(0), count)
                 assert ("no_stage", count, have) == (
                     problem.value.code,
                     problem.value.value,
                     problem.value.limit,
                 )
-            await staging.pin(of(0), [0, 2])
-        await staging.pinned(of(0), 2)
+            await staging.prepare(of(0), [0, 2])
+        await staging.confirm_prepared(of(0), 2)
 
 
-async def test_what_is_pinned_is_never_changed_by_another_pin(tmp_path: Path) -> None:
+async def test_what_is_prepared_is_never_changed_by_another_prepare(tmp_path: Path) -> None:
     """A commit may have been decided on it: one that was asked for earlier and comes later takes nothing."""
     async with lone_partition(tmp_path) as partition:
         staging = Participant(partition)
         for number in range(2):
             await stage(partition, of(0), number, b"%d" % number)
-        await staging.pin(of(0), [0, 1])
+        await staging.prepare(of(0), [0, 1])
         with pytest.raises(Problem) as problem:
-            staging.pin(of(0), [1])
+            staging.prepare(of(0), [1])
         assert ("in_progress", "not_applied") == (problem.value.code, problem.value.outcome)
         await staging.publish(of(0))
 
@@ -337,12 +339,12 @@ async def test_what_is_pinned_is_never_changed_by_another_pin(tmp_path: Path) ->
 
 
 def test_a_batch_that_lost_a_stage_to_damage_is_never_published_in_part() -> None:
-    """The pin's leader had all that it names: where one is missing in the replay, no other stays."""
+    """The prepare's leader had all that it names: where one is missing in the replay, no other stays."""
     stages = StagedBatches()
     for index in (1, 2):
         frame = staged_entry(index, SINK, 0, 1, stage=index)
         stages.appended(Header.unpack(frame), frame)
-    frame = pin_entry(3, SINK, 0, 1, [1, 2, 3])
+    frame = prepare_entry(3, SINK, 0, 1, [1, 2, 3])
     stages.appended(Header.unpack(frame), frame)
 
     assert stages.batch((SINK, 0, 1)) is None
@@ -354,7 +356,7 @@ async def test_a_read_takes_no_more_than_it_was_asked_for(tmp_path: Path) -> Non
         staging = Participant(partition)
         for number in range(20):
             await stage(partition, of(number), 0, b"x" * 1000, tag="t")
-            await staging.pin(of(number), [0])
+            await staging.prepare(of(number), [0])
             await staging.publish(of(number))
         for number in range(20, 40):
             await stage(partition, of(number), 0, b"x" * 1000)
@@ -382,12 +384,12 @@ async def test_a_reader_of_a_tag_never_meets_what_is_staged(tmp_path: Path) -> N
 
 
 async def test_what_was_decided_and_what_goes_away_are_taken_on_a_full_disk(tmp_path: Path) -> None:
-    """New stages and pins are refused; a publish, and the drop of what is left behind, go on."""
+    """New stages and prepares are refused; a publish, and the drop of what is left behind, go on."""
     async with lone_partition(tmp_path) as partition:
         staging = Participant(partition)
         for number in range(2):
             await stage(partition, of(number), 0, b"%d" % number)
-        await staging.pin(of(0), [0])
+        await staging.prepare(of(0), [0])
         partition.appends.refusal = lambda: Problem("disk_full", "no room", outcome="not_applied")
 
         with pytest.raises(Problem) as problem:
@@ -405,7 +407,7 @@ async def test_a_reader_whose_records_go_meanwhile_is_told_so(tmp_path: Path, mo
         staging = Participant(partition)
         for number in range(2):
             await stage(partition, of(0), number, b"%d" % number)
-        await staging.pin(of(0), [0, 1])
+        await staging.prepare(of(0), [0, 1])
         await staging.publish(of(0))
         publish = partition.log.last_index
         find_offset = partition.log.find_offset
