@@ -16,7 +16,7 @@ from enum import IntEnum, IntFlag
 from itertools import accumulate
 from typing import Final, TypeAlias
 
-from crc32c import crc32c
+from laminar.checksum import crc32c
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

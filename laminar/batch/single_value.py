@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import struct
 
-from crc32c import crc32c
-
 from laminar.batch.columns import DIRECTORY_HEAD_BYTES, DIRECTORY_LINE_BYTES, VARIABLE, Codec, Column
 from laminar.batch.header import HEADER_CRC_AT, HEADER_SIZE, Buffer, fields
+from laminar.checksum import crc32c
 
 # Some fields of the header, then the directory's head and first line. Fields that are compared together are
 # read as one number: columns, reserved, directory_bytes | column, codec, flags, width | validity_position,

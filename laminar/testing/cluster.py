@@ -1,8 +1,8 @@
 """A cluster of real node processes on this machine: started, killed, restarted and ended by a program.
 
-Each node is `laminar serve` in a process group of its own. Its data folder and log file are kept when it
-ends. By default every cluster has a loopback net for itself (127.77.N.1, 127.77.N.2, ...): so ports are
-fixed, a restarted node has the same address, and clusters do not disturb each other. No node outlives the
+Each node is `python -m laminar.node` in a process group of its own. Its data folder and log file are kept
+when it ends. By default every cluster has a loopback net for itself (127.77.N.1, 127.77.N.2, ...): so ports
+are fixed, a restarted node has the same address, and clusters do not disturb each other. No node outlives the
 program: the kernel kills each process group when the program ends (`laminar.testing.parent_death`). All
 processes have a mark in their environment, by which `leftovers` finds those that still run. This module knows
 processes and addresses. It asks nodes only whether they are ready.
@@ -244,9 +244,8 @@ class LocalCluster:
             given["join"] = ",".join(f"{other.host}:{other.port}" for other in asked)
         flags: list[str] = []
         for name, value in given.items():
-            flag = f"--{name.replace('_', '-')}"
-            flags += [flag] if value is True else [flag, str(value)]
-        return [sys.executable, "-P", "-m", "laminar.cli", "serve", *flags]
+            flags += [f"--{name.replace('_', '-')}", str(value)]
+        return [sys.executable, "-P", "-m", "laminar.node", *flags]
 
     def spawn(self, number: int) -> None:
         """Start a node without waiting for it."""

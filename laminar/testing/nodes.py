@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from laminar.client import client as aio_client
     from laminar.client.sync import client as sync
 
-# The command line's own entry, with this interpreter, whether or not `laminar` is on the path.
-SERVER = (sys.executable, "-c", "from laminar.cli import main; main()", "serve")
+# A node, with this interpreter, whether or not `laminar` is on the path.
+SERVER = (sys.executable, "-m", "laminar.node")
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 

@@ -1,4 +1,4 @@
-"""A node whose disk is the fault disk: `python -m tests.disks.serve`, with the flags of `laminar serve`.
+"""A node whose disk is the fault disk: `python -m tests.disks.serve`, with the flags of `laminar.node`.
 
 Unsynced bytes live in its processes, so killing them is a loss of power. Beside the data folder lie its
 hidden files (`<data>.unsynced`) and the rules, which may be changed at any time (`<data>.rules`, a JSON list
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from laminar.node.host.settings import SETTINGS, load
+from laminar.node.__main__ import settings_of
 from laminar.node.runtime.environment import Environment
 from laminar.node.supervisor import serve
 from laminar.testing.cluster import LocalCluster
@@ -34,9 +34,9 @@ class FaultCluster(LocalCluster):
 
     def command(self, number: int) -> list[str]:
         laminar = super().command(number)
-        place = laminar.index("laminar.cli")
+        place = laminar.index("laminar.node")
         # Not -P, which hides the folder that `tests` is in.
-        return [sys.executable, "-m", "tests.disks.serve", *laminar[place + 2 :]]
+        return [sys.executable, "-m", "tests.disks.serve", *laminar[place + 1 :]]
 
     def environment(self) -> dict[str, str]:
         root = str(Path(__file__).parents[2])
@@ -52,11 +52,7 @@ class FaultCluster(LocalCluster):
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code of `laminar.node.supervisor.serve`."""
-    names = {row.flag: row.name for row in SETTINGS}
-    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    settings = load(
-        config=None, environ={}, flags={names[flag]: value for flag, value in given.items()}
-    ).settings
+    settings = settings_of(arguments)
     data = os.path.abspath(settings.data)
     environment = Environment()
     environment.disk = disk = FaultDisk.over(f"{data}.unsynced", rules_path=f"{data}.rules")

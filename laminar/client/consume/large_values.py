@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
-from crc32c import crc32c
-
+from laminar.checksum import crc32c
 from laminar.client.errors import ConfigError, Error
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.routing import readers

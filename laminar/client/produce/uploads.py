@@ -14,9 +14,8 @@ import os
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from crc32c import crc32c
-
 from laminar.batch import BATCH_TYPE, BatchError, build
+from laminar.checksum import crc32c
 from laminar.client.codecs import not_bytes
 from laminar.client.errors import ConfigError, Error
 from laminar.client.net.attempts import now_ms

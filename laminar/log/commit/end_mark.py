@@ -12,8 +12,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
+from laminar.checksum import crc32c
 from laminar.log.disk.disk import Buffer, Disk
 from laminar.log.disk.errors import DiskError
 from laminar.log.format.journal_codec import BLOCK_SIZE

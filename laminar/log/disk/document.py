@@ -15,8 +15,7 @@ import re
 import struct
 from collections.abc import Sequence
 
-from crc32c import crc32c
-
+from laminar.checksum import crc32c
 from laminar.log.disk.disk import Buffer, Disk
 from laminar.log.disk.errors import DamagedDocument, DiskError
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
 from laminar.batch.header import HEADER_CRC_AT, HEADER_SIZE, SEALED_PLACE_FIELDS, Buffer, Kind, fields
+from laminar.checksum import crc32c
 
 _PLACE_AND_CRC = fields("index", "term", "header_crc")
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
-from crc32c import crc32c
-
+from laminar.checksum import crc32c
 from laminar.log.disk.disk import Buffer
 
 BLOCK_SIZE = 4096

@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from crc32c import crc32c
-
 from laminar.batch.header import HEADER_CRC_AT, HEADER_SIZE, LOG_FIELDS, Flag, Kind
+from laminar.checksum import crc32c
 from laminar.log.disk.disk import Buffer
 from laminar.log.disk.errors import BrokenChain, StorageError
 from laminar.log.format.checkpoint_state import LogStart

@@ -8,9 +8,8 @@ any thread; to rebuild a whole segment takes long, so that is never done in the 
 
 from __future__ import annotations
 
-from crc32c import crc32c
-
 from laminar.batch.header import HEADER_CRC_AT, HEADER_SIZE, LOG_FIELDS, MAGIC, Buffer, fields
+from laminar.checksum import crc32c
 from laminar.log.disk.disk import File
 from laminar.log.disk.errors import DiskError
 from laminar.log.format.index_entry import (

@@ -7,10 +7,8 @@ limits beside its type; `SETTINGS` is the table of them from which documentation
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -472,6 +470,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _unknown(name: str, origin: str, *, shown: str, candidates: Mapping[str, str]) -> SettingsError:
+    import difflib  # with `tomllib` below 5 ms of each start, of nodes without a file, too
+
     close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     hint = f"; did you mean {candidates[close[0]]}?" if close else ""
     return SettingsError(f"unknown setting {shown}{hint}", name=name, origin=origin)
@@ -480,6 +480,8 @@ def _unknown(name: str, origin: str, *, shown: str, candidates: Mapping[str, str
 def _from_file(config: str | os.PathLike[str] | None) -> list[tuple[str, object, str]]:
     if config is None:
         return []
+    import tomllib
+
     origin = os.fspath(config)
     try:
         document = tomllib.loads(Path(config).read_text(encoding="utf-8"))

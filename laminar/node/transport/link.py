@@ -28,8 +28,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol, cast
 
-from crc32c import crc32c
-
+from laminar.checksum import crc32c
 from laminar.node.transport.handshake import MAX_HANDSHAKE_BYTES, Channel
 
 Buffer = bytes | bytearray | memoryview

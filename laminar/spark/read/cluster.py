@@ -17,10 +17,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
-from crc32c import crc32c
-
 from laminar.batch import Batch, split
 from laminar.batch.large_record import checksum_of, size_of
+from laminar.checksum import crc32c
 from laminar.client.client import Client
 from laminar.client.consume.large_values import Value
 from laminar.client.errors import NotFound, OffsetExpired, Unavailable

@@ -6,16 +6,13 @@ Each process gives its statistics as JSON; here they become Prometheus metric fa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
 
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.cluster.exposition import CONTENT_TYPE, Family, Kind, exposition
 from laminar.node.api.cluster.health import Watch
 from laminar.node.api.common.services import HostServices
 from laminar.node.runtime.boot import role_name, role_number
@@ -24,95 +21,82 @@ from laminar.node.transport.transport import Peer, TransportError
 ASK_TIMEOUT_S = 2.0
 
 
-class _Scrape(Collector):
-    """Metric families made from the statistics of each process."""
-
-    def __init__(self, processes: list[dict[str, Any]]) -> None:
-        self._processes = processes
-
-    def collect(self) -> Iterable[Metric]:
-        """Yield a family for each number, labelled by process; partitions' ones by topic and partition."""
-        yield from self._numbers()
-        yield from self._partitions()
-
-    def _numbers(self) -> Iterator[Metric]:
-        families: dict[str, Metric] = {}
-        for process in self._processes:
-            for part, numbers in process.items():
-                if not isinstance(numbers, dict):
+def _numbers(processes: Iterable[dict[str, Any]]) -> Iterable[Family]:
+    """Return a family for each number of the processes' parts, labelled by process."""
+    families: dict[str, Family] = {}
+    for process in processes:
+        for part, numbers in process.items():
+            if not isinstance(numbers, dict):
+                continue
+            for name, value in numbers.items():
+                if isinstance(value, bool) or not isinstance(value, (int, float)):
                     continue
-                for name, value in numbers.items():
-                    if isinstance(value, bool) or not isinstance(value, (int, float)):
-                        continue
-                    full = f"laminar_{part}_{name}"
-                    family = families.get(full)
-                    if family is None:
-                        family = families[full] = GaugeMetricFamily(
-                            full, f"{part}: {name}", labels=["process"]
-                        )
-                    family.add_metric([str(process["role"])], value)  # type: ignore[attr-defined]  # each is a gauge family
-        yield from families.values()
+                full = f"laminar_{part}_{name}"
+                family = families.get(full)
+                if family is None:
+                    family = families[full] = Family(full, f"{part}: {name}", Kind.GAUGE, ["process"])
+                family.add([str(process["role"])], value)
+    return families.values()
 
-    def _partitions(self) -> Iterator[Metric]:
-        labels = ["topic", "partition"]
-        appended = CounterMetricFamily(
-            "laminar_appended_batches", "Batches appended as leader", labels=labels
-        )
-        end = GaugeMetricFamily(
-            "laminar_end_offset", "Committed end offset of this node's replica", labels=labels
-        )
-        start = GaugeMetricFamily(
-            "laminar_start_offset", "Earliest offset of this node's replica", labels=labels
-        )
-        size = GaugeMetricFamily("laminar_log_bytes", "Bytes of this node's replica", labels=labels)
-        leads = GaugeMetricFamily("laminar_leader", "1 where this node leads the partition", labels=labels)
-        failed = GaugeMetricFamily(
-            "laminar_log_failed",
-            "1 where a write or sync of the partition's files failed here: its replica has stopped",
-            labels=labels,
-        )
-        fetched = CounterMetricFamily(
-            "laminar_fetched_bytes", "Bytes of batches served to readers", labels=labels
-        )
-        lag = GaugeMetricFamily(
-            "laminar_cursor_lag", "Records between the cursor and the end", labels=[*labels, "cursor"]
-        )
-        overtaken = GaugeMetricFamily(
-            "laminar_cursor_overtaken",
-            "Records that retention deleted before this cursor passed them",
-            labels=[*labels, "cursor"],
-        )
-        staged = GaugeMetricFamily(
-            "laminar_staged_batches",
-            "Batches of sinks that are staged in the partition and not published, where this node leads it",
-            labels=labels,
-        )
-        staged_bytes = GaugeMetricFamily(
-            "laminar_staged_bytes", "Bytes of these batches, where this node leads it", labels=labels
-        )
-        partitions = [each for process in self._processes for each in process.get("partitions", [])]
-        cursors: dict[str, set[str]] = {}
-        for partition in partitions:
-            cursors.setdefault(partition["topic"], set()).update(partition["cursors"])
-        for partition in partitions:
-            where = [partition["topic"], str(partition["partition"])]
-            appended.add_metric(where, partition["appended_batches"])
-            end.add_metric(where, partition["end_offset"])
-            start.add_metric(where, partition["start_offset"])
-            size.add_metric(where, partition["bytes"])
-            leads.add_metric(where, int(partition["leading"]))
-            failed.add_metric(where, int(partition["log_failed"]))
-            fetched.add_metric(where, partition["fetched_bytes"])
-            if partition["leading"]:
-                staged.add_metric(where, partition["staged_batches"])
-                staged_bytes.add_metric(where, partition["staged_bytes"])
-                # (lag, overtaken) of a cursor without a position in this partition: all is unread.
-                unread = partition["end_offset"] - partition["start_offset"], 0
-                for name in sorted(cursors[partition["topic"]]):
-                    lagging, gone = partition["cursors"].get(name, unread)
-                    lag.add_metric([*where, name], lagging)
-                    overtaken.add_metric([*where, name], gone)
-        yield from (appended, start, end, size, leads, failed, fetched, lag, overtaken, staged, staged_bytes)
+
+def _partitions(processes: Iterable[dict[str, Any]]) -> Iterable[Family]:
+    """Return the families of the processes' partitions, labelled by topic and partition."""
+    labels = ["topic", "partition"]
+    appended = Family("laminar_appended_batches_total", "Batches appended as leader", Kind.COUNTER, labels)
+    end = Family("laminar_end_offset", "Committed end offset of this node's replica", Kind.GAUGE, labels)
+    start = Family("laminar_start_offset", "Earliest offset of this node's replica", Kind.GAUGE, labels)
+    size = Family("laminar_log_bytes", "Bytes of this node's replica", Kind.GAUGE, labels)
+    leads = Family("laminar_leader", "1 where this node leads the partition", Kind.GAUGE, labels)
+    failed = Family(
+        "laminar_log_failed",
+        "1 where a write or sync of the partition's files failed here: its replica has stopped",
+        Kind.GAUGE,
+        labels,
+    )
+    fetched = Family(
+        "laminar_fetched_bytes_total", "Bytes of batches served to readers", Kind.COUNTER, labels
+    )
+    lag = Family(
+        "laminar_cursor_lag", "Records between the cursor and the end", Kind.GAUGE, [*labels, "cursor"]
+    )
+    overtaken = Family(
+        "laminar_cursor_overtaken",
+        "Records that retention deleted before this cursor passed them",
+        Kind.GAUGE,
+        [*labels, "cursor"],
+    )
+    staged = Family(
+        "laminar_staged_batches",
+        "Batches of sinks that are staged in the partition and not published, where this node leads it",
+        Kind.GAUGE,
+        labels,
+    )
+    staged_bytes = Family(
+        "laminar_staged_bytes", "Bytes of these batches, where this node leads it", Kind.GAUGE, labels
+    )
+    partitions = [each for process in processes for each in process.get("partitions", [])]
+    cursors: dict[str, set[str]] = {}
+    for partition in partitions:
+        cursors.setdefault(partition["topic"], set()).update(partition["cursors"])
+    for partition in partitions:
+        where = [partition["topic"], str(partition["partition"])]
+        appended.add(where, partition["appended_batches"])
+        end.add(where, partition["end_offset"])
+        start.add(where, partition["start_offset"])
+        size.add(where, partition["bytes"])
+        leads.add(where, int(partition["leading"]))
+        failed.add(where, int(partition["log_failed"]))
+        fetched.add(where, partition["fetched_bytes"])
+        if partition["leading"]:
+            staged.add(where, partition["staged_batches"])
+            staged_bytes.add(where, partition["staged_bytes"])
+            # (lag, overtaken) of a cursor without a position in this partition: all is unread.
+            unread = partition["end_offset"] - partition["start_offset"], 0
+            for name in sorted(cursors[partition["topic"]]):
+                lagging, gone = partition["cursors"].get(name, unread)
+                lag.add([*where, name], lagging)
+                overtaken.add([*where, name], gone)
+    return (appended, start, end, size, leads, failed, fetched, lag, overtaken, staged, staged_bytes)
 
 
 class MetricsRoute:
@@ -173,30 +157,17 @@ class MetricsRoute:
             return_exceptions=True,
         )
         processes = [self.own()]
-        up = GaugeMetricFamily(
-            "laminar_process_up", "1 where a process of this node answers", labels=["process"]
-        )
-        up.add_metric([role_name(services.number)], 1)
+        up = Family("laminar_process_up", "1 where a process of this node answers", Kind.GAUGE, ["process"])
+        up.add([role_name(services.number)], 1)
         for role, answer in sorted(
             zip(siblings, answers, strict=True), key=lambda pair: role_number(pair[0])
         ):
             if isinstance(answer, TransportError):
-                up.add_metric([role_name(role)], 0)
+                up.add([role_name(role)], 0)
                 continue
             if isinstance(answer, BaseException):
                 raise answer
-            up.add_metric([role_name(role)], 1)
+            up.add([role_name(role)], 1)
             processes.append(msgspec.json.decode(answer))
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Scrape(processes))
-        registry.register(_Fixed([up]))
-        return Response(200, [("Content-Type", CONTENT_TYPE_LATEST)], generate_latest(registry))
-
-
-class _Fixed(Collector):
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the families given."""
-        return self._families
+        families = [*_numbers(processes), *_partitions(processes), up]
+        return Response(200, [("Content-Type", CONTENT_TYPE)], exposition(families))
