@@ -88,7 +88,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.client.policy": ("laminar.client.errors", "laminar.client.records"),
     "laminar.client.net": (
         *("laminar.client.errors", "laminar.client.policy"),
-        *("laminar.batch", "laminar.http.protocol", "laminar.http.client"),
+        *("laminar.batch", "laminar.http.protocol", "laminar.http.client", "laminar.http.api"),
     ),
     "laminar.client.produce": (
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
@@ -110,12 +110,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.client.client": (
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs", "laminar.client.net"),
         *("laminar.client.produce", "laminar.client.consume", "laminar.client.transact"),
-        "laminar.client.topic",
+        *("laminar.client.topic", "laminar.http.api"),
     ),
     "laminar.client.sync": (
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.produce", "laminar.client.consume"),
         *("laminar.client.transact", "laminar.client.topic", "laminar.client.client"),
+        "laminar.http.api",
     ),
     # The node
     "laminar.node": (),

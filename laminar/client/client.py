@@ -18,10 +18,9 @@ from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES
 from laminar.client.records import SinkInfo
 from laminar.client.topic import Topic
 from laminar.client.transact.sinks import DEFAULT_STAGE_BYTES, Sink, Transaction
+from laminar.http.api.deadlines import CLIENT_TOTAL_S
 
 T = TypeVar("T")
-
-DEFAULT_TIMEOUT_S = 30.0
 
 
 class Client:
@@ -239,7 +238,7 @@ def connect(
     url: str | Sequence[str] | None = None,
     *,
     token: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT_S,
+    timeout: float = CLIENT_TOTAL_S,
     shared_port: bool = False,
 ) -> Client:
     """Return a client for the cluster at `url`: a URL, a list of them, or None.

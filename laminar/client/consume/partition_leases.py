@@ -17,7 +17,7 @@ from laminar.client.net.session import Session
 from laminar.client.policy.assignment import Place
 
 # A step that a node does not answer within this time is sent to another node.
-ATTEMPT_TIMEOUT_S = 1.0
+LEASE_ATTEMPT_S = 1.0
 
 
 class Lease:
@@ -52,7 +52,7 @@ class Leases:
     async def places(self, *, timeout_s: float | None = None) -> dict[int, Place]:
         """Return position and owner by partition; a partition without a position is missing."""
         answer = await self._session.call(
-            "GET", self._path, accept=(404,), timeout_s=timeout_s, attempt_timeout_s=ATTEMPT_TIMEOUT_S
+            "GET", self._path, accept=(404,), timeout_s=timeout_s, attempt_timeout_s=LEASE_ATTEMPT_S
         )
         if answer.status == 404:
             return {}
@@ -144,5 +144,5 @@ class Leases:
             body=msgspec.json.encode(body),
             headers={"Content-Type": "application/json"},
             timeout_s=timeout_s,
-            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+            attempt_timeout_s=LEASE_ATTEMPT_S,
         )

@@ -26,7 +26,7 @@ from urllib.parse import quote
 import msgspec
 
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnDamage, OnExpired
-from laminar.client.consume.partition_leases import ATTEMPT_TIMEOUT_S, Lease, Leases
+from laminar.client.consume.partition_leases import LEASE_ATTEMPT_S, Lease, Leases
 from laminar.client.errors import ConfigError, Error, Fenced, OutcomeUnknown, PreconditionFailed, Unavailable
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.assignment import Members, Place, moves, wanted
@@ -320,7 +320,7 @@ class Subscription(Generic[T]):
             body=msgspec.json.encode({"mode": self.mode, "session_ms": int(self._session_s * 1000)}),
             headers={"Content-Type": "application/json"},
             timeout_s=timeout_s,
-            attempt_timeout_s=max(ATTEMPT_TIMEOUT_S, self._session_s / 4),
+            attempt_timeout_s=max(LEASE_ATTEMPT_S, self._session_s / 4),
         )
         document = answer.json()
         live = frozenset(str(each["member"]) for each in document["members"])
@@ -431,7 +431,7 @@ class Subscription(Generic[T]):
         for name in self._former - {lease.owner for lease in self._leases.values()}:
             self._former.discard(name)
             with contextlib.suppress(Error):  # then the name is removed when its session expires
-                await self._session.call("DELETE", self._member_path(name), timeout_s=ATTEMPT_TIMEOUT_S)
+                await self._session.call("DELETE", self._member_path(name), timeout_s=LEASE_ATTEMPT_S)
 
     async def _own_again(self, lease: Lease) -> None:
         """Transfer the lease to this member's present name, if it was claimed under an earlier one."""

@@ -22,16 +22,14 @@ from laminar.client.net.endpoints import Endpoints
 from laminar.client.net.pool import Pool
 from laminar.client.net.shared_port import SharedPorts
 from laminar.client.policy.routing import Balancer, SessionOffsets, TopicMap, readers
+from laminar.http.api.deadlines import CLIENT_ATTEMPT_S, CLIENT_LEADER_WAIT_S
 from laminar.http.client.connection import head_bytes
 from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, Target
 
 _log = logging.getLogger("laminar.client")
 
-ATTEMPT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 2.0
-# A request for the first or end offset of a partition waits this long for a leader: longer than an election
-# takes. Then it asks the replicas, and waits for each of them `REPLICA_TIMEOUT_S`.
-LEADER_PATIENCE_S = 5.0
+# How long to wait for a replica that is asked for its first or end offset, as no leader is known.
 REPLICA_TIMEOUT_S = 2.0
 # How long the node that is asked for a map waits for replicas that do not answer it; and how much longer the
 # client waits for that node before it asks another one.
@@ -142,7 +140,7 @@ class Session:
         accept: Sequence[int] = (),
         first: str | None = None,
         among: Sequence[str] = (),
-        attempt_timeout_s: float = ATTEMPT_TIMEOUT_S,
+        attempt_timeout_s: float = CLIENT_ATTEMPT_S,
     ) -> Answer:
         """Send a request that any node can answer, and repeat it until there is a final answer; return that.
 
@@ -324,7 +322,7 @@ class Session:
             answer = await attempts.send(
                 url,
                 self.head(url, "GET", target, {"Accept": BATCH_TYPE}),
-                timeout_s=ATTEMPT_TIMEOUT_S + wait_ms / 1000,
+                timeout_s=CLIENT_ATTEMPT_S + wait_ms / 1000,
                 measured=not wait_ms,
             )
             if answer is not None:
@@ -393,7 +391,7 @@ class Session:
 
     def leader_patience_s(self, timeout_s: float) -> float:
         """Return how long a call with this timeout waits for a leader before it asks the other replicas."""
-        return min(LEADER_PATIENCE_S, timeout_s / 2)
+        return min(CLIENT_LEADER_WAIT_S, timeout_s / 2)
 
     async def _offset_of_replicas(
         self, topic: str, partition: int, target: str, *, deadline: float

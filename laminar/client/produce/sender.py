@@ -18,11 +18,12 @@ import msgspec
 from laminar.batch import BATCH_TYPE, BatchError, build
 from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.net.attempts import judged, now_ms, origin_of
-from laminar.client.net.session import ATTEMPT_TIMEOUT_S, Session, topic_path
+from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.partition_queue import MOST_FLYING, PartitionQueue, Pending, padded
 from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.policy.retry import OUT_OF_SEQUENCE, Backoff, Step, Verdict, judge_loss
 from laminar.client.produce.leader_watchdog import LeaderWatchdog
+from laminar.http.api.deadlines import CLIENT_ATTEMPT_S
 from laminar.http.protocol.answer import Answer, ConnectionFailed
 
 
@@ -178,7 +179,7 @@ class Sender:
                 self._head(queue, url, len(frame)),
                 (frame,),
                 self._on_answer(queue, pending, url),
-                timeout_s=min(ATTEMPT_TIMEOUT_S, max(0.001, (pending.deadline_ms - now) / 1000)),
+                timeout_s=min(CLIENT_ATTEMPT_S, max(0.001, (pending.deadline_ms - now) / 1000)),
             )
             self._watchdog.sent(queue.partition, connection)
 

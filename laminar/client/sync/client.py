@@ -20,6 +20,7 @@ from laminar.client.sync.portal import Portal
 from laminar.client.sync.sinks import Sink, Transaction
 from laminar.client.sync.topic import Topic
 from laminar.client.transact.sinks import DEFAULT_STAGE_BYTES
+from laminar.http.api.deadlines import CLIENT_TOTAL_S
 
 T = TypeVar("T")
 
@@ -179,7 +180,7 @@ def connect(
     url: str | Sequence[str] | None = None,
     *,
     token: str | None = None,
-    timeout: float = aio_client.DEFAULT_TIMEOUT_S,
+    timeout: float = CLIENT_TOTAL_S,
     shared_port: bool = False,
 ) -> Client:
     """Return a client for the cluster at `url`: a URL, a list of them, or None.

@@ -69,5 +69,8 @@ STEP_ATTEMPTS_S = 10.0
 CLIENT_ATTEMPT_S = FORWARDED_APPEND_S + 2 * TRANSFER_S
 """One attempt of a client at one node; then it asks another."""
 
+CLIENT_LEADER_WAIT_S = 5.0
+"""After this time without a leader a request for a first or end offset goes to the replicas."""
+
 CLIENT_TOTAL_S = 30.0
 """All attempts of a request, unless the program says otherwise."""

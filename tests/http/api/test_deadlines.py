@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from laminar.client import client
-from laminar.client.net import session
 from laminar.http.api import deadlines as d
 
 
@@ -29,9 +27,9 @@ def test_a_client_has_time_for_attempts_at_several_nodes() -> None:
     assert d.CLIENT_TOTAL_S >= 3 * d.CLIENT_ATTEMPT_S
 
 
-def test_the_client_keeps_to_the_table() -> None:
-    """What it waits for one attempt and for all of them is what the node reckons with."""
-    assert (d.CLIENT_ATTEMPT_S, d.CLIENT_TOTAL_S) == (session.ATTEMPT_TIMEOUT_S, client.DEFAULT_TIMEOUT_S)
+def test_a_client_waits_for_an_election_before_it_does_without_a_leader() -> None:
+    """A replica may know less than was acknowledged; only a majority that is gone justifies asking it."""
+    assert d.CLIENT_TOTAL_S / 2 > d.CLIENT_LEADER_WAIT_S > d.ELECTION_WAIT_S + d.ASK_WHO_LEADS_S
 
 
 def test_pauses_are_short_beside_what_they_lie_between() -> None:
