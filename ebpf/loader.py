@@ -19,7 +19,7 @@ from ebpf import kernel
 from ebpf.interfaces import Interface, interfaces, network_namespace
 from ebpf.layout import SLOTS, NodePlan
 from ebpf.requirements import Requirement
-from ebpf.shared import FILE_SYSTEM, FOLDER, Shared, locked, nodes_in, remove, sweep
+from ebpf.shared import FILE_SYSTEM, FOLDER, Shared, locked, nodes_in, program_folders, remove, sweep
 from ebpf.toolchain import MAPS, CompileError, compile_program, digest
 
 PROGRAM_NAME = "laminar_steer"
@@ -222,12 +222,15 @@ def _folder_of(interface: Interface) -> Path:
     """Return the folder for this interface that nodes with the same program share; it may not exist yet.
 
     Raises:
-        NotSteered: nodes with another version of the program steer on the interface.
+        NotSteered: nodes with another version of the program steer on the interface, or the folder's name is
+            taken by a file.
     """
     prefix = f"{network_namespace()}-{interface.index}-"
     folder = FOLDER / f"{prefix}{digest()}"
-    if any(other != folder for other in FOLDER.glob(f"{prefix}*")):
+    if any(other != folder and other.name.startswith(prefix) for other in program_folders()):
         raise NotSteered(f"nodes of another version of Laminar steer on {interface.name}")
+    if folder.exists() and not folder.is_dir():
+        raise NotSteered(f"{folder} is a file, not the folder of a program: remove it")
     return folder
 
 

@@ -27,6 +27,8 @@ FOLDER = FILE_SYSTEM / "laminar"
 QUEUE_PACKETS = 2048
 """The number of packets that may wait for a CPU. Further ones are dropped, as by a network card's ring."""
 _U32 = Struct("@I")
+# Network namespace, index of the interface, digest of the program.
+_PROGRAM_FOLDER = re.compile(r"\d+-\d+-[0-9a-f]+")
 _NODE_FOLDER = re.compile(r"node-(\d+)-(\d+)")
 
 
@@ -134,7 +136,7 @@ def locked() -> Iterator[None]:
 
 def sweep() -> None:
     """Remove what dead nodes left, and every program without a node. The caller holds `locked`."""
-    for folder in FOLDER.iterdir():
+    for folder in program_folders():
         alive = False
         for slot, _, node_folder in nodes_in(folder):
             if is_alive(node_folder):
@@ -150,6 +152,11 @@ def sweep() -> None:
             node_folder.rmdir()
         if not alive or not _is_attached(folder):
             remove(folder)
+
+
+def program_folders() -> list[Path]:
+    """Return the folders of all programs. All else in `FOLDER` is not Laminar's, and stays there."""
+    return [path for path in FOLDER.iterdir() if _PROGRAM_FOLDER.fullmatch(path.name) and path.is_dir()]
 
 
 def _is_attached(folder: Path) -> bool:
@@ -169,7 +176,7 @@ def _is_attached(folder: Path) -> bool:
 
 def nodes_in(folder: Path) -> list[tuple[int, int, Path]]:
     """Return (slot, process id, folder) of each node, alive or dead, sorted."""
-    matches = [(_NODE_FOLDER.fullmatch(path.name), path) for path in folder.iterdir()]
+    matches = [(_NODE_FOLDER.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
     return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
 
 

@@ -14,8 +14,9 @@ from ebpf import kernel
 from ebpf.interfaces import Interface, interfaces, interfaces_of, network_namespace
 from ebpf.layout import NodePlan, Passed
 from ebpf.loader import PROGRAM_NAME, Membership, NotSteered, join
-from ebpf.shared import FOLDER
+from ebpf.shared import FOLDER, locked
 from ebpf.status import InterfaceStatus, status
+from ebpf.toolchain import digest
 from tests.ebpf.conftest import Network
 
 JOINER = Path(__file__).with_name("joiner.py")
@@ -156,6 +157,25 @@ def test_nobody_else_can_replace_ours(network: Network) -> None:
 
     os.close(foreign)
     membership.leave()
+
+
+def test_files_in_the_shared_folder_do_not_hinder_a_node(network: Network) -> None:
+    """What somebody pinned there stays; only one that has the name of this interface's folder is refused."""
+    with locked():
+        taken = FOLDER / f"{network_namespace()}-{loopback().index}-{digest()}"
+    stray = FOLDER / f"{network_namespace()}-stray"
+    foreign = kernel.load_program(PASSES, name="theirs")
+    try:
+        kernel.pin(foreign, str(stray))
+        enter("127.0.0.1").leave()
+        assert [stray] == folders()
+        kernel.pin(foreign, str(taken))
+        with pytest.raises(NotSteered, match="is a file, not the folder of a program"):
+            enter("127.0.0.1")
+    finally:
+        os.close(foreign)
+        stray.unlink()
+        taken.unlink(missing_ok=True)
 
 
 def test_what_is_left_of_a_network_that_is_gone_is_removed(new_network: Callable[[], Network]) -> None:
