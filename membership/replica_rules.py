@@ -121,10 +121,13 @@ def _why_not(state: CatalogState, partition: PartitionRecord, request: ReplaceRe
     if request.replica_id not in [r.replica_id for r in partition.replicas]:
         return f"replica {request.replica_id} is not in its place any more"
     others = [r for r in partition.replicas if r.replica_id != request.replica_id]
-    if not all(r.made for r in others):
-        return "another replica is still being made"
+    old = next(r for r in partition.replicas if r.replica_id == request.replica_id)
+    if old.made and not all(r.made for r in others):
+        return "another replica is still being made"  # one that is not made itself has never voted
     if request.node not in state.nodes or request.node in [r.node for r in others]:
         return f"{request.node} is not known, or holds a replica already"
+    if state.nodes[request.node].draining:
+        return f"{request.node} is draining"
     return ""
 
 

@@ -16,6 +16,7 @@ recorded.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from struct import Struct
 
@@ -59,7 +60,29 @@ def rank(partition_hash: int, weights: Mapping[str, float]) -> list[str]:
     return sorted(scores, key=lambda node: (-scores[node], node))
 
 
-def place(partition_hash: int, weights: Mapping[str, float], k: int) -> list[str]:
-    """Return the k best nodes for the partition, best first; fewer when there are fewer."""
+def place(
+    partition_hash: int, weights: Mapping[str, float], k: int, *, zones: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return the k best nodes for the partition, best first; fewer when there are fewer.
+
+    With `zones` (by node; empty or absent: a zone of its own) each next node is the best of those whose zone
+    has been taken least often so far, so no zone holds two replicas while another holds none.
+    """
     assert k >= 0, k
-    return rank(partition_hash, weights)[:k]
+    ranked = rank(partition_hash, weights)
+    if not zones:
+        return ranked[:k]
+    chosen: list[str] = []
+    taken: Counter[str] = Counter()
+    while ranked and len(chosen) < k:
+        # min returns the first of equals, so the best ranked.
+        best = min(ranked, key=lambda node: taken[_zone(node, zones)])
+        ranked.remove(best)
+        taken[_zone(best, zones)] += 1
+        chosen.append(best)
+    return chosen
+
+
+def _zone(node: str, zones: Mapping[str, str]) -> str:
+    """Return a node's zone; a name that no zone has for a node without one."""
+    return zones.get(node) or f"\0{node}"

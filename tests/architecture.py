@@ -138,8 +138,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.transactions": (
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.batch", "laminar.http.api"),
     ),
+    "laminar.node.placement": ("membership", "router"),
     "laminar.node.catalog": (
-        *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
+        *(
+            "laminar.node.placement",
+            "laminar.node.host",
+            "laminar.node.transport",
+            "laminar.node.consensus",
+            "laminar.node.runtime",
+        ),
         *("membership", "raft", "router", "laminar.batch", "laminar.http.api", "laminar.log.*"),
     ),
     "laminar.node.catch_up": (

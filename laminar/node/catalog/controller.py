@@ -38,7 +38,8 @@ from laminar.node.runtime.join import Join, JoinAnswer
 from laminar.node.runtime.process import Process, run_process
 from laminar.node.transport.transport import Address, Peer, TcpAddress, TransportError
 from membership.boot_history import BootRecord
-from membership.catalog import NotCatalogLeader
+from membership.catalog import CODE_VERSION, NotCatalogLeader
+from membership.catalog_rules import kept_by_command
 from membership.gossip import Gossip
 from membership.packets import address_text
 from membership.records import (
@@ -52,6 +53,8 @@ from raft.configuration import ConfigurationRefused
 from raft.values import NotLeader
 
 _log = logging.getLogger("laminar.controller")
+
+ANOTHER_FOLDER = "Start it on an empty folder, with --join, to have it back: its name may be used again"
 
 RECONCILE_S = 1.0
 JOIN_RETRY_S = 0.2
@@ -240,7 +243,7 @@ class Controller(Process):
     def _own_record(self) -> NodeRecord:
         addresses = self.boot.addresses
         known = self.state().nodes.get(self.boot.node)
-        return NodeRecord(
+        own = NodeRecord(
             node=self.boot.node,
             store_id=self.boot.store_id,
             host=addresses.host,
@@ -252,7 +255,10 @@ class Controller(Process):
             weight=self.boot.settings.weight,
             catalog_replica=self._catalog_replica(known),
             boot=self._guard.boot,
+            zone=self.boot.settings.zone,
+            code_version=CODE_VERSION,
         )
+        return own if known is None else kept_by_command(own, known)
 
     def _catalog_replica(self, known: NodeRecord | None) -> int:
         """Return this node's replica id in group 0; 0 if it has none, which asks the catalog for one."""
@@ -413,6 +419,9 @@ class Controller(Process):
             answer = await self.service.ask(NodeRequest(own, self._guard.former))
             if answer.result is not None and answer.result.outcome == "store_changed":
                 self.fatal(Unrecoverable(f"node {self.boot.node!r}: {answer.result.detail}. {ANOTHER_NAME}"))
+                return
+            if answer.result is not None and answer.result.outcome == "removed":
+                self.fatal(Unrecoverable(f"{answer.result.detail}. {ANOTHER_FOLDER}"))
                 return
             if answer.result is not None and answer.result.outcome == "rolled_back":
                 await self._end_as_older_copy(answer.result)

@@ -1,8 +1,8 @@
-"""The duties of group 0's leader for the cluster: the catalog's own voters, and replicas to be replaced.
+"""The duties of group 0's leader for the cluster: the catalog's own voters, and the placement of partitions.
 
 The controller calls `run_pass` periodically; where this node doesn't lead, it does nothing. The rules are
-elsewhere and pure: `voters` for group 0 itself, `replacement` for the partitions. Both use the same record of
-how long each node has been absent, which begins empty with each new leader.
+elsewhere and pure: `voters` for group 0 itself, `laminar.node.placement` for the partitions. Both use the
+same record of how long each node has been present or absent, which begins empty with each new leader.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from collections.abc import Callable
 
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.node_directory import NodeDirectory
-from laminar.node.catalog.replacement import Absence, plan
 from laminar.node.catalog.voters import next_step
 from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.host.clock import Clock
+from laminar.node.placement.planner import Step, plan
+from laminar.node.placement.preferred_leaders import choose
+from laminar.node.placement.presence import Presence
+from laminar.node.placement.wanted import Wanted
 from laminar.node.runtime.boot import Boot
+from membership.catalog import CODE_VERSION
+from membership.records import CatalogState
+from membership.requests import AddReplicas, PreferLeaders, RemoveReplica, ReplaceReplica
 
 _log = logging.getLogger("laminar.controller")
 
@@ -45,7 +51,10 @@ class LeaderDuties:
         self._driver = driver
         self._directory = directory
         self._again = again
-        self._absence = Absence()
+        self._presence = Presence()
+        self._wanted = Wanted(CatalogState())
+        # What the last pass planned from, if it found nothing to do: the same has nothing to do again.
+        self._idle_at: object = None
 
     async def run_pass(self, group: CatalogGroup) -> None:
         """Perform one pass.
@@ -55,16 +64,61 @@ class LeaderDuties:
         """
         replica = group.replica
         if not replica.core.is_leader:
-            self._absence.forget()
+            self._presence.forget()
+            self._idle_at = None
             return
         if group.committed_index < replica.log.last_index:
             return  # no step before all entries are committed; the next pass tries again
         now_ms = self._clock.monotonic_ms()
         absent = self._absent(group)
-        self._absence.observe(absent, now_ms=now_ms)
-        gone = self._absence.longer_than(self._boot.settings.replace_after_ms, now_ms=now_ms)
-        if not self._change_voters(group, gone=gone, absent=absent):
-            await self._replace(group, gone=gone)
+        self._presence.observe(group.catalog.state().nodes, absent=absent, now_ms=now_ms)
+        gone = self._presence.gone(self._boot.settings.replace_after_ms, now_ms=now_ms)
+        if self._change_voters(group, gone=gone, absent=absent):
+            return
+        await self._enable_commands(group)
+        await self._place(group, gone=gone, now_ms=now_ms)
+
+    async def _enable_commands(self, group: CatalogGroup) -> None:
+        """Enable the catalog's newest commands once the programs of all nodes know them."""
+        catalog = group.catalog
+        nodes = catalog.state().nodes.values()
+        known = min((node.code_version for node in nodes), default=0)
+        if catalog.code_version < min(known, CODE_VERSION):
+            await catalog.enable(min(known, CODE_VERSION))
+            _log.info("the catalog's commands of version %d are enabled", min(known, CODE_VERSION))
+
+    async def _place(self, group: CatalogGroup, *, gone: set[str], now_ms: int) -> None:
+        """Take the placement of partitions, and the choice of their leaders, one step further."""
+        catalog = group.catalog
+        state = catalog.state()
+        settings = self._boot.settings
+        settle_ms = min(settings.settle_ms, settings.replace_after_ms or settings.settle_ms)
+        settled = self._presence.settled(settle_ms, now_ms=now_ms)
+        present = self._presence.present()
+        voting = frozenset(node for _, node in group.replica.configuration_record.voters)
+        seen = (state.version, catalog.code_version, frozenset(gone), frozenset(settled), frozenset(present))
+        if self._idle_at == (seen, voting):
+            return
+        self._wanted.follow(state, unfit=gone)
+        steps = plan(state, self._wanted, gone=gone, present=present, settled=settled, voting=voting)
+        done = 0
+        for step in steps:
+            if isinstance(step, ReplaceReplica):
+                result = await catalog.change_replicas(step)
+            elif catalog.code_version >= 1:
+                result = await catalog.change_placement(step)
+            else:
+                continue  # an older program does not know the command
+            done += 1
+            _log.warning(
+                "%s: %s; %s %s", step.partition, step.because, result.outcome, result.detail or _what(step)
+            )
+        if catalog.code_version >= 1:
+            chosen = choose(catalog.state(), unfit=gone)
+            if chosen:
+                await catalog.change_placement(PreferLeaders(chosen))
+                done += 1
+        self._idle_at = None if done else (seen, voting)
 
     def _change_voters(self, group: CatalogGroup, *, gone: set[str], absent: set[str]) -> bool:
         """Take group 0's configuration one step further; return whether there was one to take."""
@@ -89,22 +143,6 @@ class LeaderDuties:
         asyncio.get_running_loop().call_later(NEXT_STEP_S, self._again)
         return True
 
-    async def _replace(self, group: CatalogGroup, *, gone: set[str]) -> None:
-        """Replace the replicas of nodes that are gone, and those that are lost."""
-        voting = {node for _, node in group.replica.configuration_record.voters}
-        weights = self._directory.placement_weights()
-        for step in plan(group.catalog.state(), gone=gone, weights=weights, voting=voting):
-            result = await group.catalog.change_replicas(step)
-            _log.warning(
-                "%s: replica %d is %s; a new one on %s: %s %s",
-                step.partition,
-                step.replica_id,
-                step.why,
-                step.node,
-                result.outcome,
-                result.detail,
-            )
-
     def _absent(self, group: CatalogGroup) -> set[str]:
         """Return the nodes that neither gossip nor group 0 has seen lately."""
         core = group.replica.core
@@ -119,3 +157,14 @@ class LeaderDuties:
             if statuses.get(name) != "alive" and not active:
                 absent.add(name)
         return absent
+
+
+def _what(step: Step) -> str:
+    """Return what a step does, as text for the log."""
+    match step:
+        case ReplaceReplica():
+            return f"a new replica on {step.node}"
+        case AddReplicas():
+            return f"new replicas on {', '.join(step.nodes)}"
+        case RemoveReplica():
+            return f"replica {step.replica_id} is removed"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from laminar.node.catalog.controller_addresses import AddressBook
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.local_replica import LocalReplica
+from laminar.node.placement.wanted import belonging_weights
 from laminar.node.transport.transport import Address
 from membership.boot_history import BootRecord
 from membership.gossip import Gossip
@@ -83,25 +84,20 @@ class NodeDirectory:
     def placement_weights(self) -> dict[str, float]:
         """Return, by node, the weights for placing new replicas.
 
-        They have the nodes of the catalog that gossip sees as alive or suspect, except those of weight 0 and
-        those whose folder was put back from an older copy.
+        They have the nodes that belong (`laminar.node.placement.wanted`) and that gossip sees as alive or
+        suspect.
         """
         statuses = self.statuses()
         return {
-            name: record.weight
-            for name, record in self.state().nodes.items()
-            if record.weight > 0
-            and not record.rolled_back
-            and statuses.get(name, "unknown") in ("alive", "suspect")
+            name: weight
+            for name, weight in belonging_weights(self.state()).items()
+            if statuses.get(name, "unknown") in ("alive", "suspect")
         }
 
     def nodes_without_status(self) -> int:
         """Return how many nodes gossip has not heard of since this controller started.
 
-        Only nodes count that could take replicas: no weight of 0, and no folder from an older copy.
+        Only nodes count that belong, so could take replicas.
         """
         statuses = self.statuses()
-        return sum(
-            name not in statuses and record.weight > 0 and not record.rolled_back
-            for name, record in self.state().nodes.items()
-        )
+        return sum(name not in statuses for name in belonging_weights(self.state()))

@@ -18,6 +18,7 @@ from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.node_directory import NodeDirectory
 from laminar.node.consensus.driver import Driver
 from laminar.node.host.clock import Clock
+from laminar.node.placement.wanted import zones_of
 from laminar.node.transport.rpc import PeerLost
 from laminar.node.transport.transport import Transport, TransportError
 from membership.boot_history import BootRecord
@@ -347,7 +348,7 @@ class CatalogService:
             weights = self._directory.placement_weights()
             if len(weights) < wanted:
                 return CatalogAnswer(error="too_few_nodes", value=wanted, limit=len(weights))
-        weights = self._weights_for(request.replicas)
+        weights, zones = self._weights_for(request.replicas), zones_of(state)
         result = await self._group.catalog.create_topic(
             request.name,
             partitions=request.partitions,
@@ -355,7 +356,7 @@ class CatalogService:
             settings=request.settings,
             groups=[self._rng.randbytes(16) for _ in range(request.partitions)],
             placement=[
-                place(partition_hash(request.name, number), weights, request.replicas)
+                place(partition_hash(request.name, number), weights, request.replicas, zones=zones)
                 for number in range(request.partitions)
             ],
             created_ms=self._clock.wall_ms(),

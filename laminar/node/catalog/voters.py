@@ -9,6 +9,10 @@ catalog down to the last two. With three voters a dead one stays a voter, as it 
 one dies. As for partitions, nothing is swapped while too many nodes are gone at once, and each step waits for
 the one before.
 
+A voter whose node is draining is swapped as well, though there the learner is promoted first: the voter can
+still vote until it is removed. If all other nodes vote already, it goes without a successor. A node that was
+removed from the cluster is no member any more.
+
 A removed voter is added again as a learner, under the same id. It has lost nothing that it promised, so its
 messages can do no harm, and when its node is back the leader brings it up to date like any other. A store
 that is lost or wiped needs no rule: its node never starts again under that name, so it counts as gone. A
@@ -22,8 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from laminar.node.catalog.replacement import too_many_gone
 from laminar.node.consensus.raft_wire import ConfigurationRecord
+from laminar.node.placement.planner import too_many_gone
 from membership.records import (
     CatalogState,
 )
@@ -50,15 +54,28 @@ def next_step(
     for node in state.nodes.values():
         if node.catalog_replica not in members:
             return current.with_learner(node.catalog_replica, node.node)
+    ids = {node.catalog_replica for node in state.nodes.values()}
+    for replica_id in members:
+        # Only a founder is a member before it is registered.
+        if ids and replica_id not in ids and majority_active(without := current.without(replica_id)):
+            return without
     rolled_back = {node.node for node in state.nodes.values() if node.rolled_back}
-    unfit = rolled_back | set(gone)
+    draining = {node.node for node in state.nodes.values() if node.draining}
+    unfit = rolled_back | draining | set(gone)
     wanted = MOST_VOTERS if len(state.nodes.keys() - unfit) >= MOST_VOTERS else FEWEST_VOTERS
     votes = len(current.voters)
     fit = (replica_id for replica_id, name in current.learners if name not in unfit)
     spare = next((replica_id for replica_id in fit if ready(replica_id, members[replica_id])), None)
-    if spare is not None and votes < wanted:
-        return current.promoted(spare)
     voting = {name for _, name in current.voters}
+    # A draining voter can still vote, so its successor is promoted before it is removed.
+    if spare is not None and (votes < wanted or (votes == wanted and voting & draining - set(gone))):
+        return current.promoted(spare)
+    if spare is None and voting & draining and voting - unfit:
+        # All nodes that stay vote, or cannot yet; then the draining one goes without a successor.
+        waiting = [name for _, name in current.learners if name not in unfit]
+        for replica_id, name in current.voters:
+            if name in draining and not waiting and majority_active(without := current.without(replica_id)):
+                return without
     if (spare is not None or votes > wanted) and not too_many_gone(state, gone, voting=voting):
         for replica_id, name in current.voters:
             if name in unfit and majority_active(without := current.without(replica_id)):

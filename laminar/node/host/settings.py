@@ -123,6 +123,13 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         ),
     ] = ()
     weight: Annotated[float, _about("share of replicas here, relative to other nodes", 0.01, 1000.0)] = 1.0
+    zone: Annotated[
+        str,
+        _about(
+            "failure domain of this node (rack, room, region), over which replicas are spread; empty: none",
+            check=_zone,
+        ),
+    ] = ""
     pin: Annotated[
         str,
         _about(
@@ -179,6 +186,14 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
             30 * 24 * _HOUR_MS,
         ),
     ] = 10 * 60_000
+    settle_ms: Annotated[
+        int,
+        _about(
+            "how long a node must be seen without a break before it gets replicas, and leaders back",
+            0,
+            24 * _HOUR_MS,
+        ),
+    ] = 5_000
     max_partitions: Annotated[
         int,
         _about(
@@ -303,6 +318,11 @@ def _node_name(value: str) -> str:
     return (
         "" if fits else "must be 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit"
     )
+
+
+def _zone(value: str) -> str:
+    fits = re.fullmatch(r"[A-Za-z0-9._/-]{0,200}", value)
+    return "" if fits else "must be at most 200 letters, digits, '.', '_', '/' or '-'"
 
 
 def _seeds(value: tuple[str, ...]) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from laminar.node.catalog.replacement import plan, too_many_gone
 from laminar.node.catalog.voters import next_step
 from laminar.node.consensus.raft_wire import ConfigurationRecord
+from laminar.node.placement.planner import plan, too_many_gone
+from laminar.node.placement.wanted import Wanted
 from membership.records import (
     CatalogState,
 )
@@ -102,7 +103,8 @@ def test_no_voter_is_swapped_while_too_many_nodes_are_gone() -> None:
     state = state_of("abcde")
     assert too_many_gone(state, "ab", voting="abc") and not too_many_gone(state, "ab", voting="bcde")
     assert not too_many_gone(state, "abcd", voting="e")
-    assert plan(state, gone="ab", weights={}, voting="abc") == []
+    wanted = Wanted(state, unfit="ab")
+    assert plan(state, wanted, gone="ab", present="cde", settled="cde", voting="abc") == []
 
 
 def test_a_node_that_comes_back_takes_its_seat_again() -> None:

@@ -9,7 +9,6 @@ from typing import Any, Literal, cast
 import pytest
 from msgspec.structs import replace
 
-from laminar.node.catalog.replacement import Absence, plan, too_many_gone
 from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest, ReplicaRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.runtime.cluster_view import View, ViewMessage
@@ -24,7 +23,7 @@ from membership.requests import (
     ReportConfiguration,
 )
 from raft.configuration import check_step
-from tests.membership.nodes import GROUP, node, state_of
+from tests.membership.nodes import GROUP
 
 
 def replica(number: int, name: str, *, made: bool = True) -> ReplicaRecord:
@@ -219,62 +218,3 @@ def test_what_a_dead_node_would_have_to_delete_keeps_nobody_else_busy(where: str
         owns=lambda record: True,
     )
     assert needed == ReplicaMover(cast(Any, shard)).needed
-
-
-WEIGHTS = dict.fromkeys("abcde", 1.0)
-
-
-def test_replicas_of_nodes_that_are_gone_and_lost_ones_get_new_places() -> None:
-    """The best node that holds none; one that lost its replica may take a new one."""
-    state = state_of(*"abcd")
-    weights = {name: WEIGHTS[name] for name in "abd"}
-    assert [(s.replica_id, s.why, s.node, s.version) for s in plan(state, gone={"c"}, weights=weights)] == [
-        (3, "dead", "d", 7)
-    ]
-    assert plan(state, gone=(), weights=WEIGHTS) == []
-
-    record = state.partitions["t/0"]
-    first = replace(record.replicas[0], lost=True)
-    for weights, elsewhere in ((WEIGHTS, True), ({"a": 1.0}, False)):
-        # The node of an only replica that is lost could make no other beside it.
-        only = replace(record, replicas=[first])
-        [step] = plan(replace(state, partitions={"t/0": only}), gone=(), weights=weights)
-        assert (1, "lost", elsewhere) == (step.replica_id, step.why, step.node != "a")
-    weights = {name: WEIGHTS[name] for name in "abd"}
-    lost = replace(record, replicas=[*record.replicas[:2], replace(record.replicas[2], lost=True)])
-    found = plan(replace(state, partitions={"t/0": lost}), gone=(), weights={"a": 1.0, "b": 1.0, "c": 1.0})
-    assert [(s.replica_id, s.why, s.node) for s in found] == [(3, "lost", "c")]
-
-    other_store = replace(state, nodes=state.nodes | {"c": replace(node("c"), store_id=b"z" * 16)})
-    assert [s.why for s in plan(other_store, gone=(), weights=weights)] == ["lost"]
-
-
-def test_nothing_is_planned_while_more_than_one_node_in_four_is_gone() -> None:
-    """Then it is the network."""
-    state = state_of(*"abcd")
-    assert not too_many_gone(state, {"c"}) and too_many_gone(state, {"c", "d"})
-    assert plan(state, gone={"c", "d"}, weights={"a": 1.0, "b": 1.0}) == []
-    assert too_many_gone(state_of(*"abc"), {"c"})
-
-
-def test_a_node_gets_two_new_replicas_at_a_time() -> None:
-    """So that the making of many starves nobody; the next come when these are made."""
-    state = state_of(*"abcd")
-    record = state.partitions["t/0"]
-    many = {f"t/{n}": replace(record, number=n, group=bytes([n]) * 16) for n in range(9)}
-    full: CatalogState = replace(state, partitions=many)
-    assert len(plan(full, gone={"c"}, weights={"a": 1.0, "b": 1.0, "d": 1.0})) == 2
-
-
-def test_absence_counts_from_when_a_node_was_seen_last() -> None:
-    """Whoever is seen in between begins anew; zero means never."""
-    absence = Absence()
-    absence.observe(["c"], now_ms=0)
-    absence.observe(["c", "d"], now_ms=500)
-    assert absence.longer_than(1000, now_ms=1000) == {"c"}
-    absence.observe(["d"], now_ms=1000)
-    absence.observe(["c", "d"], now_ms=1500)
-    assert absence.longer_than(1000, now_ms=1600) == {"d"}
-    assert absence.longer_than(0, now_ms=10**9) == set()
-    absence.forget()
-    assert absence.longer_than(1000, now_ms=10**9) == set()

@@ -1,0 +1,133 @@
+"""The preferred leader of each partition: spread over the nodes by weight, changed as little as possible.
+
+`choose` returns what is to be changed. A partition keeps its preferred leader while that node holds a made
+replica and is fit. A new one goes to the replica whose node leads least for its weight, the better rank among
+equals. Then, while one node leads more than another by so much that handing over one partition improves both,
+partitions change hands along the shortest chain of nodes that share them (augmenting paths, as in bipartite
+matching). Leaders hand over by themselves (`laminar.node.shard`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping
+
+from laminar.node.placement.wanted import belonging_weights
+from membership.records import CatalogState, PartitionRecord
+from router import partition_hash, rank
+
+MOST_CHANGES = 1000
+"""Most partitions of one answer; the next one goes on."""
+
+
+def choose(state: CatalogState, *, unfit: Collection[str] = ()) -> dict[str, str]:
+    """Return the preferred leaders to be changed: a node by "topic/number".
+
+    `unfit` are nodes that have been gone for long. Partitions whose replicas are all unfit are left alone.
+    """
+    weights = belonging_weights(state, unfit=unfit)
+    spread = _Spread(weights)
+    changed: dict[str, str] = {}
+    unassigned = []
+    for key, partition in state.partitions.items():
+        candidates = [
+            each.node
+            for each in partition.replicas
+            if each.made and not each.lost and not each.abandoned and each.node in weights
+        ]
+        if not candidates:
+            continue
+        if partition.preferred_leader in candidates:
+            spread.assign(key, candidates, partition.preferred_leader)
+        else:
+            unassigned.append((key, partition, candidates))
+    for key, partition, candidates in unassigned:
+        if len(changed) >= MOST_CHANGES:
+            break
+        changed[key] = spread.least(_by_rank(partition, candidates, weights))
+        spread.assign(key, candidates, changed[key])
+    while len(changed) < MOST_CHANGES:
+        moved = spread.improve()
+        if not moved:
+            break
+        changed.update(moved)
+    return {key: node for key, node in changed.items() if state.partitions[key].preferred_leader != node}
+
+
+def _by_rank(
+    partition: PartitionRecord, candidates: Collection[str], weights: Mapping[str, float]
+) -> list[str]:
+    hashed = partition_hash(partition.topic, partition.number)
+    return rank(hashed, {node: weights[node] for node in candidates})
+
+
+class _Spread:
+    """How many partitions each node is to lead, and which others could lead them."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._counts = dict.fromkeys(weights, 0)
+        self._candidates: dict[str, list[str]] = {}
+        # By node: the partitions that it is to lead, in the order in which they were assigned.
+        self._led: dict[str, dict[str, None]] = defaultdict(dict)
+
+    def assign(self, key: str, candidates: list[str], node: str) -> None:
+        self._candidates[key] = candidates
+        self._led[node][key] = None
+        self._counts[node] += 1
+
+    def least(self, ranked: list[str]) -> str:
+        """Return the node that would lead least for its weight; the first among equals."""
+        return min(ranked, key=lambda node: (self._counts[node] + 1) / self._weights[node])
+
+    def improve(self) -> dict[str, str]:
+        """Hand partitions over along one chain from a node that leads too much; return what changed."""
+        least = min(((count + 1) / self._weights[node] for node, count in self._counts.items()), default=0.0)
+        for node in sorted(self._counts, key=lambda node: -self._load(node)):
+            if self._load(node) <= least:
+                break
+            chain = self._chain(node)
+            if chain:
+                return self._hand_over(chain)
+        return {}
+
+    def _load(self, node: str) -> float:
+        return self._counts[node] / self._weights[node]
+
+    def _chain(self, first: str) -> list[tuple[str, str]]:
+        """Return the partitions and their new nodes on the way from `first` to a node that leads too little.
+
+        Too little: with one partition more it would still lead less for its weight than `first` does now.
+        """
+        most = self._load(first)
+        came: dict[str, tuple[str, str]] = {}  # by node: the partition that it gets, and the node before it
+        queue = deque([first])
+        while queue:
+            node = queue.popleft()
+            for key in self._led[node]:
+                for other in self._candidates[key]:
+                    if other == first or other in came:
+                        continue
+                    came[other] = (key, node)
+                    if (self._counts[other] + 1) / self._weights[other] < most - 1e-9:
+                        return self._way(came, first, other)
+                    queue.append(other)
+        return []
+
+    def _way(self, came: Mapping[str, tuple[str, str]], first: str, last: str) -> list[tuple[str, str]]:
+        chain = []
+        node = last
+        while node != first:
+            key, before = came[node]
+            chain.append((key, node))
+            node = before
+        return chain
+
+    def _hand_over(self, chain: list[tuple[str, str]]) -> dict[str, str]:
+        for key, node in chain:
+            former = next(each for each, led in self._led.items() if key in led)
+            del self._led[former][key]
+            self._counts[former] -= 1
+            self._led[node][key] = None
+            self._counts[node] += 1
+        return dict(chain)
