@@ -14,12 +14,13 @@ from typing import Any
 
 from laminar.node.consensus.replica import Replica
 from laminar.node.runtime.process import Process
-from membership.catalog import NotCatalogLeader, OutcomeUnknown
+from membership.catalog import NotCatalogLeader, NotEnabled, OutcomeUnknown
 from membership.records import (
     PartitionRecord,
+    Pin,
 )
 from membership.requests import (
-    ReplaceReplica,
+    PinPartition,
 )
 from tests.sim.machine import Machine
 from tests.sim.world import World
@@ -157,32 +158,40 @@ class Moving:
     # -- moves that are asked for ------------------------------------------------------------
 
     def move(self) -> None:
-        """Ask the catalog's leader for another place for some replica, if there is one."""
+        """Ask the catalog's leader for another place of some partition: a pin to other nodes, or none."""
         leader = self.world.catalog_leader()
         if leader is None:
             return
         machine, controller = leader
         assert controller.group is not None
         steps = [
-            ReplaceReplica(key, record.group, record.version, replica.replica_id, "moved", other.name)
+            PinPartition(key, record.version, pin)
             for key, record in controller.state().partitions.items()
             if record.state == "live"
             for replica in record.replicas
             for other in self.world.up
             if other.name in controller.state().nodes
             and other.name not in [each.node for each in record.replicas]
+            for pin in (_pin(record, replica.node, other.name), None)
+            if pin != record.pin
         ]
         if steps:
             step = self.rng.choice(steps)
             life = next(running.life for running in machine.running.values() if running.process is controller)
             self.world.loop.start(life, self._ask(controller.group.catalog, step))
 
-    async def _ask(self, catalog: Any, step: ReplaceReplica) -> None:
+    async def _ask(self, catalog: Any, step: PinPartition) -> None:
         try:
-            result = await catalog.change_replicas(step)
-        except (NotCatalogLeader, OutcomeUnknown):
+            result = await catalog.change_placement(step)
+        except (NotCatalogLeader, NotEnabled, OutcomeUnknown):
             return
         self.asked += result.ok
+
+
+def _pin(record: PartitionRecord, former: str, node: str) -> Pin:
+    """A pin to the nodes that hold the partition, with `node` in place of `former`."""
+    nodes = [node if each.node == former else each.node for each in record.replicas]
+    return Pin(nodes, "operator", "a test")
 
 
 def _replicas(process: Process) -> list[Replica]:

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from membership.records import Pin
 from membership.requests import (
-    ReplaceReplica,
+    PinPartition,
 )
 from tests.sim.machine import Machine
 from tests.sim.scene import REPLACED_SOON, SMALL, Scene, members, replaced, scene_of
@@ -268,11 +269,11 @@ def asked_to_move(scene: Scene, away: Machine) -> None:
     assert leader is not None and leader[1].group is not None
     machine, controller = leader
     record = controller.state().partitions[f"{TOPIC}/0"]
-    replica = next(each for each in record.replicas if each.node == away.node)
     free = next(node for node in scene.world.machines if node not in {r.node for r in record.replicas})
-    step = ReplaceReplica(f"{TOPIC}/0", record.group, record.version, replica.replica_id, "moved", free)
+    nodes = [free if each.node == away.node else each.node for each in record.replicas]
+    step = PinPartition(f"{TOPIC}/0", record.version, Pin(nodes, "operator", "a test"))
     life = next(each.life for each in machine.running.values() if each.process is controller)
-    asked = scene.world.loop.start(life, leader[1].group.catalog.change_replicas(step))
+    asked = scene.world.loop.start(life, leader[1].group.catalog.change_placement(step))
     assert scene.world.loop.run_until(asked.done, at_most_s=10.0) and asked.result().ok
 
 
@@ -302,7 +303,7 @@ def test_pitfall_34_a_learner_does_not_keep_what_all_voters_lost(marked: bool, a
     tells of the loss; and where its node dies again meanwhile.
     """
     interval: dict[str, int | str] = {"flush": "interval", "flush_interval_ms": 60_000}
-    scene = scene_of(12, topic_settings=interval, disk_s=0.01)
+    scene = scene_of(13, topic_settings=interval, disk_s=0.01)
     scene.load()
     scene.world.loop.run_for(3.0)
     asked_to_move(scene, scene.follower())
