@@ -139,8 +139,6 @@ class PartitionRecord(msgspec.Struct, frozen=True):
     leaving: list[LeavingReplica] = []
     removed: list[ReplicaRecord] = []
     """Replicas whose removal the group has committed, as its leader reported: their nodes delete them."""
-    configuration_index: int = 0
-    """Index of the group's newest configuration entry that its leader has reported."""
     losses: list[AcceptedLoss] = []
     """Operators' decisions to go on without a majority, oldest first."""
     newest_replica_id: int = 0
@@ -154,6 +152,15 @@ class PartitionRecord(msgspec.Struct, frozen=True):
     """The explicit placement; None: placement by rank."""
     why: str = ""
     """The reason of the last change of `replicas`, as text for people; empty: unchanged since creation."""
+
+    @property
+    def highest_replica_id(self) -> int:
+        """The highest replica id of the partition so far: one above it belongs to a later placement.
+
+        An id up to it that is neither placed nor leaving was removed, and never has a place again.
+        """
+        members = (*self.replicas, *(each.replica for each in self.leaving))
+        return max(self.newest_replica_id, *(each.replica_id for each in members))
 
 
 class TopicRecord(msgspec.Struct, frozen=True):

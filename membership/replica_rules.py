@@ -20,7 +20,7 @@ from membership.requests import (
     AcceptLoss,
     ChangeReplicas,
     ReplaceReplica,
-    ReportConfiguration,
+    ReportRemovals,
     ReportReplicas,
     ReportRolledBack,
     Result,
@@ -41,8 +41,8 @@ def change_replicas(state: CatalogState, request: ChangeReplicas) -> Change:
             return accept_loss(state, word)
         case ReplaceReplica() as step:
             return replace_replica(state, step)
-        case ReportConfiguration() as report:
-            return report_configuration(state, report)
+        case ReportRemovals() as report:
+            return report_removals(state, report)
         case ReportReplicas() as own:
             return report_replicas(state, own)
         case ReportRolledBack() as old:
@@ -131,20 +131,22 @@ def _why_not(state: CatalogState, partition: PartitionRecord, request: ReplaceRe
     return ""
 
 
-def report_configuration(state: CatalogState, request: ReportConfiguration) -> Change:
-    """Record the members that a group's leader reports; nodes may delete the replicas that left."""
+def report_removals(state: CatalogState, request: ReportRemovals) -> Change:
+    """Record removals that a group has committed; the nodes may delete these replicas.
+
+    Such a report is true for ever, as an id that left has no place again: so it may come late, or twice.
+    """
     partition = state.partitions.get(request.partition)
     if partition is None or partition.group != request.group:
         return state, Result("absent", state.version)
-    if request.index <= partition.configuration_index:
+    gone = [each for each in partition.leaving if each.replica.replica_id in request.removed]
+    if not gone:
         return state, Result("unchanged", state.version)
-    gone = [each for each in partition.leaving if each.replica.replica_id not in request.members]
     partition = replace(
         partition,
         leaving=[each for each in partition.leaving if each not in gone],
         removed=[*partition.removed, *(each.replica for each in gone)][-MAX_REMOVED:],
-        configuration_index=request.index,
-        version=state.version + 1 if gone else partition.version,
+        version=state.version + 1,
     )
     return _changed(state, {request.partition: partition})
 

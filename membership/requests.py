@@ -92,13 +92,12 @@ class ReplaceReplica(msgspec.Struct, frozen=True, tag="replace"):
     """The reason as text for people."""
 
 
-class ReportConfiguration(msgspec.Struct, frozen=True, tag="report"):
-    """A leader's report of its group's members, as in the committed configuration entry at `index`."""
+class ReportRemovals(msgspec.Struct, frozen=True, tag="report"):
+    """A leader's report that its group has committed the removal of these replicas, which were to leave."""
 
     partition: str
     group: bytes
-    index: int
-    members: list[int]
+    removed: list[int]
 
 
 class ReportReplicas(msgspec.Struct, frozen=True, tag="replicas"):
@@ -128,7 +127,7 @@ class AcceptLoss(msgspec.Struct, frozen=True, tag="accept_loss"):
     loss: AcceptedLoss
 
 
-ReplicaChange = AcceptLoss | ReplaceReplica | ReportConfiguration | ReportReplicas | ReportRolledBack
+ReplicaChange = AcceptLoss | ReplaceReplica | ReportRemovals | ReportReplicas | ReportRolledBack
 
 
 class ChangeReplicas(msgspec.Struct, frozen=True):

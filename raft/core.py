@@ -578,6 +578,24 @@ class Core:
         leadership = self._candidacy.leadership
         return leadership is not None and leadership.majority_active(voters)
 
+    def is_caught_up(self, replica_id: int) -> bool:
+        """Return whether we lead, and this member is active and holds all committed at the last heartbeat."""
+        leadership = self._candidacy.leadership
+        return (
+            leadership is not None and leadership.is_active(replica_id) and leadership.caught_up(replica_id)
+        )
+
+    def may_be_recovering(self, replica_id: int) -> bool:
+        """Return whether we lead, and this member is active and may still be recovering.
+
+        It is not, once it matches with us up to its goal. The state of a silent member is not known.
+        """
+        leadership = self._candidacy.leadership
+        if leadership is None or not leadership.is_active(replica_id):
+            return False
+        progress = leadership.progress[replica_id]
+        return self.recovering if progress is leadership.own else progress.match_index < progress.goal
+
     def transfer_leadership(self, replica_id: int, *, now_ms: int) -> bool:
         """Hand leadership over to another voter; return False if `replica_id` is none.
 

@@ -287,15 +287,11 @@ class Leadership:
             )
         check_step(current, new)
         for replica_id in new.voters:
-            if replica_id in current.learners:
+            if replica_id in current.learners and not self.caught_up(replica_id):
                 match_index = self.progress[replica_id].match_index
-                # A new leader has had no heartbeat tick yet, or its commit index was low at that tick; then
-                # the no-op is the least that a new voter must hold.
-                wanted_index = max(self._committed_at_tick, self.term_start)
-                if match_index < wanted_index:
-                    raise ConfigurationRefused(
-                        "not_caught_up", f"replica {replica_id} holds {match_index} of {wanted_index}"
-                    )
+                raise ConfigurationRefused(
+                    "not_caught_up", f"replica {replica_id} holds {match_index} of {self._wanted_index}"
+                )
         if set(new.voters) != set(current.voters) and not self.majority_active(new.voters):
             # A configuration is in force once it is appended. Without a majority of its voters it could be
             # neither committed nor followed by another one.
@@ -303,13 +299,26 @@ class Leadership:
         self.propose([entry])
         self._adopt_configuration()
 
+    @property
+    def _wanted_index(self) -> int:
+        """The index up to which a replica must hold the log to be promoted."""
+        # A new leader has had no heartbeat tick yet, or its commit index was low at that tick; then the no-op
+        # is the least.
+        return max(self._committed_at_tick, self.term_start)
+
+    def caught_up(self, replica_id: int) -> bool:
+        """Return whether this member holds all that was committed at the last heartbeat."""
+        progress = self.progress.get(replica_id)
+        return progress is not None and progress.match_index >= self._wanted_index
+
+    def is_active(self, replica_id: int) -> bool:
+        """Return whether this member sent something in the last two election timeouts; True for our own."""
+        progress = self.progress.get(replica_id)
+        return progress is not None and (progress is self.own or not progress.silent)
+
     def majority_active(self, voters: Collection[int]) -> bool:
         """Return whether a majority of these sent something in the last two election timeouts."""
-        active = 0
-        for replica_id in voters:
-            progress = self.progress.get(replica_id)
-            active += progress is not None and (progress is self.own or not progress.silent)
-        return active >= majority(len(voters))
+        return sum(map(self.is_active, voters)) >= majority(len(voters))
 
     def persisted(self, term: int) -> None:
         """Count our own copy up to `durable_index`, whose entry has `term`, and commit what that allows."""

@@ -15,7 +15,7 @@ from membership.requests import (
     ChangeReplicas,
     DeleteTopic,
     ReplaceReplica,
-    ReportConfiguration,
+    ReportRemovals,
     ReportReplicas,
     Result,
 )
@@ -42,7 +42,7 @@ def test_what_never_comes_back_is_remembered_within_bounds() -> None:
         gone = record.replicas[-1].replica_id
         state, result = do(state, step(replica_id=gone, node=name, version=record.version))
         assert "updated" == result.outcome, result
-        state, _ = do(state, ReportConfiguration("t/0", GROUP, 20 + number, [1, 2]))
+        state, _ = do(state, ReportRemovals("t/0", GROUP, [gone]))
 
     removed = [each.replica_id for each in state.partitions["t/0"].removed]
     last = state.next_replica_id - 1
@@ -61,8 +61,8 @@ def test_a_replica_goes_by_way_of_leaving_and_removed() -> None:
     ]
     assert [each.replica.replica_id for each in record.leaving] == [3]
 
-    # The removal is committed: its entry, and who is left.
-    state, _ = do(state, ReportConfiguration("t/0", GROUP, 20, [1, 2]))
+    # The removal is committed.
+    state, _ = do(state, ReportRemovals("t/0", GROUP, [3]))
     record = state.partitions["t/0"]
     assert ([], [3]) == ([*record.leaving], [r.replica_id for r in record.removed])
 
@@ -88,26 +88,31 @@ def test_one_replica_of_a_partition_moves_at_a_time() -> None:
     version = state.partitions["t/0"].version
     assert do(state, step(version=version, replica_id=2, node="e"))[1].outcome == "conflict"
 
-    state, _ = do(state, ReportConfiguration("t/0", GROUP, 20, [1, 2]))
+    state, _ = do(state, ReportRemovals("t/0", GROUP, [3]))
     version = state.partitions["t/0"].version
     assert do(state, step(version=version, replica_id=2, node="e"))[1].outcome == "conflict"
     assert do(state, step(version=version, replica_id=4, node="e"))[1].outcome == "updated"
 
 
-def test_an_old_report_says_nothing_and_a_member_stays() -> None:
-    """A configuration older than the one reported last, or one in which it is still a member."""
+def test_a_report_that_comes_late_or_twice_takes_no_other_replica_away() -> None:
+    """It names who left, and not who was left: a replica that joined since is not in what it says."""
     state, _ = do(state_of(*"abcd"), step())
-    state, _ = do(state, ReportConfiguration("t/0", GROUP, 20, [1, 2, 3]))
-    assert state.partitions["t/0"].leaving
-    assert do(state, ReportConfiguration("t/0", GROUP, 20, [1, 2]))[1].outcome == "unchanged"
-    assert do(state, ReportConfiguration("t/0", b"h" * 16, 30, [1, 2]))[1].outcome == "absent"
+    assert do(state, ReportRemovals("t/0", GROUP, [2]))[1].outcome == "unchanged"
+    assert do(state, ReportRemovals("t/0", b"h" * 16, [3]))[1].outcome == "absent"
+    state, _ = do(state, ReportRemovals("t/0", GROUP, [3]))
+    state, _ = do(state, ReportReplicas("d", b"d" * 16, made=[4]))
+    version = state.partitions["t/0"].version
+    state, _ = do(state, step(version=version, replica_id=4, node="c"))
+
+    assert do(state, ReportRemovals("t/0", GROUP, [3]))[1].outcome == "unchanged"
+    assert [each.replica.replica_id for each in state.partitions["t/0"].leaving] == [4]
 
 
 def test_only_its_own_store_can_say_that_a_replica_is_made_or_deleted() -> None:
     """Another data directory under the same name holds nothing of it."""
     state, _ = do(state_of(*"abcd"), step())
     assert do(state, ReportReplicas("d", b"x" * 16, made=[4]))[1].outcome == "unchanged"
-    state, _ = do(state, ReportConfiguration("t/0", GROUP, 20, [1, 2]))
+    state, _ = do(state, ReportRemovals("t/0", GROUP, [3]))
     assert do(state, ReportReplicas("c", b"x" * 16, deleted=[3]))[1].outcome == "unchanged"
 
 
@@ -117,6 +122,6 @@ def test_pitfall_38_a_topic_deleted_meanwhile_leaves_its_stone_for_every_replica
     deleted, _ = delete_topic(state, DeleteTopic("t", 1))
     assert [r.replica_id for r in deleted.tombstones[GROUP.hex()].replicas] == [1, 2, 4, 3]
 
-    state, _ = do(state, ReportConfiguration("t/0", GROUP, 20, [1, 2]))
+    state, _ = do(state, ReportRemovals("t/0", GROUP, [3]))
     deleted, _ = delete_topic(state, DeleteTopic("t", 1))
     assert [r.replica_id for r in deleted.tombstones[GROUP.hex()].replicas] == [1, 2, 4, 3]

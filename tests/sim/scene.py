@@ -88,9 +88,9 @@ class Scene:
         loop = self.world.loop
         assert loop.run_until(lambda: self.installed(machine) == 1, at_most_s=at_most_s), "no new log"
 
-    def check(self) -> None:
+    def check(self, *, replicas: int = 3) -> None:
         loop = self.world.loop
-        assert loop.run_until(lambda: self.watch.converged(TOPIC, 1, 3), at_most_s=120.0), [
+        assert loop.run_until(lambda: self.watch.converged(TOPIC, 1, replicas), at_most_s=120.0), [
             (m.node, p.replica.core, p.log) for m, p in self.watch.partitions(TOPIC, 0)
         ]
         loop.run_until_complete(self.watch.check_end(TOPIC, 1))

@@ -12,9 +12,7 @@ from laminar.node.consensus.lost_majority import Members
 from laminar.node.consensus.replica import Replica
 from laminar.node.partition.partition import Partition
 from laminar.node.runtime.cluster_view import View
-from membership.records import (
-    ReplicaRecord,
-)
+from membership.records import PartitionRecord, ReplicaRecord
 
 
 class PartitionMembers:
@@ -60,16 +58,26 @@ class PartitionMembers:
     def removed(self, replica: Replica, replica_id: int) -> bool:
         """Return whether the catalog no longer lists this replica, which means its removal is committed.
 
-        Replica ids only grow. So False for an id above all that are listed: it is newer than the view.
+        Replica ids only grow. So False for an id above all that the partition had: it is newer than the view.
         """
-        known = {each.replica_id for each in self._records(replica) or []}
-        return bool(known) and replica_id not in known and replica_id < max(known)
+        record = self._record(replica)
+        if record is None:
+            return False
+        known = {each.replica_id for each in _listed(record)}
+        return replica_id not in known and replica_id <= record.highest_replica_id
 
     def _records(self, replica: Replica) -> list[ReplicaRecord] | None:
+        record = self._record(replica)
+        return None if record is None else _listed(record)
+
+    def _record(self, replica: Replica) -> PartitionRecord | None:
         partition = self._by_group.get(replica.group)
         if partition is None:
             return None
         record = self._view.partition(partition.topic, partition.number)
-        if record is None or record.group != replica.group:
-            return None
-        return [*record.replicas, *(each.replica for each in record.leaving)]
+        return record if record is not None and record.group == replica.group else None
+
+
+def _listed(record: PartitionRecord) -> list[ReplicaRecord]:
+    """Return the replicas of a partition that are placed, or are to leave."""
+    return [*record.replicas, *(each.replica for each in record.leaving)]

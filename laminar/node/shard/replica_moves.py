@@ -14,8 +14,10 @@ docs/consensus.md#births-and-removals.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -24,6 +26,7 @@ from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog.service import ConfirmRequest, ReplicaRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
 from laminar.node.runtime.cluster_view import ViewMessage
 from laminar.node.shard.context import ShardContext
 from laminar.node.shard.reconcile import with_empty_log
@@ -34,11 +37,10 @@ from membership.records import (
 )
 from membership.requests import (
     ReplicaChange,
-    ReportConfiguration,
+    ReportRemovals,
     ReportReplicas,
 )
 from raft.configuration import ConfigurationRefused
-from raft.progress import Flow
 from raft.values import NotLeader
 
 _log = logging.getLogger("laminar.moves")
@@ -46,56 +48,85 @@ _log = logging.getLogger("laminar.moves")
 CHECK_S = 1.0
 # Most empty replicas that a shard has at one time, from their creation until they hold entries.
 AT_ONCE = 2
+# Most steps of a group in one pass, and how long the pass waits for each of them to be committed.
+MOST_STEPS = 8
+STEP_WAIT_S = 0.2
 # The state in the manifest of a replica that is created, and whose log may still be empty.
 EMPTY = "empty"
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a group's leader knows, beside the record and its own configuration, when it decides on a step."""
+
+    caught_up: Callable[[int], bool]
+    """Whether a replica was heard lately and holds what is committed."""
+    recovering: Callable[[int], bool]
+    """Whether a replica was heard lately and may still be recovering."""
+    majority_active: Callable[[ConfigurationRecord], bool]
+    """Whether a majority of that configuration's voters was heard lately."""
+    newest: bool
+    """Whether the catalog's leader has confirmed the record, or a later one, in this term of the group."""
+
+
 def next_step(
-    record: PartitionRecord,
-    current: ConfigurationRecord,
-    caught_up: Callable[[int], bool],
-    majority_active: Callable[[ConfigurationRecord], bool],
+    record: PartitionRecord, current: ConfigurationRecord, observed: Observed
 ) -> ConfigurationRecord | None:
     """Return the next configuration on the way to the placement in `record`; None if no step is to be taken.
 
-    A dead or lost replica is removed, then the new one added and promoted; a moved one is removed last.
-    `caught_up(replica id)` says whether a learner may be promoted; `majority_active(configuration)`, whether
-    messages of a majority of that configuration's voters came lately. If there would be none without a
-    replica that is thought dead, another voter must be silent too, and the replica may be alive and needed.
-    So it stays until the new one votes.
+    In this order:
 
-    `record` may be old. Ids of replicas only grow, and the newest replica of a partition is always placed. So
-    if a member has a higher id than all in `record`, the group knows a newer placement, and nothing is done.
-    A member with a lower id that `record` does not name was removed, and perhaps added again by a leader with
-    an old placement: it is removed, and its node deletes it in any case.
+    1. A member that `record` does not name is removed, unless it is of a later placement.
+    2. A dead or lost replica is removed. If the others would then have no majority that is active, another
+       voter is silent too, and the replica may be alive and needed: it stays until its successor votes.
+    3. Each placed replica is added as a learner. It may have left since, and its node may be about to delete
+       it; so only by the newest record.
+    4. Learners that are made and caught up are promoted. A group with one voter waits until *all* of them
+       are: with two voters it stops with either, however long the third is still being filled.
+    5. When all placed replicas vote, those that moved away are removed. That is by choice, so it waits while
+       a voter that stays may be recovering.
+
+    A replica that an operator has abandoned is neither added nor waited for.
+
+    `record` may be old. Ids of replicas only grow: a member with an id above all that the partition had by
+    then is of a later placement, and nothing is done. One with a lower id that `record` does not name was
+    removed, and never has a place again: its node deletes it.
     """
     members = current.nodes()
-    newest = max(replica.replica_id for replica in record.replicas)
-    if any(member > newest for member in members):
+    if any(member > record.highest_replica_id for member in members):
         return None
-    named = {each.replica_id for each in record.replicas} | {
-        each.replica.replica_id for each in record.leaving
-    }
+    placed = {each.replica_id: each for each in record.replicas if not each.abandoned}
+    leaving = {each.replica.replica_id: each for each in record.leaving}
+    abandoned = {each.replica_id for each in record.replicas if each.abandoned}
     for member in members:
-        if member not in named:
+        if member not in placed and member not in leaving and member not in abandoned:
             return current.without(member)
-    for each in record.leaving:
-        if each.why != "moved" and each.replica.replica_id in members:
-            without = current.without(each.replica.replica_id)
-            if majority_active(without):
+    for replica_id, each in leaving.items():
+        if each.why != "moved" and replica_id in members:
+            without = current.without(replica_id)
+            if observed.majority_active(without):
                 return without
-    for replica in record.replicas:
-        if replica.replica_id not in members and not replica.abandoned:
-            return current.with_learner(replica.replica_id, replica.node)
-    made = {replica.replica_id for replica in record.replicas if replica.made}
-    for replica_id, _ in current.learners:
-        if replica_id in made and caught_up(replica_id):
-            return current.promoted(replica_id)
+    if observed.newest:
+        for replica_id, replica in placed.items():
+            if replica_id not in members:
+                return current.with_learner(replica_id, replica.node)
     voters = dict(current.voters)
-    if all(replica.replica_id in voters for replica in record.replicas):
-        for each in record.leaving:
-            if each.replica.replica_id in members:
-                return current.without(each.replica.replica_id)
+    learners = dict(current.learners)
+    awaited = [replica_id for replica_id in placed if replica_id not in voters]
+    ready = [
+        replica_id
+        for replica_id in awaited
+        if replica_id in learners and placed[replica_id].made and observed.caught_up(replica_id)
+    ]
+    if ready and (len(voters) > 1 or ready == awaited):
+        return current.promoted(ready[0])
+    if placed and not awaited:
+        for replica_id, each in leaving.items():
+            if replica_id not in members:
+                continue
+            staying = [voter for voter in voters if voter != replica_id]
+            if each.why != "moved" or not any(map(observed.recovering, staying)):
+                return current.without(replica_id)
     return None
 
 
@@ -127,7 +158,7 @@ class ReplicaMover:
                 for record in message.catalog.partitions.values()
             )
             self._wanted = {
-                record.group: frozenset(each.replica_id for each in record.replicas)
+                record.group: frozenset(each.replica_id for each in record.replicas if not each.abandoned)
                 for record in message.catalog.partitions.values()
                 if record.state == "live" and self._shard.owns(record)
             }
@@ -296,98 +327,133 @@ class ReplicaMover:
 
     # -- as a leader -----------------------------------------------------------------------
 
-    async def as_leader(self) -> None:
+    async def as_leader(self) -> list[Partition]:
         """Take each group that is led here one step further, and report removals that are committed.
+
+        Return the partitions that took a step.
 
         Raises:
             TransportError: the catalog did not answer.
         """
-        shard = self._shard
-        for partition in list(shard.partitions.values()):
-            if not partition.leads:
+        led = [(each, each.replica.core.term) for each in self._shard.partitions.values() if each.leads]
+        newest = any(self._lacks_members(partition) for partition, _ in led) and await self._view_is_newest()
+        stepped = []
+        for partition, term in led:
+            # The view was confirmed in this term, so no other leader has removed since what it names.
+            if not self._leads_in(partition, term):
                 continue
             record = self._record_of(partition)
             if record is None:
                 continue
-            members = partition.replica.configuration.members()
-            if any(
-                each.made and each.replica_id not in members and not each.abandoned
-                for each in record.replicas
-            ):
-                # A replica that is made was a member. Either its addition was truncated, or this view is old
-                # and the replica has left since: then its node may be about to delete it, so it must not be
-                # added, and acknowledge entries, again.
-                if not await self._view_is_newest():
-                    continue
-                record = self._record_of(partition)
-                if record is None or not partition.leads:
-                    continue
             try:
-                self._step(partition, record)
+                if self._step(partition, record, newest=newest):
+                    stepped.append(partition)
             except Exception as error:  # noqa: BLE001  # stops this partition's replica
                 partition.stop(error)
                 continue
             if record.leaving:
                 await self._report(partition, record)
+        return stepped
+
+    def _leads_in(self, partition: Partition, term: int) -> bool:
+        return partition.leads and partition.replica.core.term == term
 
     def _record_of(self, partition: Partition) -> PartitionRecord | None:
         record = self._shard.view.partition(partition.topic, partition.number)
         live = record is not None and record.group == partition.replica.group and record.state == "live"
         return record if live else None
 
-    async def _view_is_newest(self) -> bool:
-        """Return whether this copy of the catalog is as new as its leader's.
+    def _lacks_members(self, partition: Partition) -> bool:
+        """Return whether a replica that the view places is to be added to the group."""
+        record = self._record_of(partition)
+        members = partition.replica.configuration.members()
+        return record is not None and any(
+            each.replica_id not in members and not each.abandoned for each in record.replicas
+        )
 
-        Raises:
-            TransportError: the catalog did not answer.
-        """
-        answer = await self._shard.ask_catalog(ConfirmRequest([]))
+    async def _view_is_newest(self) -> bool:
+        """Return whether this copy of the catalog is as new as its leader's; False if that is not known."""
+        try:
+            answer = await self._shard.ask_catalog(ConfirmRequest([]))
+        except TransportError as error:
+            _log.debug("no replica is added now: %s", error)
+            return False
         return not answer.error and answer.version <= self._shard.view.version
 
-    def _step(self, partition: Partition, record: PartitionRecord) -> None:
+    def _step(self, partition: Partition, record: PartitionRecord, *, newest: bool) -> bool:
+        """Propose the group's next configuration; return whether one was proposed."""
         replica = partition.replica
-        current = replica.configuration_record
         core = replica.core
-
-        def caught_up(replica_id: int) -> bool:
-            # An estimate. The core decides: it refuses to promote a replica that lacks what was committed a
-            # heartbeat ago.
-            progress = core.progress.get(replica_id)
-            return progress is not None and progress.flow is Flow.REPLICATE
-
-        def majority_active(step: ConfigurationRecord) -> bool:
-            return core.majority_active(step.configuration().voters)
-
-        step = next_step(record, current, caught_up, majority_active)
+        observed = Observed(
+            caught_up=core.is_caught_up,
+            recovering=core.may_be_recovering,
+            majority_active=lambda step: core.majority_active(step.configuration().voters),
+            newest=newest,
+        )
+        step = next_step(record, replica.configuration_record, observed)
         if step is None:
-            return
+            return False
         try:
             self._shard.driver.propose_configuration(replica, step)
         except (ConfigurationRefused, NotLeader) as error:
             _log.debug("%s: not now: %s", replica.name, error)
-            return
+            return False
         self.steps += 1
         _log.info("%s: voters %s, learners %s", replica.name, step.voters, step.learners)
+        return True
 
     async def _report(self, partition: Partition, record: PartitionRecord) -> None:
-        """Report the committed configuration to the catalog, if leaving replicas are no members in it."""
-        history = partition.state.configurations_up_to(partition.committed_index)
-        if not history or not partition.leads:
+        """Report the replicas in `record` that are to leave, and are no members as committed.
+
+        The group confirms first that this replica leads it, after the catalog has recorded that they leave.
+        A deposed leader's log may end before such a replica was added, and its report would have a member
+        deleted. For the same reason the replica must not be in a configuration that is not committed yet.
+        """
+        if not any(each.replica.replica_id not in self._members(partition) for each in record.leaving):
             return
-        index, configuration = history[-1]
-        members = configuration.nodes()
-        gone = [each for each in record.leaving if each.replica.replica_id not in members]
-        # What is committed stays so, and a removed replica never returns: so a deposed leader's report is
-        # right too.
-        if gone and index > record.configuration_index:
+        try:
+            await self._shard.driver.confirm(partition.replica)
+        except ConnectionError:
+            return
+        members = self._members(partition)
+        gone = [each.replica.replica_id for each in record.leaving if each.replica.replica_id not in members]
+        if gone and partition.leads:
             await self._report_to_catalog(
-                ReportConfiguration(f"{record.topic}/{record.number}", record.group, index, sorted(members))
+                ReportRemovals(f"{record.topic}/{record.number}", record.group, gone)
             )
 
+    @staticmethod
+    def _members(partition: Partition) -> set[int]:
+        """Return the members of the committed configuration, and of the one in force."""
+        history = partition.state.configurations_up_to(partition.committed_index)
+        committed = history[-1][1].nodes() if history else {}
+        return {*committed, *partition.replica.configuration.members()}
+
+    async def _committed(self, partitions: Sequence[Partition]) -> None:
+        """Wait until the groups have committed their newest configurations, at most `STEP_WAIT_S`."""
+        waiters = [
+            each.appends.when_committed(each.log.last_index, Receipt(each.number, 0, 0))
+            for each in partitions
+        ]
+        await asyncio.wait(waiters, timeout=STEP_WAIT_S)
+        for waiter in waiters:
+            if waiter.done():
+                waiter.exception()  # retrieved: a truncated step is taken again by the next pass
+            else:
+                waiter.cancel()
+
     async def run_pass(self) -> None:
-        """Do one pass in both roles; if the catalog or the disk fails, the rest waits for the next pass."""
+        """Do one pass in both roles; if the catalog or the disk fails, the rest waits for the next pass.
+
+        A group takes its steps without a pause: between two promotions, or with a member too many, it bears
+        fewer failures than before and after.
+        """
         try:
-            await self.as_leader()
+            for _ in range(MOST_STEPS):
+                stepped = await self.as_leader()
+                if not stepped:
+                    break
+                await self._committed(stepped)
             await self.at_home()
         except (TransportError, StorageError) as error:
             _log.debug("moving replicas is delayed: %s", error)

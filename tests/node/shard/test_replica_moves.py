@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest, ReplicaRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.runtime.cluster_view import View, ViewMessage
-from laminar.node.shard.replica_moves import ReplicaMover, next_step
+from laminar.node.shard.replica_moves import Observed, ReplicaMover, next_step
 from membership.records import (
     CatalogState,
     LeavingReplica,
@@ -20,7 +20,7 @@ from membership.records import (
     ReplicaRecord,
 )
 from membership.requests import (
-    ReportConfiguration,
+    ReportRemovals,
 )
 from raft.configuration import check_step
 from tests.membership.nodes import GROUP
@@ -30,19 +30,34 @@ def replica(number: int, name: str, *, made: bool = True) -> ReplicaRecord:
     return ReplicaRecord(number, name, name.encode() * 16, made=made)
 
 
-def steps(
-    record: PartitionRecord, current: ConfigurationRecord, *, silent: Collection[str] = ()
-) -> list[str]:
-    """All steps to the end, as text; each must be one that Raft allows, and most of its voters answer."""
+def observed(
+    *,
+    silent: Collection[str] = (),
+    behind: Collection[int] = (),
+    recovering: Collection[int] = (),
+    newest: bool = True,
+) -> Observed:
+    """What a leader knows: silent nodes, replicas that lag or are recovering, whether its view is new."""
 
     def majority_active(wanted: ConfigurationRecord) -> bool:
         answering = [name for _, name in wanted.voters if name not in silent]
         return 2 * len(answering) > len(wanted.voters)
 
+    return Observed(
+        caught_up=lambda replica_id: replica_id not in behind,
+        recovering=lambda replica_id: replica_id in recovering,
+        majority_active=majority_active,
+        newest=newest,
+    )
+
+
+def steps(record: PartitionRecord, current: ConfigurationRecord, seen: Observed | None = None) -> list[str]:
+    """All steps to the end, as text; each must be one that Raft allows, and most of its voters answer."""
+    seen = seen or observed()
     taken: list[str] = []
-    while (step := next_step(record, current, lambda replica_id: True, majority_active)) is not None:
+    while (step := next_step(record, current, seen)) is not None:
         check_step(current.configuration(), step.configuration())
-        assert majority_active(step), step
+        assert seen.majority_active(step), step
         taken.append(f"{[n for _, n in step.voters]} {[n for _, n in step.learners]}")
         current = step
     return taken
@@ -73,7 +88,7 @@ def test_one_that_is_thought_dead_stays_while_another_is_silent() -> None:
     """Of the two voters that were left one would be silent: nothing could be committed any more, though two
     of three are there.
     """
-    assert steps(moving("dead"), NOW, silent="b") == [
+    assert steps(moving("dead"), NOW, observed(silent="b")) == [
         "['a', 'b', 'c'] ['d']",
         "['a', 'b', 'c', 'd'] []",
         "['a', 'b', 'd'] []",
@@ -96,8 +111,7 @@ def test_nobody_votes_whose_node_has_not_said_that_it_is_made() -> None:
         next_step(
             moving("dead"),
             ConfigurationRecord(((1, "a"), (2, "b")), ((4, "d"),)),
-            lambda replica_id: False,
-            lambda wanted: True,
+            observed(behind=[4]),
         )
         is None
     )
@@ -127,29 +141,137 @@ def test_pitfall_50_a_replica_that_an_old_placement_brought_back_is_removed_agai
         assert steps(settled, current) == ["['a', 'b', 'd'] []"]
 
 
-async def test_a_removal_is_told_when_it_is_committed() -> None:
-    """What is told lets the replica be deleted: an entry that is cut again must not do that."""
+ONE = ConfigurationRecord(((1, "a"),))
+
+
+def growing(*made: int) -> PartitionRecord:
+    """One replica, and two more since, of which these are made."""
+    replicas = [replica(n, name, made=n == 1 or n in made) for n, name in ((1, "a"), (2, "b"), (3, "c"))]
+    return PartitionRecord("t", 0, GROUP, "live", replicas, 1, newest_replica_id=3)
+
+
+def test_of_one_voter_nobody_is_promoted_before_all_are_made_and_have_caught_up() -> None:
+    """Two voters stop with either of them, for as long as the third is still being filled."""
+    learners = ["['a'] ['b']", "['a'] ['b', 'c']"]
+    assert steps(growing(2), ONE) == learners
+    assert steps(growing(2, 3), ONE, observed(behind=[3])) == learners
+    assert steps(growing(2, 3), ONE) == [*learners, "['a', 'b'] ['c']", "['a', 'b', 'c'] []"]
+
+
+def test_a_group_of_two_voters_waits_for_no_other_learner() -> None:
+    """With a third it bears a failure that it did not bear before, whatever is still being filled."""
+    two = ConfigurationRecord(((1, "a"), (2, "b")))
+    record = replace(growing(3), replicas=[*growing(2, 3).replicas, replica(4, "d", made=False)])
+    record = replace(record, newest_replica_id=4)
+    assert steps(record, two)[-1] == "['a', 'b', 'c'] ['d']"
+
+
+def test_an_only_voter_that_moves_waits_for_its_successor_alone() -> None:
+    """One that an operator has abandoned is never made: whoever waited for it would wait for ever."""
+    abandoned = replace(replica(2, "b"), lost=True, abandoned=True)
+    record = PartitionRecord("t", 0, GROUP, "live", [replica(3, "c"), abandoned], 1)
+    record = replace(record, leaving=[LeavingReplica(replica(1, "a"), "moved")])
+    current = ConfigurationRecord(((1, "a"),), abandoned=(2,))
+    assert steps(record, current) == ["['a'] ['c']", "['a', 'c'] []", "['c'] []"]
+
+
+def shrinking() -> PartitionRecord:
+    """Three replicas of which the newest shall leave."""
+    return PartitionRecord(
+        "t",
+        0,
+        GROUP,
+        "live",
+        [replica(1, "a"), replica(2, "b")],
+        1,
+        leaving=[LeavingReplica(replica(3, "c"), "moved")],
+        newest_replica_id=3,
+    )
+
+
+def test_the_newest_replica_leaves_though_its_id_is_above_all_that_stay() -> None:
+    """It is of this placement, not of a later one; and what comes after it is of a later one."""
+    assert steps(shrinking(), NOW) == ["['a', 'b'] []"]
+    assert steps(shrinking(), ConfigurationRecord(((1, "a"), (2, "b"), (3, "c")), ((4, "d"),))) == []
+
+
+def test_pitfall_50_the_newest_replica_that_an_old_placement_brought_back_is_removed_again() -> None:
+    """It left with the highest id of all: its node has deleted it, or is about to."""
+    settled = replace(shrinking(), leaving=[])
+    assert steps(settled, NOW) == ["['a', 'b'] []"]
+    assert steps(settled, ConfigurationRecord(((1, "a"), (2, "b")), ((3, "c"),))) == ["['a', 'b'] []"]
+
+
+def test_nothing_is_added_by_a_record_that_may_be_old() -> None:
+    """Not even one that was never made, by that record: it may have been made, promoted and removed since."""
+    two = ConfigurationRecord(((1, "a"), (2, "b")))
+    for made in ((2, 3), (2,)):
+        assert steps(growing(*made), two, observed(newest=False)) == []
+        assert steps(growing(*made), two)[0] == "['a', 'b'] ['c']"
+
+
+def test_nobody_leaves_by_choice_while_a_voter_that_stays_may_be_recovering() -> None:
+    """What it forgot, the one that leaves may hold; and until it has caught up it could stop the group."""
+    assert steps(shrinking(), NOW, observed(recovering=[2])) == []
+    assert steps(shrinking(), NOW, observed(recovering=[3])) == ["['a', 'b'] []"]
+    dead = replace(shrinking(), leaving=[LeavingReplica(replica(3, "c"), "dead")])
+    assert steps(dead, NOW, observed(recovering=[2])) == ["['a', 'b'] []"]
+
+
+def reporting(
+    *, committed_index: int, current: ConfigurationRecord, deposed: bool = False
+) -> tuple[ReplicaMover, Any, list[Any]]:
+    """A leader whose log has the removal of 3 as entry 7, and what it reports."""
     told: list[Any] = []
 
     async def ask(request: ReplicaRequest) -> CatalogAnswer:
         told.append(request.change)
         return CatalogAnswer()
 
-    def partition(committed_index: int) -> Any:
-        history = [(2, NOW), (7, ConfigurationRecord(((1, "a"), (2, "b"))))]
-        return SimpleNamespace(
-            leads=True,
-            committed_index=committed_index,
-            state=SimpleNamespace(
-                configurations_up_to=lambda index: [each for each in history if each[0] <= index]
-            ),
-        )
+    async def confirm(replica: Any) -> int:
+        if deposed:
+            raise ConnectionError("no longer the leader")
+        return committed_index
 
-    moves = ReplicaMover(cast(Any, SimpleNamespace(ask_catalog=ask)))
-    await moves._report(partition(6), moving("dead"))
+    history = [(2, NOW), (7, ConfigurationRecord(((1, "a"), (2, "b"))))]
+    partition = SimpleNamespace(
+        leads=True,
+        committed_index=committed_index,
+        replica=SimpleNamespace(configuration=current.configuration()),
+        state=SimpleNamespace(
+            configurations_up_to=lambda index: [each for each in history if each[0] <= index]
+        ),
+    )
+    driver = SimpleNamespace(confirm=confirm)
+    return ReplicaMover(cast(Any, SimpleNamespace(ask_catalog=ask, driver=driver))), partition, told
+
+
+async def test_a_removal_is_told_when_it_is_committed() -> None:
+    """What is told lets the replica be deleted: an entry that is cut again must not do that."""
+    without = ConfigurationRecord(((1, "a"), (2, "b")))
+    moves, partition, told = reporting(committed_index=6, current=without)
+    await moves._report(partition, moving("dead"))
     assert [] == told
-    await moves._report(partition(7), moving("dead"))
-    assert [ReportConfiguration("t/0", GROUP, 7, [1, 2])] == told
+    moves, partition, told = reporting(committed_index=7, current=without)
+    await moves._report(partition, moving("dead"))
+    assert [ReportRemovals("t/0", GROUP, [3])] == told
+
+
+async def test_a_leader_that_was_deposed_reports_no_removal() -> None:
+    """Its log may end before the replica joined: the report would have a voter deleted."""
+    without = ConfigurationRecord(((1, "a"), (2, "b")))
+    moves, partition, told = reporting(committed_index=7, current=without, deposed=True)
+    await moves._report(partition, shrinking())
+    assert [] == told
+
+
+async def test_a_replica_that_is_just_being_added_is_not_reported_as_removed() -> None:
+    """Its node was quick to say that it is made, and a command took it away before its entry is committed."""
+    moves, partition, told = reporting(
+        committed_index=7, current=ConfigurationRecord(((1, "a"), (2, "b")), ((3, "c"),))
+    )
+    await moves._report(partition, shrinking())
+    assert [] == told
 
 
 @pytest.mark.parametrize(("newest", "added"), [(5, ["c"]), (6, [])])
@@ -173,7 +295,11 @@ async def test_who_was_a_member_once_is_added_again_only_by_the_newest_catalog(
             leading=True,
             configuration=current.configuration(),
             configuration_record=current,
-            core=SimpleNamespace(progress={}),
+            core=SimpleNamespace(
+                term=1,
+                is_caught_up=lambda replica_id: False,
+                may_be_recovering=lambda replica_id: False,
+            ),
         ),
     )
     record = replace(moving("dead"), replicas=[replica(1, "a"), replica(2, "b"), replica(3, "c")], leaving=[])

@@ -11,6 +11,7 @@ STOPPED = ("tests/node/consensus/test_stopped_replica.py",)
 OPENING = ("tests/node/shard/test_replica_startup.py",)
 LOST_MANIFEST = ("tests/node/shard/test_lost_manifest.py",)
 LOST_MANIFESTS = ("tests/sim/test_lost_manifest.py",)
+MOVES = ("tests/node/shard/test_replica_moves.py",)
 OLD_CATALOG = ("tests/node/shard/test_old_catalog.py",)
 CATCH_UP = ("tests/node/catch_up/test_catch_up.py",)
 REPAIR = ("tests/node/consensus/test_peer_repair.py",)
@@ -356,16 +357,80 @@ NODES = [
     case(
         "one that is thought dead is removed though no majority is left",
         "laminar.node.shard.replica_moves:next_step",
-        "if majority_active(without):",
+        "if observed.majority_active(without):",
         "if True:",
         tests=("tests/node/shard/test_replica_moves.py",),
     ),
     case(
         "a removal is told to the catalog before it is committed",
-        "laminar.node.shard.replica_moves:ReplicaMover._report",
+        "laminar.node.shard.replica_moves:ReplicaMover._members",
         "configurations_up_to(partition.committed_index)",
         "configurations_up_to(1 << 60)",
         tests=("tests/node/shard/test_replica_moves.py",),
+    ),
+    case(
+        "of an only voter a learner is promoted while another is still being filled",
+        "laminar.node.shard.replica_moves:next_step",
+        "if ready and (len(voters) > 1 or ready == awaited):",
+        "if ready:",
+        tests=MOVES,
+        tests_only=True,
+    ),
+    case(
+        "a replica is added by a record that may be old",
+        "laminar.node.shard.replica_moves:next_step",
+        "if observed.newest:",
+        "if True:",
+        tests=MOVES,
+        tests_only=True,
+    ),
+    case(
+        "a replica leaves by choice while a voter that stays is recovering",
+        "laminar.node.shard.replica_moves:next_step",
+        'if each.why != "moved" or not any(',
+        "if True or not any(",
+        tests=MOVES,
+        tests_only=True,
+    ),
+    case(
+        "the newest replica, once it is to leave, is taken for one of a later placement",
+        "laminar.node.shard.replica_moves:next_step",
+        "member > record.highest_replica_id",
+        "member > max(each.replica_id for each in record.replicas)",
+        tests=MOVES,
+        tests_only=True,
+    ),
+    case(
+        "a deposed leader reports removals",
+        "laminar.node.shard.replica_moves:ReplicaMover._report",
+        "await self._shard.driver.confirm(partition.replica)",
+        "pass",
+        tests=MOVES,
+        tests_only=True,
+    ),
+    case(
+        "a replica that is just being added is reported as removed",
+        "laminar.node.shard.replica_moves:ReplicaMover._members",
+        ", *partition.replica.configuration.members()",
+        "",
+        tests=MOVES,
+        tests_only=True,
+    ),
+    case(
+        "a report takes away what it does not name",
+        "membership.replica_rules:report_removals",
+        "if each.replica.replica_id in request.removed",
+        "",
+        tests=("tests/membership/test_replica_rules.py",),
+        tests_only=True,
+    ),
+    case(
+        "the newest replica, once it has left, is asked for its log for ever",
+        "laminar.node.shard.lost_majority_members:PartitionMembers.removed",
+        "replica_id <= record.highest_replica_id",
+        "replica_id < max(known)",
+        tests=("tests/node/shard/test_lost_majority_members.py",),
+        tests_only=True,
     ),
     case(
         "a catch-up puts a shorter log in the place of a longer one",

@@ -144,9 +144,9 @@ PROTOCOL = [
     ),
     case(
         "a learner becomes a voter before it has caught up",
-        "raft.leadership:Leadership.propose_configuration",
-        "if match_index < wanted_index:",
-        "if False:",
+        "raft.leadership:Leadership.caught_up",
+        "progress.match_index >= self._wanted_index",
+        "True",
     ),
     case(
         "answers are counted, not collected",
