@@ -79,7 +79,7 @@ def test_a_partition_whose_majority_is_gone_goes_on_with_what_survives_and_gets_
     scene.world.close()
 
 
-async def _replaces_nothing(lead: LeaderDuties, group: CatalogGroup, *, gone: set[str]) -> None:
+async def _places_nothing(lead: LeaderDuties, group: CatalogGroup, *, gone: set[str], now_ms: int) -> None:
     return None
 
 
@@ -89,7 +89,7 @@ def test_those_given_up_come_back_together_and_neither_lead_nor_serve(
     """They were a majority. Before they hear one another they hear from the catalog what was decided, also
     where no other node has taken their places yet.
     """
-    monkeypatch.setattr(LeaderDuties, "_replace", _replaces_nothing)
+    monkeypatch.setattr(LeaderDuties, "_place", _places_nothing)
     scene, survivor, gone = bereaved(4)
     status, _ = post(scene, survivor.node, RECOVER + "?accept_loss=true")
     assert status == 200
