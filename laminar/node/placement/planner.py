@@ -11,10 +11,11 @@ precedence:
    elsewhere.
 4. A partition with too many replicas loses one.
 
-A partition has one step at a time. Steps 3 and 4 are voluntary: they wait until every other replica of the
-partition is on a node that is present, and at most `MOVES_AT_ONCE` partitions of the cluster take one. A node
-gets at most `AT_ONCE` new replicas at a time, and only when it is settled (`presence`). While more than one
-node in four is gone nothing begins: then the network, or this leader, is more likely at fault than the nodes.
+A partition has one step at a time. Steps 3 and 4 are voluntary: at most `MOVES_AT_ONCE` partitions of the
+cluster take one. A move waits until every replica of the partition is on a node that is present, so an absent
+one comes back or is replaced; a partition loses a replica only if all others are present. A node gets at most
+`AT_ONCE` new replicas at a time, and only when it is settled (`presence`). While more than one node in four
+is gone nothing begins: then the network, or this leader, is more likely at fault than the nodes.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ class _Planner:
         if not extra:
             return None
         replica = extra[0]
-        if not self._others_present(partition, replica):
+        if not all(each.node in self._present for each in partition.replicas if each is not replica):
             return None
         number = wanted_number(self._state, partition)
         because = f"{number} replicas are asked for, it has {len(partition.replicas)}"
@@ -205,15 +206,14 @@ class _Planner:
         wanted = self._wanted.nodes(partition)
         held = {each.node for each in partition.replicas}
         new = [node for node in wanted if node not in held and node in self._settled]
-        for replica in self._out_of_place(partition):
-            if not new or not self._others_present(partition, replica):
-                continue
-            precedence, because = self._why_moved(partition, replica, new[0])
-            step = ReplaceReplica(
-                key, partition.group, partition.version, replica.replica_id, "moved", new[0], because
-            )
-            return Planned(precedence, step, [new[0]])
-        return None
+        extra = self._out_of_place(partition)
+        if not new or not extra or not held <= self._present:
+            return None
+        precedence, because = self._why_moved(partition, extra[0], new[0])
+        step = ReplaceReplica(
+            key, partition.group, partition.version, extra[0].replica_id, "moved", new[0], because
+        )
+        return Planned(precedence, step, [new[0]])
 
     def _why_moved(
         self, partition: PartitionRecord, replica: ReplicaRecord, node: str
@@ -237,9 +237,6 @@ class _Planner:
                 -order.get(each.node, len(order)),
             ),
         )
-
-    def _others_present(self, partition: PartitionRecord, replica: ReplicaRecord) -> bool:
-        return all(each.node in self._present for each in partition.replicas if each is not replica)
 
     # -- all partitions ------------------------------------------------------------------
 
