@@ -110,8 +110,16 @@ class LeaderDuties:
             else:
                 continue  # an older program does not know the command
             done += 1
-            _log.warning(
-                "%s: %s; %s %s", step.partition, step.because, result.outcome, result.detail or _what(step)
+            level = (
+                logging.WARNING if isinstance(step, ReplaceReplica) and step.why != "moved" else logging.INFO
+            )
+            _log.log(
+                level,
+                "%s: %s; %s %s",
+                step.partition,
+                step.because,
+                result.outcome,
+                result.detail or _what(step),
             )
         if catalog.code_version >= 1:
             chosen = choose(catalog.state(), unfit=gone)
