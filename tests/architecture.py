@@ -177,6 +177,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api", "laminar.log.disk"),
     ),
+    "laminar.node.api.admin": (
+        *(
+            "laminar.node.api.common",
+            "laminar.node.transport",
+            "laminar.node.runtime",
+            "laminar.node.catalog",
+        ),
+        *("laminar.node.placement", "membership", "laminar.http.protocol", "laminar.http.api"),
+    ),
     "laminar.node.api.cluster": (
         *("laminar.node.api.common", "laminar.node.host", "laminar.node.transport", "laminar.node.consensus"),
         *("laminar.node.runtime", "laminar.node.partition", "laminar.node.catalog"),

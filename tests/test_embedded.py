@@ -117,20 +117,27 @@ async def test_several_nodes_live_in_one_loop(tmp_path: Path) -> None:
 
 
 async def test_no_topic_is_born_silently_with_fewer_replicas_than_asked(tmp_path: Path) -> None:
-    """Nor `_transactions`, which the first named producer or sink makes. Refused at once, with what there is;
-    what is allowed says how many it has.
-    """
+    """Refused at once, with what there is; what is allowed says how many it has."""
     async with laminar.embed(tmp_path / "data", default_replicas=3, **SIZES) as node:
         client = node.client
         with pytest.raises(laminar.Unavailable) as refused:
             await client.create_topic("t")
         assert ("too_few_nodes", 3, 1) == (refused.value.code, refused.value.value, refused.value.limit)
-        with pytest.raises(laminar.Unavailable, match=r"_transactions. needs 3 nodes"):
-            await client.request_json("POST", "/v1/producers", {"name": "copier"})
         assert [] == await client.topics()
 
         about = await (await client.create_topic("t", allow_fewer_replicas=True)).describe()
         assert (3, 1) == (about.replicas, about.raw["replicas_placed"])
+
+
+async def test_transactions_ask_for_all_their_replicas_on_fewer_nodes(tmp_path: Path) -> None:
+    """So that they grow when nodes join; until then it is said."""
+    async with laminar.embed(tmp_path / "data", default_replicas=3, **SIZES) as node:
+        await node.client.request_json("POST", "/v1/producers", {"name": "copier"})
+
+        about = await node.client.topic("_transactions").describe()
+        told = await node.client.request_json("GET", "/readyz")
+        assert (3, 1) == (about.replicas, about.raw["replicas_placed"])
+        assert any("asked for: _transactions (1 of 3)" in warning for warning in told["warnings"])
 
 
 async def test_transactions_that_rest_on_fewer_nodes_than_topics_do_are_said(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ from laminar.http.api.parameters import GROUP_PATTERN, ID_PATTERN, MAX_EPOCH, MA
 MAX_PARTITIONS: Final = 4096
 MAX_REPLICAS: Final = 7
 MAX_OWNER: Final = 200
+# Most characters of a pin's reason, and of a zone.
+MAX_REASON: Final = 200
+MAX_WEIGHT: Final = 1000
 MAX_FINGERPRINT: Final = 200
 # The largest number of stages of a batch in one partition, and of partitions that one batch may change.
 MAX_STAGES: Final = 262_144
@@ -110,9 +113,11 @@ class NewTopic(Request):
 
 
 class TopicPatch(Request):
-    """A change of a topic."""
+    """A change of a topic; without `replicas` their number stays."""
 
     settings: TopicSettingsPatch = field(default_factory=TopicSettingsPatch)
+    replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType = UNSET
+    allow_fewer_replicas: bool = False
 
 
 class Topic(Answer):
@@ -582,6 +587,140 @@ class Cluster(Answer):
     catalog_leader: str
     insecure: bool
     nodes: list[Node]
+
+
+# -- administration --------------------------------------------------------------------------------------
+
+_Reason = Annotated[str, Meta(min_length=1, max_length=MAX_REASON)]
+
+
+class AdminNode(Answer):
+    """A node as operators see it: what it announces, what was commanded, and what is on it.
+
+    `version` is that of the last command, and its ETag. What is null is not known at the moment.
+    """
+
+    node: str
+    url: str
+    status: str
+    alive: bool
+    zone: str
+    announced_zone: str
+    set_zone: str | None
+    weight: float
+    announced_weight: float
+    set_weight: float | None
+    code_version: _Count
+    draining: bool
+    replicas: _Count
+    leads: _Count | None
+    catalog_voter: bool | None
+    drain_waits_for: list[str]
+    drain_blocked_by: list[str]
+    safe_to_stop: bool
+    version: int
+
+
+class AdminNodes(Answer):
+    """The nodes of the cluster as operators see them."""
+
+    nodes: list[AdminNode]
+
+
+class NodePatch(Request):
+    """A merge patch of a node (RFC 7396): null makes what the node announces count again."""
+
+    weight: Annotated[float, Meta(ge=0, le=MAX_WEIGHT)] | UnsetType | None = UNSET
+    zone: Annotated[str, Meta(max_length=MAX_REASON)] | UnsetType | None = UNSET
+
+
+class RemovedNode(Answer):
+    """A node that was removed from the cluster."""
+
+    node: str
+    state: Literal["removed"] = field(default="removed")
+
+
+class NewPin(Request):
+    """An explicit placement that is to hold from now on.
+
+    As many nodes as the topic has replicas, unless `allow_other_number`.
+    """
+
+    nodes: Annotated[list[str], Meta(min_length=1, max_length=MAX_REPLICAS)]
+    reason: _Reason
+    allow_other_number: bool = False
+
+
+class PlacementPin(Answer):
+    """An explicit placement: these nodes hold the partition, whatever their rank is."""
+
+    nodes: list[str]
+    owner: str
+    reason: str
+
+
+class NewLeader(Request):
+    """The node that should lead a partition."""
+
+    node: str
+
+
+class PlacedReplica(Answer):
+    """A replica of a partition as the catalog records it."""
+
+    node: str
+    replica: _Count
+    made: bool
+    lost: bool
+    abandoned: bool
+
+
+class PartitionPlacement(Answer):
+    """Where a partition is, and where it should be, as the catalog records it."""
+
+    topic: str
+    partition: _Count
+    state: Literal["creating", "live"]
+    version: int
+    replicas: list[PlacedReplica]
+    leaving: list[LeavingReplica]
+    wanted: list[str]
+    pin: PlacementPin | None
+    preferred_leader: str | None
+    why: str
+
+
+class Operation(Answer):
+    """A change that is under way: the catalog wants something that is not so yet.
+
+    `done` of `total` are partitions of the cluster that the node does not hold (drain), partitions with as
+    many replicas as asked for (replicas), nodes of the pin or of the wanted set that hold the partition
+    (pin, move), or replicas (join, leave).
+    """
+
+    id: str
+    kind: Literal["drain", "replicas", "pin", "move", "join", "leave"]
+    what: str
+    done: _Count
+    total: _Count
+    why: str
+    blocked_by: list[str]
+    cancel: str
+
+
+class OperationPage(Answer):
+    """A page of the list of operations; `next` is there if there are more."""
+
+    operations: list[Operation]
+    next: str | UnsetType = UNSET
+
+
+class CancelledOperation(Answer):
+    """An operation whose wanted state was set back; what it had done already is undone by the planner."""
+
+    id: str
+    state: Literal["cancelled"] = field(default="cancelled")
 
 
 class Version(Answer):

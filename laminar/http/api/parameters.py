@@ -90,6 +90,7 @@ PATH: Final = {
         _path("sink", _NAME, "Name of the sink."),
         _path("number", whole(0, MAX_NUMBER), "Number of the batch of the sink."),
         _path("node", TEXT, "Name of the node."),
+        _path("operation", TEXT, "Id of the operation."),
     )
 }
 

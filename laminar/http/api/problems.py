@@ -99,6 +99,13 @@ _ROWS: Final = (
     _row("no_such_group", 404, "There is no such group", family="NotFound"),
     _row("no_such_node", 404, "There is no such node", family="NotFound"),
     _row(
+        "no_such_operation",
+        404,
+        "There is no such operation under way",
+        hint="GET /v1/admin/operations lists them; one that has ended is not listed any more.",
+        family="NotFound",
+    ),
+    _row(
         "method_not_allowed",
         405,
         "The resource does not support this method",
@@ -153,6 +160,8 @@ _ROWS: Final = (
         hint="Check whether the first request took effect; under a new key it is another request.",
         outcome="unknown",
     ),
+    _row("node_in_use", 409, "The node cannot be removed yet", hint="`detail` says what comes first."),
+    _row("not_cancellable", 409, "This operation is not cancelled by itself", hint="`detail` says how."),
     _row("offset_expired", 410, "The offset lies before the partition's start", family="OffsetExpired"),
     _row(
         "partition_recreated",
@@ -233,6 +242,13 @@ _ROWS: Final = (
         "Too few nodes are alive for the number of replicas",
         hint="Start more nodes, or ask for fewer replicas. A topic's `allow_fewer_replicas` takes as many as "
         "there are; the nodes' `default_replicas` counts for `_transactions` and where no number is asked.",
+        family="Unavailable",
+    ),
+    _row(
+        "not_enabled",
+        503,
+        "A node's program does not know this command yet",
+        hint="Upgrade the nodes that `detail` names; the command is enabled when all know it.",
         family="Unavailable",
     ),
     _row(

@@ -110,6 +110,8 @@ class Match(NamedTuple):
 _T: Final = "/v1/topics/{topic}"
 _P: Final = _T + "/partitions/{partition}"
 _S: Final = "/v1/sinks/{sink}"
+_N: Final = "/v1/admin/nodes/{node}"
+_A: Final = "/v1/admin/topics/{topic}/partitions/{partition}"
 
 
 def _json(document: type[msgspec.Struct], description: str = "Done.", *, status: int = 200) -> Reply:
@@ -160,7 +162,7 @@ ROUTES: Final = (
         "PATCH",
         _T,
         "update_topic",
-        "Change a topic's settings by a merge patch",
+        "Change a topic's settings by a merge patch, or its number of replicas",
         (needed(IF_MATCH),),
         body=Body.JSON,
         document=documents.TopicPatch,
@@ -437,6 +439,105 @@ ROUTES: Final = (
     ),
     Route("GET", "/v1/nodes", "list_nodes", "List nodes", replies=(_json(documents.Nodes),)),
     Route("GET", "/v1/nodes/{node}", "describe_node", "Describe a node", replies=(_json(documents.Node),)),
+    Route(
+        "GET",
+        "/v1/admin/nodes",
+        "admin_nodes",
+        "List nodes as operators see them: weight, zone, draining, what is on each",
+        replies=(_json(documents.AdminNodes),),
+    ),
+    Route(
+        "GET",
+        _N,
+        "admin_node",
+        "Describe a node as operators see it, and what its drain still waits for",
+        replies=(_json(documents.AdminNode),),
+    ),
+    Route(
+        "PATCH",
+        _N,
+        "update_node",
+        "Set a node's weight or zone in place of the announced one",
+        (needed(IF_MATCH),),
+        body=Body.JSON,
+        document=documents.NodePatch,
+        replies=(_json(documents.AdminNode),),
+    ),
+    Route(
+        "POST",
+        _N + "/drain",
+        "drain_node",
+        "Empty a node: its leaders and replicas go to other nodes",
+        replies=(_json(documents.AdminNode, "The drain has begun.", status=202),),
+    ),
+    Route(
+        "POST",
+        _N + "/undrain",
+        "undrain_node",
+        "Let a node hold replicas and lead again",
+        replies=(_json(documents.AdminNode),),
+    ),
+    Route(
+        "DELETE",
+        _N,
+        "remove_node",
+        "Remove a node that is drained and stopped",
+        replies=(_json(documents.RemovedNode),),
+    ),
+    Route(
+        "GET",
+        _A,
+        "describe_placement",
+        "Describe where a partition is and where it should be",
+        replies=(_json(documents.PartitionPlacement),),
+    ),
+    Route(
+        "PUT",
+        _A + "/pin",
+        "pin_partition",
+        "Pin a partition to nodes: its replicas move there, and stay",
+        body=Body.JSON,
+        document=documents.NewPin,
+        replies=(_json(documents.PartitionPlacement),),
+    ),
+    Route(
+        "DELETE",
+        _A + "/pin",
+        "unpin_partition",
+        "Unpin a partition: it is placed by rank again",
+        replies=(_json(documents.PartitionPlacement),),
+    ),
+    Route(
+        "POST",
+        _A + "/leader",
+        "prefer_leader",
+        "Choose the node that should lead a partition",
+        body=Body.JSON,
+        document=documents.NewLeader,
+        replies=(_json(documents.PartitionPlacement, "Chosen; the leadership follows.", status=202),),
+    ),
+    Route(
+        "GET",
+        "/v1/admin/operations",
+        "list_operations",
+        "List the changes that are under way: drains, growth, pins, moves, replicas that join or leave",
+        LISTING,
+        replies=(_json(documents.OperationPage),),
+    ),
+    Route(
+        "GET",
+        "/v1/admin/operations/{operation}",
+        "describe_operation",
+        "Describe a change that is under way",
+        replies=(_json(documents.Operation),),
+    ),
+    Route(
+        "DELETE",
+        "/v1/admin/operations/{operation}",
+        "cancel_operation",
+        "Cancel a change that is under way: the wanted state is set back",
+        replies=(_json(documents.CancelledOperation),),
+    ),
     Route("GET", "/v1/version", "version", "Tell the server's version", replies=(_json(documents.Version),)),
     Route(
         "GET",

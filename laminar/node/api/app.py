@@ -34,6 +34,10 @@ from laminar.http.protocol.request_head import (
     MOST_HEADERS,
     RequestHead,
 )
+from laminar.node.api.admin.led_partitions import LedPartitions
+from laminar.node.api.admin.nodes import NodeRoutes
+from laminar.node.api.admin.operation_routes import OperationRoutes
+from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.cluster.accept_loss import AcceptLossRoutes
 from laminar.node.api.cluster.cluster import ClusterRoutes
 from laminar.node.api.cluster.health import Watch
@@ -51,6 +55,7 @@ from laminar.node.api.common.forwarding import (
 from laminar.node.api.common.json_body import most_document_bytes
 from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
+from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import HostServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.consumers.cursors import CursorRoutes
@@ -83,8 +88,11 @@ _IDEMPOTENCY_HEADERS = {
 # it.
 _REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_upload"})
 
-# The one change of an internal topic that is allowed: an operator's decision to accept a loss.
-_ON_THE_SYSTEMS = frozenset(("recover_partition",))
+# The changes of an internal topic that are allowed: operators' decisions on where it is, and to accept a
+# loss. Of `update_topic` only the number of replicas is (`TopicRoutes.update`).
+_ON_THE_SYSTEMS = frozenset(
+    ("recover_partition", "update_topic", "pin_partition", "unpin_partition", "prefer_leader")
+)
 
 # Operations whose bodies are records. A large one is parsed in a thread.
 _PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})
@@ -128,7 +136,12 @@ class Api:
         )
         states = ReplicaStatus(host, self._exchange, catch_up_progress=host.catch_up_progress)
         topics = TopicLookup(host.view)
-        topic_routes = TopicRoutes(host, topics, states)
+        placement = PlacementCall(host)
+        topic_routes = TopicRoutes(host, topics, states, placement)
+        led = LedPartitions(host, self._exchange)
+        nodes = NodeRoutes(host, led, placement)
+        places = PlacementRoutes(host, topics, placement)
+        changes = OperationRoutes(host, nodes, places)
         partitions = PartitionRoutes(host, topics, states)
         watch = Watch(host)
         cluster = ClusterRoutes(host, watch)
@@ -188,6 +201,19 @@ class Api:
             "cluster": cluster.cluster,
             "list_nodes": cluster.nodes,
             "describe_node": cluster.node,
+            "admin_nodes": nodes.nodes,
+            "admin_node": nodes.node,
+            "update_node": nodes.update,
+            "drain_node": nodes.drain,
+            "undrain_node": nodes.undrain,
+            "remove_node": nodes.remove,
+            "describe_placement": places.describe,
+            "pin_partition": places.pin,
+            "unpin_partition": places.unpin,
+            "prefer_leader": places.leader,
+            "list_operations": changes.operations,
+            "describe_operation": changes.operation,
+            "cancel_operation": changes.cancel,
             "livez": cluster.livez,
             "readyz": cluster.readyz,
             "version": cluster.version,
@@ -204,6 +230,7 @@ class Api:
             "group": answering(groups.on_group),
             "accept_loss": answering(recover.on_accept_loss),
             "sinks": answering(sinks.on_sinks),
+            "led": answering(led.on_led),
             "stats": metrics.on_stats,
             "health": watch.on_health,
         }

@@ -110,16 +110,8 @@ class LeaderDuties:
             else:
                 continue  # an older program does not know the command
             done += 1
-            level = (
-                logging.WARNING if isinstance(step, ReplaceReplica) and step.why != "moved" else logging.INFO
-            )
-            _log.log(
-                level,
-                "%s: %s; %s %s",
-                step.partition,
-                step.because,
-                result.outcome,
-                result.detail or _what(step),
+            _log.warning(
+                "%s: %s; %s %s", step.partition, step.because, result.outcome, result.detail or _what(step)
             )
         if catalog.code_version >= 1:
             chosen = choose(catalog.state(), unfit=gone)

@@ -18,16 +18,19 @@ from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.node_directory import NodeDirectory
 from laminar.node.consensus.driver import Driver
 from laminar.node.host.clock import Clock
-from laminar.node.placement.wanted import zones_of
+from laminar.node.placement.wanted import belonging_weights, zones_of
 from laminar.node.transport.rpc import PeerLost
 from laminar.node.transport.transport import Transport, TransportError
 from membership.boot_history import BootRecord
-from membership.catalog import NotCatalogLeader, OutcomeUnknown
+from membership.catalog import NotCatalogLeader, NotEnabled, OutcomeUnknown
 from membership.records import (
     NodeRecord,
     Setting,
 )
 from membership.requests import (
+    AlterTopic,
+    PlacementChange,
+    RemoveNode,
     ReplicaChange,
     Result,
 )
@@ -114,6 +117,18 @@ class ReplicaRequest(msgspec.Struct, frozen=True, tag="replicas"):
     change: ReplicaChange
 
 
+class PlacementRequest(msgspec.Struct, frozen=True, tag="placement"):
+    """One change of what is wanted of nodes, topics and partitions, by an operator.
+
+    Refused with `not_enabled` while a node's program does not know the command; the removal of a node that
+    is in use with `node_in_use`; more replicas of a topic than nodes may hold with `too_few_nodes`, unless
+    `allow_fewer_replicas`.
+    """
+
+    change: PlacementChange
+    allow_fewer_replicas: bool = False
+
+
 CatalogRequest = (
     TopicRequest
     | DeleteTopicRequest
@@ -123,6 +138,7 @@ CatalogRequest = (
     | NodeRequest
     | ConfirmRequest
     | ReplicaRequest
+    | PlacementRequest
 )
 
 
@@ -140,8 +156,11 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
     removed: list[int] = []
     kept: list[int] = []
     """Ids of the replicas that groups of the request go on with after an operator accepted a loss."""
-    # Of the HTTP problem. With `too_few_nodes`: the replicas asked for, and the nodes that are alive. With
-    # `quota`: the partitions that there would be, and the most there may be.
+    voters: list[str] = []
+    """Of a `ConfirmRequest`: the nodes that vote in group 0."""
+    # Of the HTTP problem. With `too_few_nodes`: the replicas asked for, and the nodes that are alive (of a
+    # topic that is altered: that may hold replicas). With `quota`: the partitions that there would be, and
+    # the most there may be.
     value: int = 0
     limit: int = 0
 
@@ -308,6 +327,8 @@ class CatalogService:
                 result = await catalog.register_node(request.record, former=request.former)
             case ReplicaRequest():
                 result = await catalog.change_replicas(request.change)
+            case PlacementRequest():
+                return await self._change_placement(request)
             case ConfirmRequest():
                 return await self._confirm(request)
         return CatalogAnswer(result=result)
@@ -330,7 +351,50 @@ class CatalogService:
             version=state.version,
             creating=[group for group in request.groups if group in creating],
             deleted=[group for group in request.groups if group.hex() in state.tombstones],
+            voters=self._voters(),
         )
+
+    def _voters(self) -> list[str]:
+        """Return the nodes that vote in group 0."""
+        return sorted(node for _, node in self._group.replica.configuration_record.voters)
+
+    async def _change_placement(self, request: PlacementRequest) -> CatalogAnswer:
+        group, change = self._group, request.change
+        if not group.replica.core.is_leader:
+            raise NotCatalogLeader(group.replica.leader_node)
+        state = group.catalog.state()
+        match change:
+            case RemoveNode():
+                in_use = self._use_of(change.node)
+                if in_use:
+                    return CatalogAnswer(error="node_in_use", detail=in_use)
+            case AlterTopic(name=name, replicas=int(replicas)) if not request.allow_fewer_replicas:
+                topic, belonging = state.topics.get(name), len(belonging_weights(state))
+                if topic is not None and replicas > max(topic.replicas, belonging):
+                    return CatalogAnswer(error="too_few_nodes", value=replicas, limit=belonging)
+        try:
+            return CatalogAnswer(result=await group.catalog.change_placement(change))
+        except NotEnabled as error:
+            return CatalogAnswer(error="not_enabled", detail=self._too_old(error.needed))
+
+    def _use_of(self, name: str) -> str:
+        """Return what a node is still used for, so that it may not be removed; "" for nothing.
+
+        What the catalog's rules refuse is not named here.
+        """
+        if self._directory.statuses().get(name) in ("alive", "suspect"):
+            return f"node {name!r} still runs: stop it first"
+        if name in self._voters():
+            return f"node {name!r} still votes in the catalog: drain it first, and wait until it does not"
+        return ""
+
+    def _too_old(self, needed: int) -> str:
+        """Return which nodes' programs do not know code version `needed` of the catalog's commands."""
+        nodes = self._group.catalog.state().nodes.values()
+        old = sorted(record.node for record in nodes if record.code_version < needed)
+        if not old:
+            return "all nodes know this command by now; it is enabled in a moment"
+        return f"the programs of these nodes are too old: {', '.join(old)} (code version {needed} is needed)"
 
     async def _create_topic(self, request: TopicRequest) -> CatalogAnswer:
         if not self._group.replica.core.is_leader:

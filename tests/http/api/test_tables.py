@@ -82,7 +82,9 @@ def test_every_route_is_found(route: object) -> None:
     method, template, operation = route[:3]  # type: ignore[index]
     numbers = {"partition": "3", "offset": "812", "version": "0", "number": "7", "part": "9"}
     path, params = template, {}
-    names = "topic partition version offset cursor node sink number producer group member upload part"
+    names = (
+        "topic partition version offset cursor node sink number producer group member upload part operation"
+    )
     for name in names.split():
         if f"{{{name}}}" in template:
             params[name] = numbers.get(name, "a.b-C_9")

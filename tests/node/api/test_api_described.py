@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -71,6 +72,7 @@ def test_every_operation_answers_as_described(api: Described) -> None:
         call(operation)
     (node, *_) = call("list_nodes").json()["nodes"]
     call("describe_node", node=node["node"])
+    administer(call, node["node"], topic)
     call("cluster", after=2**53, wait_ms=1)
 
     call("append_to_topic", topic=topic, content=b'{"a":1}\n{"a":2}\n', media_type=NDJSON, key_from="/a")
@@ -130,9 +132,33 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     call("delete_topic", topic=topic, If_Match="*")
     assert 404 == call("describe_topic", topic=topic).status_code
 
-    # A loss is reported only where a partition waits for absent nodes (cluster/test_accept_loss.py).
-    done = {operation for operation, status in api.called if status < 400} | {"recover_partition"}
+    # A loss is reported only where a partition waits for absent nodes (cluster/test_accept_loss.py); a node
+    # is removed only where others are left (cluster/test_admin_cluster.py).
+    elsewhere = {"recover_partition", "remove_node"}
+    done = {operation for operation, status in api.called if status < 400} | elsewhere
     assert api.operations.keys() == done
+
+
+def administer(call: Callable[..., httpx.Response], node: str, topic: str) -> None:
+    """Call every operation for operators; the node and the topic are as before afterwards."""
+    place: dict[str, Any] = {"topic": topic, "partition": 0}
+    (only,) = call("admin_nodes").json()["nodes"]
+    assert only["node"] == node
+    etag = call("admin_node", node=node).headers["etag"]
+    etag = call("update_node", node=node, document={"zone": "west", "weight": 2.5}, If_Match=etag).headers[
+        "etag"
+    ]
+    call("update_node", node=node, document={"zone": None, "weight": None}, If_Match=etag)
+    assert 202 == call("drain_node", node=node).status_code
+    assert call("list_operations", prefix="drain").json()["operations"]
+    call("describe_operation", operation=f"drain:{node}")
+    call("cancel_operation", operation=f"drain:{node}")
+    call("undrain_node", node=node)
+    assert 409 == call("remove_node", node=node).status_code
+    call("pin_partition", **place, document={"nodes": [node], "reason": "a test"})
+    call("describe_placement", **place)
+    call("unpin_partition", **place)
+    call("prefer_leader", **place, document={"node": node})
 
 
 def test_an_answer_before_it_is_durable_is_as_described(api: Described, http: httpx.Client) -> None:

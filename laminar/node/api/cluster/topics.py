@@ -15,7 +15,9 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster.replica_status import ReplicaStatus
+from laminar.node.api.common.etags import changed, etag, names, required
 from laminar.node.api.common.json_body import json_body
+from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -26,14 +28,11 @@ from laminar.node.catalog.service import (
     TopicRequest,
     TopicSettingsRequest,
 )
+from laminar.node.transactions.coordinator import TOPIC as TRANSACTIONS
 from laminar.node.transport.transport import TransportError
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
-from membership.records import (
-    TopicRecord,
-)
-from membership.requests import (
-    Result,
-)
+from membership.records import TopicRecord
+from membership.requests import AlterTopic, Result
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 LED_WAIT_S = 2.0
@@ -43,10 +42,17 @@ LED_RETRY_S = 0.02
 class TopicRoutes:
     """The handlers of topic routes."""
 
-    def __init__(self, services: ShardServices, topics: TopicLookup, states: ReplicaStatus) -> None:
+    def __init__(
+        self,
+        services: ShardServices,
+        topics: TopicLookup,
+        states: ReplicaStatus,
+        placement: PlacementCall,
+    ) -> None:
         self._services = services
         self._topics = topics
         self._states = states
+        self._placement = placement
 
     # -- resources -----------------------------------------------------------------------
 
@@ -73,21 +79,18 @@ class TopicRoutes:
             version=record.version,
         )
 
-    def _etag(self, record: TopicRecord) -> tuple[str, str]:
-        return ("ETag", f'"{record.version}"')
-
     async def topics(self, request: Request) -> Response:
         """Answer GET /v1/topics."""
         prefix = request.query.get("prefix", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         after = request.query.get("after", "")
-        names = sorted(
+        found = sorted(
             name for name in self._services.view.topics() if name.startswith(prefix) and name > after
         )
-        page = names[:limit]
+        page = found[:limit]
         answer = documents.TopicPage([self._describe(self._topics.record(name)) for name in page])
         headers = []
-        if len(names) > limit:
+        if len(found) > limit:
             answer.next = page[-1]
             headers.append(next_link("/v1/topics", prefix=prefix, limit=limit, after=page[-1]))
         return Response.json(answer, headers=headers)
@@ -95,9 +98,9 @@ class TopicRoutes:
     async def topic(self, request: Request, topic: str) -> Response:
         """Answer GET /v1/topics/{topic}."""
         record = self._topics.record(topic)
-        if _names(request.headers.get("if-none-match", ""), record):
-            return Response(304, [self._etag(record)])
-        return Response.json(self._describe(record), headers=[self._etag(record)])
+        if names(request.headers.get("if-none-match", ""), record.version):
+            return Response(304, [etag(record.version)])
+        return Response.json(self._describe(record), headers=[etag(record.version)])
 
     async def create(self, request: Request, topic: str) -> Response:
         """Answer PUT /v1/topics/{topic}, once every replica is made."""
@@ -120,21 +123,22 @@ class TopicRoutes:
         record = self._topics.record(topic)
         described = self._describe(record)
         if result.outcome == "created":
-            headers = [("Location", f"/v1/topics/{topic}"), self._etag(record)]
+            headers = [("Location", f"/v1/topics/{topic}"), etag(record.version)]
             return Response.json(described, status=201, headers=headers)
-        return Response.json(described, headers=[self._etag(record)])
+        return Response.json(described, headers=[etag(record.version)])
 
     @property
     def _default_replicas(self) -> int:
         return self._services.settings.default_replicas
 
     async def make(self, topic: str, *, partitions: int) -> None:
-        """Create an internal topic unless it exists.
+        """Create an internal topic unless it exists, on as many nodes as there are now.
 
-        Raises:
-            Problem: 503 `too_few_nodes`.
+        It asks for `default_replicas` all the same, so it grows when nodes join.
         """
-        await self._make(TopicRequest(topic, partitions, self._default_replicas, {}))
+        await self._make(
+            TopicRequest(topic, partitions, self._default_replicas, {}, allow_fewer_replicas=True)
+        )
 
     async def _make(self, wanted: TopicRequest) -> Result:
         answer = await self._ask(wanted)
@@ -173,15 +177,43 @@ class TopicRoutes:
             await asyncio.sleep(LED_RETRY_S)
 
     async def update(self, request: Request, topic: str) -> Response:
-        """Answer PATCH /v1/topics/{topic}: merge-patch its settings, if If-Match names their version."""
+        """Answer PATCH /v1/topics/{topic}: change replicas and settings, if If-Match names the version."""
         version = await self._if_match(request, topic)
         patch = json_body(request, documents.TopicPatch)
         changes: dict[str, Setting | None] = msgspec.to_builtins(patch.settings)
+        if topic == TRANSACTIONS and changes:
+            raise Problem(
+                "invalid",
+                f"{TRANSACTIONS} is an internal topic: only its number of replicas may be changed",
+                field="settings",
+                outcome="not_applied",
+            )
         _check_fewest(changes, self._placed(self._topics.record(topic)))
-        answer = await self._ask(TopicSettingsRequest(topic, changes, version))
-        self._changed(answer, topic)
+        if patch.replicas is msgspec.UNSET:
+            answer = await self._ask(TopicSettingsRequest(topic, changes, version))
+            self._changed(answer, topic)
+        else:
+            await self._alter(AlterTopic(topic, version, patch.replicas, changes), patch.allow_fewer_replicas)
         await self._wait_for_newer_view(topic, version)
         return await self.topic(request, topic)
+
+    async def _alter(self, change: AlterTopic, allow_fewer_replicas: bool) -> None:
+        """Change a topic's number of replicas; the planner adds or removes them.
+
+        Raises:
+            Problem: 422 for fewer than `min_replicas`, 503 `too_few_nodes`, 412, or the catalog refuses it.
+        """
+        record = self._topics.record(change.name)
+        assert change.replicas is not None
+        _check_fewest(record.settings | change.changes, change.replicas, field="replicas")
+        result = await self._placement.once(
+            change,
+            absent=lambda: _no_such_topic(change.name),
+            allow_fewer_replicas=allow_fewer_replicas,
+        )
+        if result.outcome == "conflict":
+            now = record.version if result.topic is None else result.topic.version
+            raise changed(f'"{change.version}"', now, what="topic")
 
     async def _wait_for_newer_view(self, topic: str, version: int) -> None:
         for _ in range(20):
@@ -205,20 +237,12 @@ class TopicRoutes:
             Problem: 428 `if_match_required`, or 412 `precondition_failed`.
         """
         record = self._topics.record(topic)
-        wanted = request.headers.get("if-match")
-        if wanted is None:
-            raise Problem("if_match_required", "send If-Match with the topic's ETag", field="if-match")
-        if not _names(wanted, record):
+        wanted = required(request.headers.get("if-match"), what="topic")
+        if not names(wanted, record.version):
             await self._services.refresh_view()
             record = self._topics.record(topic)
-        if not _names(wanted, record):
-            raise Problem(
-                "precondition_failed",
-                "the topic has changed in the meantime",
-                field="if-match",
-                value=wanted,
-                limit=f'"{record.version}"',
-            )
+        if not names(wanted, record.version):
+            raise changed(wanted, record.version, what="topic")
         return record.version
 
     def _changed(self, answer: CatalogAnswer, topic: str) -> None:
@@ -231,7 +255,7 @@ class TopicRoutes:
                 field="if-match",
             )
         if result.outcome == "absent":
-            raise Problem("no_such_topic", f"there is no topic {topic!r}", field="topic", value=topic)
+            raise _no_such_topic(topic)
 
     async def _ask(self, request: CatalogRequest) -> CatalogAnswer:
         """Return the answer of the catalog's leader. Every request compares and sets, so a retry is safe.
@@ -275,11 +299,6 @@ class TopicRoutes:
         """Answer GET /v1/topics/{topic}/routes."""
         record = self._topics.record(topic)
         return Response.json(documents.KeyRoutes(topic, [_route(record)]))
-
-
-def _names(etags: str, record: TopicRecord) -> bool:
-    """Return whether `etags`, of If-Match or If-None-Match, has the topic's version (RFC 9110, 13.1)."""
-    return etags == "*" or f'"{record.version}"' in [etag.strip() for etag in etags.split(",")]
 
 
 def _route(record: TopicRecord) -> documents.KeyRoute:
@@ -329,18 +348,27 @@ def _or_not_set(value: Setting | None) -> Setting:
     return "not set" if value is None else value
 
 
-def _check_fewest(settings: Mapping[str, Setting | None], replicas: int) -> None:
+def _no_such_topic(topic: str) -> Problem:
+    return Problem("no_such_topic", f"there is no topic {topic!r}", field="topic", value=topic)
+
+
+def _check_fewest(
+    settings: Mapping[str, Setting | None], replicas: int, *, field: str = "settings.min_replicas"
+) -> None:
     """Refuse a `min_replicas` above the number of replicas: nothing could be appended.
+
+    `field` is the one of the two that the request would change.
 
     Raises:
         Problem: 422 `invalid`.
     """
     fewest = settings.get("min_replicas")
     if isinstance(fewest, int) and fewest > replicas:
+        of_replicas = field == "replicas"
         raise Problem(
             "invalid",
             f"min_replicas must be at most the number of replicas, {replicas}",
-            field="settings.min_replicas",
-            value=fewest,
-            limit=replicas,
+            field=field,
+            value=replicas if of_replicas else fewest,
+            limit=fewest if of_replicas else replicas,
         )

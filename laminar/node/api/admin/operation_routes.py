@@ -1,0 +1,82 @@
+"""Routes of the changes that are under way: list, describe, cancel (`operations` derives them)."""
+
+from __future__ import annotations
+
+from laminar.http.api import documents
+from laminar.http.api.parameters import MAX_PAGE
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.admin.nodes import NodeRoutes
+from laminar.node.api.admin.operations import Operations
+from laminar.node.api.admin.partitions import PlacementRoutes
+from laminar.node.api.common.query import integer, next_link
+from laminar.node.api.common.services import ShardServices
+
+
+class OperationRoutes:
+    """The handlers of the operations' routes."""
+
+    def __init__(self, services: ShardServices, nodes: NodeRoutes, partitions: PlacementRoutes) -> None:
+        self._services = services
+        self._nodes = nodes
+        self._partitions = partitions
+        self._operations = Operations()
+
+    def _all(self) -> list[documents.Operation]:
+        view = self._services.view
+        if view.message is None:
+            return []
+        state = view.message.catalog
+        return self._operations.of(state, alive={name for name in state.nodes if view.alive(name)})
+
+    async def operations(self, request: Request) -> Response:
+        """Answer GET /v1/admin/operations."""
+        prefix = request.query.get("prefix", "")
+        limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
+        after = request.query.get("after", "")
+        found = [each for each in self._all() if each.id.startswith(prefix) and each.id > after]
+        answer = documents.OperationPage(found[:limit])
+        headers = []
+        if len(found) > limit:
+            answer.next = found[limit - 1].id
+            headers.append(next_link("/v1/admin/operations", prefix=prefix, limit=limit, after=answer.next))
+        return Response.json(answer, headers=headers)
+
+    async def operation(self, request: Request, operation: str) -> Response:
+        """Answer GET /v1/admin/operations/{operation}."""
+        return Response.json(self._found(operation))
+
+    def _found(self, operation: str) -> documents.Operation:
+        """Return the operation of this id.
+
+        Raises:
+            Problem: 404 `no_such_operation`.
+        """
+        for each in self._all():
+            if each.id == operation:
+                return each
+        raise Problem(
+            "no_such_operation",
+            f"no operation {operation!r} is under way",
+            field="operation",
+            value=operation,
+        )
+
+    async def cancel(self, request: Request, operation: str) -> Response:
+        """Answer DELETE /v1/admin/operations/{operation}: a drain or a pin is taken back."""
+        await self._services.refresh_view()
+        found = self._found(operation)
+        match found.kind:
+            case "drain":
+                await self._nodes.set_back(found.what)
+            case "pin":
+                topic, _, number = found.what.rpartition("/")
+                await self._partitions.set_back(topic, number)
+            case _:
+                raise Problem(
+                    "not_cancellable",
+                    f"{operation}: {found.cancel}",
+                    field="operation",
+                    value=operation,
+                )
+        return Response.json(documents.CancelledOperation(operation))

@@ -1,0 +1,183 @@
+"""The changes of placement that are under way, derived from the catalog.
+
+An operation is a difference between what the catalog wants and what it records: there is no list of
+operations beside it that could contradict it. An operation ends when the difference is gone, and is cancelled
+by setting back what is wanted. This module computes from a copy of the catalog, which may lag; the planner of
+the catalog's leader takes the steps (docs/consensus.md#placement).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from laminar.http.api.documents import Operation
+from laminar.node.placement.wanted import Wanted, belonging_weights, wanted_number
+from membership.records import CatalogState, PartitionRecord, TopicRecord
+
+_MOST_NAMED = 3
+_STEP = "it is a step towards what is wanted: cancel the operation that wants it"
+
+
+class Operations:
+    """The operations under way, as of one state of the catalog after the other."""
+
+    def __init__(self) -> None:
+        self._wanted = Wanted(CatalogState())
+
+    def of(self, state: CatalogState, *, alive: Collection[str]) -> list[Operation]:
+        """Return the operations, sorted by id. `alive` are the nodes that gossip counts as alive."""
+        self._wanted.follow(state)
+        found = [_drain(state, name, alive=alive) for name, node in state.nodes.items() if node.draining]
+        found += [each for topic in state.topics.values() for each in _of_topic(state, topic)]
+        for key, partition in state.partitions.items():
+            if partition.state == "live":
+                found += self._of_set(state, key, partition, alive=alive)
+                found += _steps(partition, alive=alive)
+        return sorted(found, key=lambda each: each.id)
+
+    def _of_set(
+        self, state: CatalogState, key: str, partition: PartitionRecord, *, alive: Collection[str]
+    ) -> Iterator[Operation]:
+        """Yield the operation of a partition that is not where its pin, or its rank, wants it."""
+        pin = partition.pin
+        wanted = self._wanted.nodes(partition) if pin is None else pin.nodes
+        held = {each.node for each in partition.replicas}
+        extra = held - set(wanted)
+        if not extra and held == set(wanted) and _is_settled(partition):
+            return
+        if pin is None and (
+            len(held) != wanted_number(state, partition)
+            or all(name in state.nodes and state.nodes[name].draining for name in extra)
+        ):
+            return  # the topic's operation has it, or a drain's, or only a replica joins or leaves
+        made = {each.node for each in partition.replicas if each.made}
+        missing = [name for name in wanted if name not in made]
+        belonging = belonging_weights(state)
+        kind, operation = "pin" if pin is not None else "move", f"{partition.topic}:{partition.number}"
+        yield Operation(
+            id=f"{kind}:{operation}",
+            kind="pin" if pin is not None else "move",
+            what=key,
+            done=len(wanted) - len(missing),
+            total=len(wanted),
+            why=f"pinned by {pin.owner}: {pin.reason}"
+            if pin is not None
+            else f"by rank it belongs on {', '.join(wanted)}",
+            blocked_by=[
+                *(f"node {name} is not alive" for name in missing if name not in alive),
+                *(f"node {name} may hold no replicas" for name in wanted if name not in belonging),
+            ],
+            cancel=f"DELETE /v1/admin/operations/pin:{operation}"
+            if pin is not None
+            else f"PUT /v1/admin/topics/{partition.topic}/partitions/{partition.number}/pin: a pin keeps it",
+        )
+
+
+def holders(partition: PartitionRecord) -> set[str]:
+    """Return the nodes with a replica of the partition, also those whose replica is leaving."""
+    return {each.node for each in partition.replicas} | {each.replica.node for each in partition.leaving}
+
+
+def blocks_of_drain(state: CatalogState, name: str, *, alive: Collection[str]) -> list[str]:
+    """Return a sentence for each reason why the drain of node `name` cannot end as things are."""
+    belonging = belonging_weights(state).keys()
+    short: dict[int, set[str]] = {}
+    dead_targets, dead_beside = set[str](), set[str]()
+    for partition in state.partitions.values():
+        held = {each.node for each in partition.replicas}
+        if name not in held:
+            continue
+        asked = wanted_number(state, partition)
+        free = belonging - held
+        dead_beside |= held - {name} - set(alive)
+        if not free and len(held) <= asked:
+            short.setdefault(asked, set()).add(partition.topic)
+        elif free and not free & set(alive):
+            dead_targets |= free
+    found = [
+        f"{asked} replicas are asked for, {_nodes(len(belonging))} would be left (topic {_named(topics)})"
+        for asked, topics in sorted(short.items())
+    ]
+    if dead_targets:
+        found.append(f"the nodes that could take its replicas are not alive: {_named(dead_targets)}")
+    if dead_beside:
+        found.append(
+            f"partitions do not move while another of their nodes is not alive: {_named(dead_beside)}"
+        )
+    return found
+
+
+def _drain(state: CatalogState, name: str, *, alive: Collection[str]) -> Operation:
+    left = sum(name in holders(partition) for partition in state.partitions.values())
+    return Operation(
+        id=f"drain:{name}",
+        kind="drain",
+        what=name,
+        done=len(state.partitions) - left,
+        total=len(state.partitions),
+        why=f"node {name} is to be emptied",
+        blocked_by=blocks_of_drain(state, name, alive=alive),
+        cancel=f"DELETE /v1/admin/operations/drain:{name}",
+    )
+
+
+def _of_topic(state: CatalogState, topic: TopicRecord) -> Iterator[Operation]:
+    """Yield the operation of a topic with more or fewer replicas than it asks for, if it is one."""
+    partitions = [each for each in state.partitions_of(topic.name) if each.pin is None]
+    if all(len(each.replicas) == topic.replicas for each in partitions):
+        return
+    belonging = len(belonging_weights(state))
+    blocked = []
+    if topic.replicas > belonging:
+        blocked = [f"{topic.replicas} replicas are asked for, {_nodes(belonging)} may hold replicas"]
+    yield Operation(
+        id=f"replicas:{topic.name}",
+        kind="replicas",
+        what=topic.name,
+        done=sum(_is_settled(each) and len(each.replicas) == topic.replicas for each in partitions),
+        total=len(partitions),
+        why=f"topic {topic.name} asks for {topic.replicas} replicas",
+        blocked_by=blocked,
+        cancel=f"PATCH /v1/topics/{topic.name} with another number of replicas",
+    )
+
+
+def _steps(partition: PartitionRecord, *, alive: Collection[str]) -> Iterator[Operation]:
+    """Yield the replicas of a live partition that join or leave."""
+    place = f"{partition.topic}:{partition.number}"
+    for replica in partition.replicas:
+        if not replica.made:
+            yield Operation(
+                id=f"join:{place}:{replica.replica_id}",
+                kind="join",
+                what=f"{partition.topic}/{partition.number} on {replica.node}",
+                done=0,
+                total=1,
+                why=partition.why,
+                blocked_by=[] if replica.node in alive else [f"node {replica.node} is not alive"],
+                cancel=_STEP,
+            )
+    for each in partition.leaving:
+        yield Operation(
+            id=f"leave:{place}:{each.replica.replica_id}",
+            kind="leave",
+            what=f"{partition.topic}/{partition.number} on {each.replica.node}",
+            done=0,
+            total=1,
+            why=partition.why or each.why,
+            blocked_by=[],
+            cancel=_STEP,
+        )
+
+
+def _is_settled(partition: PartitionRecord) -> bool:
+    return not partition.leaving and all(each.made for each in partition.replicas)
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _named(names: Collection[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(sorted(names)[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,103 @@
+"""Changes of the wanted placement on behalf of a request, and the problems with which they are refused.
+
+The catalog compares the version of what is changed with the one that the change was decided on. It is that of
+this shard's view, which may be old, and which the planner changes with each of its steps: so a change that
+names no version of its own is decided again on a newer view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from laminar.http.api.problems import Problem
+from laminar.node.api.common.services import ShardServices
+from laminar.node.catalog.service import CatalogAnswer, PlacementRequest
+from laminar.node.transport.transport import TransportError
+from membership.requests import PlacementChange, Result
+
+ATTEMPTS = 5
+VIEW_WAIT_S = 5.0
+
+
+class PlacementCall:
+    """The way of one shard's handlers to the catalog, for changes of the wanted placement."""
+
+    def __init__(self, services: ShardServices) -> None:
+        self._services = services
+
+    async def change(self, decide: Callable[[], PlacementChange], *, absent: Callable[[], Problem]) -> Result:
+        """Perform the change that `decide` makes of the view; decide and ask again on a version conflict.
+
+        `absent` makes the problem for a node, topic or partition that is gone.
+
+        Raises:
+            Problem: the catalog refuses the change, or has no leader; also each problem of `decide`.
+        """
+        for _ in range(ATTEMPTS):
+            result = await self.once(decide(), absent=absent)
+            if result.outcome != "conflict":
+                return result
+            await self._services.refresh_view()
+        raise Problem(
+            "in_progress",
+            f"other changes came first, {ATTEMPTS} times: {result.detail}",
+            outcome="not_applied",
+        )
+
+    async def once(
+        self,
+        change: PlacementChange,
+        *,
+        absent: Callable[[], Problem],
+        allow_fewer_replicas: bool = False,
+    ) -> Result:
+        """Perform one change, and wait until this shard's view shows it. A conflict is returned.
+
+        Raises:
+            Problem: as for `change`.
+        """
+        try:
+            answer = await self._services.ask_catalog(PlacementRequest(change, allow_fewer_replicas))
+        except TransportError as error:
+            raise Problem("no_leader", f"the catalog: {error}", outcome="unknown") from error
+        result = _result_of(answer)
+        if result.outcome == "absent":
+            raise absent()
+        if result.outcome in ("invalid", "failed"):
+            raise Problem("invalid", result.detail)
+        if result.outcome != "conflict":
+            await self._until_seen(result.version)
+        return result
+
+    async def _until_seen(self, version: int) -> None:
+        """Wait until this shard's view has reached catalog `version`, `VIEW_WAIT_S` at most."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + VIEW_WAIT_S
+        while self._services.view.version < version and loop.time() < deadline:
+            await self._services.view_change(deadline - loop.time())
+
+
+def _result_of(answer: CatalogAnswer) -> Result:
+    """Return the catalog's result.
+
+    Raises:
+        Problem: the catalog did not decide, or refused the change with a code of its own.
+    """
+    if answer.error == "too_few_nodes":
+        raise Problem(
+            "too_few_nodes",
+            f"{answer.value} replicas need {answer.value} nodes, and {answer.limit} may hold replicas",
+            field="replicas",
+            value=answer.value,
+            limit=answer.limit,
+            hint="Add nodes, or send `allow_fewer_replicas`: the rest is placed when nodes join.",
+        )
+    if answer.error in ("not_enabled", "node_in_use"):
+        raise Problem(answer.error, answer.detail)
+    if answer.error:
+        raise Problem(
+            "no_leader", answer.detail or "the catalog has no leader at the moment", outcome="unknown"
+        )
+    assert answer.result is not None
+    return answer.result

@@ -1,0 +1,149 @@
+"""Operations are differences between what the catalog wants and what it records: nothing else makes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from laminar.http.api.documents import Operation
+from laminar.node.api.admin.operations import Operations, blocks_of_drain
+from laminar.node.placement.wanted import wanted_nodes
+from membership.records import CatalogState, LeavingReplica, PartitionRecord, Pin, ReplicaRecord
+from tests.membership.nodes import node, state_of
+
+
+def under_way(state: CatalogState, *, dead: str = "") -> dict[str, Operation]:
+    alive = state.nodes.keys() - set(dead)
+    return {each.id: each for each in Operations().of(state, alive=alive)}
+
+
+def with_partition(state: CatalogState, **fields: Any) -> CatalogState:
+    return replace(state, partitions={"t/0": replace(state.partitions["t/0"], **fields)})
+
+
+def with_node(state: CatalogState, name: str, **fields: Any) -> CatalogState:
+    return replace(state, nodes=state.nodes | {name: replace(state.nodes[name], **fields)})
+
+
+def on(*nodes: str, made: bool = True) -> list[ReplicaRecord]:
+    return [ReplicaRecord(n + 1, name, name.encode() * 16, made=made) for n, name in enumerate(nodes)]
+
+
+def test_nothing_is_under_way_where_all_is_as_wanted() -> None:
+    assert {} == under_way(state_of(*"abc"))
+
+
+def test_a_drain_counts_the_partitions_that_do_without_the_node() -> None:
+    """Until the last replica has left, not only joined elsewhere."""
+    draining = with_node(state_of(*"abcd"), "a", draining=True)
+
+    begun = under_way(draining)["drain:a"]
+    moving = with_partition(
+        draining, replicas=on("d", "b", "c"), leaving=[LeavingReplica(on("a")[0], "moved")]
+    )
+    half = under_way(moving)["drain:a"]
+    done = under_way(with_partition(draining, replicas=on("d", "b", "c")))["drain:a"]
+
+    assert ("drain", "a", 0, 1, []) == (begun.kind, begun.what, begun.done, begun.total, begun.blocked_by)
+    assert (0, 1) == (half.done, half.total)
+    assert (1, 1) == (done.done, done.total)
+    assert "move:t:0" not in under_way(draining), "the drain says it already"
+
+
+def test_a_drain_that_would_leave_too_few_nodes_says_how_many_are_asked_for() -> None:
+    draining = with_node(state_of(*"abc"), "a", draining=True)
+
+    assert ["3 replicas are asked for, 2 nodes would be left (topic t)"] == under_way(draining)[
+        "drain:a"
+    ].blocked_by
+
+
+def test_a_drain_waits_for_nodes_that_are_not_alive() -> None:
+    """Those that could take the replicas, and those that hold the others."""
+    draining = with_node(state_of(*"abcd"), "a", draining=True)
+
+    assert ["the nodes that could take its replicas are not alive: d"] == blocks_of_drain(
+        draining, "a", alive=set("abc")
+    )
+    assert ["partitions do not move while another of their nodes is not alive: b"] == blocks_of_drain(
+        draining, "a", alive=set("acd")
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "blocked"), [(2, []), (4, ["4 replicas are asked for, 3 nodes may hold replicas"])]
+)
+def test_a_topic_with_more_or_fewer_replicas_than_asked_for_is_one(asked: int, blocked: list[str]) -> None:
+    state = state_of(*"abc")
+    altered = replace(state, topics={"t": replace(state.topics["t"], replicas=asked)})
+
+    (found,) = under_way(altered).values()
+
+    assert ("replicas:t", "t", 0, 1, blocked) == (
+        found.id,
+        found.what,
+        found.done,
+        found.total,
+        found.blocked_by,
+    )
+    assert f"asks for {asked} replicas" in found.why
+    assert "PATCH /v1/topics/t" in found.cancel
+
+
+def test_a_pin_is_one_until_its_nodes_and_no_others_hold_the_partition() -> None:
+    pin = Pin(["b", "c", "d"], "operator", "the disks of a are slow")
+    state = state_of(*"abcd")
+
+    begun = under_way(with_partition(state, pin=pin))["pin:t:0"]
+    reached = under_way(with_partition(state, pin=pin, replicas=on("b", "c", "d")))
+    unmade = under_way(with_partition(state, pin=pin, replicas=on("b", "c", "d", made=False)))
+
+    assert (2, 3, "pinned by operator: the disks of a are slow") == (begun.done, begun.total, begun.why)
+    assert {} == reached
+    assert {"pin:t:0", "join:t:0:1", "join:t:0:2", "join:t:0:3"} == unmade.keys()
+
+
+def test_a_pin_to_a_node_that_is_dead_or_drains_says_so() -> None:
+    pin = Pin(["b", "c", "d"], "operator", "test")
+    state = with_node(with_partition(state_of(*"abcd"), pin=pin), "d", draining=True)
+
+    assert ["node d is not alive", "node d may hold no replicas"] == under_way(state, dead="d")[
+        "pin:t:0"
+    ].blocked_by
+
+
+def test_a_partition_beside_its_wanted_set_is_one() -> None:
+    """Here by a node that has joined and has the better rank."""
+    state = state_of(*"abc")
+    names = [f"n{number}" for number in range(50)]
+    grown = replace(state, nodes=state.nodes | {name: node(name) for name in names})
+    wanted = wanted_nodes(grown, grown.partitions["t/0"])
+    assert {"a", "b", "c"} != set(wanted)
+
+    found = under_way(grown)["move:t:0"]
+
+    assert (len({"a", "b", "c"} & set(wanted)), 3) == (found.done, found.total)
+    assert all(name in found.why for name in wanted)
+    assert {} == under_way(with_partition(grown, replicas=on(*wanted)))
+
+
+def test_replicas_that_join_and_leave_say_why() -> None:
+    """A replica of a partition that is being created does not: its creation waits for it."""
+    state = state_of(*"abcd")
+    replicas = [*on("a", "b"), ReplicaRecord(9, "d", b"d" * 16)]
+    moving = with_partition(
+        state, replicas=replicas, leaving=[LeavingReplica(on("a", "b", "c")[2], "moved")], why="c is draining"
+    )
+
+    found = under_way(moving, dead="d")
+
+    assert ("t/0 on d", "c is draining", ["node d is not alive"]) == (
+        found["join:t:0:9"].what,
+        found["join:t:0:9"].why,
+        found["join:t:0:9"].blocked_by,
+    )
+    assert ("t/0 on c", "c is draining") == (found["leave:t:0:3"].what, found["leave:t:0:3"].why)
+    new = PartitionRecord("t", 0, b"g" * 16, "creating", on("a", "b", "c", made=False), 1)
+    assert {} == under_way(replace(state_of(*"abc"), partitions={"t/0": new}))
