@@ -73,7 +73,7 @@ def test_a_lost_replica_is_shown_until_its_group_has_let_go_of_it() -> None:
     assert "lost" in seen and not any(each.startswith("leaving") for each in seen)
     away.start()
     while not look() and scene.world.loop.time() < deadline + 120.0:
-        scene.world.loop.run_for(0.05)
+        scene.world.loop.run_for(0.01)
     assert f"leaving {wiped.node} lost" in seen, seen
     assert scene.world.loop.time() < deadline + 120.0, seen
     scene.world.close()

@@ -124,13 +124,10 @@ class _Planner:
         """Return the step that a partition needs next; None if it needs none, or none can begin now."""
         if partition.state != "live" or partition.leaving:
             return None
-        replacement = self._replacement(key, partition)
-        if replacement is not None:
-            return replacement
+        if any(self._why_unfit(each) for each in partition.replicas):
+            return self._replacement(key, partition)  # without a node for it, other steps wait as well
         if not all(each.made for each in partition.replicas):
             return None
-        if any(self._why_unfit(each) for each in partition.replicas):
-            return None  # it has the precedence, and waits for a node
         number = wanted_number(self._state, partition)
         if len(partition.replicas) < number:
             return self._growth(key, partition, number)
@@ -205,6 +202,8 @@ class _Planner:
     def _move(self, key: str, partition: PartitionRecord) -> Planned | None:
         wanted = self._wanted.nodes(partition)
         held = {each.node for each in partition.replicas}
+        if held.issuperset(wanted):
+            return None
         new = [node for node in wanted if node not in held and node in self._settled]
         extra = self._out_of_place(partition)
         if not new or not extra or not held <= self._present:
