@@ -34,7 +34,7 @@ ENTRIES = 14
 _KINDS = (
     (re.compile(r".*/checkpoint-.*"), "checkpoint"),
     (re.compile(r".*/manifest-.*"), "manifest"),
-    (re.compile(r"data/map-.*"), "map"),
+    (re.compile(r"data/layout-.*"), "layout"),
     (re.compile(r".*/derived-.*"), "derived"),
     (re.compile(r".*/health-.*"), "notes"),
     (re.compile(r".*/journal-\d+"), "journal"),
@@ -45,7 +45,7 @@ _KINDS = (
     (re.compile(r".*/0*5\.log"), "middle segment"),
     (re.compile(r".*/0*9\.log"), "last segment"),
 )
-_COPIES = ("checkpoint", "manifest", "map", "notes", "derived")
+_COPIES = ("checkpoint", "manifest", "layout", "notes", "derived")
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def _recover(disk: FaultDisk) -> None:
 
 
 def files_of(disk: FaultDisk) -> Iterator[str]:
-    """Every file below home and logs, and the map."""
-    yield from (f"data/{name}" for name in disk.list("data") if name.startswith("map-"))
+    """Every file below home and logs, and the layout."""
+    yield from (f"data/{name}" for name in disk.list("data") if name.startswith("layout-"))
     for top in (HOME, LOGS, _TRASH):
         for name in disk.list(top):
             if top == HOME and not name.startswith("damaged-"):

@@ -28,7 +28,7 @@ def test_damage_of_any_file_is_healed_refused_or_said(made: dict[str, Folder], f
 
 def test_every_kind_of_file_is_in_the_table(made: dict[str, Folder]) -> None:
     kinds = {case.kind for case in cases(made)}
-    documents = {"checkpoint", "manifest", "map", "notes", "derived"}
+    documents = {"checkpoint", "manifest", "layout", "notes", "derived"}
     segments = {"first segment", "middle segment", "last segment", "index", "journal", "spare", "end mark"}
     assert documents | segments | {f"{name}, both copies" for name in documents} == kinds
 

@@ -85,7 +85,7 @@ def main() -> int:
         if behaviour == "norecovery":
             raise ValueError("a journal that can't be read")
         if behaviour == "nodocument":
-            raise DamagedDocument("no whole copy of map in data: map-1.a has a wrong checksum")
+            raise DamagedDocument("no whole copy of layout in data: layout-1.a has a wrong checksum")
 
     def shard(boot: Boot) -> int:
         if behaviour == "unrecoverable":

@@ -16,7 +16,14 @@ import msgspec
 from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DiskError
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.log.recovery.node import ShardLayout, controller_store, logs_directory, recover_node, shard_store
+from laminar.log.recovery.node import (
+    LAYOUT_DOCUMENT,
+    ShardLayout,
+    controller_store,
+    logs_directory,
+    recover_node,
+    shard_store,
+)
 from laminar.node.assembly import make_process
 from laminar.node.catalog.controller import Controller
 from laminar.node.host.fork import Unrecoverable
@@ -176,8 +183,8 @@ class Machine:
         if role == CONTROLLER:
             home = controller_store(DATA)
         else:
-            payload = Document(self.disk, DATA, "map").read()
-            assert payload is not None, "no map of shards"
+            payload = Document(self.disk, DATA, LAYOUT_DOCUMENT).read()
+            assert payload is not None, "no shard layout"
             home = shard_store(DATA, msgspec.msgpack.decode(payload, type=ShardLayout), role_number(role) - 1)
         try:
             storage = boot.environment.storage(

@@ -28,6 +28,8 @@ from laminar.log.recovery.store import Recovered, recover_store
 
 _log = logging.getLogger("laminar.recovery")
 
+# The document with the shard layout, in the data folder.
+LAYOUT_DOCUMENT = "layout"
 _STORE = re.compile(r"(\d+)-(\d+)")
 ShardOf = Callable[[ReplicaEntry, int], int]
 
@@ -85,8 +87,8 @@ def recover_node(
     assert shards > 0, f"a node with {shards} shards"
     node = _Node(disk, data_directory, settings or StorageSettings(), rng or random.SystemRandom())
     disk.make_directory(os.path.join(data_directory, "shards"))
-    document = Document(disk, data_directory, "map")
-    found = _read_map(disk, data_directory, document)
+    document = Document(disk, data_directory, LAYOUT_DOCUMENT)
+    found = _read_layout(disk, data_directory, document)
     current = found or ShardLayout(1, shards, made=False)
     _check_stores(disk, data_directory, current)
     # Written again even if it was read: what was read may have been in the page cache only.
@@ -117,7 +119,7 @@ def recover_node(
     return wanted
 
 
-def _read_map(disk: Disk, data_directory: str, document: Document) -> ShardLayout | None:
+def _read_layout(disk: Disk, data_directory: str, document: Document) -> ShardLayout | None:
     """Return the layout; None before the first start has written one.
 
     If the document is missing or damaged, the layout is derived from the names of the store directories.
@@ -128,7 +130,7 @@ def _read_map(disk: Disk, data_directory: str, document: Document) -> ShardLayou
         DamagedDocument: The names do not tell the layout, so an operator must say which one counts. Nothing
             was changed.
     """
-    problem = f"no map in {data_directory}"
+    problem = f"no layout in {data_directory}"
     try:
         payload = document.read()
     except DamagedDocument as error:
@@ -143,7 +145,7 @@ def _read_map(disk: Disk, data_directory: str, document: Document) -> ShardLayou
     if len(numbers) != 1 or [shard for _, shard in found] != list(range(len(found))):
         raise DamagedDocument(
             f"{problem}, and the store directories in {directory} ({_names(found)}) do not tell the "
-            "layout. Put the files map-* back from a copy of the folder; nothing was changed"
+            "layout. Put the files layout-* back from a copy of the folder; nothing was changed"
         )
     known = ShardLayout(numbers.pop(), len(found))
     _log.critical(
@@ -184,10 +186,10 @@ def _check_stores(disk: Disk, data_directory: str, current: ShardLayout) -> None
         _holds_replicas(disk, os.path.join(directory, f"{number}-{shard}")) for number, shard in others
     ):
         raise DamagedDocument(
-            f"the map in {data_directory} is number {current.number}, of {current.shards} shards, and the "
+            f"the layout in {data_directory} is number {current.number}, of {current.shards} shards, and the "
             f"store directories in {directory} ({_names(found)}) are of other layouts: it is an older copy. "
-            "Put the right one back. If all store directories are of one number, remove the files map-*: the "
-            "directories then tell the layout. Nothing was changed"
+            "Put the right one back. If all store directories are of one number, remove the files "
+            "layout-*: the directories then tell the layout. Nothing was changed"
         )
     _refuse_without_stores(disk, data_directory, len(missing), current)
 

@@ -20,7 +20,13 @@ from laminar.log.disk.errors import DamagedDocument, DiskError, NotALogFolder
 from laminar.log.format.checkpoint_state import Checkpoint, LogState, decode_checkpoint
 from laminar.log.format.manifest import ReplicaEntry, Unknown, decode_manifest
 from laminar.log.library.folder import HOME, LOGS
-from laminar.log.recovery.node import ShardLayout, controller_store, logs_directory, shard_store
+from laminar.log.recovery.node import (
+    LAYOUT_DOCUMENT,
+    ShardLayout,
+    controller_store,
+    logs_directory,
+    shard_store,
+)
 from laminar.log.segment.segment_file import index_name, segment_name
 
 _LOG_DIRECTORY = re.compile(r"(?P<name>.+)-(?P<id>[0-9a-f]{16})")
@@ -119,7 +125,7 @@ def scan_folder(disk: ReadOnlyDisk, path: str) -> Folder:
 
 def _of_node(disk: ReadOnlyDisk, path: str) -> Folder:
     directories = [controller_store(path)]
-    found = newest(disk, path, "map")
+    found = newest(disk, path, LAYOUT_DOCUMENT)
     if found is not None:
         shards = msgspec.msgpack.decode(found, type=ShardLayout)
         directories += [shard_store(path, shards, shard) for shard in range(shards.shards)]

@@ -24,7 +24,7 @@ from laminar.log.disk.errors import StorageError
 from laminar.log.disk.open_files import raise_open_file_limit
 from laminar.log.disk.trash import Trash
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.log.recovery.node import ShardLayout, shard_store, trash_directory
+from laminar.log.recovery.node import LAYOUT_DOCUMENT, ShardLayout, shard_store, trash_directory
 from laminar.log.storage import Storage
 from laminar.node.catalog.service import (
     CatalogAnswer,
@@ -570,6 +570,6 @@ class Shard(Process):
 def store_of(boot: Boot) -> str:
     """Return the shard's store directory. Blocks."""
     assert isinstance(boot.role, int)
-    payload = Document(boot.environment.disk, boot.data_directory, "map").read()
-    assert payload is not None, f"no map of shards in {boot.data_directory}: recovery comes first"
+    payload = Document(boot.environment.disk, boot.data_directory, LAYOUT_DOCUMENT).read()
+    assert payload is not None, f"no shard layout in {boot.data_directory}: recovery comes first"
     return shard_store(boot.data_directory, msgspec.msgpack.decode(payload, type=ShardLayout), boot.role)

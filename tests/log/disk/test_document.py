@@ -162,9 +162,9 @@ def test_a_write_uses_a_number_above_any_seen() -> None:
 
 
 def test_names_that_begin_alike_are_not_mixed_up() -> None:
-    """`map` and `map-old` are two documents."""
+    """`layout` and `layout-old` are two documents."""
     disk = _disk()
-    Document(disk, "d", "map").write(b"1")
-    Document(disk, "d", "map-old").write(b"2")
-    assert b"1" == Document(disk, "d", "map").read()
-    assert b"2" == Document(disk, "d", "map-old").read()
+    Document(disk, "d", "layout").write(b"1")
+    Document(disk, "d", "layout-old").write(b"2")
+    assert b"1" == Document(disk, "d", "layout").read()
+    assert b"2" == Document(disk, "d", "layout-old").read()

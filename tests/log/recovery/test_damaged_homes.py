@@ -44,17 +44,17 @@ def test_a_document_without_a_whole_copy_names_each_file_and_what_is_wrong_with_
     disk = FaultDisk()
     disk.make_directory("d")
     for _ in range(2):
-        Document(disk, "d", "map").write(b"payload")
-    disk.rot("d/map-2.a", 30)
-    file = disk.open("d/map-2.b")
+        Document(disk, "d", "layout").write(b"payload")
+    disk.rot("d/layout-2.a", 30)
+    file = disk.open("d/layout-2.b")
     file.truncate(5)
     with pytest.raises(DamagedDocument) as caught:
-        Document(disk, "d", "map").read()
-    assert "map-2.a has a wrong checksum" in str(caught.value)
-    assert "map-2.b has 5 bytes" in str(caught.value)
-    disk.bad_sectors.add(("d/map-2.b", 0))
-    with pytest.raises(DamagedDocument, match=r"map-2\.b cannot be read \(read d/map-2\.b"):
-        Document(disk, "d", "map").read()
+        Document(disk, "d", "layout").read()
+    assert "layout-2.a has a wrong checksum" in str(caught.value)
+    assert "layout-2.b has 5 bytes" in str(caught.value)
+    disk.bad_sectors.add(("d/layout-2.b", 0))
+    with pytest.raises(DamagedDocument, match=r"layout-2\.b cannot be read \(read d/layout-2\.b"):
+        Document(disk, "d", "layout").read()
 
 
 def test_a_home_whose_manifest_is_gone_says_so_and_changes_nothing() -> None:

@@ -205,8 +205,8 @@ def test_the_controllers_manifest_and_one_without_a_catalog_are_refused() -> Non
         before = held_below(disk, "data")
         with pytest.raises(DamagedDocument, match=r"no whole copy of manifest in data/controller"):
             recover_node(disk, "data", shards=1, shard_of=_shard_of, settings=SMALL, rng=random.Random(1))
-        assert {path: each for path, each in before.items() if "map-" not in path} == {
-            path: each for path, each in held_below(disk, "data").items() if "map-" not in path
+        assert {path: each for path, each in before.items() if "layout-" not in path} == {
+            path: each for path, each in held_below(disk, "data").items() if "layout-" not in path
         }
 
     run(main())

@@ -109,7 +109,7 @@ def test_a_map_that_is_gone_is_told_by_the_homes(how: str) -> None:
             disk.kill()
             held = await _fill(disk, _recover(disk, 3), 5, b"second")
             disk.kill()
-            _harm_map(disk, how)
+            _harm_layout(disk, how)
 
             shards = _recover(disk, wanted)
 
@@ -149,14 +149,14 @@ def test_homes_that_are_all_gone_are_given_up_on_a_persons_word_only() -> None:
 
 @pytest.mark.parametrize("how", ["rotten", "missing"])
 @pytest.mark.parametrize("homes", ["of two numbers", "with a gap", "none"])
-def test_homes_that_do_not_tell_the_map_are_named_and_not_touched(how: str, homes: str) -> None:
+def test_homes_that_do_not_tell_the_layout_are_named_and_not_touched(how: str, homes: str) -> None:
     """A change of the number of shards was under way, or more is missing: nobody guesses."""
 
     async def main() -> None:
         disk = FaultDisk()
         await _fill(disk, _recover(disk, 3), 5, b"value")
         disk.kill()
-        _harm_map(disk, how)
+        _harm_layout(disk, how)
         if homes == "of two numbers":
             disk.make_directory("data/shards/2-3")
         elif homes == "with a gap":
@@ -165,7 +165,7 @@ def test_homes_that_do_not_tell_the_map_are_named_and_not_touched(how: str, home
             for shard in range(3):
                 disk.remove_tree(f"data/shards/1-{shard}")
         before = [each for each in disk.files("data") if not each[0].endswith("/lock")]
-        said = r"no .*map in data.* store directories in data/shards \("
+        said = r"no .*layout in data.* store directories in data/shards \("
         if (how, homes) == ("missing", "none"):
             said = r"data/shards has none of the 3 store directories 1-0 .* data/logs holds log-1-.* and more"
         with pytest.raises(DamagedDocument, match=said):
@@ -178,17 +178,17 @@ def test_homes_that_do_not_tell_the_map_are_named_and_not_touched(how: str, home
 
 def test_an_older_map_that_was_put_back_takes_no_home_with_it() -> None:
     """Its homes are gone, and those that are there hold the replicas: the start is refused, and says what to
-    do. With the map removed they tell it.
+    do. With the layout removed they tell it.
     """
 
     async def main() -> None:
         disk = FaultDisk()
         await _fill(disk, _recover(disk, 2), 5, b"first")
         disk.kill()
-        older = {name: disk.held(f"data/{name}") for name in disk.list("data") if name.startswith("map-")}
+        older = {name: disk.held(f"data/{name}") for name in disk.list("data") if name.startswith("layout-")}
         held = await _fill(disk, _recover(disk, 3), 5, b"second")
         disk.kill()
-        _harm_map(disk, "missing")
+        _harm_layout(disk, "missing")
         for name, content in older.items():
             file = disk.open(f"data/{name}", create=True)
             file.pwritev([content], 0)
@@ -201,7 +201,7 @@ def test_an_older_map_that_was_put_back_takes_no_home_with_it() -> None:
             _recover(disk, 3)
 
         assert before == disk.files("data")
-        _harm_map(disk, "missing")
+        _harm_layout(disk, "missing")
         shards = _recover(disk, 3)
         disk.kill()
         _check_node(disk, shards, held)
@@ -236,9 +236,9 @@ def test_homes_of_an_unfinished_change_that_hold_nothing_stop_no_start() -> None
     run(main())
 
 
-def _harm_map(disk: FaultDisk, how: str) -> None:
+def _harm_layout(disk: FaultDisk, how: str) -> None:
     for name in disk.list("data"):
-        if name.startswith("map-"):
+        if name.startswith("layout-"):
             if how == "rotten":
                 disk.rot(f"data/{name}", 20)
             else:
