@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from itertools import islice
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -268,56 +268,70 @@ def publish_record(frame: Buffer) -> PublishRecord:
     return _publish_decoder.decode(body_of(frame))
 
 
+class _Tables(NamedTuple):
+    """What is known of staged batches, as of the log's end."""
+
+    open: dict[BatchKey, OpenBatch]
+    published: dict[bytes, Published]
+    """The last publish of each sink that is kept."""
+    named: dict[int, int]
+    """By publish, the lowest index that it names; in order of the publishes."""
+    uploads: dict[bytes, PublishedUpload]
+    published_once: dict[bytes, Published]
+    """The last publish of each single-use sink; in order of the publishes."""
+
+
+class _Table(IntEnum):
+    """The places in `_Tables`."""
+
+    OPEN = 0
+    PUBLISHED = 1
+    NAMED = 2
+    UPLOADS = 3
+    PUBLISHED_ONCE = 4
+
+
 class StagedBatches:
     """The table of one partition."""
 
-    __slots__ = ("_maps", "_undo")
+    __slots__ = ("_tables", "_undo")
 
     def __init__(self) -> None:
-        # 0: the open batches. 1: the last publish of each sink that is kept. 2: by publish, the lowest index
-        # that it names, in order of the publishes. 3: the published uploads. 4: the last publish of each
-        # single-use sink, in order of the publishes.
-        self._maps: tuple[
-            dict[BatchKey, OpenBatch],
-            dict[bytes, Published],
-            dict[int, int],
-            dict[bytes, PublishedUpload],
-            dict[bytes, Published],
-        ] = ({}, {}, {}, {}, {})
-        # (index of the entry, number of the map, key, value before) of changes that may be rolled back.
-        self._undo: deque[tuple[int, int, Any, Any]] = deque()
+        self._tables = _Tables({}, {}, {}, {}, {})
+        # (index of the entry, table, key, value before) of changes that may be rolled back.
+        self._undo: deque[tuple[int, _Table, Any, Any]] = deque()
 
     def __len__(self) -> int:
         """Return the number of open batches."""
-        return len(self._maps[0])
+        return len(self._tables.open)
 
     @property
     def size_bytes(self) -> int:
         """Size of the frames of all open batches in bytes."""
-        return sum(batch.size_bytes for batch in self._maps[0].values())
+        return sum(batch.size_bytes for batch in self._tables.open.values())
 
     @property
     def prepared(self) -> bool:
         """Whether any batch is prepared."""
-        return any(batch.prepared for batch in self._maps[0].values())
+        return any(batch.prepared for batch in self._tables.open.values())
 
     def batch(self, key: BatchKey) -> OpenBatch | None:
         """Return the open batch with this key, as of the log's end."""
-        return self._maps[0].get(key)
+        return self._tables.open.get(key)
 
     def stage(self, key: BatchKey, number: int) -> Stage | None:
         """Return an open stage, as of the log's end."""
-        batch = self._maps[0].get(key)
+        batch = self._tables.open.get(key)
         return None if batch is None else batch.get(number)
 
     def published(self, sink: bytes) -> Published | None:
         """Return the last batch of a sink that was published here, as of the log's end."""
-        return self._maps[1].get(sink) or self._maps[4].get(sink)
+        return self._tables.published.get(sink) or self._tables.published_once.get(sink)
 
     @property
     def published_once(self) -> int:
         """Number of known publishes of sinks that write once."""
-        return len(self._maps[4])
+        return len(self._tables.published_once)
 
     def old_published(self, *, before_ms: int, keep: int) -> list[tuple[bytes, int]]:
         """Return (sink, index of its publish) for publishes of single-use sinks that may be forgotten.
@@ -326,8 +340,8 @@ class StagedBatches:
         first; at most `MAX_PUBLISHED_ONCE`.
         """
         found: list[tuple[bytes, int]] = []
-        more = len(self._maps[4]) - keep
-        for sink, published in islice(self._maps[4].items(), MAX_PUBLISHED_ONCE):
+        more = len(self._tables.published_once) - keep
+        for sink, published in islice(self._tables.published_once.items(), MAX_PUBLISHED_ONCE):
             if len(found) >= more and published.time_ms >= before_ms:
                 break
             found.append((sink, published.index))
@@ -335,15 +349,15 @@ class StagedBatches:
 
     def upload(self, upload: bytes) -> PublishedUpload | None:
         """Return a published upload, as of the log's end; None if it is not published here, or forgotten."""
-        return self._maps[3].get(upload)
+        return self._tables.uploads.get(upload)
 
     def open_uploads(self) -> int:
         """Return the number of uploads that have parts here and are not published."""
-        return sum(1 for batch in self._maps[0].values() if not batch.first.records)
+        return sum(1 for batch in self._tables.open.values() if not batch.first.records)
 
     def open_upload_bytes(self) -> int:
         """Return the size of the frames of all unpublished uploads in bytes."""
-        return sum(batch.size_bytes for batch in self._maps[0].values() if not batch.first.records)
+        return sum(batch.size_bytes for batch in self._tables.open.values() if not batch.first.records)
 
     def idle_upload(self, *, before_ms: int) -> BatchKey | None:
         """Return the key of the smallest unpublished upload that got no part since `before_ms`, or None.
@@ -360,13 +374,13 @@ class StagedBatches:
         """
         return sorted(
             (batch.last.append_time_ms, batch.size_bytes, key)
-            for key, batch in self._maps[0].items()
+            for key, batch in self._tables.open.items()
             if not batch.first.records and batch.last.append_time_ms < before_ms
         )
 
     def batches(self) -> Iterator[tuple[BatchKey, OpenBatch]]:
         """Return all open batches, in order of their first entries."""
-        return iter(self._maps[0].items())
+        return iter(self._tables.open.items())
 
     def abandoned(self, *, idle_before_ms: int, begun_before_ms: int) -> list[BatchKey]:
         """Return the keys of open batches that count as abandoned; a prepared batch never does.
@@ -376,7 +390,7 @@ class StagedBatches:
         """
         return [
             key
-            for key, batch in self._maps[0].items()
+            for key, batch in self._tables.open.items()
             if not batch.prepared
             and (
                 batch.first.append_time_ms < begun_before_ms
@@ -387,26 +401,26 @@ class StagedBatches:
 
     def of_sink(self, sink: bytes, *, epoch: int) -> list[BatchKey]:
         """Return the keys of the open batches of a sink under epochs up to `epoch`."""
-        return [key for key in self._maps[0] if key[0] == sink and key[2] <= epoch]
+        return [key for key in self._tables.open if key[0] == sink and key[2] <= epoch]
 
     def possible_start(self, index: int) -> int:
         """Return the highest index, at most `index`, of an entry that the log may begin after.
 
         Open batches are kept whole, and so is everything that a publish after that entry names.
         """
-        lowest = [batch.first.index for batch in self._maps[0].values()]
+        lowest = [batch.first.index for batch in self._tables.open.values()]
         limit = min([index, *(first - 1 for first in lowest)])
         # Later publishes first: the entries of one may lie before an earlier publish, which then stays, too.
-        for publish, first in sorted(self._maps[2].items(), reverse=True):
+        for publish, first in sorted(self._tables.named.items(), reverse=True):
             if publish > limit >= first:
                 limit = first - 1
         return limit
 
     # -- the log's changes -----------------------------------------------------------------
 
-    def _put(self, index: int, number: int, key: Any, value: Any) -> None:
-        table: dict[Any, Any] = self._maps[number]
-        self._undo.append((index, number, key, table.get(key)))
+    def _put(self, index: int, place: _Table, key: Any, value: Any) -> None:
+        table: dict[Any, Any] = self._tables[place]
+        self._undo.append((index, place, key, table.get(key)))
         if value is None:
             table.pop(key, None)
         else:
@@ -425,8 +439,8 @@ class StagedBatches:
                 append_time_ms=header.append_time_ms,
                 body_crc=header.body_crc,
             )
-            before = self._maps[0].get(key) or OpenBatch()
-            self._put(header.index, 0, key, before.with_stage(stage))
+            before = self._tables.open.get(key) or OpenBatch()
+            self._put(header.index, _Table.OPEN, key, before.with_stage(stage))
         elif header.kind is Kind.PREPARE:
             prepare = _prepare_decoder.decode(body_of(frame))
             self._prepared(header, prepare)
@@ -436,10 +450,10 @@ class StagedBatches:
 
     def _prepared(self, header: Header, prepare: PrepareRecord) -> None:
         key = (prepare.sink, prepare.number, prepare.epoch)
-        batch = self._maps[0].get(key)
+        batch = self._tables.open.get(key)
         if prepare.operation is PrepareOperation.FORGET:
             for old in self.of_sink(prepare.sink, epoch=prepare.epoch):
-                self._put(header.index, 0, old, None)
+                self._put(header.index, _Table.OPEN, old, None)
             published = self.published(prepare.sink)
             if published is not None and published.epoch <= prepare.epoch:
                 self._forget(header.index, prepare.sink)
@@ -450,7 +464,7 @@ class StagedBatches:
                 if published is not None and published.index == index:
                     self._forget(header.index, sink)
         elif prepare.operation is PrepareOperation.DROP:
-            self._put(header.index, 0, key, None)
+            self._put(header.index, _Table.OPEN, key, None)
         elif batch is not None:
             wanted = set(prepare.stages)
             kept = [stage for stage in batch.stages if stage.number in wanted]
@@ -462,17 +476,17 @@ class StagedBatches:
                 after = OpenBatch(
                     kept, prepared=True, prepared_ms=header.append_time_ms, prepare_index=header.index
                 )
-            self._put(header.index, 0, key, after)
+            self._put(header.index, _Table.OPEN, key, after)
 
     def _forget(self, index: int, sink: bytes) -> None:
-        for number in (1, 4):
-            if sink in self._maps[number]:
-                self._put(index, number, sink, None)
+        for place in (_Table.PUBLISHED, _Table.PUBLISHED_ONCE):
+            if sink in self._tables[place]:
+                self._put(index, place, sink, None)
 
     def _published(self, header: Header, record: PublishRecord) -> None:
         # Drop what is staged for this batch and earlier ones under any epoch: it can't be published any more.
-        for key in [key for key in self._maps[0] if key[0] == record.sink and key[1] <= record.number]:
-            self._put(header.index, 0, key, None)
+        for key in [key for key in self._tables.open if key[0] == record.sink and key[1] <= record.number]:
+            self._put(header.index, _Table.OPEN, key, None)
         if record.large is not None:
             self._published_upload(header, record, record.large)
         else:
@@ -485,66 +499,67 @@ class StagedBatches:
                 header.append_time_ms,
             )
             self._forget(header.index, record.sink)
-            self._put(header.index, _place_of(published), record.sink, published)
+            table = _Table.PUBLISHED_ONCE if _is_once(published) else _Table.PUBLISHED
+            self._put(header.index, table, record.sink, published)
         if record.stages:
             self._name(header.index, min(index for index, _ in record.stages))
 
     def _name(self, publish: int, first: int) -> None:
         """Record that the log may not begin between a publish and the first entry that it names."""
-        named = self._maps[2]
+        named = self._tables.named
         for earlier in list(reversed(named)):
             if earlier < first:
                 break
             # The two ranges overlap, so the log may not begin between them.
             first = min(first, named[earlier])
-            self._put(publish, 2, earlier, None)
-        self._put(publish, 2, publish, first)
+            self._put(publish, _Table.NAMED, earlier, None)
+        self._put(publish, _Table.NAMED, publish, first)
         if len(named) > MAX_NAMED:
             whole = list(named.items())
             for earlier, _ in reversed(whole):
-                self._put(publish, 2, earlier, None)
-            for place in range(0, len(whole), 2):
-                pair = whole[place : place + 2]
-                self._put(publish, 2, pair[-1][0], pair[0][1])
+                self._put(publish, _Table.NAMED, earlier, None)
+            for at in range(0, len(whole), 2):
+                pair = whole[at : at + 2]
+                self._put(publish, _Table.NAMED, pair[-1][0], pair[0][1])
 
     def _published_upload(self, header: Header, record: PublishRecord, large: LargeRecord) -> None:
-        uploads = self._maps[3]
+        uploads = self._tables.uploads
         now_ms = header.append_time_ms
         # Which uploads are forgotten follows from the table and the entry alone: on every replica the same.
         for upload, old in sorted(uploads.items(), key=_by_index):
             if len(uploads) < MAX_UPLOADS and old.time_ms + UPLOAD_AGE_MS >= now_ms:
                 break
-            self._put(header.index, 3, upload, None)
+            self._put(header.index, _Table.UPLOADS, upload, None)
         published = PublishedUpload(
             header.index, now_ms, header.base_offset, len(record.stages), large.size_bytes, large.crc32c
         )
-        self._put(header.index, 3, record.sink, published)
+        self._put(header.index, _Table.UPLOADS, record.sink, published)
 
     def started(self, index: int, start_index: int) -> None:
         """Apply `log_start` entry `index`, by which all entries up to `start_index` are trimmed."""
-        for publish in [publish for publish in self._maps[2] if publish <= start_index]:
-            self._put(index, 2, publish, None)
+        for publish in [publish for publish in self._tables.named if publish <= start_index]:
+            self._put(index, _Table.NAMED, publish, None)
 
     def truncated(self, index: int) -> None:
         """Roll back entry `index` and all after it, which were truncated."""
-        numbers = set()
+        changed = set()
         while self._undo and self._undo[-1][0] >= index:
-            _, number, key, before = self._undo.pop()
-            numbers.add(number)
-            table: dict[Any, Any] = self._maps[number]
+            _, place, key, before = self._undo.pop()
+            changed.add(place)
+            table: dict[Any, Any] = self._tables[place]
             if before is None:
                 table.pop(key, None)
             else:
                 table[key] = before
         # Items that were restored are at the end of their dicts now: sort them back into the log's order.
-        if 2 in numbers:
-            ordered = sorted(self._maps[2].items())
-            self._maps[2].clear()
-            self._maps[2].update(ordered)
-        if 4 in numbers:
-            in_order = sorted(self._maps[4].items(), key=_by_index)
-            self._maps[4].clear()
-            self._maps[4].update(in_order)
+        if _Table.NAMED in changed:
+            ordered = sorted(self._tables.named.items())
+            self._tables.named.clear()
+            self._tables.named.update(ordered)
+        if _Table.PUBLISHED_ONCE in changed:
+            in_order = sorted(self._tables.published_once.items(), key=_by_index)
+            self._tables.published_once.clear()
+            self._tables.published_once.update(in_order)
 
     def committed(self, index: int) -> None:
         """Forget how to roll back entries up to `index`: they are committed."""
@@ -556,7 +571,7 @@ class StagedBatches:
 
     def stored(self) -> StoredStages:
         """Return the whole table as of the log's end. Its parts are sorted: equal logs give equal results."""
-        open_, published, named, uploads, once = self._maps
+        open_, published, named, uploads, once = self._tables
         return StoredStages(
             [(key, batch.stored()) for key, batch in sorted(open_.items(), key=itemgetter(0))],
             sorted([*published.items(), *once.items()]),
@@ -568,8 +583,8 @@ class StagedBatches:
         """Return the table as of entry `index`, which is the last committed one or a later one."""
         copy = StagedBatches()
         # Values are replaced, never changed: so the copies may be shallow.
-        open_, published, named, uploads, once = self._maps
-        copy._maps = (dict(open_), dict(published), dict(named), dict(uploads), dict(once))
+        open_, published, named, uploads, once = self._tables
+        copy._tables = _Tables(dict(open_), dict(published), dict(named), dict(uploads), dict(once))
         copy._undo = deque(self._undo)
         copy.truncated(index + 1)
         return copy.stored()
@@ -581,8 +596,8 @@ class StagedBatches:
         lasting: dict[bytes, Published] = {}
         once: dict[bytes, Published] = {}
         for sink, published in sorted(stored.published, key=_by_index):
-            (once if _place_of(published) == 4 else lasting)[sink] = published
-        self._maps = (open_, lasting, dict(stored.named), dict(stored.uploads), once)
+            (once if _is_once(published) else lasting)[sink] = published
+        self._tables = _Tables(open_, lasting, dict(stored.named), dict(stored.uploads), once)
 
 
 def _opened(batch: StagedBatch) -> OpenBatch:
@@ -594,9 +609,9 @@ def _opened(batch: StagedBatch) -> OpenBatch:
     )
 
 
-def _place_of(published: Published) -> int:
-    """Return the number of the map that holds this publish; see `StagedBatches`."""
-    return 4 if published.epoch >= FIRST_ONCE_EPOCH else 1
+def _is_once(published: Published) -> bool:
+    """Return whether this is a publish of a single-use sink."""
+    return published.epoch >= FIRST_ONCE_EPOCH
 
 
 def _by_index(item: tuple[bytes, Published | PublishedUpload]) -> int:
