@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING
 from raft.candidacy import Candidacy
 from raft.configuration import Configuration
 from raft.effects import Effects, Identity, Tracer
-from raft.election_timer import MAX_NEWS_DELAY_MS
+from raft.election_timer import MAX_SUSPICION_DELAY_MS
 from raft.following import well_formed
 from raft.leadership import Leadership
 from raft.log import RaftLog
@@ -291,7 +291,7 @@ class Core:
     def is_expedited(self) -> bool:
         """Whether the leader is suspected, and our campaign is not delayed for the sake of other groups."""
         timer = self._candidacy.timer
-        return timer.suspected and timer.news_delay_ms <= MAX_NEWS_DELAY_MS
+        return timer.suspected and timer.suspicion_delay_ms <= MAX_SUSPICION_DELAY_MS
 
     @property
     def is_idle(self) -> bool:

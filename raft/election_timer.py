@@ -1,8 +1,8 @@
 """The randomized election timer of a replica that does not lead (paper 5.2, 9.3).
 
 It says at which instant a replica campaigns: after an election timeout without contact from the leader, or
-shortly after news that the leader's process is gone. It knows neither terms nor votes: the rules that tie it
-to them are in `raft.candidacy`.
+shortly after a notice that the leader's process is gone. It knows neither terms nor votes: the rules that tie
+it to them are in `raft.candidacy`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import random
 
-# After news that the leader is gone, replicas campaign after a delay drawn from this range, so that one of
-# them is usually first by more than a round trip and a sync.
-MIN_NEWS_DELAY_MS = 10
-MAX_NEWS_DELAY_MS = 150
+# After a notice that the leader is gone, replicas campaign after a delay drawn from this range, so that one
+# of them is usually first by more than a round trip and a sync.
+MIN_SUSPICION_DELAY_MS = 10
+MAX_SUSPICION_DELAY_MS = 150
 
 
 class ElectionTimer:
@@ -28,8 +28,8 @@ class ElectionTimer:
         "_wait_ms",
         "deadline_ms",
         "last_contact_ms",
-        "news_delay_ms",
         "suspected",
+        "suspicion_delay_ms",
     )
 
     def __init__(self, *, timeout_ms: int, rng: random.Random, now_ms: int) -> None:
@@ -41,7 +41,7 @@ class ElectionTimer:
         # News says that the leader is gone, and there was no contact since.
         self.suspected = False
         # The longest delay before the first campaign while the leader is suspected.
-        self.news_delay_ms = MAX_NEWS_DELAY_MS
+        self.suspicion_delay_ms = MAX_SUSPICION_DELAY_MS
         self.deadline_ms = now_ms
         self.restart(now_ms=now_ms)
 
@@ -68,27 +68,27 @@ class ElectionTimer:
     def suspect(self, *, now_ms: int, spread_ms: int = 0) -> None:
         """Suspect the leader, because a report says that it is gone, and choose an early campaign.
 
-        If `spread_ms` exceeds `MAX_NEWS_DELAY_MS`, the campaign comes at a random instant within `spread_ms`;
-        else `retry` chooses its instant.
+        If `spread_ms` exceeds `MAX_SUSPICION_DELAY_MS`, the campaign comes at a random instant within
+        `spread_ms`; else `retry` chooses its instant.
         """
         self.suspected = True
         self._attempts = 0
-        self.news_delay_ms = max(MAX_NEWS_DELAY_MS, spread_ms)
-        if spread_ms > MAX_NEWS_DELAY_MS:
-            self.deadline_ms = now_ms + self._rng.randint(MIN_NEWS_DELAY_MS, spread_ms)
+        self.suspicion_delay_ms = max(MAX_SUSPICION_DELAY_MS, spread_ms)
+        if spread_ms > MAX_SUSPICION_DELAY_MS:
+            self.deadline_ms = now_ms + self._rng.randint(MIN_SUSPICION_DELAY_MS, spread_ms)
         else:
             self.retry(now_ms=now_ms)
 
     def expedite(self, *, now_ms: int) -> None:
-        """Undo the spread of `suspect`: campaign within `MAX_NEWS_DELAY_MS`, never later than chosen before.
+        """Undo the spread of `suspect`: campaign in `MAX_SUSPICION_DELAY_MS`, never later than chosen.
 
         Do nothing if the leader is not suspected.
         """
         if not self.suspected:
             return
-        self.news_delay_ms = MAX_NEWS_DELAY_MS
-        if self.deadline_ms > now_ms + MAX_NEWS_DELAY_MS:
-            self.deadline_ms = now_ms + self._rng.randint(MIN_NEWS_DELAY_MS, MAX_NEWS_DELAY_MS)
+        self.suspicion_delay_ms = MAX_SUSPICION_DELAY_MS
+        if self.deadline_ms > now_ms + MAX_SUSPICION_DELAY_MS:
+            self.deadline_ms = now_ms + self._rng.randint(MIN_SUSPICION_DELAY_MS, MAX_SUSPICION_DELAY_MS)
 
     def retry(self, *, now_ms: int) -> None:
         """Choose when to campaign again, after an attempt that has begun or has failed.
@@ -98,13 +98,13 @@ class ElectionTimer:
         enough for votes that wait for a slow disk. With a spread (see `suspect`) the first delays are longer,
         as an election takes longer when many groups elect at once.
         """
-        spread_ms = min(self.news_delay_ms, self._timeout_ms // 2)
-        longest_ms = max(MAX_NEWS_DELAY_MS << self._attempts, spread_ms)
+        spread_ms = min(self.suspicion_delay_ms, self._timeout_ms // 2)
+        longest_ms = max(MAX_SUSPICION_DELAY_MS << self._attempts, spread_ms)
         if not self.suspected or longest_ms >= self._timeout_ms:
             self.restart(now_ms=now_ms)
             return
-        shortest_ms = MIN_NEWS_DELAY_MS << self._attempts
-        if self.news_delay_ms > MAX_NEWS_DELAY_MS:
+        shortest_ms = MIN_SUSPICION_DELAY_MS << self._attempts
+        if self.suspicion_delay_ms > MAX_SUSPICION_DELAY_MS:
             shortest_ms = max(shortest_ms, spread_ms // 4)
         self._attempts += 1
         self.deadline_ms = now_ms + self._rng.randint(shortest_ms, longest_ms)

@@ -396,13 +396,13 @@ class Leadership:
         if message.rejected:
             self._rejected(progress, message)
             return True
-        is_news = progress.matched(match_index)
+        is_new = progress.matched(match_index)
         if match_index == progress.match_index and (
             progress.flow is Flow.PROBE
             or (progress.flow is Flow.CATCH_UP and match_index >= self._resume_index(progress))
         ):
             progress.replicate()
-        if is_news:
+        if is_new:
             if match_index > self._log.committed_index:
                 self._advance_commit()
             if progress.replica_id == self.transfer_target:

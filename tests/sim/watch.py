@@ -402,7 +402,9 @@ class Watch:
         return (
             Counter(
                 {
-                    "quiet groups woken": sum(each.driver.statistics()["woken"] for each in self._processes),
+                    "groups unquiesced": sum(
+                        each.driver.statistics()["unquiesced"] for each in self._processes
+                    ),
                     "configurations": self.reconfigurations,
                     "starts moved": sum(shard.retention.moved for shard in shards),
                     "logs caught up": sum(shard.catch_up.installer.installed for shard in shards),

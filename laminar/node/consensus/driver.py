@@ -8,8 +8,8 @@ waited for it are sent. So a loop turn costs one write per peer and one `fdatasy
 touched.
 
 The driver plans nothing itself. It asks `timers` whose deadline has come, `election_throttle` who may
-campaign, and `quiescence` which keepalives and which news are due, and performs that; what leaves is gathered
-in `outbox`. It knows groups, logs and addresses, and neither topics nor HTTP.
+campaign, and `quiescence` which keepalives and which notices are due, and performs that; what leaves is
+gathered in `outbox`. It knows groups, logs and addresses, and neither topics nor HTTP.
 
 Invariants: nothing that promises something about this disk leaves before the sync that covers it (`_synced`);
 the hard state is recorded before the entries of its term; after the failure of one replica nothing of it
@@ -28,7 +28,7 @@ from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.consensus.election_throttle import MOST_AT_ONCE, ElectionThrottle
 from laminar.node.consensus.outbox import Outbox
-from laminar.node.consensus.quiescence import News, Quiescence
+from laminar.node.consensus.quiescence import Notice, Quiescence
 from laminar.node.consensus.raft_wire import PLAIN_KEEPALIVE, ConfigurationRecord, read_frame, read_keepalive
 from laminar.node.consensus.replica import Replica, entry_of
 from laminar.node.consensus.timers import Alarm, Deadlines
@@ -50,10 +50,10 @@ REFUSALS = (NotLeader, EntryTooLarge, TooMuchUncommitted, ConfigurationRefused)
 # A group's members, former members, and unknown senders that a replica without entries answers: at most this
 # many.
 MOST_SENDERS = 1000
-# How many deadlines are dealt with in one turn, and how many groups hear news; then the sockets come first.
-# After a kill thousands may be due at once.
+# How many deadlines are dealt with in one turn, and how many groups are notified; then the sockets come
+# first. After a kill thousands may be due at once.
 MOST_DUE = 256
-MOST_NEWS = 256
+MOST_NOTICES = 256
 # How far the term is raised of a replica whose log is an older copy: above all in which it may have voted
 # (each takes an election, and a copy that only leaders recognise is minutes old).
 TERMS_FORGOTTEN = 1 << 14
@@ -126,7 +126,7 @@ class Driver:
             address_of_peer=address_of_peer,
         )
         self._keepalive_alarm = Alarm(clock, self._on_keepalive)
-        # Whether a later turn delivers the rest of the news.
+        # Whether a later turn delivers the rest of the notices.
         self._delivering = False
         self.receive_budget = ReceiveBudget(
             receive_budget_bytes, pause=transport.pause_bulk, resume=transport.resume_bulk
@@ -176,7 +176,7 @@ class Driver:
             replica.machine.failed(error)
         except Exception:  # noqa: BLE001  # must not end the caller's turn
             _log.critical(
-                "%s: its state machine failed on the news that it stopped", replica.name, exc_info=True
+                "%s: its state machine failed when it was notified of the stop", replica.name, exc_info=True
             )
 
     def stop_replica(self, replica: Replica, error: Exception) -> None:
@@ -378,12 +378,12 @@ class Driver:
         if not self._stopped:
             self._quiescence.lost(lost)
             self._set_keepalive_alarm()
-            self._deliver_news()
+            self._deliver_notices()
 
     def leader_requested(self, replica: Replica) -> None:
         """Let this group be among the first to elect: a request waits for its leader."""
         if not self._stopped and self.is_current(replica):
-            self._deliver_news_now(replica)
+            self._deliver_notice_now(replica)
             now_ms = self._clock.monotonic_ms()
             self._step(replica, lambda core: core.expedite_election(now_ms=now_ms))
             self._throttle.expedite(replica)
@@ -419,12 +419,12 @@ class Driver:
             self.bad_frames += 1
             raise ProtocolError(f"malformed frame of Raft messages: {error!r}") from error
         liveness = self._quiescence.contact(peer, now_ms=now_ms)
-        self._deliver_news()
+        self._deliver_notices()
         if keepalive is not None:
             if keepalive is not PLAIN_KEEPALIVE:
                 for address, answer in self._quiescence.answer(peer, keepalive):
                     self._outbox.keepalive(address, answer)
-                self._deliver_news()
+                self._deliver_notices()
             return
         replicas = self.replicas
         for message, frames in messages:
@@ -436,8 +436,8 @@ class Driver:
                 self.unknown_groups += 1
                 continue
             self._quiescence.member_seen(replica, message.sender, liveness)
-            if self._quiescence.has_news:
-                self._deliver_news_now(replica)
+            if self._quiescence.has_notices:
+                self._deliver_notice_now(replica)
             try:
                 entries = [entry_of(data, verify(data)) for data in frames]
             except Exception as error:  # noqa: BLE001  # whatever it holds, it is dropped alone
@@ -765,7 +765,7 @@ class Driver:
             due_ms = now_ms if at_ms is None else at_ms
             for address, keepalive in self._quiescence.keepalives(now_ms=now_ms, due_ms=due_ms):
                 self._outbox.keepalive(address, keepalive)
-            self._deliver_news()
+            self._deliver_notices()
             self._set_keepalive_alarm()
         except Exception as error:  # noqa: BLE001  # ends the process
             self._fail_process(error)
@@ -774,11 +774,11 @@ class Driver:
         """Note that a connection with this process has come up."""
         if not self._stopped:
             self._quiescence.contact(peer, now_ms=self._clock.monotonic_ms())
-            self._deliver_news()
+            self._deliver_notices()
 
-    def _deliver_news(self) -> None:
-        """Let groups hear which of their members are gone: a portion now, and the rest in later turns."""
-        if self._quiescence.has_news and not self._delivering:
+    def _deliver_notices(self) -> None:
+        """Notify groups of members that are gone: a portion now, and the rest in later turns."""
+        if self._quiescence.has_notices and not self._delivering:
             self._deliver_portion()
 
     def _deliver_portion(self) -> None:
@@ -786,34 +786,34 @@ class Driver:
         if self._stopped:
             return
         try:
-            for news in self._quiescence.take_news(MOST_NEWS):
-                self._deliver(news)
+            for notice in self._quiescence.take_notices(MOST_NOTICES):
+                self._deliver(notice)
         except Exception as error:  # noqa: BLE001  # ends the process
             self._fail_process(error)
-        if self._quiescence.has_news and not self._stopped:
+        if self._quiescence.has_notices and not self._stopped:
             self._delivering = True
             self._loop.call_soon(self._deliver_portion)
 
-    def _deliver_news_now(self, replica: Replica) -> None:
-        """Let this group hear its news before its turn: a message or a request waits for it."""
-        news = self._quiescence.take_news_of(replica)
-        if news is not None:
-            self._deliver(news)
+    def _deliver_notice_now(self, replica: Replica) -> None:
+        """Notify this group before its turn: a message or a request waits for it."""
+        notice = self._quiescence.take_notice_of(replica)
+        if notice is not None:
+            self._deliver(notice)
 
-    def _deliver(self, news: News) -> None:
-        if not self.is_current(news.replica):
+    def _deliver(self, notice: Notice) -> None:
+        if not self.is_current(notice.replica):
             return
         now_ms = self._clock.monotonic_ms()
 
         def step(core: Core) -> None:
             if core.role is Role.LEADER:
                 core.unquiesce(now_ms=now_ms)
-                for member in news.members:
+                for member in notice.members:
                     core.unreachable(member)
-            elif core.leader_id in news.members:
-                core.suspect_leader(now_ms=now_ms, spread_ms=news.spread_ms)
+            elif core.leader_id in notice.members:
+                core.suspect_leader(now_ms=now_ms, spread_ms=notice.spread_ms)
 
-        self._step(news.replica, step)
+        self._step(notice.replica, step)
 
     def _stalled(self, late_ms: int) -> None:
         """Excuse the silence of all peers: this loop stood still, their messages may be in the sockets."""
@@ -834,9 +834,9 @@ class Driver:
             "groups": len(self.replicas),
             "stopped_replicas": self.stopped_replicas,
             "leading": sum(replica.leading for replica in self.replicas.values()),
-            "quiet": self._quiescence.quiesced_group_count,
-            "woken": self._quiescence.woken,
-            "beats": self._quiescence.keepalives_sent,
+            "quiesced_groups": self._quiescence.quiesced_group_count,
+            "unquiesced": self._quiescence.unquiesced,
+            "keepalives_sent": self._quiescence.keepalives_sent,
             "proposals": self.proposals,
             "syncs": self.syncs,
             "dropped_messages": self._outbox.dropped_messages + self.unknown_groups,

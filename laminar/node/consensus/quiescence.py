@@ -10,9 +10,10 @@ A keepalive says nothing about a single group. So each follower audits each of i
 `AUDIT_MS`: in a keepalive it asks whether the replica that it takes for the leader still leads, quiesced, in
 the same term.
 
-News of a process may concern thousands of groups. They are delivered in portions, one a loop turn, those
-first that a request or a message waits for; and where groups must elect, their campaigns are spread over a
-time that grows with their number, so that votes travel and are synced many at a time and few collide.
+What becomes of a process may concern thousands of groups. Their notices are delivered in portions, one a loop
+turn, those first that a request or a message waits for; and where groups must elect, their campaigns are
+spread over a time that grows with their number, so that votes travel and are synced many at a time and few
+collide.
 
 This module plans, and performs nothing: it has no timer, sends no message, and gives a core no input but
 `quiesce_without`. The driver asks it what is due, and does that.
@@ -29,7 +30,7 @@ from laminar.node.consensus.replica import Replica
 from laminar.node.transport.transport import Address, Peer
 from raft.values import Role
 
-# Each follower of a quiet group asks about it once in this time.
+# Each follower of a quiesced group asks about it once in this time.
 AUDIT_MS = 60_000
 # About what an election costs the loops that take part; elections are spread accordingly.
 ELECTION_COST_MS = 1
@@ -54,25 +55,25 @@ class PeerLiveness:
     def __init__(self, peer: Peer, *, contact_ms: int) -> None:
         self.node = peer.node
         self.role = peer.role
-        # Of the incarnation that was heard last.
+        # Of the incarnation of its last message.
         self.nonce = peer.nonce
         self.contact_ms = contact_ms
         # Whether it is connected with us, as far as is known.
         self.is_up = False
         self.address: Address | None = None
-        # The members of each group that were last heard from it.
+        # The members of each group whose last messages came from it.
         self.members: dict[Replica, list[int]] = {}
-        # Quiet groups that rest on it, by group id.
+        # Quiesced groups that depend on it, by group id.
         self.quiesced_groups: dict[bytes, Replica] = {}
         # Groups still to be asked about in this round of the audit, and how many are due.
         self._round: list[Replica] = []
         self._credit = 0.0
 
     def __repr__(self) -> str:
-        return f"<PeerLiveness {self.node}/{self.role} {len(self.quiesced_groups)} resting>"
+        return f"<PeerLiveness {self.node}/{self.role} {len(self.quiesced_groups)} quiesced>"
 
     def forget(self, replica: Replica, member: int) -> None:
-        """Forget a member that was heard from another process since."""
+        """Forget a member whose messages come from another process since."""
         self.members[replica].remove(member)
         if not self.members[replica]:
             del self.members[replica]
@@ -91,8 +92,8 @@ class PeerLiveness:
         return asks
 
 
-class News(NamedTuple):
-    """The news that members of a group are gone or restarted; a follower campaigns within `spread_ms`."""
+class Notice(NamedTuple):
+    """A notice to a group of members that are gone, restarted or back. Followers campaign in `spread_ms`."""
 
     replica: Replica
     members: list[int]
@@ -100,10 +101,10 @@ class News(NamedTuple):
 
 
 class Quiescence:
-    """The quiet groups of one process, and the processes that they rest on.
+    """The quiesced groups of one process, and the processes that they depend on.
 
     `replicas` are those that the process drives. `address_of(node, replica)` and `address_of_peer(peer)` give
-    addresses, or None while they are not known. After a call that may produce news, `has_news` says so.
+    addresses, or None while they are not known. After a call that may produce notices, `has_notices` says so.
     """
 
     def __init__(
@@ -121,18 +122,18 @@ class Quiescence:
         self._address_of = address_of
         self._address_of_peer = address_of_peer
         self._peers: dict[tuple[str, int], PeerLiveness] = {}
-        # The process from which each member of a group was last heard.
+        # The process from which the last message of each member of a group came.
         self._members: dict[Replica, dict[int, PeerLiveness]] = {}
-        # The quiet replicas, and the processes that each rests on.
+        # The quiesced replicas, and the processes that each depends on.
         self._quiesced: dict[Replica, Sequence[PeerLiveness]] = {}
-        # Quiet leaders that rest without a member: where it would be reached, and how many want it there.
+        # Leaders that quiesced without a member: where it would be reached, and how many seek it there.
         self._sought_by: dict[Replica, Sequence[Address]] = {}
         self._sought: Counter[Address] = Counter()
         self._next_grace_ms = 0
-        # Groups that are still to hear which of their members are gone.
-        self._news: dict[bytes, list[int]] = {}
+        # By group: the members of which it is still to be notified.
+        self._notices: dict[bytes, list[int]] = {}
         self._spread_ms = 0
-        self.woken = 0
+        self.unquiesced = 0
         self.keepalives_sent = 0
 
     @property
@@ -140,7 +141,7 @@ class Quiescence:
         """The number of groups that are quiesced here."""
         return len(self._quiesced)
 
-    # -- falling quiet ---------------------------------------------------------------------
+    # -- quiescing -------------------------------------------------------------------------
 
     def absent(self, replica: Replica) -> list[int]:
         """Return the members whose node is gone: their group may quiesce without asking them.
@@ -157,11 +158,11 @@ class Quiescence:
         ]
 
     def is_quiesced(self, replica: Replica) -> bool:
-        """Return whether a replica was quiet after its last input."""
+        """Return whether a replica was quiesced after its last input."""
         return replica in self._quiesced
 
     def settled(self, replica: Replica) -> bool:
-        """Note that a core has processed an input; return whether its group has fallen quiet by it."""
+        """Note that a core has processed an input; return whether its group has quiesced by it."""
         if not replica.core.quiesced:
             if replica in self._quiesced:
                 self._unquiesce(replica)
@@ -202,11 +203,11 @@ class Quiescence:
             self._seek_absent(replica)
 
     def removed(self, replica: Replica) -> list[tuple[Address, Keepalive]]:
-        """Forget a replica that is not driven any more; return what to send to the processes that rest on it.
+        """Forget a replica that is not driven any more; return what to send to those that depend on it.
 
         They receive our keepalives as before, so they must be notified.
         """
-        self._news.pop(replica.group, None)
+        self._notices.pop(replica.group, None)
         farewell = []
         if replica in self._quiesced:
             if replica.core.role is Role.LEADER:
@@ -219,7 +220,7 @@ class Quiescence:
 
     def _unquiesce(self, replica: Replica) -> None:
         self._leave_peers(replica)
-        self.woken += 1
+        self.unquiesced += 1
 
     def _leave_peers(self, replica: Replica) -> None:
         for peer in self._quiesced.pop(replica):
@@ -238,14 +239,14 @@ class Quiescence:
         )
 
     def contact(self, peer: Peer, *, now_ms: int) -> PeerLiveness:
-        """Note that something came from a process, in this incarnation of it. May produce news."""
+        """Note that something came from a process, in this incarnation of it. May produce notices."""
         key = (peer.node, peer.role)
         liveness = self._peers.get(key)
         if liveness is None:
             liveness = self._peers[key] = PeerLiveness(peer, contact_ms=now_ms)
         elif liveness.nonce != peer.nonce:
             liveness.nonce = peer.nonce
-            self._add_news((replica, [*members]) for replica, members in liveness.members.items())
+            self._add_notices((replica, [*members]) for replica, members in liveness.members.items())
         liveness.contact_ms = now_ms
         if not liveness.is_up:
             self._came_up(liveness)
@@ -265,18 +266,18 @@ class Quiescence:
         peer.members.setdefault(replica, []).append(member)
 
     def _came_up(self, peer: PeerLiveness) -> None:
-        """Wake the groups that rest without this node: it was gone, and must be brought up to date."""
+        """Wake the groups that quiesced without this node: it was gone, and must be brought up to date."""
         peer.is_up = True
-        self._add_news(
+        self._add_notices(
             (replica, [member for member, node in replica.nodes.items() if node == peer.node])
             for replica, peers in self._quiesced.items()
             if replica.core.role is Role.LEADER and peer not in peers
         )
 
     def lost(self, lost: Peer | Address) -> None:
-        """Note that a process is gone, or that the one at an address can't be reached. May produce news.
+        """Note that a process is gone, or that the one at an address can't be reached. May produce notices.
 
-        That concerns the groups that have heard a member from there: no other rests on it, or follows it.
+        That concerns the groups with a member whose messages came from there: no other depends on it.
         """
         if isinstance(lost, Peer):
             peer = self._peers.get((lost.node, lost.role))
@@ -286,11 +287,11 @@ class Quiescence:
         else:
             gone = self._peers_at(lost)
         for peer in gone:
-            self._add_news(
+            self._add_notices(
                 (replica, members)
                 for replica in peer.members
                 if (members := self._missed(replica, peer))
-                and not self._rests_without(replica, peer, members)
+                and not self._stays_quiesced_without(replica, peer, members)
             )
 
     def _peers_at(self, address: Address) -> list[PeerLiveness]:
@@ -301,10 +302,10 @@ class Quiescence:
             if peer.members and self._address_of_peer(Peer(node, role, peer.nonce)) == address
         ]
 
-    def _rests_without(self, replica: Replica, peer: PeerLiveness, members: list[int]) -> bool:
-        """Let a quiet leader rest on the other members alone, if it may; thousands need not wake for that.
+    def _stays_quiesced_without(self, replica: Replica, peer: PeerLiveness, members: list[int]) -> bool:
+        """Let a quiesced leader stay so with the other members alone, if it may: thousands need not wake.
 
-        Only without members whose return is news, which wakes it.
+        Only without members whose return is notified, which wakes it.
         """
         if replica not in self._quiesced or replica.core.role is not Role.LEADER:
             return False
@@ -315,18 +316,18 @@ class Quiescence:
         return True
 
     def _missed(self, replica: Replica, peer: PeerLiveness) -> list[int]:
-        """Return the members of a group whose loss is news, of those that were heard from a process."""
+        """Return the members of a group, of those of a process, of whose loss it is to be notified."""
         members = peer.members[replica]
         if replica in self._quiesced and replica.core.role is Role.LEADER:
-            # Those that it rests without were gone before: that a keepalive did not reach them is no news.
+            # It quiesced without the others, which were gone before: no keepalive was to reach them.
             return [member for member in members if member in replica.core.quiesce_peers]
         return [*members]
 
     def postpone(self, *, by_ms: int, now_ms: int) -> None:
         """Excuse the silence of all peers by `by_ms`, because this loop stood still.
 
-        A loop that is always late is busy, and hears the others all the same: so this is granted once in an
-        election timeout.
+        A loop that is always late is busy, and receives what the others send all the same: so this is granted
+        once in an election timeout.
         """
         if now_ms < self._next_grace_ms:
             return
@@ -337,14 +338,14 @@ class Quiescence:
     # -- keepalives ------------------------------------------------------------------------
 
     def next_keepalive_ms(self, now_ms: int) -> int | None:
-        """Return when the next keepalives are due; None while no group is quiet that needs them."""
+        """Return when the next keepalives are due; None while no quiesced group needs them."""
         if not self._sought and not any(peer.quiesced_groups for peer in self._peers.values()):
             return None
         # On the leaders' grid (`raft.leadership`), so that keepalives leave together with heartbeats.
         return now_ms - now_ms % self._heartbeat_ms + self._heartbeat_ms
 
     def keepalives(self, *, now_ms: int, due_ms: int) -> list[tuple[Address, Keepalive]]:
-        """Return the keepalives to send now; `due_ms` is when they were due. Silent peers become news."""
+        """Return the keepalives to send now; `due_ms` is when they were due. Silent peers become notices."""
         if now_ms - due_ms > self._heartbeat_ms // 2:
             self.postpone(by_ms=now_ms - due_ms + self._heartbeat_ms, now_ms=now_ms)
         keepalives = []
@@ -352,7 +353,7 @@ class Quiescence:
             if not peer.quiesced_groups:
                 continue
             if now_ms - peer.contact_ms >= self._silence_ms:
-                self._add_news(
+                self._add_notices(
                     (replica, [member for member, its in self._members[replica].items() if its is peer])
                     for replica in peer.quiesced_groups.values()
                 )
@@ -363,22 +364,22 @@ class Quiescence:
         return keepalives + [(address, PLAIN_KEEPALIVE) for address in self._sought]
 
     def answer(self, peer: Peer, keepalive: Keepalive) -> list[tuple[Address, Keepalive]]:
-        """Return the answer to the audit in a keepalive, if any; what it answers itself becomes news."""
+        """Return the answer to the audit in a keepalive, if any; what it answers itself becomes notices."""
         liveness = self._peers[peer.node, peer.role]
         answer = []
-        wakes = [group for group, term in keepalive.asks if not self._leads_quietly(group, term)]
+        wakes = [group for group, term in keepalive.asks if not self._leads_quiesced(group, term)]
         address = liveness.address or (self._address_of_peer(peer) if wakes else None)
         if wakes and address is not None:
             answer.append((address, Keepalive([], wakes)))
         found = [
             liveness.quiesced_groups[group] for group in keepalive.wakes if group in liveness.quiesced_groups
         ]
-        self._add_news(
+        self._add_notices(
             (replica, [replica.core.leader_id]) for replica in found if replica.core.role is Role.FOLLOWER
         )
         return answer
 
-    def _leads_quietly(self, group: bytes, term: int) -> bool:
+    def _leads_quiesced(self, group: bytes, term: int) -> bool:
         replica = self._replicas.get(group)
         return (
             replica is not None
@@ -387,10 +388,10 @@ class Quiescence:
             and replica.core.term == term
         )
 
-    # -- news ------------------------------------------------------------------------------
+    # -- notices ---------------------------------------------------------------------------
 
-    def _add_news(self, gone: Iterable[tuple[Replica, list[int]]]) -> None:
-        """Let each of these groups hear that these members of it are gone."""
+    def _add_notices(self, gone: Iterable[tuple[Replica, list[int]]]) -> None:
+        """Note that each of these groups is to be notified of these members."""
         elections = 0
         for replica, members in gone:
             if not members:
@@ -399,30 +400,30 @@ class Quiescence:
                 elections += 1
             elif replica.core.role is not Role.LEADER:
                 continue
-            known = self._news.setdefault(replica.group, members)
+            known = self._notices.setdefault(replica.group, members)
             if known is not members:
                 known.extend(members)
         self._spread_ms = max(self._spread_ms, elections * ELECTION_COST_MS)
 
     @property
-    def has_news(self) -> bool:
-        """Whether groups are still to hear of members that are gone."""
-        return bool(self._news)
+    def has_notices(self) -> bool:
+        """Whether groups are still to be notified."""
+        return bool(self._notices)
 
-    def take_news(self, most: int) -> list[News]:
-        """Take the news of up to `most` groups."""
+    def take_notices(self, most: int) -> list[Notice]:
+        """Take the notices of up to `most` groups."""
         spread_ms = self._spread_ms
         taken = []
-        for group in list(self._news)[:most]:
-            members = self._news.pop(group)
+        for group in list(self._notices)[:most]:
+            members = self._notices.pop(group)
             replica = self._replicas.get(group)
             if replica is not None:
-                taken.append(News(replica, members, spread_ms))
-        if not self._news:
+                taken.append(Notice(replica, members, spread_ms))
+        if not self._notices:
             self._spread_ms = 0
         return taken
 
-    def take_news_of(self, replica: Replica) -> News | None:
-        """Take the news of one group before its turn: a message or a request waits for it."""
-        members = self._news.pop(replica.group, None)
-        return News(replica, members, self._spread_ms) if members is not None else None
+    def take_notice_of(self, replica: Replica) -> Notice | None:
+        """Take the notice of one group before its turn: a message or a request waits for it."""
+        members = self._notices.pop(replica.group, None)
+        return Notice(replica, members, self._spread_ms) if members is not None else None

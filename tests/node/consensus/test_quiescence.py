@@ -7,7 +7,7 @@ import weakref
 from types import SimpleNamespace
 from typing import Any
 
-from laminar.node.consensus.quiescence import ELECTION_COST_MS, News, Quiescence
+from laminar.node.consensus.quiescence import ELECTION_COST_MS, Notice, Quiescence
 from laminar.node.transport.transport import Address, Peer, TcpAddress
 from raft.configuration import Configuration
 from raft.values import Role
@@ -34,7 +34,7 @@ async def test_a_group_with_nothing_to_do_rests_on_one_beat_and_serves_at_once()
         term = leader.replica.core.term
         await asyncio.sleep(5 * SETTINGS.election_timeout_ms / 1000)
         assert all(member.replica.core.quiesced for member in cluster.alive)
-        assert all(member.driver.statistics()["beats"] for member in cluster.alive)
+        assert all(member.driver.statistics()["keepalives_sent"] for member in cluster.alive)
 
         await send(leader, batch(1, b"y"))
         await cluster.settled()
@@ -92,11 +92,11 @@ def test_pitfall_42_a_new_life_is_told_by_its_nonce_alone() -> None:
     """
     quiescence, replica = one_that_rests()
     quiescence.contact(Peer("a", 1, b"one life"), now_ms=1)
-    assert not quiescence.has_news
+    assert not quiescence.has_notices
 
     quiescence.contact(Peer("a", 1, b"another life"), now_ms=2)
-    assert [News(replica, [1], ELECTION_COST_MS)] == quiescence.take_news(10)
-    assert not quiescence.has_news
+    assert [Notice(replica, [1], ELECTION_COST_MS)] == quiescence.take_notices(10)
+    assert not quiescence.has_notices
 
 
 def test_pitfall_44_a_loop_that_is_always_late_still_notices_a_silent_leader() -> None:
@@ -104,13 +104,13 @@ def test_pitfall_44_a_loop_that_is_always_late_still_notices_a_silent_leader() -
     quiescence, replica = one_that_rests()
     assert quiescence.settled(replica)
     now_ms = 0
-    while now_ms < 6000 and not quiescence.has_news:
+    while now_ms < 6000 and not quiescence.has_notices:
         due_ms = quiescence.next_keepalive_ms(now_ms)
         assert due_ms is not None
         now_ms = due_ms + 150
         quiescence.keepalives(now_ms=now_ms, due_ms=due_ms)
 
-    assert [[1]] == [news.members for news in quiescence.take_news(10)]
+    assert [[1]] == [notice.members for notice in quiescence.take_notices(10)]
     assert now_ms >= 1500 + 350, "the first was forgiven"
 
 
@@ -164,22 +164,22 @@ async def test_a_group_that_rests_without_a_member_is_not_woken_by_looking_for_i
         before = refused
         await cluster.until(lambda: refused >= before + 3, what="it is looked for")
         await quiet(cluster)
-        woken = leader.driver.statistics()["woken"]
+        woken = leader.driver.statistics()["unquiesced"]
         before = refused
         await cluster.until(lambda: refused >= before + 2, what="it is looked for again")
-        assert woken == leader.driver.statistics()["woken"]
+        assert woken == leader.driver.statistics()["unquiesced"]
 
 
 async def test_a_quiet_leader_is_not_woken_by_the_end_of_one_of_its_followers() -> None:
     """It rests on the other one; and brings up the first when that is back."""
     async with trio() as cluster:
         leader = await at_rest(cluster)
-        woken = leader.driver.statistics()["woken"]
+        woken = leader.driver.statistics()["unquiesced"]
         away = cluster.followers(leader)[0]
         await away.kill()
         await cluster.until(lambda: len(leader.replica.core.quiesce_peers) == 1, what="it rests on one")
         assert leader.replica.core.quiesced
-        assert woken == leader.driver.statistics()["woken"]
+        assert woken == leader.driver.statistics()["unquiesced"]
 
         await away.start()
         await cluster.until(lambda: away.values() == [b"x"], what="it knows again what is committed")
@@ -203,11 +203,11 @@ async def test_a_quiet_leader_asks_anew_where_it_would_not_hear_that_a_follower_
     """A connect was refused while another connection with the same process stands: it never was away."""
     async with trio() as cluster:
         leader = await at_rest(cluster)
-        woken = leader.driver.statistics()["woken"]
+        woken = leader.driver.statistics()["unquiesced"]
         leader.driver.lost(cluster.followers(leader)[0].address)
         await quiet(cluster)
 
-        assert woken + 1 == leader.driver.statistics()["woken"]
+        assert woken + 1 == leader.driver.statistics()["unquiesced"]
         assert 2 == len(leader.replica.core.quiesce_peers)
 
 
@@ -232,20 +232,22 @@ def test_a_loss_is_news_for_the_groups_whose_leader_was_heard_from_there_last() 
 
     for lost, group in ((old, b"stays"), (where["a"], b"stays"), (where["b"], b"moves"), (new, b"moves")):
         quiescence.lost(lost)
-        assert [(group, [1])] == [(news.replica.group, news.members) for news in quiescence.take_news(9)]
+        assert [(group, [1])] == [
+            (notice.replica.group, notice.members) for notice in quiescence.take_notices(9)
+        ]
     quiescence.lost(TcpAddress("127.0.0.1", 3))
-    assert not quiescence.has_news
+    assert not quiescence.has_notices
 
     where["b"] = where["a"]  # a wiped node is there again under another name, where the old one was
     quiescence.lost(where["a"])
-    assert {b"stays", b"moves"} == {news.replica.group for news in quiescence.take_news(9)}
+    assert {b"stays", b"moves"} == {notice.replica.group for notice in quiescence.take_notices(9)}
 
     gone = [weakref.ref(replica) for replica in replicas.values()]
     for group in list(replicas):
         quiescence.removed(replicas.pop(group))
     del replica
     quiescence.lost(old)
-    assert not quiescence.has_news
+    assert not quiescence.has_notices
     assert [None, None] == [each() for each in gone], "what was heard of a removed replica is kept"
 
 
