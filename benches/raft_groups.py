@@ -162,7 +162,7 @@ class GroupProcess(Process):
         for number in range(count):
             made.append(self._make(len(self.machines) + number))
             if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)  # else the others get no greeting in time
+                await asyncio.sleep(0)  # else the others get no handshake in time
         await self.storage.sync()
         for entry in made:
             if entry.partition % _AT_ONCE == 0:

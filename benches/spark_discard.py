@@ -25,9 +25,9 @@ class DiscardWriter(BatchWriter):
     """The sink up to the point where a stage would be sent."""
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
-        from laminar.spark.write.rows import Partitioner, Rows
+        from laminar.spark.write.rows import Partitioner, StageBuffer
 
-        rows = Rows(
+        rows = StageBuffer(
             self._positions,
             topic=self._options.topic,
             partitioner_of=lambda _: Partitioner(PARTITIONS, first=0),

@@ -13,7 +13,7 @@ async def main(folder: str) -> None:
         async for record in log.read(start=receipt.offset):
             print(record.offset, record.key, record.tag, record.value)
         print("any offset, in any order:", (await log.record(receipt.offset + 1)).value)
-        await log.truncate_before(receipt.offset)
+        await log.trim_before(receipt.offset)
         print("the log has offsets", log.start_offset, "up to", log.end_offset)
 
 

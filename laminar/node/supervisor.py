@@ -496,7 +496,7 @@ class Supervisor:
         while self._signals:
             number = self._signals.pop(0)
             if number in PASSED_ON_SIGNALS:
-                self._tell_all(number)
+                self._send_signal(number)
             else:
                 if not self._stop_signals:
                     log.info("stopping (%s)", signal.Signals(number).name)
@@ -512,9 +512,9 @@ class Supervisor:
         self._folder.remove_node_file()
         self._sockets.close()  # from now on connections are accepted only by children that still listen
         self._kill_at_ms = _now_ms() + self._settings.drain_ms + _GRACE_MS
-        self._tell_all(signal.SIGTERM)
+        self._send_signal(signal.SIGTERM)
 
-    def _tell_all(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         for child in self._alive():
             signal.pidfd_send_signal(child.pidfd, number)
 

@@ -135,7 +135,7 @@ def room_bytes(topic: str) -> int:
     return MAX_DATAGRAM_BYTES - _QUESTION.size - len(topic.encode()) - MAC_BYTES
 
 
-class Keys:
+class DatagramCodec:
     """The encoding of datagrams under a secret, with a MAC that differs for questions and answers.
 
     So a question cannot pass for an answer. Without a secret (empty) the MAC keeps out noise, but no
@@ -148,7 +148,7 @@ class Keys:
         self._key = hashlib.blake2s(secret, person=b"LMU1 key").digest()
 
     def __repr__(self) -> str:
-        return "<Keys>"
+        return "<DatagramCodec>"
 
     def _mac(self, content: Buffer, direction: bytes) -> bytes:
         return hashlib.blake2s(content, digest_size=MAC_BYTES, key=self._key, person=direction).digest()

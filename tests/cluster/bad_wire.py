@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from laminar.wire.datagram import MAX_DATAGRAM_BYTES, Forged, Keys, Leader
+from laminar.wire.datagram import MAX_DATAGRAM_BYTES, DatagramCodec, Forged, Leader
 
 LOST, DOUBLED, LATE = 0.15, 0.15, 0.2
 LATEST_S = 0.3
@@ -40,12 +40,12 @@ class _End(asyncio.DatagramProtocol):
 class BadWire:
     """Before the node at `node`; `url` is what a client is given instead."""
 
-    def __init__(self, node: tuple[str, int], *, keys: Keys, seed: int) -> None:
+    def __init__(self, node: tuple[str, int], *, codec: DatagramCodec, seed: int) -> None:
         self.node = node
         self.address = ("", 0)
         self.wires: Mapping[tuple[str, int], tuple[str, int]] = {}
         self.counts: Counter[str] = Counter()
-        self._keys = keys
+        self._codec = codec
         self._rng = random.Random(seed)
         self._ends: dict[Any, _End] = {}
         self._opening: dict[Any, asyncio.Task[_End]] = {}
@@ -89,13 +89,13 @@ class BadWire:
 
     def _answered(self, data: bytes, client: Any) -> None:
         try:
-            answer = self._keys.decode_answer(data)
+            answer = self._codec.decode_answer(data)
         except Forged:
             return
         if isinstance(answer.body, Leader):
             host, port = self.wires[answer.body.host, answer.body.port]
             answer = replace(answer, body=Leader(host, port))
-            data = self._keys.encode_answer(answer, limit_bytes=MAX_DATAGRAM_BYTES)
+            data = self._codec.encode_answer(answer, limit_bytes=MAX_DATAGRAM_BYTES)
         assert self._door is not None
         self._carry(self._door, data, client)
 
@@ -123,9 +123,9 @@ class BadWire:
             self.counts["carried"] += 1
 
 
-async def open_wires(nodes: list[tuple[str, int]], *, keys: Keys, seed: int) -> list[BadWire]:
+async def open_wires(nodes: list[tuple[str, int]], *, codec: DatagramCodec, seed: int) -> list[BadWire]:
     """One before each node, that know of each other."""
-    wires = [BadWire(node, keys=keys, seed=seed + number) for number, node in enumerate(nodes)]
+    wires = [BadWire(node, codec=codec, seed=seed + number) for number, node in enumerate(nodes)]
     for wire in wires:
         await wire.open()
     known = {wire.node: wire.address for wire in wires}

@@ -21,7 +21,7 @@ from laminar.client.errors import ConfigError, Error, NotFound, OutcomeUnknown
 from laminar.client.records import Receipt
 from laminar.testing.cluster import LocalCluster, get_json
 from laminar.testing.nodes import serve
-from laminar.wire.datagram import Keys, Leader, Question
+from laminar.wire.datagram import DatagramCodec, Leader, Question
 from laminar.wire.datagram import Receipt as Placed
 from router import owner_shard, partition_hash
 from tests.cluster.bad_wire import open_wires
@@ -56,9 +56,9 @@ async def test_a_node_that_does_not_lead_names_the_leader(shared_cluster: LocalC
     async with laminar.aio.connect(shared_cluster.urls) as client:
         await client.create_topic("named", partitions=1, exist_ok=True)
     leader = leader_of(shared_cluster, "named")
-    keys = Keys(b"")
+    codec = DatagramCodec(b"")
     batch = bytes(build([b"hi"], producer_id=os.urandom(16)))
-    datagram = keys.encode_question(Question("named", 0, b"12345678", batch))
+    datagram = codec.encode_question(Question("named", 0, b"12345678", batch))
 
     for node in shared_cluster.members:
         if node.name == leader:
@@ -66,14 +66,14 @@ async def test_a_node_that_does_not_lead_names_the_leader(shared_cluster: LocalC
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.settimeout(20)
             sock.sendto(datagram, address(node.url))
-            told = keys.decode_answer(sock.recv(2_000)).body
+            told = codec.decode_answer(sock.recv(2_000)).body
             assert isinstance(told, Leader)
             assert address(next(each.url for each in shared_cluster.members if each.name == leader)) == (
                 told.host,
                 told.port,
             )
             sock.sendto(datagram, (told.host, told.port))
-            placed = keys.decode_answer(sock.recv(2_000)).body
+            placed = codec.decode_answer(sock.recv(2_000)).body
             assert isinstance(placed, Placed)
             assert (0, 1, 3, True) == (placed.offset, placed.count, placed.replicas, placed.synced)
 
@@ -155,7 +155,7 @@ async def test_a_bad_wire_and_a_killed_leader_lose_and_double_nothing(cluster: L
     """A record with a receipt is at its place, once; one whose outcome is unknown at most once."""
     async with laminar.aio.connect(cluster.urls, timeout=PATIENCE_S) as client:
         await client.create_topic("wild", partitions=4)
-    wires = await open_wires([address(url) for url in cluster.urls], keys=Keys(b""), seed=13)
+    wires = await open_wires([address(url) for url in cluster.urls], codec=DatagramCodec(b""), seed=13)
     receipts: dict[bytes, Receipt] = {}
     unknown: list[bytes] = []
     stop, came = asyncio.Event(), asyncio.Event()

@@ -113,7 +113,7 @@ class Writer:
             offset = self._rng.randint(self._log.start_offset, self._log.end_offset)
             began = self._diary.now()
             self._note("trim", began, None, offset=offset)
-            start = await self._log.truncate_before(offset)
+            start = await self._log.trim_before(offset)
             self._note("trim", began, self._diary.now(), offset=offset, stop=start)
 
     async def _burst(self, appends: int) -> None:

@@ -35,7 +35,7 @@ def test_every_channel_is_listed(channel: Channel) -> None:
     assert f"| {channel.value} `{channel.name}` |" in PAGE
 
 
-def test_the_greeting_has_these_members() -> None:
+def test_the_hello_has_these_members() -> None:
     """In this order, as it is an array."""
     assert f"`[{', '.join(Hello.__struct_fields__)}]`" in PAGE
 

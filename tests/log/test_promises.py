@@ -25,7 +25,7 @@ async def test_what_is_stored_is_never_changed(tmp_path: Path) -> None:
         async with open_log(tmp_path, segment_size_bytes=3_000, settings=SMALL) as log:
             for each in range(10):
                 await log.append([b"%d" % each * 20] * 2)
-            await log.truncate_before(turn * 5)
+            await log.trim_before(turn * 5)
         now = {file: file.read_bytes() for file in sorted((tmp_path / "logs").rglob("*.log"))}
         kept = [file for file in stored if file in now]
         last = max(stored, default=None)
@@ -103,7 +103,7 @@ async def live(folder: str, steps: list[tuple[str, int, int]]) -> None:
                     values += batch
                 else:
                     wanted = len(values) * count // 100
-                    assert await log.truncate_before(wanted) <= max(wanted, log.start_offset)
+                    assert await log.trim_before(wanted) <= max(wanted, log.start_offset)
         if not rest:
             return
         rest.pop(0)

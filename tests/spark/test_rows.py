@@ -14,7 +14,7 @@ from laminar.wire.key_route import Route
 pyarrow = pytest.importorskip("pyarrow")
 
 from laminar.spark.write import rows as rows_module  # noqa: E402  # only where pyarrow is
-from laminar.spark.write.rows import STAGE_BYTES, Partitioner, Rows, Stage  # noqa: E402  # only where pyarrow is
+from laminar.spark.write.rows import STAGE_BYTES, Partitioner, Stage, StageBuffer  # noqa: E402  # only where pyarrow is
 
 TYPES = {
     "key": pyarrow.binary(),
@@ -38,7 +38,7 @@ def staged(*batches: Any, topic: str | None = "t") -> list[Stage]:
 
     def every() -> Iterator[Stage]:
         names = {name: at for at, name in enumerate(batches[0].schema.names)}
-        rows = Rows(names, topic=topic, partitioner_of=lambda _: Partitioner(PARTITIONS, first=0))
+        rows = StageBuffer(names, topic=topic, partitioner_of=lambda _: Partitioner(PARTITIONS, first=0))
         for each in batches:
             yield from rows.put(each)
         yield from rows.finish()

@@ -20,8 +20,8 @@ from laminar.wire.datagram import (
     QUESTION_MAGIC,
     SMALLEST_ANSWER_LIMIT,
     Answer,
+    DatagramCodec,
     Forged,
-    Keys,
     Leader,
     Malformed,
     Problem,
@@ -33,7 +33,7 @@ from laminar.wire.datagram import (
 from router import partition_hash as routers_partition_hash
 
 SECRET = b"sixteen or more characters"
-KEYS = Keys(SECRET)
+CODEC = DatagramCodec(SECRET)
 NUMBER = b"12345678"
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "datagram.json").read_text())
 
@@ -76,7 +76,7 @@ def test_the_golden_question_and_answers() -> None:
     """Others may have written what sends and reads these: they change with the magic, not otherwise."""
     asked = Question("sensors", 3, NUMBER, bytes.fromhex(GOLDEN["frame"]))
 
-    assert GOLDEN["question"] == KEYS.encode_question(asked).hex()
+    assert GOLDEN["question"] == CODEC.encode_question(asked).hex()
     bodies: list[Receipt | Leader | Problem] = [
         Receipt(812, 4, 3, True, False),
         Leader("127.0.0.2", 7070),
@@ -84,13 +84,13 @@ def test_the_golden_question_and_answers() -> None:
     ]
     for body, expected in zip(bodies, GOLDEN["answers"], strict=True):
         answer = Answer(NUMBER, 1, body)
-        assert expected == KEYS.encode_answer(answer, limit_bytes=500).hex()
-        assert answer == KEYS.decode_answer(bytes.fromhex(expected))
+        assert expected == CODEC.encode_answer(answer, limit_bytes=500).hex()
+        assert answer == CODEC.decode_answer(bytes.fromhex(expected))
 
 
 def test_the_mac_can_be_made_from_the_documentation() -> None:
     """BLAKE2s with 16 bytes, its key BLAKE2s of the secret; personalised by direction."""
-    datagram = KEYS.encode_question(question())
+    datagram = CODEC.encode_question(question())
     key = hashlib.blake2s(SECRET, person=b"LMU1 key").digest()
     mac = hashlib.blake2s(datagram[:-16], digest_size=16, key=key, person=b"question").digest()
 
@@ -99,7 +99,7 @@ def test_the_mac_can_be_made_from_the_documentation() -> None:
 
 def test_the_kernels_program_finds_the_hash_where_it_is_written() -> None:
     """And it is the one by which `router` names the owner."""
-    datagram = KEYS.encode_question(question())
+    datagram = CODEC.encode_question(question())
 
     assert routers_partition_hash("sensors", 3) == int.from_bytes(
         datagram[HASH_POSITION : HASH_POSITION + 4], "big"
@@ -116,8 +116,8 @@ def test_a_question_is_read_as_it_was_written(
     topic: str, partition: int, number: bytes, content: bytes
 ) -> None:
     """And a batch that just has room makes the largest datagram."""
-    datagram = KEYS.encode_question(Question(topic, partition, number, content))
-    read = KEYS.decode_question(datagram)
+    datagram = CODEC.encode_question(Question(topic, partition, number, content))
+    read = CODEC.decode_question(datagram)
 
     assert (topic, partition, number, content) == (read.topic, read.partition, read.number, bytes(read.frame))
     assert MAX_DATAGRAM_BYTES - len(datagram) == room_bytes(topic) - len(content)
@@ -125,7 +125,7 @@ def test_a_question_is_read_as_it_was_written(
 
 @given(answers)
 def test_an_answer_is_read_as_it_was_written(answer: Answer) -> None:
-    assert answer == KEYS.decode_answer(KEYS.encode_answer(answer, limit_bytes=MAX_DATAGRAM_BYTES))
+    assert answer == CODEC.decode_answer(CODEC.encode_answer(answer, limit_bytes=MAX_DATAGRAM_BYTES))
 
 
 # -- damage --------------------------------------------------------------------------------------
@@ -134,10 +134,10 @@ def test_an_answer_is_read_as_it_was_written(answer: Answer) -> None:
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_a_flipped_bit_anywhere_is_noticed(place: int, change: int) -> None:
     for datagram, read in (
-        (KEYS.encode_question(question()), KEYS.decode_question),
+        (CODEC.encode_question(question()), CODEC.decode_question),
         (
-            KEYS.encode_answer(Answer(NUMBER, 0, Receipt(1, 1, 3, True, False)), limit_bytes=300),
-            KEYS.decode_answer,
+            CODEC.encode_answer(Answer(NUMBER, 0, Receipt(1, 1, 3, True, False)), limit_bytes=300),
+            CODEC.decode_answer,
         ),
     ):
         damaged = bytearray(datagram)
@@ -149,8 +149,8 @@ def test_a_flipped_bit_anywhere_is_noticed(place: int, change: int) -> None:
 def test_every_truncation_and_any_trailing_byte_is_noticed() -> None:
     """A datagram is whole, or it is none."""
     for datagram, read in (
-        (KEYS.encode_question(question()), KEYS.decode_question),
-        (KEYS.encode_answer(Answer(NUMBER, 0, Leader("a", 1)), limit_bytes=300), KEYS.decode_answer),
+        (CODEC.encode_question(question()), CODEC.decode_question),
+        (CODEC.encode_answer(Answer(NUMBER, 0, Leader("a", 1)), limit_bytes=300), CODEC.decode_answer),
     ):
         for size in range(len(datagram)):
             with pytest.raises(Forged):
@@ -165,22 +165,22 @@ def test_noise_is_dropped(noise: bytes) -> None:
     """Also behind the right magic."""
     for datagram in (noise, QUESTION_MAGIC + noise, ANSWER_MAGIC + noise):
         with pytest.raises(Forged):
-            KEYS.decode_question(datagram)
+            CODEC.decode_question(datagram)
         with pytest.raises(Forged):
-            KEYS.decode_answer(datagram)
+            CODEC.decode_answer(datagram)
 
 
 def test_another_secret_and_the_other_direction_prove_nothing() -> None:
     """What a node sent can't be sent back to it as a question, nor a question as an answer."""
-    datagram = KEYS.encode_question(question())
+    datagram = CODEC.encode_question(question())
     turned = ANSWER_MAGIC + datagram[4:]
 
-    for keys in (Keys(b""), Keys(SECRET + b"x")):
+    for codec in (DatagramCodec(b""), DatagramCodec(SECRET + b"x")):
         with pytest.raises(Forged):
-            keys.decode_question(datagram)
+            codec.decode_question(datagram)
     with pytest.raises(Forged):
-        KEYS.decode_answer(turned)
-    assert "sixteen" not in repr(KEYS)
+        CODEC.decode_answer(turned)
+    assert "sixteen" not in repr(CODEC)
 
 
 # -- what a friend may say wrong -----------------------------------------------------------------
@@ -207,14 +207,14 @@ def remade(datagram: bytes, position: int, content: bytes) -> bytes:
 def test_what_a_friend_says_wrong_is_named(position: int, content: bytes, field: str) -> None:
     """With the question's number, so that it can be answered."""
     with pytest.raises(Malformed) as fault:
-        KEYS.decode_question(remade(KEYS.encode_question(question()), position, content))
+        CODEC.decode_question(remade(CODEC.encode_question(question()), position, content))
 
     assert (field, NUMBER) == (fault.value.field, fault.value.number)
 
 
 def test_a_question_without_a_batch_is_named() -> None:
     with pytest.raises(Malformed):
-        KEYS.decode_question(KEYS.encode_question(Question("sensors", 0, NUMBER, b"")))
+        CODEC.decode_question(CODEC.encode_question(Question("sensors", 0, NUMBER, b"")))
 
 
 @given(st.text(max_size=2_000), st.integers(0, MAX_DATAGRAM_BYTES))
@@ -228,8 +228,8 @@ def test_an_answer_is_not_larger_than_its_question(detail: str, limit: int) -> N
         "field": "x" * 80,
         "value": "y" * 100,
     }
-    datagram = KEYS.encode_answer(Answer(NUMBER, 0, problem), limit_bytes=limit)
-    read = KEYS.decode_answer(datagram).body
+    datagram = CODEC.encode_answer(Answer(NUMBER, 0, problem), limit_bytes=limit)
+    read = CODEC.decode_answer(datagram).body
 
     assert len(datagram) <= max(limit, SMALLEST_ANSWER_LIMIT)
     assert isinstance(read, dict)

@@ -377,7 +377,7 @@ class Subscription(Generic[T]):
             strays = {each for each, place in places.items() if place.owner == me} - self._leases.keys()
             plan = moves(me, held=self._leases, wants=wants | strays, places=places, members=members)
             claims, waits = dict(plan.claim), plan.waits
-            self._leave(plan.give_up)
+            self._leave(plan.release)
         steps = [self._claim(each, places.get(each, Place()), owner, me) for each, owner in claims.items()]
         steps += [
             self._give_back(lease) for lease in list(self._leases.values()) if lease.leaving_s is not None
@@ -385,13 +385,13 @@ class Subscription(Generic[T]):
         await asyncio.gather(*steps)
         return waits or len(claims) > 0 or any(lease.leaving_s for lease in self._leases.values())
 
-    def _leave(self, give_up: frozenset[int]) -> None:
-        """Stop reading the partitions in `give_up`; read those again that are not to be released any more."""
+    def _leave(self, release: frozenset[int]) -> None:
+        """Stop reading the partitions in `release`; read those again that are not to be released any more."""
         for partition, lease in self._leases.items():
-            if partition in give_up and lease.leaving_s is None:
+            if partition in release and lease.leaving_s is None:
                 lease.leaving_s = time.monotonic()
                 self._fetchers.drop(partition)
-            elif partition not in give_up and lease.leaving_s is not None:
+            elif partition not in release and lease.leaving_s is not None:
                 lease.leaving_s = None
                 self._fetchers.add(partition, lease.handed)
 

@@ -57,12 +57,12 @@ class Place:
 class Assignment:
     """The next steps of one member.
 
-    `give_up` are partitions to release. `claim` has partitions to claim, each with its expected owner: "" for
+    `release` are partitions to release. `claim` has partitions to claim, each with its expected owner: "" for
     none, or a member that died. With `waits` another member has to release a partition first, so the steps
     are to be computed again soon.
     """
 
-    give_up: frozenset[int]
+    release: frozenset[int]
     claim: Mapping[int, str]
     waits: bool
 
@@ -95,5 +95,5 @@ def moves(
         else:
             # Its live owner releases it after its last commit, or its session expires.
             waits = True
-    give_up: frozenset[int] = frozenset() if members.forming else frozenset(set(held) - set(wants))
-    return Assignment(give_up=give_up, claim=claim, waits=waits)
+    release: frozenset[int] = frozenset() if members.forming else frozenset(set(held) - set(wants))
+    return Assignment(release=release, claim=claim, waits=waits)

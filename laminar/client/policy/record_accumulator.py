@@ -266,13 +266,13 @@ class RecordAccumulator:
         return True
 
     def failed(self, queue: PartitionQueue, pending: Pending, error: Error, *, maybe_applied: bool) -> None:
-        """Note that a request of `pending` ended with a final `error`, and fail it as `give_up` does."""
+        """Note that a request of `pending` ended with a final `error`, and fail it as `fail` does."""
         if not queue.answered(pending):
             return
         pending.maybe_applied |= maybe_applied
-        self.give_up(queue, pending, error)
+        self.fail(queue, pending, error)
 
-    def give_up(self, queue: PartitionQueue, pending: Pending, error: Error) -> None:
+    def fail(self, queue: PartitionQueue, pending: Pending, error: Error) -> None:
         """Fail a batch that is not under way, and what cannot follow it (rule 3)."""
         if not self._stop_on_failure:
             queue.drop(pending)

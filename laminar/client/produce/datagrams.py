@@ -28,7 +28,7 @@ from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.retry import REDIRECTS_AT_ONCE, Backoff, Step, judge_answer
 from laminar.client.records import Receipt
 from laminar.http.api.problems import CODES
-from laminar.wire.datagram import NUMBER_BYTES, Answer, Forged, Keys, Leader, Question, room_bytes
+from laminar.wire.datagram import NUMBER_BYTES, Answer, DatagramCodec, Forged, Leader, Question, room_bytes
 from laminar.wire.datagram import Receipt as Placed
 from laminar.wire.key_route import Route
 
@@ -125,7 +125,7 @@ class Datagrams(Generic[T]):
         self._timeout_s = session.timeout_s if timeout is None else timeout
         if secret is None:
             secret = os.environ.get("LAMINAR_SECRET", "")
-        self._keys = Keys(secret.encode())
+        self._datagram_codec = DatagramCodec(secret.encode())
         self._room_bytes = room_bytes(topic)
         self._producer_id = os.urandom(16)
         self._partitions = partitions
@@ -357,7 +357,7 @@ class Datagrams(Generic[T]):
             _Forgotten: the partition has forgotten this producer.
         """
         number = os.urandom(NUMBER_BYTES)
-        datagram = self._keys.encode_question(Question(self._topic, queue.partition, number, frame))
+        datagram = self._datagram_codec.encode_question(Question(self._topic, queue.partition, number, frame))
         answers = self._waiting[number] = asyncio.Queue()
         backoff = Backoff(rng=self._session.rng, first_ms=RESEND_MS, ceiling_ms=LONGEST_RESEND_MS)
         copies = answered = silent = redirects = 0
@@ -475,7 +475,7 @@ class Datagrams(Generic[T]):
     def _received(self, data: bytes) -> None:
         """Pass an answer to the batch that waits for it; ignore and count a datagram with a wrong MAC."""
         try:
-            answer = self._keys.decode_answer(data)
+            answer = self._datagram_codec.decode_answer(data)
         except Forged:
             self._counts["forged"] += 1
             return

@@ -125,15 +125,15 @@ class LeaderWatchdog:
     def _move(self, leaders: dict[int, str | None], silent: dict[int, ClientConnection]) -> None:
         """Abort the connection of each partition that another node leads and that still has no answer."""
         still, _ = self._silent()
-        given_up: dict[ClientConnection, str] = {}
+        abandoned: dict[ClientConnection, str] = {}
         for partition, leader in leaders.items():
             connection = silent[partition]
             if leader in (None, connection.url) or still.get(partition) is not connection:
                 continue
             self._on_moved(partition, str(leader))
-            given_up[connection] = f"{connection.url} did not answer, and {leader} leads {partition} now"
+            abandoned[connection] = f"{connection.url} did not answer, and {leader} leads {partition} now"
         # Connections are aborted after `on_moved` was called for all partitions, because a batch whose
         # connection is aborted is sent to its leader at once.
-        for connection, why in given_up.items():
+        for connection, why in abandoned.items():
             self._session.left_silent(connection.url)
             connection.abort(why)

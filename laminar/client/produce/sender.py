@@ -244,7 +244,7 @@ class Sender:
         with self._guard:
             for pending in queue.waiting():
                 if not pending.settled and not pending.under_way:
-                    self.accumulator.give_up(queue, pending, error)
+                    self.accumulator.fail(queue, pending, error)
             if queue.open is not None and queue.open.settled:
                 queue.open = None
         self.on_progress()
@@ -446,7 +446,7 @@ class Sender:
                 if pending.maybe_applied
                 else TimedOut(message, code="timed_out", retriable=True, outcome="not_applied")
             )
-            self.accumulator.give_up(queue, pending, error)
+            self.accumulator.fail(queue, pending, error)
             self._loop.call_soon(self.on_progress)
 
     def _set_timer(self, now: int) -> None:
@@ -487,7 +487,7 @@ class Sender:
                 for pending in queue.waiting():
                     if not pending.settled:
                         pending.maybe_applied |= pending.attempts > 0
-                        self.accumulator.give_up(queue, pending, error)
+                        self.accumulator.fail(queue, pending, error)
         self.on_progress()
 
 

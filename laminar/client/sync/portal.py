@@ -35,7 +35,7 @@ def _ended(future: Future[Any], seconds: float) -> bool:
     return True
 
 
-def _tell(done: asyncio.Task[T], future: Future[T]) -> None:
+def _copy_outcome(done: asyncio.Task[T], future: Future[T]) -> None:
     """Give `future` the result or error of the task `done`, unless it has one already."""
     error = None if done.cancelled() else done.exception()
     if not future.set_running_or_notify_cancel():
@@ -86,7 +86,7 @@ class Portal:
         except BaseException as error:  # noqa: BLE001  # raised in the waiting thread, which would else wait for ever
             future.set_exception(error)
             return
-        task.add_done_callback(lambda done: _tell(done, future))
+        task.add_done_callback(lambda done: _copy_outcome(done, future))
         future.add_done_callback(lambda done: self._interrupted(task) if done.cancelled() else None)
 
     def _interrupted(self, task: asyncio.Task[Any]) -> None:

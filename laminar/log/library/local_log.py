@@ -319,7 +319,7 @@ class LocalLog:
 
     # Trimming
 
-    async def truncate_before(self, offset: int) -> int:
+    async def trim_before(self, offset: int) -> int:
         """Trim the records before `offset`, in whole batches; return the new `start_offset`.
 
         That is `offset`, or the start of the batch that holds it; nothing changes if `offset` is not above

@@ -265,7 +265,7 @@ class Log:
         changes, interval = self._changes, self._interval
         must_sync = not interval
         if interval and not self._noted_unsynced:
-            self._tell_unsynced()
+            self._record_unsynced()
         segment = entries.segments[-1] if entries.segments else None
         try:
             for frame in frames:
@@ -327,7 +327,7 @@ class Log:
                 if changes.on_record is not None:
                     changes.on_record()
 
-    def _tell_unsynced(self) -> None:
+    def _record_unsynced(self) -> None:
         """Record, before the first such entry, that entries may be acknowledged before they are synced.
 
         The record is durable before that entry counts. By it a start after a power loss knows that

@@ -168,7 +168,7 @@ class Releases:
                     address = self._remote(nodes[end.replica_id], replica)
                     floor = Floor(replica.group, end.replica_id, end.incarnation, *last)
                     floors.setdefault(address, []).append(floor)
-        await asyncio.gather(*(self._tell(address, each) for address, each in floors.items()))
+        await asyncio.gather(*(self._send_floors(address, each) for address, each in floors.items()))
 
     def _members(self, replica: Replica, ends: dict[int, LogEnd]) -> Members:
         members = dict(self._recorded.recorded(replica) or {}) | members_of(replica)
@@ -237,7 +237,7 @@ class Releases:
             return nothing
         return ends if len(ends) == len(groups) else nothing
 
-    async def _tell(self, address: Address | None, floors: list[Floor]) -> None:
+    async def _send_floors(self, address: Address | None, floors: list[Floor]) -> None:
         if address is None:
             self._release(floors)
             return

@@ -66,7 +66,7 @@ class EntryRequest(msgspec.Struct, frozen=True, array_like=True):
 class EntryReply(msgspec.Struct, frozen=True, array_like=True):
     """A replica's copy of the entry; `committed`: it is known to be committed."""
 
-    standing: str
+    status: str
     committed: bool = False
     frame: bytes = b""
 
@@ -284,17 +284,17 @@ class PeerRepair:
                 continue
             if log.quarantine.at(index) is None:
                 return True  # whole again, or cut, meanwhile
-            if reply.standing != HELD:
+            if reply.status != HELD:
                 self.missing += 1
-                answers[node] = reply.standing
-                if reply.standing == TRIMMED:
+                answers[node] = reply.status
+                if reply.status == TRIMMED:
                     kept.trimmed.add(index)
             elif await self._put_back(kept, index, term, reply, node=node):
                 return True
             elif log.failure is not None:
                 return False
         if nodes and answers.keys() == set(nodes) and not {UNSURE, TRIMMED} & set(answers.values()):
-            self._give_up(kept, damage, answers)
+            self._mark_gone(kept, damage, answers)
         else:
             kept.gone.pop(index, None)
         return False
@@ -337,14 +337,14 @@ class PeerRepair:
             return 0
         return Header.unpack(frame).prev_term
 
-    def _give_up(self, kept: _Kept, damage: Damage, answers: dict[str, str]) -> None:
+    def _mark_gone(self, kept: _Kept, damage: Damage, answers: dict[str, str]) -> None:
         """Record and log, once, that all nodes answered and none has the entry.
 
         They are still asked for it in later rounds.
         """
         if damage.first_index in kept.gone:
             return
-        said = ", ".join(f"{node}: {standing}" for node, standing in sorted(answers.items()))
+        said = ", ".join(f"{node}: {status}" for node, status in sorted(answers.items()))
         kept.gone[damage.first_index] = said
         _log.critical(
             "%s: no other replica has what is damaged here (%s): %s; this is refused, all else is served",

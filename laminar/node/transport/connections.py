@@ -68,7 +68,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class _LinkState:
     """The state of one link: who opened it, how far the handshake is, and the peer at the other end."""
 
-    greeting: Initiator | Acceptor | None
+    handshake: Initiator | Acceptor | None
     dialer: Dialer | None
     """The dialer of a connection we made; None for an accepted one."""
     opened: asyncio.Future[None]
@@ -166,8 +166,8 @@ class Connections:
         """Return a protocol for a connection that a server is about to accept."""
         limit = self._limits.call_queue_bytes
         link = Link(self, self._loop, self._shared, channel=None, queue_limit_bytes=limit)
-        greeting = Acceptor(self._owner.hello(Channel.CALL), self._secret)
-        self._states[link] = _LinkState(greeting, None, self._loop.create_future())
+        handshake = Acceptor(self._owner.hello(Channel.CALL), self._secret)
+        self._states[link] = _LinkState(handshake, None, self._loop.create_future())
         return link
 
     def pause_bulk(self, paused: bool) -> None:
@@ -218,8 +218,8 @@ class Connections:
             Channel.CALL: self._limits.call_queue_bytes,
         }[dialer.channel]
         link = Link(self, self._loop, self._shared, channel=dialer.channel, queue_limit_bytes=limit)
-        greeting = Initiator(self._owner.hello(dialer.channel), self._secret)
-        self._states[link] = _LinkState(greeting, dialer, self._loop.create_future())
+        handshake = Initiator(self._owner.hello(dialer.channel), self._secret)
+        self._states[link] = _LinkState(handshake, dialer, self._loop.create_future())
         return link
 
     async def _connect(self, dialer: Dialer, link: Link) -> None:
@@ -236,7 +236,7 @@ class Connections:
         except TimeoutError:
             # Silence is not reported as a loss: the process may be starting, or busy. If it is dead, the
             # election timeout covers that.
-            self._fail_to_connect(link, f"no greeting from {address} in time")
+            self._fail_to_connect(link, f"no handshake from {address} in time")
         except OSError as error:
             self._fail_to_connect(link, f"{address}: {error}")
             if isinstance(error, ConnectionError):
@@ -265,8 +265,8 @@ class Connections:
         assert link.transport is not None
         if not _same_user(link.transport):
             self._refuse(link, HandshakeError("user", "the process at the other end is another user's"))
-        elif isinstance(state.greeting, Initiator):
-            link.send_at_once(FrameKind.HELLO, state.greeting.hello)
+        elif isinstance(state.handshake, Initiator):
+            link.send_at_once(FrameKind.HELLO, state.handshake.hello)
         elif not self._is_ours(link.transport):
             self._refuse(link, HandshakeError("user", "the process at the other end is another user's"))
         elif self._unauthenticated >= self._limits.unauthenticated:
@@ -277,7 +277,7 @@ class Connections:
         else:
             self._unauthenticated += 1
             wait_s = self._limits.connect_timeout_ms / 1000
-            late = HandshakeError("late", "no greeting in time")
+            late = HandshakeError("late", "no handshake in time")
             state.timer = self._loop.call_later(wait_s, self._refuse, link, late)
 
     def _is_ours(self, transport: asyncio.Transport) -> bool:
@@ -314,21 +314,21 @@ class Connections:
             self._log.warning("protocol", "connection with %s ended: %s", state.peer, error)
 
     def _greet(self, link: Link, state: _LinkState, kind: int, payload: memoryview) -> None:
-        greeting = state.greeting
-        if isinstance(greeting, Initiator) and kind == FrameKind.REPLY:
-            proof, theirs = greeting.take_reply(payload)
+        handshake = state.handshake
+        if isinstance(handshake, Initiator) and kind == FrameKind.REPLY:
+            proof, theirs = handshake.take_reply(payload)
             link.send_at_once(FrameKind.PROOF, proof)
             self._establish(link, state, theirs)
-        elif isinstance(greeting, Initiator) and kind == FrameKind.REFUSED:
+        elif isinstance(handshake, Initiator) and kind == FrameKind.REFUSED:
             raise HandshakeError("refused", f"refused by the peer: {bytes(payload).decode(errors='replace')}")
-        elif isinstance(greeting, Acceptor) and kind == FrameKind.HELLO:
+        elif isinstance(handshake, Acceptor) and kind == FrameKind.HELLO:
             self._refuse_own_name(link, payload)
-            link.send_at_once(FrameKind.REPLY, greeting.take_hello(payload))
+            link.send_at_once(FrameKind.REPLY, handshake.take_hello(payload))
             state.greeted = True
-        elif isinstance(greeting, Acceptor) and kind == FrameKind.PROOF:
-            self._establish(link, state, greeting.take_proof(payload))
+        elif isinstance(handshake, Acceptor) and kind == FrameKind.PROOF:
+            self._establish(link, state, handshake.take_proof(payload))
         else:
-            raise HandshakeError("malformed", f"frame of kind {kind} within the greeting")
+            raise HandshakeError("malformed", f"frame of kind {kind} within the handshake")
 
     def _refuse_own_name(self, link: Link, payload: memoryview) -> None:
         """Refuse a process that uses this node's name over TCP: its own processes use the Unix socket."""
@@ -341,8 +341,8 @@ class Connections:
     def _establish(self, link: Link, state: _LinkState, theirs: Hello) -> None:
         peer = Peer(theirs.node, theirs.role, theirs.nonce, theirs.history)
         state.peer = peer
-        state.greeting = None
-        self._end_greeting(state)
+        state.handshake = None
+        self._end_handshake(state)
         self._counters["connections_made" if state.dialer else "connections_accepted"] += 1
         if state.dialer is not None:
             state.dialer.established()
@@ -410,12 +410,12 @@ class Connections:
             return
         if state.dialer is not None:
             state.dialer.ended(link, failed=state.peer is None)
-        self._end_greeting(state)
+        self._end_handshake(state)
         self._owner.link_gone(link)
         if not self._states and self._closed:
             self._none_left.set()
 
-    def _end_greeting(self, state: _LinkState) -> None:
+    def _end_handshake(self, state: _LinkState) -> None:
         if state.timer is not None:
             state.timer.cancel()
             state.timer = None

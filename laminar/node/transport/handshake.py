@@ -108,7 +108,7 @@ def decode_reply(payload: bytes | memoryview) -> Reply:
     try:
         return _decode_reply(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HandshakeError("malformed", f"answer to our greeting can't be read: {error}") from error
+        raise HandshakeError("malformed", f"answer to our hello can't be read: {error}") from error
 
 
 def decode_hello(payload: bytes | memoryview) -> Hello:
@@ -120,17 +120,17 @@ def decode_hello(payload: bytes | memoryview) -> Hello:
     try:
         hello = _decode_hello(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HandshakeError("malformed", f"greeting can't be read: {error}") from error
+        raise HandshakeError("malformed", f"hello can't be read: {error}") from error
     if hello.version != PROTOCOL_VERSION:
         raise HandshakeError("version", f"peer speaks version {hello.version}, we {PROTOCOL_VERSION}")
     if len(hello.challenge) != CHALLENGE_SIZE or len(hello.cluster) not in (0, 16):
-        raise HandshakeError("malformed", "greeting with a challenge or cluster id of a wrong length")
+        raise HandshakeError("malformed", "hello with a challenge or cluster id of a wrong length")
     if not _NODE.match(hello.node) or not 0 <= hello.role < _MAX_ROLE or len(hello.nonce) > MAX_NONCE_BYTES:
-        raise HandshakeError("malformed", f"greeting of {hello.node!r}, role {hello.role}: no node and role")
+        raise HandshakeError("malformed", f"hello of {hello.node!r}, role {hello.role}: no node and role")
     if len(hello.epoch) not in (0, EPOCH_SIZE):
-        raise HandshakeError("malformed", "greeting with an epoch of a wrong length")
+        raise HandshakeError("malformed", "hello with an epoch of a wrong length")
     if hello.channel not in (Channel.CONTROL, Channel.BULK, Channel.CALL):
-        raise HandshakeError("malformed", f"greeting for unknown channel {hello.channel}")
+        raise HandshakeError("malformed", f"hello for unknown channel {hello.channel}")
     return hello
 
 
@@ -193,7 +193,7 @@ def check_proof(expected: bytes, proof: bytes | memoryview) -> None:
 def _proof(secret: bytes | None, label: bytes, initiator: bytes, acceptor: bytes) -> bytes:
     if secret is None:
         return b""
-    # Hashing each greeting first fixes where one ends and the other begins.
+    # Hashing each hello first fixes where one ends and the other begins.
     transcript = hashlib.sha256(initiator).digest() + hashlib.sha256(acceptor).digest()
     return hmac.digest(secret, label + transcript, "sha256")
 
@@ -252,7 +252,7 @@ class Acceptor:
             HandshakeError: the proof is wrong, or came too early.
         """
         if self._theirs is None:
-            raise HandshakeError("malformed", "a proof before a greeting")
+            raise HandshakeError("malformed", "a proof before a hello")
         check_proof(self._expected, payload)
         check_epoch(self._mine, self._theirs)
         return self._theirs

@@ -26,19 +26,19 @@ _ANY: Final = 0xFFFFFFFF
 # In the answer: family, state, timer, retransmits; the socket's id (48 bytes); expires, two queues, user.
 _USER_AT: Final = _HEAD.size + 4 + 48 + 12
 _USER: Final = struct.Struct("=I")
-NOBODY_KNOWN: Final = -1
+NO_SUCH_SOCKET: Final = -1
 
 
 def user_at_other_end(sock: socket.socket) -> int | None:
     """Return the user id of the process that made the other end of a connected TCP socket here.
 
-    `NOBODY_KNOWN` where there is no such socket (any more); None where this kernel does not answer such
+    `NO_SUCH_SOCKET` where there is no such socket (any more); None where this kernel does not answer such
     questions. Takes about 100 µs.
     """
     try:
         ours, theirs = sock.getsockname(), sock.getpeername()
     except OSError:  # not connected any more
-        return NOBODY_KNOWN
+        return NO_SUCH_SOCKET
     request = (
         _REQUEST.pack(sock.family, socket.IPPROTO_TCP, 0, 0, _ANY)
         + _PORTS.pack(theirs[1], ours[1])
@@ -56,6 +56,6 @@ def user_at_other_end(sock: socket.socket) -> int | None:
     except OSError:
         return None
     if len(answer) < _USER_AT + _USER.size or _HEAD.unpack_from(answer)[1] == _NLMSG_ERROR:
-        return NOBODY_KNOWN
+        return NO_SUCH_SOCKET
     user: int = _USER.unpack_from(answer, _USER_AT)[0]
     return user

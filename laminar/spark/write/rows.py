@@ -86,7 +86,7 @@ class Partitioner:
 Stage = tuple[str, int, bytearray, int]
 
 
-class Rows:
+class StageBuffer:
     """A buffer that groups the rows of one task by partition, and yields them as stages.
 
     `positions` has the position of each column by name. `topic` is the option: with None each row names its

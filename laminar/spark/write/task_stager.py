@@ -23,7 +23,7 @@ from laminar.client.records import SinkInfo, Staged, StagedPart
 from laminar.client.transact.sinks import Sink
 from laminar.client.transact.stage_sender import post_stage
 from laminar.spark.read.cluster import Cluster
-from laminar.spark.write.rows import Partitioner, Rows, Stage
+from laminar.spark.write.rows import Partitioner, Stage, StageBuffer
 
 if TYPE_CHECKING:
     import pyarrow
@@ -92,14 +92,14 @@ class TaskStager:
     ) -> Staged | None:
         """Stage all rows and return what was staged; None if the batch is committed already.
 
-        `positions` and `topic`: see `Rows`. All of `batches` is read in either case, because Spark waits for
-        that.
+        `positions` and `topic`: see `StageBuffer`. All of `batches` is read in either case, because Spark
+        waits for that.
 
         Raises:
             ValueError: for rows that cannot be written.
             Error: for what the cluster refused.
         """
-        rows = Rows(positions, topic=topic, partitioner_of=self._partitioner)
+        rows = StageBuffer(positions, topic=topic, partitioner_of=self._partitioner)
         try:
             for batch in batches:
                 self.rows += batch.num_rows

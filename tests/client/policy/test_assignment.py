@@ -61,7 +61,7 @@ def test_what_is_free_or_left_by_the_dead_is_claimed_at_once() -> None:
     plan = moves("me", held=[], wants=range(5), places=places, members=MEMBERS)
 
     assert {0: "", 1: "dead", 3: "me", 4: ""} == plan.claim
-    assert plan.waits and not plan.give_up
+    assert plan.waits and not plan.release
 
 
 def test_while_a_roster_forms_members_keep_what_they_have() -> None:
@@ -71,14 +71,14 @@ def test_while_a_roster_forms_members_keep_what_they_have() -> None:
 
     plan = moves("me", held=[7], wants=[0, 1], places=places, members=forming)
 
-    assert ({1: ""}, frozenset(), True) == (plan.claim, plan.give_up, plan.waits)
+    assert ({1: ""}, frozenset(), True) == (plan.claim, plan.release, plan.waits)
 
 
 def test_what_another_is_to_read_is_given_up() -> None:
     """And nothing is waited for by who has all it wants."""
     plan = moves("me", held=[1, 2, 3], wants=[2], places={}, members=MEMBERS)
 
-    assert (frozenset([1, 3]), {}, False) == (plan.give_up, plan.claim, plan.waits)
+    assert (frozenset([1, 3]), {}, False) == (plan.release, plan.claim, plan.waits)
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 12))
@@ -95,7 +95,7 @@ def test_members_that_come_and_go_end_with_each_partition_owned_once(
             held = [each for each, owner in owners.items() if owner == me]
             wants = wanted(me, "t", partitions, members)
             plan = moves(me, held=held, wants=wants, places=places, members=members)
-            for partition in plan.give_up:
+            for partition in plan.release:
                 owners[partition] = ""
             for partition, owner in plan.claim.items():
                 assert owners[partition] == owner and owner not in live

@@ -161,7 +161,7 @@ def test_a_checkpoint_never_passes_a_record_that_is_not_durable() -> None:
     assert 6 == box.checkpoint(), "accepted is not durable"
     box.learned(box.queues[0], term=1, committed=1)
     assert 7 == box.checkpoint()
-    box.give_up(box.queues[1], pendings[1], laminar.Error("gone"))
+    box.fail(box.queues[1], pendings[1], laminar.Error("gone"))
     third = box.take(box.queues[0], now_ms=0)
     assert third is pendings[2]
     box.acknowledged(box.queues[0], third, base_offset=1, replicas=3, synced=True)

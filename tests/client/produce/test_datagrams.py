@@ -13,9 +13,9 @@ import pytest
 import laminar
 from laminar.batch import Batch
 from laminar.client.errors import Error, Fenced, OutcomeUnknown, TimedOut, Unavailable
-from laminar.wire.datagram import Answer, Keys, Leader, Problem, Question, Receipt
+from laminar.wire.datagram import Answer, DatagramCodec, Leader, Problem, Question, Receipt
 
-KEYS = Keys(b"")
+CODEC = DatagramCodec(b"")
 Reply = Receipt | Problem | Leader | None
 
 
@@ -41,12 +41,12 @@ class Peer(asyncio.DatagramProtocol):
         self.transport = transport
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
-        question = KEYS.decode_question(data)
+        question = CODEC.decode_question(data)
         self.asked.append(question)
         self.heard.set()
         said = self.say(question, sum(each.number == question.number for each in self.asked))
         if said is not None:
-            answer = KEYS.encode_answer(Answer(question.number, 0, said), limit_bytes=1_000)
+            answer = CODEC.encode_answer(Answer(question.number, 0, said), limit_bytes=1_000)
             self.transport.sendto(answer, addr)
 
 
@@ -230,12 +230,12 @@ async def test_answers_that_prove_nothing_are_not_heard() -> None:
 
     class Liar(Peer):
         def datagram_received(self, data: bytes, addr: Any) -> None:
-            question = KEYS.decode_question(data)
+            question = CODEC.decode_question(data)
             said = Answer(question.number, 0, Receipt(1, 1, 1, True, False))
-            self.transport.sendto(Keys(b"another").encode_answer(said, limit_bytes=300), addr)
+            self.transport.sendto(DatagramCodec(b"another").encode_answer(said, limit_bytes=300), addr)
             self.transport.sendto(b"noise", addr)
             said = Answer(b"12345678", 0, Receipt(2, 1, 1, True, False))
-            self.transport.sendto(KEYS.encode_answer(said, limit_bytes=300), addr)
+            self.transport.sendto(CODEC.encode_answer(said, limit_bytes=300), addr)
             super().datagram_received(data, addr)
 
     loop = asyncio.get_running_loop()

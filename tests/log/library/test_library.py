@@ -175,8 +175,8 @@ async def test_old_records_are_given_up_by_whole_batches(tmp_path: Path) -> None
         for _ in range(20):
             await log.append([b"x" * 50] * 3)
 
-        assert 30 == await log.truncate_before(31)
-        assert 30 == await log.truncate_before(5)
+        assert 30 == await log.trim_before(31)
+        assert 30 == await log.trim_before(5)
         with pytest.raises(OffsetOutOfRange) as found:
             await log.record(29)
         with pytest.raises(OffsetOutOfRange):
@@ -184,7 +184,7 @@ async def test_old_records_are_given_up_by_whole_batches(tmp_path: Path) -> None
         assert (29, 30, 60) == (found.value.offset, found.value.start_offset, found.value.end_offset)
         assert list(range(30, 60)) == [each.offset async for each in log.read()]
         with pytest.raises(OffsetOutOfRange):
-            await log.truncate_before(61)
+            await log.trim_before(61)
 
     async with open_log(tmp_path, segment_size_bytes=1_000, settings=SMALL) as log:
         assert (30, 60) == (log.start_offset, log.end_offset)
@@ -194,7 +194,7 @@ async def test_offsets_are_never_used_again_after_everything_is_given_up(tmp_pat
     """B5: an emptied log keeps its place, in memory and when it is opened again."""
     async with open_log(tmp_path, settings=SMALL) as log:
         await log.append([b"a", b"b"])
-        assert 2 == await log.truncate_before(2)
+        assert 2 == await log.trim_before(2)
         assert [] == [each async for each in log.read()]
 
     async with open_log(tmp_path, settings=SMALL) as log:
@@ -211,7 +211,7 @@ async def test_a_new_log_whose_beginning_was_given_up_survives_a_kill(tmp_path: 
     async with open_log(tmp_path / "data", settings=SMALL) as log:
         for _ in range(8):
             await log.append([b"x", b"y"])
-        assert 6 == await log.truncate_before(6)
+        assert 6 == await log.trim_before(6)
         await log.append([b"z"])
         await asyncio.to_thread(shutil.copytree, tmp_path / "data", tmp_path / "killed")
 
@@ -227,7 +227,7 @@ async def test_a_reader_that_retention_overtook_is_told(tmp_path: Path) -> None:
             await log.append([b"x"])
         records = log.batches(max_bytes=1)
         assert 0 == (await anext(records)).base_offset
-        await log.truncate_before(3)
+        await log.trim_before(3)
 
         with pytest.raises(OffsetOutOfRange) as found:
             await anext(records)
@@ -379,7 +379,7 @@ async def test_a_log_can_be_flushed_by_interval(tmp_path: Path) -> None:
         assert list(range(50)) == [each.offset for each in receipts]
         assert 50 == log.end_offset
         assert b"49" == (await log.record(49)).value
-        assert 10 == await log.truncate_before(10)
+        assert 10 == await log.trim_before(10)
 
     async with open_folder(tmp_path, settings=SMALL) as folder:
         log = await folder.log("log")

@@ -32,7 +32,7 @@ async def fill(path: Path) -> None:
             for each in range(12):
                 await log.append([b"%d" % each * 50] * 3, keys=[b"k", None, b"l"], tags=["a", None, "b"])
                 await other.append([b"x"])
-            await log.truncate_before(10 if turn else 3)
+            await log.trim_before(10 if turn else 3)
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ async def test_a_folder_in_use_is_read_without_its_lock(tmp_path: Path, checkpoi
             for each in range(200):
                 await log.append([b"%d" % each * 40] * 3)
                 if each % 20 == 19:
-                    await log.truncate_before(each * 3 - 30)
+                    await log.trim_before(each * 3 - 30)
 
         writing = asyncio.create_task(write())
         rounds = 0

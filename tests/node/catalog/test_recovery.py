@@ -1,4 +1,4 @@
-"""The catalog goes on with one copy: the folder of a stopped node, and greetings between epochs."""
+"""The catalog goes on with one copy: the folder of a stopped node, and handshakes between epochs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def hello(epoch: bytes, *, cluster: bytes = b"c" * 16) -> Hello:
 
 
 def greet(mine: Hello, theirs: Hello, *, secret: bytes | None = b"secret" * 4) -> None:
-    """Both sides of a greeting, as far as it comes."""
+    """Both sides of a handshake, as far as it comes."""
     initiator, acceptor = Initiator(mine, secret), Acceptor(theirs, b"secret" * 4)
     proof, _ = initiator.take_reply(acceptor.take_hello(initiator.hello))
     acceptor.take_proof(proof)

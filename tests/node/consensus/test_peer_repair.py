@@ -132,18 +132,18 @@ async def test_a_replica_gives_only_what_is_wanted_and_certain() -> None:
             return msgspec.msgpack.decode(await other.repairs.answer(peer, payload), type=EntryReply)
 
         held = await ask(last, term)
-        assert ("held", last, term) == (held.standing, Header.unpack(held.frame).index, term)
-        assert "other" == (await ask(last, term + 1)).standing
-        assert "absent" == (await ask(last + 1, term)).standing
-        assert "unsure" == (await ask(last, 0)).standing, "it is not driven: nothing is known as committed"
+        assert ("held", last, term) == (held.status, Header.unpack(held.frame).index, term)
+        assert "other" == (await ask(last, term + 1)).status
+        assert "absent" == (await ask(last + 1, term)).status
+        assert "unsure" == (await ask(last, 0)).status, "it is not driven: nothing is known as committed"
         other.repairs.attach_replica(other.replica)
-        assert ("held", True) == ((found := await ask(last, 0)).standing, found.committed)
+        assert ("held", True) == ((found := await ask(last, 0)).status, found.committed)
         rot(other, last - 1)
-        assert "damaged" == (await ask(last - 1, term)).standing
-        assert ("damaged", b"") == ((found := await ask(last - 1, term)).standing, found.frame)
+        assert "damaged" == (await ask(last - 1, term)).status
+        assert ("damaged", b"") == ((found := await ask(last - 1, term)).status, found.frame)
         row = log.index_entry(1)
         log.set_start(index=row.index, term=row.term, offset=row.next_offset)
-        assert "trimmed" == (await ask(1, term)).standing
+        assert "trimmed" == (await ask(1, term)).status
 
 
 async def test_an_answer_of_another_term_or_of_unknown_fate_is_not_taken() -> None:

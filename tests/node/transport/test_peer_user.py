@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from laminar.node.transport.peer_user import NOBODY_KNOWN, user_at_other_end
+from laminar.node.transport.peer_user import NO_SUCH_SOCKET, user_at_other_end
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -53,4 +53,4 @@ def test_one_that_is_gone_is_nobodys() -> None:
             # A reset leaves nothing behind, not even the time that a closed connection waits.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             client.close()
-            assert user_at_other_end(accepted) == NOBODY_KNOWN
+            assert user_at_other_end(accepted) == NO_SUCH_SOCKET

@@ -276,7 +276,7 @@ NODES = [
     ),
     case(
         "a quiet leader rests without one whose return is no news",
-        "laminar.node.consensus.quiescence:Quiescence._rests_without",
+        "laminar.node.consensus.quiescence:Quiescence._stays_quiesced_without",
         "if peer.is_up or not",
         "if not",
         tests=QUIET,

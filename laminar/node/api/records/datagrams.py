@@ -31,7 +31,7 @@ from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt as Appended
 from laminar.node.transactions.coordinator import TOPIC
-from laminar.wire.datagram import Answer, Forged, Keys, Leader, Malformed, Question, Receipt
+from laminar.wire.datagram import Answer, DatagramCodec, Forged, Leader, Malformed, Question, Receipt
 
 _log = logging.getLogger("laminar.datagrams")
 
@@ -59,7 +59,7 @@ class Datagrams(asyncio.DatagramProtocol):
         self._locator = locator
         self._topics = topics
         self._limits = limits
-        self._keys = Keys(services.settings.secret_bytes or b"")
+        self._codec = DatagramCodec(services.settings.secret_bytes or b"")
         self._transport: asyncio.DatagramTransport | None = None
         self._tasks: set[asyncio.Task[Appended | Leader]] = set()
         self._waiting = 0
@@ -103,7 +103,7 @@ class Datagrams(asyncio.DatagramProtocol):
         """Handle a datagram: a request, or noise."""
         self._counts["received"] += 1
         try:
-            question = self._keys.decode_question(data)
+            question = self._codec.decode_question(data)
         except Forged:
             self._counts["forged"] += 1
             return
@@ -222,7 +222,7 @@ class Datagrams(asyncio.DatagramProtocol):
         if transport is None or transport.is_closing():
             return
         answer = Answer(asked.number, self._services.number, body)
-        transport.sendto(self._keys.encode_answer(answer, limit_bytes=asked.size_bytes), asked.address)
+        transport.sendto(self._codec.encode_answer(answer, limit_bytes=asked.size_bytes), asked.address)
 
 
 class _Asked:

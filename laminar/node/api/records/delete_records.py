@@ -57,9 +57,9 @@ class DeleteRecordsRoute:
                 value=before,
                 limit=end,
             )
-        return await self._give_up(led, before, dry_run=dry_run)
+        return await self._trim(led, before, dry_run=dry_run)
 
-    async def _give_up(self, partition: Partition, before: int, *, dry_run: bool) -> Response:
+    async def _trim(self, partition: Partition, before: int, *, dry_run: bool) -> Response:
         log = partition.log
         wanted = await partition.start_mover.index_before(before)
         old_start, old_index = partition.start_offset, log.start.index

@@ -14,7 +14,7 @@ import pytest
 
 from laminar.batch import build
 from laminar.testing.nodes import serve
-from laminar.wire.datagram import SMALLEST_ANSWER_LIMIT, Answer, Keys, Question, Receipt
+from laminar.wire.datagram import SMALLEST_ANSWER_LIMIT, Answer, DatagramCodec, Question, Receipt
 from router import owner_shard, partition_hash
 from tests.node.api.asking import Partition
 
@@ -27,7 +27,7 @@ class Asker:
 
     def __init__(self, url: str, secret: bytes = b"") -> None:
         parts = urlsplit(url)
-        self.keys = Keys(secret)
+        self.codec = DatagramCodec(secret)
         self.producer_id = os.urandom(16)
         self.sock = socket.socket(
             socket.AF_INET6 if ":" in (parts.hostname or "") else socket.AF_INET, socket.SOCK_DGRAM
@@ -49,7 +49,7 @@ class Asker:
             frame = bytes(
                 build([value], producer_id=self.producer_id, producer_epoch=epoch, sequence=sequence)
             )
-        return self.keys.encode_question(Question(topic, partition, os.urandom(8), frame))
+        return self.codec.encode_question(Question(topic, partition, os.urandom(8), frame))
 
     def ask(self, datagram: bytes) -> Answer:
         """Send it, and read the answer to it."""
@@ -61,7 +61,7 @@ class Asker:
 
     def read(self) -> tuple[Answer, int]:
         raw = self.sock.recv(2_000)
-        return self.keys.decode_answer(raw), len(raw)
+        return self.codec.decode_answer(raw), len(raw)
 
 
 @pytest.fixture

@@ -197,7 +197,7 @@ async def test_a_handler_that_finds_a_breach_of_protocol_ends_the_connection(mak
 
 
 async def raw_hello(address: tuple[str, int], hello: bytes) -> bytes:
-    """What comes back for a greeting of these bytes."""
+    """What comes back for a hello of these bytes."""
     reader, writer = await asyncio.open_connection(*address)
     head = HEADER.pack(len(hello), FrameKind.HELLO, 0, 0, 0)
     writer.write(head + struct.pack("<I", crc32c(hello, crc32c(head))) + hello)
