@@ -294,7 +294,7 @@ def test_a_start_that_meets_a_document_without_a_whole_copy_says_so_in_one_line(
 ) -> None:
     """What to do is in it, and no stack of ours."""
     node = start("0", "1", "nodocument")
-    line = node.wait_for_line("no whole copy of map")
+    line = node.wait_for_line("no whole copy of layout")
     assert "move its data folder away" in line["message"]
     assert "stack" not in line
 
