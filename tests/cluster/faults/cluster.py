@@ -36,7 +36,7 @@ class FaultyCluster(LocalCluster):
 
     def command(self, number: int) -> list[str]:
         laminar = super().command(number)
-        place = laminar.index("laminar.cli")
+        place = laminar.index("laminar.node")
         inside = self.wires.inside(number) if self.wires is not None else []
         # Not -P, which hides the folder that `tests` is in.
         return [
@@ -44,7 +44,7 @@ class FaultyCluster(LocalCluster):
             sys.executable,
             "-m",
             "tests.cluster.faults.launch",
-            *laminar[place + 2 :],
+            *laminar[place + 1 :],
         ]
 
     def environment(self) -> dict[str, str]:
