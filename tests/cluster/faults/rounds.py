@@ -4,7 +4,9 @@
 looked at in each round. `interval`: one node of three does, with a topic that is synced now and then; the
 next round begins when no replica is marked any more, so that no more than one ever is. `flips`: bits turn
 over in the segments of one stopped node of three; everything must be served, reported and put right again.
-At the end of each the whole history is checked, and replicas are compared.
+`cuts`: the network of five nodes is cut while replicas of every partition move to nodes that are drawn anew,
+and is whole again after seconds; all must arrive. At the end of each the whole history is checked, and
+replicas are compared.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
+
+import httpx
 
 import laminar
 from laminar.testing.cluster import get_json
@@ -25,7 +30,7 @@ from laminar.testing.replicas import committed_digests
 from tests.checkers import Fault, History, Violation, check_replicas
 from tests.cluster.faults.cluster import FaultyCluster, faulty_cluster
 from tests.cluster.faults.flips import Flip, flip_segments
-from tests.cluster.faults.nemesis import get_text
+from tests.cluster.faults.nemesis import Nemesis, get_text
 from tests.cluster.faults.report import tell, violations_of
 from tests.cluster.faults.workload import Workload, now_us
 
@@ -37,9 +42,12 @@ SETTINGS: dict[str, str | int] = {
     "segment_size_bytes": 1 << 20,
     "election_timeout_ms": 500,
     "heartbeat_ms": 100,
+    "settle_ms": 1000,
 }
 PADDING_BYTES = 600
 PATIENCE_S = 60.0
+# Until moves are done that a cut delayed: a node that was cut off must settle first.
+MOVED_S = 120.0
 # A damaged node that does not answer a reader is asked so often again.
 _TRIES = 100
 
@@ -52,13 +60,14 @@ class Rounds:
     """A cluster, its load, and what is counted over the rounds."""
 
     def __init__(
-        self, cluster: FaultyCluster, workload: Workload, history: History, rng: random.Random
+        self, cluster: FaultyCluster, workload: Workload, history: History, *, rng: random.Random
     ) -> None:
         self.cluster = cluster
         self.workload = workload
         self.rng = rng
+        self.nemesis = Nemesis(cluster, workload, history, [TOPIC], rng=rng)
         self.counted: Counter[str] = Counter()
-        self.happened: Counter[str] = Counter()
+        self.happened = self.nemesis.happened
         self.placed: list[object] = []
         self._history = history
 
@@ -99,12 +108,14 @@ class Rounds:
         values = re.findall(rf"^{name}\{{[^}}]*\}} ([0-9.e+]+)$", text, re.MULTILINE)
         return int(sum(map(float, values)))
 
-    async def until(self, what: str, condition: Callable[[], Awaitable[bool]]) -> None:
+    async def until(
+        self, what: str, condition: Callable[[], Awaitable[bool]], *, timeout_s: float = PATIENCE_S
+    ) -> None:
         """Wait for something, not for ever."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + timeout_s
         while not await condition():
             if time.monotonic() >= deadline:
-                raise RoundFailed(f"after {PATIENCE_S:g} s still not: {what}")
+                raise RoundFailed(f"after {timeout_s:g} s still not: {what}")
             await asyncio.sleep(0.05)
 
 
@@ -207,27 +218,74 @@ async def _served(rounds: Rounds, victim: int) -> None:
             rounds.counted["records served by the damaged node"] += len(records)
 
 
-Round = Callable[[Rounds, int], Awaitable[None]]
-ROUNDS: dict[str, tuple[Round, str, bool]] = {
-    "power": (power, "commit", True),
-    "interval": (interval, "interval", True),
-    "flips": (flips, "commit", False),
+async def cuts(rounds: Rounds, number: int) -> None:
+    """Each partition is pinned to three nodes, then wires are cut in the midst of its moves."""
+    cluster, rng = rounds.cluster, rounds.rng
+    await rounds.workload.more(50, timeout_s=MOVED_S)
+    names = [member.name for member in cluster.members]
+    pins = {partition: rng.sample(names, 3) for partition in range(PARTITIONS)}
+    async with httpx.AsyncClient(base_url=cluster.urls[0], trust_env=False, timeout=30.0) as http:
+        for partition, nodes in pins.items():
+            path = f"/v1/admin/topics/{TOPIC}/partitions/{partition}/pin"
+            answer = await http.put(path, json={"nodes": nodes, "reason": f"round {number}"})
+            answer.raise_for_status()
+    await asyncio.sleep(rng.uniform(0.0, 1.5))
+    await rng.choice(
+        [rounds.nemesis.faults[name] for name in sorted(rounds.nemesis.faults) if "cut" in name]
+    )()
+
+    async def arrived() -> bool:
+        listed = await asyncio.to_thread(get_json, f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
+        return listed is not None and all(
+            {each["node"] for each in told["replicas"]} == set(pins[told["partition"]])
+            and not told["leaving"]
+            and all(each["state"] == "made" and each["in_sync"] for each in told["replicas"])
+            for told in listed["partitions"]
+        )
+
+    await rounds.until(f"all partitions on {pins}", arrived, timeout_s=MOVED_S)
+    await rounds.workload.find_shards()
+    rounds.counted["partitions moved"] += PARTITIONS
+
+
+class Kind(NamedTuple):
+    """A kind of rounds, and the cluster that it needs."""
+
+    once: Callable[[Rounds, int], Awaitable[None]]
+    flush: str
+    forgets: bool = False
+    cuttable: bool = False
+    nodes: int = 3
+
+
+ROUNDS = {
+    "power": Kind(power, "commit", forgets=True),
+    "interval": Kind(interval, "interval", forgets=True),
+    "flips": Kind(flips, "commit"),
+    "cuts": Kind(cuts, "commit", cuttable=True, nodes=5),
 }
 
 
-async def run_rounds(
-    name: str, folder: Path, *, count: int, seed: int, nodes: int = 3, appends_per_s: float = 300.0
-) -> bool:
+async def run_rounds(name: str, folder: Path, *, count: int, seed: int, appends_per_s: float = 300.0) -> bool:
     """So many rounds over one cluster; whether nothing was wrong."""
-    once, flush, forgets = ROUNDS[name]
+    kind = ROUNDS[name]
     history = History(folder / "history.jsonl")
     wrong: list[Violation] = []
     failure = ""
     with faulty_cluster(
-        folder / "cluster", nodes=nodes, shards=1, forgets=forgets, cuttable=False, settings=SETTINGS
+        folder / "cluster",
+        nodes=kind.nodes,
+        shards=1,
+        forgets=kind.forgets,
+        cuttable=kind.cuttable,
+        settings=SETTINGS,
     ) as cluster:
+        assert not kind.cuttable or cluster.wires is not None, (
+            "no network namespaces on this machine: no cuts"
+        )
         async with laminar.aio.connect(cluster.urls) as client:
-            await client.create_topic(TOPIC, partitions=PARTITIONS, replicas=3, settings={"flush": flush})
+            settings = {"flush": kind.flush}
+            await client.create_topic(TOPIC, partitions=PARTITIONS, replicas=3, settings=settings)
         workload = Workload(
             history,
             cluster.urls,
@@ -238,13 +296,13 @@ async def run_rounds(
             readers=1,
             seed=seed,
         )
-        rounds = Rounds(cluster, workload, history, random.Random(seed))
+        rounds = Rounds(cluster, workload, history, rng=random.Random(seed))
         done = 0
         try:
             await workload.start()
             await workload.more(500)
             for number in range(count):
-                await once(rounds, number)
+                await kind.once(rounds, number)
                 workload.check_alive()
                 done += 1
             await workload.finish_writing()
