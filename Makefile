@@ -6,6 +6,7 @@
 #             make bench-flush: what the flush policy interval gains over commit,
 #             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
+#             make bench-swim: how fast a dead node is found and told, over simulated wires,
 #             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
 # make models  the models of consensus, births and transactions, with Java; OPTIONS=--mutants: each mutant fails, too
 # make raft-fuzz  SCHEDULES=1000000 short schedules of marks, changes and power losses against the Raft core; SEED is printed
@@ -30,7 +31,7 @@ CODE := laminar raft membership router ebpf tests benches examples
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-flush bench-pipelines bench-spark bench-state bench-steer bench-streams cluster-faults log-damage spark-faults clean pins java steer-deps
+  bench-flush bench-pipelines bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults log-damage spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
 help:
@@ -133,6 +134,9 @@ bench-log: .venv/.core
 
 bench-raft: .venv/.core
 	$(BIN)/python -m benches.bench_raft $(OPTIONS)
+
+bench-swim: .venv/.core
+	$(BIN)/python -m benches.bench_swim $(OPTIONS)
 
 bench-flush: .venv/.core
 	$(BIN)/python -m benches.bench_flush $(OPTIONS)
