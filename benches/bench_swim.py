@@ -1,4 +1,4 @@
-"""`make bench-swim`: how fast SWIM finds a dead node and tells all others, and what it wrongly takes for dead.
+"""`make bench-swim`: how fast SWIM finds a dead node and tells all, and what it wrongly takes for dead.
 
 The production core (`membership.swim`) with its default settings over simulated wires: virtual time, 1 to 10
 ms for each datagram, so the figures say what the protocol does, not what this machine does. For each size:
