@@ -117,8 +117,14 @@ class LeaderDuties:
             else:
                 continue  # an older program does not know the command
             done += 1
-            _log.warning(
-                "%s: %s; %s %s", step.partition, step.because, result.outcome, result.detail or _what(step)
+            urgent = isinstance(step, ReplaceReplica) and step.why != "moved"
+            _log.log(
+                logging.WARNING if urgent else logging.INFO,
+                "%s: %s; %s %s",
+                step.partition,
+                step.because,
+                result.outcome,
+                result.detail or _what(step),
             )
         if catalog.code_version >= 1:
             chosen = choose(catalog.state(), unfit=gone)
