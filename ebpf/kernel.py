@@ -36,7 +36,6 @@ _PINNING = Struct("@QII")
 _LINKING = Struct("@IIII")
 _TESTING = Struct("@IIIIQQII32x")
 _ASKING = Struct("@IIQ")
-_PROGRAM_INFO = Struct("@II8s48xQ")
 _LINK_INFO = Struct("@IIIxxxxI")
 
 

@@ -38,7 +38,7 @@ class ElectionTimer:
         self._attempts = 0
         self._wait_ms = 0
         self.last_contact_ms = now_ms
-        # News says that the leader is gone, and there was no contact since.
+        # A notice says that the leader is gone, and there was no contact since.
         self.suspected = False
         # The longest delay before the first campaign while the leader is suspected.
         self.suspicion_delay_ms = MAX_SUSPICION_DELAY_MS

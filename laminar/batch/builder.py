@@ -126,7 +126,7 @@ def _build(
     if headers is not None and _some(headers, count):
         columns.append(variable(Column.HEADERS, headers, codec))
     return seal(
-        assemble(count, columns),
+        assemble(columns),
         Kind.DATA,
         count=count,
         producer_id=producer_id,

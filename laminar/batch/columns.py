@@ -204,7 +204,7 @@ def _fold(codec: Codec, plain: bytes) -> bytes:
     return zstd.compress(plain)
 
 
-def assemble(count: int, columns: Sequence[Cells]) -> bytearray:
+def assemble(columns: Sequence[Cells]) -> bytearray:
     """Return a frame: room for a header, the directory, the columns, which must come by rising number.
 
     Everything is copied once. `seal` writes the header.

@@ -84,8 +84,7 @@ def _adjacent(*names: str) -> struct.Struct:
     return struct.Struct("<" + "".join(_FIELDS[name] for name in names))
 
 
-# The fields that identify an entry; and these with both checksums.
-PLACE_FIELDS = fields("index", "term")
+# The fields that identify an entry, and both checksums.
 SEALED_PLACE_FIELDS = fields("index", "term", "body_crc", "header_crc")
 # The fields that a log keeps of each batch, and checks when it is appended.
 LOG_FIELDS = fields(

@@ -25,7 +25,7 @@ def project(frame: Buffer, keep: Container[int]) -> bytearray:
     if header.flags & Flag.LARGE:
         return bytearray(frame)
     entries = read_directory(frame, header)
-    return replace_body(frame, assemble(header.count, list(_cells(frame, entries, header.count, keep))))
+    return replace_body(frame, assemble(list(_cells(frame, entries, header.count, keep))))
 
 
 def _cells(frame: Buffer, entries: dict[int, Entry], count: int, keep: Container[int]) -> Iterator[Cells]:

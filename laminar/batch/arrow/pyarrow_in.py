@@ -55,7 +55,7 @@ def frame(
         columns.append(
             variable(Column.HEADERS, [_ENCODER.encode(fields) if fields else None for fields in headers])
         )
-    return seal(assemble(count, columns), Kind.DATA, count=count, tag_mask=tag_mask)
+    return seal(assemble(columns), Kind.DATA, count=count, tag_mask=tag_mask)
 
 
 def _some(cells: pyarrow.Array, count: int) -> bool:

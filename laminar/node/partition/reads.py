@@ -231,11 +231,6 @@ class ReadView:
         log, index = self._context.log, self._context.state.committed_index
         return Bounds(log.start.offset, log.offset_after(index), index)
 
-    @property
-    def is_waited_on(self) -> bool:
-        """Whether any reader waits for the next commit."""
-        return bool(self._waiting)
-
     async def confirmed_end(self) -> int:
         """Return the end as a majority confirmed it after this call (linearizable). Leader only."""
         return (await self.confirmed_bounds()).end

@@ -29,7 +29,6 @@ class ViewMessage(msgspec.Struct, array_like=True):
     catalog: CatalogState
     statuses: dict[str, str]
     catalog_leader: str = ""
-    problems: list[str] = []
     boots: dict[str, BootRecord] = {}
     """By node: the newest boot record of its data folder that the catalog has ever had."""
     confirmed: bool = False

@@ -299,7 +299,7 @@ class Connections:
             return
         try:
             if state.peer is None:
-                self._greet(link, state, kind, payload)
+                self._take_handshake_frame(link, state, kind, payload)
             elif kind == FrameKind.PING and state.dialer is None:
                 link.send(FrameKind.PONG, (payload,), len(payload))
             elif kind == FrameKind.PONG and state.dialer is not None and len(payload) == _PING.size:
@@ -313,7 +313,7 @@ class Connections:
             link.abort(f"protocol error: {error}")
             self._log.warning("protocol", "connection with %s ended: %s", state.peer, error)
 
-    def _greet(self, link: Link, state: _LinkState, kind: int, payload: memoryview) -> None:
+    def _take_handshake_frame(self, link: Link, state: _LinkState, kind: int, payload: memoryview) -> None:
         handshake = state.handshake
         if isinstance(handshake, Initiator) and kind == FrameKind.REPLY:
             proof, theirs = handshake.take_reply(payload)
