@@ -49,8 +49,9 @@ _OWN_PACE = frozenset({"no_leader", "not_leader", "not_a_replica", "replica_lagg
 _MAP_STALE = frozenset({"no_leader", "not_leader", "not_a_replica", "draining"})
 # Codes of problems of the asked node alone: another node may not have them.
 _AVOID = frozenset({"draining", "not_ready", "damaged"})
-# A missing node does not join within the time of a request: repeating would only hide the reason.
-_FINAL = frozenset({"too_few_nodes"})
+# A missing node does not join within the time of a request, and no program is replaced in it: repeating would
+# only hide the reason.
+_FINAL = frozenset({"too_few_nodes", "not_enabled"})
 # Codes that say that a producer's batch does not follow the last one the server has.
 OUT_OF_SEQUENCE = frozenset({"out_of_sequence", "sequence_gap", "unknown_producer"})
 # Number of redirects in a row that are followed at once. The next one counts as a failed attempt, with a
