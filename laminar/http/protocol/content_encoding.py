@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections.abc import Callable
 from typing import Any, Final
 
 from laminar.http.protocol.errors import HttpError
@@ -54,10 +55,24 @@ class _TooLarge(Exception):
 
 
 def _decode_gzip(body: bytes, limit_bytes: int) -> bytes:
+    return _decode_members(body, limit_bytes, lambda: zlib.decompressobj(wbits=31))
+
+
+def _decode_zstd(body: bytes, limit_bytes: int) -> bytes:
+    zstd = _zstd_module()
+    options = {zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW_LOG}
+    try:
+        return _decode_members(body, limit_bytes, lambda: zstd.ZstdDecompressor(options=options))
+    except zstd.ZstdError as error:
+        raise ValueError(str(error)) from error
+
+
+def _decode_members(body: bytes, limit_bytes: int, decompressor: Callable[[], Any]) -> bytes:
+    """Return what the members of gzip, or frames of zstd, in `body` hold together; there may be several."""
     parts: list[bytes] = []
     left = limit_bytes
-    while body:  # one or more members
-        member = zlib.decompressobj(wbits=31)
+    while body:
+        member = decompressor()
         part = member.decompress(body, left + 1)
         left -= len(part)
         if left < 0:
@@ -66,27 +81,6 @@ def _decode_gzip(body: bytes, limit_bytes: int) -> bytes:
             raise EOFError("cut short")
         parts.append(part)
         body = member.unused_data
-    return b"".join(parts)
-
-
-def _decode_zstd(body: bytes, limit_bytes: int) -> bytes:
-    zstd = _zstd_module()
-    options = {zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW_LOG}
-    parts: list[bytes] = []
-    left = limit_bytes
-    try:
-        while body:  # one or more frames
-            frame = zstd.ZstdDecompressor(options=options)
-            part = frame.decompress(body, left + 1)
-            left -= len(part)
-            if left < 0:
-                raise _TooLarge
-            if not frame.eof:
-                raise EOFError("cut short")
-            parts.append(part)
-            body = frame.unused_data
-    except zstd.ZstdError as error:
-        raise ValueError(str(error)) from error
     return b"".join(parts)
 
 
