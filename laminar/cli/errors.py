@@ -12,6 +12,9 @@ from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, 
 HINTS = {
     "no_such_topic": "`laminar topic list` shows what there is, `laminar topic create` makes one",
     "already_exists": "`laminar topic describe` shows it",
+    "node_in_use": "`laminar node describe` shows what is on it",
+    "no_such_operation": "`laminar operations list` shows what is under way",
+    "not_cancellable": "`laminar topic alter` changes a number of replicas, `laminar partition move` a place",
     "offset_expired": "--on-expired earliest goes on at the earliest record that is left",
     "too_few_nodes": "start more nodes, ask for fewer --replicas, or give --allow-fewer-replicas; without "
     "--replicas, and for `_transactions`, the nodes' --default-replicas counts",

@@ -202,12 +202,18 @@ class Client:
         return found
 
     async def request_json(
-        self, method: str, path: str, body: Any = None, *, timeout: float | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> Any:
         """Send a request to any resource of the HTTP interface, and return the decoded JSON of its answer.
 
-        `body` is sent as JSON; None sends no body. A request with a method other than GET, HEAD, PUT and
-        DELETE is not repeated if its connection is lost.
+        `body` is sent as JSON; None sends no body. `headers` are further ones, such as If-Match. A request
+        with a method other than GET, HEAD, PUT and DELETE is not repeated if its connection is lost.
 
         Raises:
             Error: the answer is an error, or none came in time.
@@ -216,7 +222,7 @@ class Client:
             method,
             path,
             body=b"" if body is None else msgspec.json.encode(body),
-            headers={} if body is None else {"Content-Type": "application/json"},
+            headers=dict(headers or {}) | ({} if body is None else {"Content-Type": "application/json"}),
             repeatable=method in ("GET", "HEAD", "PUT", "DELETE"),
             timeout_s=timeout,
         )

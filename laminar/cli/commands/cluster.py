@@ -1,4 +1,4 @@
-"""`laminar cluster` and `laminar node`: which nodes there are, and what is wrong."""
+"""`laminar cluster status`: which nodes there are, and what is wrong or under way."""
 
 from __future__ import annotations
 
@@ -9,15 +9,8 @@ from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
 
 READY_TIMEOUT_S = 3.0
-
-
-def list_nodes(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:
-    """List nodes with their addresses."""
-    from laminar.cli.output import show
-
-    with cluster.connect() as client:
-        rows = [node_row(node) for node in client.cluster()["nodes"]]
-    show(rows, listing, columns=("node", "status", "url", "shards", "weight"), name="node")
+# Most moves of partitions that are named; the others are counted.
+MOST_NAMED = 20
 
 
 def node_row(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,9 +28,11 @@ def status(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
         about = client.cluster()
         described = {topic["topic"]: topic for topic in all_topics(client)}
         topics = {topic: [dict(each.raw) for each in client.topic(topic).partitions()] for topic in described}
+        under_way = all_operations(client)
     ready = {node["node"]: readyz(node["url"]) for node in about["nodes"] if node.get("alive", True)}
     rows = node_rows(about["nodes"], topics)
     troubles = troubles_of(about["nodes"], topics, described=described, ready=ready)
+    troubles += changes_of(under_way)
     if not about.get("catalog_leader"):
         troubles.insert(0, "the catalog has no leader: no topic can be created, changed or deleted")
     if listing.format == "json":
@@ -52,6 +47,44 @@ def status(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
         for trouble in troubles:
             print(f"  {trouble}")
     return EXIT_FAILED if troubles else EXIT_DONE
+
+
+def all_operations(client: Any, prefix: str = "") -> list[dict[str, Any]]:
+    """Return every operation under way, sorted by id, over all pages of the answer."""
+    from urllib.parse import quote
+
+    rows: list[dict[str, Any]] = []
+    after = ""
+    while True:
+        query = f"limit=1000&prefix={quote(prefix, safe='')}&after={quote(after, safe='')}"
+        answer = client.request_json("GET", f"/v1/admin/operations?{query}")
+        rows += answer["operations"]
+        after = answer.get("next") or ""
+        if not after:
+            return rows
+
+
+def changes_of(operations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each change under way; steps of them, and most moves, are only counted."""
+    found, moves = [], []
+    for each in operations:
+        progress = f"{each['done']} of {each['total']}"
+        blocked = "".join(f"; blocked: {reason}" for reason in each["blocked_by"])
+        if each["kind"] == "drain":
+            found.append(f"node {each['what']} drains: {progress} partitions are elsewhere{blocked}")
+        elif each["kind"] == "replicas":
+            found.append(f"{each['why']}: {progress} partitions have them{blocked}")
+        elif each["kind"] in ("pin", "move"):
+            moves.append(
+                f"{each['what']} is not where it should be: {progress} replicas are, {each['why']}{blocked}"
+            )
+    found += moves[:MOST_NAMED]
+    if len(moves) > MOST_NAMED:
+        found.append(f"{len(moves) - MOST_NAMED} more partitions are not where they should be")
+    steps = sum(each["kind"] in ("join", "leave") for each in operations)
+    if steps:
+        found.append(f"{steps} replicas join or leave their groups (`laminar operations list`)")
+    return found
 
 
 Partitions = Mapping[str, Sequence[Mapping[str, Any]]]

@@ -1,4 +1,4 @@
-"""`laminar topic`: create, list, describe, trim, delete."""
+"""`laminar topic`: create, alter, list, describe, trim, delete."""
 
 from __future__ import annotations
 
@@ -45,6 +45,40 @@ def create(
         about = made.describe().raw if allow_fewer_replicas else {}
     if about.get("replicas_placed") != about.get("replicas"):
         complain(fewer_replicas(about))
+
+
+def alter(
+    topic: Name,
+    *,
+    replicas: Annotated[int | None, Parameter(help="Copies of each partition from now on.")] = None,
+    setting: Annotated[
+        tuple[str, ...],
+        Parameter(help="A setting, as NAME=VALUE (NAME=null removes it); may be repeated.", negative=""),
+    ] = (),
+    allow_fewer_replicas: Annotated[
+        bool, Parameter(negative="", help="Also more replicas than there are nodes to hold them.")
+    ] = False,
+    listing: Listing = AS_TABLE,
+    cluster: Cluster = ANY_CLUSTER,
+) -> None:
+    """Change a topic's number of replicas or its settings; partitions grow or shrink afterwards."""
+    from urllib.parse import quote
+
+    from laminar.cli.output import show_json
+
+    if replicas is None and not setting:
+        raise UsageError("say --replicas or --setting, or both")
+    path = f"/v1/topics/{quote(topic, safe='')}"
+    change: dict[str, Any] = {"settings": settings_of(setting)}
+    if replicas is not None:
+        change |= {"replicas": replicas, "allow_fewer_replicas": allow_fewer_replicas}
+    with cluster.connect() as client:
+        version = client.request_json("GET", path)["version"]
+        about = client.request_json("PATCH", path, change, headers={"If-Match": f'"{version}"'})
+    if about["replicas_placed"] != about["replicas"]:
+        complain(fewer_replicas(about) + "; `laminar operations list` shows how far it is")
+    if listing.format == "json":
+        show_json(about)
 
 
 def fewer_replicas(about: Mapping[str, Any]) -> str:

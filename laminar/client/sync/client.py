@@ -164,16 +164,26 @@ class Client:
         """Return the answer of ``GET /v1/cluster``: nodes, shards and their URLs."""
         return self._portal.run(lambda: self._twin.cluster())
 
-    def request_json(self, method: str, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
+    def request_json(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
         """Send a request to any resource of the HTTP interface, and return the decoded JSON of its answer.
 
-        `body` is sent as JSON; None sends no body. A request with a method other than GET, HEAD, PUT and
-        DELETE is not repeated if its connection is lost.
+        `body` is sent as JSON; None sends no body. `headers` are further ones, such as If-Match. A request
+        with a method other than GET, HEAD, PUT and DELETE is not repeated if its connection is lost.
 
         Raises:
             Error: the answer is an error, or none came in time.
         """
-        return self._portal.run(lambda: self._twin.request_json(method, path, body, timeout=timeout))
+        return self._portal.run(
+            lambda: self._twin.request_json(method, path, body, headers=headers, timeout=timeout)
+        )
 
 
 def connect(

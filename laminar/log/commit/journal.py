@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -103,6 +104,7 @@ class Journal:
         # it, each by a single list operation.
         self._spares: list[tuple[str, int, int]] = []
         self._spares_made = 0
+        self._syncs = self._syncs_us = self._longest_sync_us = 0
         self._preparing = False
         # By number: capacity, filled with zeros up to.
         self._capacities = {number: (self._capacity, self._filled)}
@@ -153,7 +155,9 @@ class Journal:
             )
             self._hard_state_lsn = self.lsn
         if sync and not self.unsynced_bytes:
+            began_s = time.monotonic()
             written = self._file.pwritev_synced(buffers, self._position)
+            self._count_sync(began_s)
             self.durable_lsn = self.lsn
         else:
             written = self._file.pwritev(buffers, self._position)
@@ -179,13 +183,21 @@ class Journal:
             self._broken = False
 
     def _sync(self) -> None:
+        began_s = time.monotonic()
         try:
             self._file.sync()
         except DiskError:
             self._note_failure()
             raise
+        self._count_sync(began_s)
         self.unsynced_bytes = 0
         self.durable_lsn = self.lsn
+
+    def _count_sync(self, began_s: float) -> None:
+        took_us = int((time.monotonic() - began_s) * 1e6)
+        self._syncs += 1
+        self._syncs_us += took_us
+        self._longest_sync_us = max(self._longest_sync_us, took_us)
 
     def mark_end(self) -> None:
         """Write the end mark: how far the journal reaches. It is durable on return if all frames are."""
@@ -335,6 +347,9 @@ class Journal:
             "files": self.files,
             "position": self._position,
             "capacity": self._capacity,
+            "syncs": self._syncs,
+            "syncs_us": self._syncs_us,
+            "longest_sync_us": self._longest_sync_us,
         }
 
     def close(self) -> None:

@@ -122,9 +122,14 @@ def _drain(state: CatalogState, name: str, *, alive: Collection[str]) -> Operati
 
 
 def _of_topic(state: CatalogState, topic: TopicRecord) -> Iterator[Operation]:
-    """Yield the operation of a topic with more or fewer replicas than it asks for, if it is one."""
-    partitions = [each for each in state.partitions_of(topic.name) if each.pin is None]
-    if all(len(each.replicas) == topic.replicas for each in partitions):
+    """Yield the operation of a topic with more or fewer replicas than it asks for, if it is one.
+
+    A replica counts when it is made, so a topic that grows is listed until its new replicas are.
+    """
+    partitions = [
+        each for each in state.partitions_of(topic.name) if each.pin is None and each.state == "live"
+    ]
+    if all(_has_as_asked(each, topic.replicas) for each in partitions):
         return
     belonging = len(belonging_weights(state))
     blocked = []
@@ -134,7 +139,7 @@ def _of_topic(state: CatalogState, topic: TopicRecord) -> Iterator[Operation]:
         id=f"replicas:{topic.name}",
         kind="replicas",
         what=topic.name,
-        done=sum(_is_settled(each) and len(each.replicas) == topic.replicas for each in partitions),
+        done=sum(_has_as_asked(each, topic.replicas) for each in partitions),
         total=len(partitions),
         why=f"topic {topic.name} asks for {topic.replicas} replicas",
         blocked_by=blocked,
@@ -168,6 +173,13 @@ def _steps(partition: PartitionRecord, *, alive: Collection[str]) -> Iterator[Op
             blocked_by=[],
             cancel=_STEP,
         )
+
+
+def _has_as_asked(partition: PartitionRecord, number: int) -> bool:
+    """Return whether a partition has `number` made replicas; one that moves away stands for its successor."""
+    moving = any(each.why == "moved" for each in partition.leaving)
+    made = sum(each.made for each in partition.replicas)
+    return len(partition.replicas) == number and (made == number or moving)
 
 
 def _is_settled(partition: PartitionRecord) -> bool:

@@ -8,6 +8,7 @@ and whether the catalog has a leader.
 from __future__ import annotations
 
 import asyncio
+import resource
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -142,6 +143,7 @@ class Watch:
             "refusing_partitions": len(own.refusing),
             "topics_with_fewer_replicas": len(self.fewer_placed()),
             "catalog_is_led": int(self.catalog_is_led()),
+            "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         }
 
 

@@ -105,6 +105,16 @@ def test_a_pin_is_one_until_its_nodes_and_no_others_hold_the_partition() -> None
     assert {"pin:t:0", "join:t:0:1", "join:t:0:2", "join:t:0:3"} == unmade.keys()
 
 
+def test_a_topic_that_grows_is_one_until_its_new_replicas_are_made() -> None:
+    """One that moves is not: a replica leaves for the one that joins."""
+    joining = [*on("a", "b"), ReplicaRecord(3, "c", b"c" * 16)]
+    growing = with_partition(state_of(*"abc"), replicas=joining)
+    moving = with_partition(growing, leaving=[LeavingReplica(ReplicaRecord(9, "x", b"x" * 16), "moved")])
+
+    assert (0, 1) == (under_way(growing)["replicas:t"].done, under_way(growing)["replicas:t"].total)
+    assert "replicas:t" not in under_way(moving)
+
+
 def test_a_pin_to_a_node_that_is_dead_or_drains_says_so() -> None:
     pin = Pin(["b", "c", "d"], "operator", "test")
     state = with_node(with_partition(state_of(*"abcd"), pin=pin), "d", draining=True)

@@ -1,0 +1,42 @@
+"""`laminar operations`: the changes of placement that are under way."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
+
+from cyclopts import Parameter
+
+from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
+
+
+def list_operations(
+    prefix: Annotated[str, Parameter(help="Only those whose ids begin so, such as `drain:`.")] = "",
+    *,
+    listing: Listing = AS_TABLE,
+    cluster: Cluster = ANY_CLUSTER,
+) -> None:
+    """List what is under way: how far it is, why, and what blocks it."""
+    from laminar.cli.commands.cluster import all_operations
+    from laminar.cli.output import show
+
+    with cluster.connect() as client:
+        rows = all_operations(client, prefix)
+    for row in rows:
+        row["progress"] = f"{row['done']}/{row['total']}"
+    show(rows, listing, columns=("id", "what", "progress", "why", "blocked_by"), name="id")
+
+
+def cancel(
+    operation: Annotated[str, Parameter(help="Its id, as `laminar operations list` shows it.")],
+    *,
+    listing: Listing = AS_TABLE,
+    cluster: Cluster = ANY_CLUSTER,
+) -> None:
+    """Cancel a drain or a pin: what it has moved goes back to where the rank places it."""
+    from laminar.cli.output import show_json
+
+    with cluster.connect() as client:
+        found = client.request_json("DELETE", f"/v1/admin/operations/{quote(operation, safe='')}")
+    if listing.format == "json":
+        show_json(found)
