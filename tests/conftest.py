@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import inspect
 import os
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +71,13 @@ skipped_key = pytest.StashKey[str]()
 
 def place(item: pytest.Item) -> str:
     """Return the test's file below tests/, as "raft/test_core.py"; elsewhere below the run's root."""
-    root = TESTS if item.path.is_relative_to(TESTS) else item.config.rootpath
-    return item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else item.path.name
+    return _place(item.path, item.config.rootpath)
+
+
+@cache  # asked for several times of each of thousands of tests: else a tenth of what collecting them takes
+def _place(path: Path, rootpath: Path) -> str:
+    root = TESTS if path.is_relative_to(TESTS) else rootpath
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -94,6 +101,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(STAGES.get(stage, UNIT_LIMIT_S)))
         if stage == "spark" and absent:
             item.add_marker(pytest.mark.skip(reason=absent))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector of garbage off what lives until the end: all tests, and all that they import."""
+    gc.collect()
+    gc.freeze()
 
 
 def asks_for_spark(config: pytest.Config) -> bool:
