@@ -71,6 +71,8 @@ class Names:
     def __init__(self) -> None:
         self.root = Directory()
         self.pending: list[Change] = []
+        # The directories that `walk` has found, by path; empty after a change of any directory's name.
+        self._walked: dict[str, Directory] = {}
 
     # Looking
 
@@ -84,6 +86,12 @@ class Names:
         return sorted(names | {name for name, node in directory.changed.items() if node is not None})
 
     def walk(self, path: str) -> Directory | None:
+        directory = self._walked.get(path)
+        if directory is None and (directory := self._find(path)) is not None:
+            self._walked[path] = directory
+        return directory
+
+    def _find(self, path: str) -> Directory | None:
         directory = self.root
         for part in path.split("/"):
             if part:
@@ -118,6 +126,8 @@ class Names:
         """Seen at once, durable when one of its directories is synced."""
         for effect in change:
             effect.directory.changed[effect.name] = effect.node if effect.appears else None
+            if isinstance(effect.node, Directory):
+                self._walked.clear()
         self.pending.append(change)
 
     def sync(self, directory: Directory) -> None:
@@ -126,9 +136,11 @@ class Names:
         committed: list[Change] = []
         rest: list[Change] = []
         for change in reversed(self.pending):
-            if any(effect.directory is directory or effect.node in nodes for effect in change):
-                nodes.update(effect.node for effect in change)
-                committed.append(change)
+            for effect in change:
+                if effect.directory is directory or effect.node in nodes:
+                    nodes.update(effect.node for effect in change)
+                    committed.append(change)
+                    break
             else:
                 rest.append(change)
         for change in reversed(committed):
@@ -154,6 +166,8 @@ class Names:
         for change in done:
             for effect in change:
                 effect.directory.changed.clear()
+                if isinstance(effect.node, Directory):
+                    self._walked.clear()
         for change in self.pending:
             for effect in change:
                 effect.directory.changed[effect.name] = effect.node if effect.appears else None
@@ -199,6 +213,9 @@ class RealNames(Names):
         found = self.walk(os.path.abspath(hidden))
         assert found is not None, f"{hidden} is not there"
         self._hidden = found
+
+    def walk(self, path: str) -> Directory | None:
+        return self._find(path)  # another process may have changed the names
 
     def make_file(self) -> FileNode:
         name = f"{os.getpid()}-{next(self._numbers)}"
