@@ -143,7 +143,7 @@ class Following:
         self._learn_goal(message)
         self._learn_commit(message.commit)
         log = self._log
-        rests = (
+        quiesces = (
             message.quiesce
             and may_quiesce
             and message.commit == log.committed_index == log.last_index == self.matched_index
@@ -159,11 +159,11 @@ class Following:
                     identity.incarnation,
                     self.term,
                     message.round,
-                    rests,
+                    quiesces,
                     self.matched_index,
                 )
             )
-        self.quiesced = rests
+        self.quiesced = quiesces
 
     def has_regressed(self, message: Heartbeat) -> bool:
         """Return whether our log lacks what we acknowledged to this leader, or is of an older incarnation.

@@ -185,9 +185,9 @@ class Session:
 
     def _any_node(self, among: Sequence[str]) -> str | None:
         """Return the node to ask next: one in `among` that has not failed lately, else any known node."""
-        resting = set(self.balancer.resting(now_ms=now_ms()))
-        awake = [url for url in among if url not in resting]
-        return self.balancer.choose(awake or self._nodes, now_ms=now_ms())
+        avoided = set(self.balancer.avoided(now_ms=now_ms()))
+        preferred = [url for url in among if url not in avoided]
+        return self.balancer.choose(preferred or self._nodes, now_ms=now_ms())
 
     async def get_json(self, target: str, *, timeout_s: float | None = None) -> Any:
         """Return the JSON document of a GET request."""
@@ -222,8 +222,8 @@ class Session:
         return self._maps.get(topic)
 
     async def _refresh(self, topic: str, timeout_s: float | None) -> TopicMap:
-        resting = self.balancer.resting(now_ms=now_ms())
-        return await self.map_by_others(topic, avoid=resting, wait_ms=MAP_WAIT_MS, timeout_s=timeout_s)
+        avoided = self.balancer.avoided(now_ms=now_ms())
+        return await self.map_by_others(topic, avoid=avoided, wait_ms=MAP_WAIT_MS, timeout_s=timeout_s)
 
     async def map_by_others(
         self, topic: str, *, avoid: Iterable[str], wait_ms: int, timeout_s: float | None = None

@@ -103,18 +103,18 @@ class TopicMap:
 class Load:
     """The state of one endpoint. ``latency_us`` is a moving mean, 0 while unknown.
 
-    ``rests_until_ms`` is the time until which other endpoints are preferred, because this one failed.
+    ``avoided_until_ms`` is the time until which other endpoints are preferred, because this one failed.
     """
 
     outstanding: int = 0
     latency_us: float = 0.0
     chosen_at: int = 0  # a count of choices, not a time
-    rests_until_ms: int = 0
+    avoided_until_ms: int = 0
     requests: int = 0
     failures: int = 0
 
 
-REST_MS = 1_000
+AVOID_MS = 1_000
 
 
 class Balancer:
@@ -135,7 +135,7 @@ class Balancer:
         for url in urls:
             load = self.loads.setdefault(url, Load())
             rank = (
-                load.rests_until_ms > now_ms,
+                load.avoided_until_ms > now_ms,
                 load.outstanding,
                 int(load.latency_us).bit_length(),
                 load.chosen_at,
@@ -147,14 +147,14 @@ class Balancer:
             self.loads[chosen].chosen_at = self._choices
         return chosen
 
-    def rests(self, url: str, *, now_ms: int) -> bool:
-        """Return whether `url` failed less than `REST_MS` ago."""
+    def is_avoided(self, url: str, *, now_ms: int) -> bool:
+        """Return whether `url` failed less than `AVOID_MS` ago."""
         load = self.loads.get(url)
-        return load is not None and load.rests_until_ms > now_ms
+        return load is not None and load.avoided_until_ms > now_ms
 
-    def resting(self, *, now_ms: int) -> list[str]:
-        """Return the endpoints that failed less than `REST_MS` ago."""
-        return [url for url, load in self.loads.items() if load.rests_until_ms > now_ms]
+    def avoided(self, *, now_ms: int) -> list[str]:
+        """Return the endpoints that failed less than `AVOID_MS` ago."""
+        return [url for url, load in self.loads.items() if load.avoided_until_ms > now_ms]
 
     def started(self, url: str) -> None:
         """Count a request that is sent to `url`."""
@@ -167,7 +167,7 @@ class Balancer:
         load = self.loads[url]
         assert load.outstanding > 0, f"{url} finished more often than it started"
         load.outstanding -= 1
-        load.rests_until_ms = 0
+        load.avoided_until_ms = 0
         if latency_us is not None:
             known = load.latency_us
             load.latency_us = latency_us if known == 0.0 else known + (latency_us - known) * 0.2
@@ -175,7 +175,7 @@ class Balancer:
     def failed(self, url: str, *, now_ms: int, started: bool = True) -> None:
         """Count a request that got no answer, or was refused for a reason that concerns this node only.
 
-        Other endpoints are preferred for `REST_MS`. `started` is false if `finished` was called, or no
+        Other endpoints are preferred for `AVOID_MS`. `started` is false if `finished` was called, or no
         request was counted.
         """
         load = self.loads.setdefault(url, Load())
@@ -183,7 +183,7 @@ class Balancer:
             assert load.outstanding > 0, f"{url} failed more often than it started"
             load.outstanding -= 1
         load.failures += 1
-        load.rests_until_ms = now_ms + REST_MS
+        load.avoided_until_ms = now_ms + AVOID_MS
 
 
 def readers(

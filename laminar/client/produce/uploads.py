@@ -168,7 +168,7 @@ class Upload:
         """
         places = await self._session.topic_map(self._topic, timeout_s=self._timeout_s)
         url = places.leader(self._partition)
-        if url is not None and self._session.balancer.rests(url, now_ms=now_ms()):
+        if url is not None and self._session.balancer.is_avoided(url, now_ms=now_ms()):
             places.forget_leader(self._partition, url)
             return None
         return url

@@ -285,7 +285,7 @@ async def _leader(session: Session, topic: str, partition: int, timeout_s: float
     """
     places = await session.topic_map(topic, timeout_s=timeout_s)
     url = places.leader(partition)
-    if url is not None and session.balancer.rests(url, now_ms=now_ms()):
+    if url is not None and session.balancer.is_avoided(url, now_ms=now_ms()):
         places.forget_leader(partition, url)
         return None
     return url

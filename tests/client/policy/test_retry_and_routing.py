@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from laminar.client import errors
 from laminar.client.policy.retry import REDIRECTS_AT_ONCE, Backoff, Step, Verdict, judge_answer, judge_loss
-from laminar.client.policy.routing import REST_MS, Balancer, Place, Replica, SessionOffsets, TopicMap, readers
+from laminar.client.policy.routing import (
+    AVOID_MS,
+    Balancer,
+    Place,
+    Replica,
+    SessionOffsets,
+    TopicMap,
+    readers,
+)
 from laminar.http.api.problems import CODES
 
 
@@ -114,7 +122,7 @@ def test_who_failed_rests_unless_all_do() -> None:
     balancer.started("a")
     balancer.failed("a", now_ms=1000)
 
-    assert "b" == balancer.choose(["a", "b"], now_ms=1000 + REST_MS - 1)
+    assert "b" == balancer.choose(["a", "b"], now_ms=1000 + AVOID_MS - 1)
     assert "a" == balancer.choose(["a"], now_ms=1001)
     assert None is balancer.choose([], now_ms=0)
 
