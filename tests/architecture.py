@@ -269,6 +269,7 @@ PURE = (
     "membership.catalog_rules",
     "membership.replica_rules",
     "membership.placement_rules",
+    "membership.catalog_delta",
     "laminar.checksum",
     "laminar.batch",
     "laminar.batch.batch",

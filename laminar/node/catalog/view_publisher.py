@@ -1,7 +1,8 @@
 """Publishes the controller's view of the cluster to the node's shards, whenever it changes.
 
-The controller makes the view (`make`); this module knows which version each shard has received. A starting
-shard also asks for the view. No shard gets one before the publisher is `ready`.
+The controller makes the view (`make`); this module knows which view each shard has received, and pushes what
+changed since. A shard that has another one answers so, and gets the whole. A starting shard also asks for the
+view. No shard gets one before the publisher is `ready`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from laminar.node.consensus.driver import Driver
 from laminar.node.runtime.boot import Boot, Role
-from laminar.node.runtime.cluster_view import View, ViewMessage
+from laminar.node.runtime.cluster_view import GAP, View, ViewMessage, ViewUpdate
 from laminar.node.transport.transport import Peer, Transport, TransportError, UnixAddress
 
 PUSH_TIMEOUT_S = 2.0
@@ -67,14 +68,27 @@ class ViewPublisher:
         """Push the view to one shard, now and whenever it changes."""
         address = UnixAddress(self._boot.unix_name(role))
         pushed = -1
+        held: ViewMessage | None = None  # what the shard has, as it answered
         while True:
             async with self._view_changed:
                 while not self.ready or self._number == pushed:
                     await self._view_changed.wait()
                 number = self._number
             try:
-                payload = msgspec.msgpack.encode(self._make())
-                await self._transport.call(address, "view", payload, timeout=PUSH_TIMEOUT_S)
-                pushed = number
+                message = self._make()
+                update = None if held is None else ViewUpdate.between(held, message)
+                if update is None:
+                    payload = msgspec.msgpack.encode(message)
+                    await self._transport.call(address, "view", payload, timeout=PUSH_TIMEOUT_S)
+                else:
+                    payload = msgspec.msgpack.encode(update)
+                    answer = await self._transport.call(
+                        address, "view_update", payload, timeout=PUSH_TIMEOUT_S
+                    )
+                    if answer == GAP:
+                        held = None
+                        continue
+                held, pushed = message, number
             except TransportError:
+                held = None
                 await asyncio.sleep(RETRY_S)  # the shard is starting, and will also ask for the view itself

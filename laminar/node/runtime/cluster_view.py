@@ -13,6 +13,7 @@ import msgspec
 from laminar.node.runtime.boot import CONTROLLER, Role
 from laminar.node.transport.transport import Address, TcpAddress, UnixAddress
 from membership.boot_history import BootRecord
+from membership.catalog_delta import CatalogDelta, VersionGap, changed_by, delta_between
 from membership.records import (
     CatalogState,
     NodeRecord,
@@ -20,6 +21,9 @@ from membership.records import (
     TopicRecord,
 )
 from router import owner_shard, partition_hash
+
+GAP = b"gap"
+"""A shard's answer to an update of another view than its own."""
 
 
 class ViewMessage(msgspec.Struct, array_like=True):
@@ -35,6 +39,52 @@ class ViewMessage(msgspec.Struct, array_like=True):
     """The catalog has confirmed, since this node's start, that this node's data folder is no older copy."""
     epoch: bytes = b""
     """Names the last recovery of the catalog; empty for none."""
+
+
+class ViewUpdate(msgspec.Struct, array_like=True):
+    """What changed in a view of the same `epoch`: a delta of its catalog; all else as it is now."""
+
+    catalog: CatalogDelta
+    statuses: dict[str, str]
+    catalog_leader: str
+    problems: list[str]
+    boots: dict[str, BootRecord]
+    confirmed: bool
+    epoch: bytes
+
+    @classmethod
+    def between(cls, before: ViewMessage, after: ViewMessage) -> ViewUpdate | None:
+        """Return what changes one view into another; None if they are of different epochs or clusters."""
+        if (before.epoch, before.cluster_id) != (after.epoch, after.cluster_id):
+            return None
+        return cls(
+            catalog=delta_between(before.catalog, after.catalog),
+            statuses=after.statuses,
+            catalog_leader=after.catalog_leader,
+            problems=after.problems,
+            boots=after.boots,
+            confirmed=after.confirmed,
+            epoch=after.epoch,
+        )
+
+    def applied_to(self, view: ViewMessage) -> ViewMessage:
+        """Return the view after this change.
+
+        Raises:
+            VersionGap: the view is not the one that this changes.
+        """
+        if view.epoch != self.epoch:
+            raise VersionGap(view.catalog.version, self.catalog.since)
+        return ViewMessage(
+            cluster_id=view.cluster_id,
+            catalog=changed_by(view.catalog, self.catalog),
+            statuses=self.statuses,
+            catalog_leader=self.catalog_leader,
+            problems=self.problems,
+            boots=self.boots,
+            confirmed=self.confirmed,
+            epoch=self.epoch,
+        )
 
 
 class View:

@@ -45,7 +45,7 @@ from laminar.node.partition import snapshot
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.retention import Retention, Rules
 from laminar.node.runtime.boot import CONTROLLER, Boot, Role, StatusBoard
-from laminar.node.runtime.cluster_view import ViewMessage
+from laminar.node.runtime.cluster_view import GAP, ViewMessage, ViewUpdate
 from laminar.node.runtime.listeners import BACKLOG
 from laminar.node.runtime.process import Process
 from laminar.node.shard.application import ShardApplication
@@ -58,6 +58,7 @@ from laminar.node.shard.replica_startup import ReplicaOpener
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
 from laminar.node.transport.transport import Address, Peer, TransportError, UnixAddress
 from membership.boot_history import BootRecord
+from membership.catalog_delta import VersionGap
 from membership.records import (
     PartitionRecord,
 )
@@ -88,6 +89,7 @@ def max_connections(open_files: int) -> int:
 
 
 _view_decoder = msgspec.msgpack.Decoder(ViewMessage)
+_update_decoder = msgspec.msgpack.Decoder(ViewUpdate)
 
 
 class Shard(Process):
@@ -144,6 +146,7 @@ class Shard(Process):
             reading_from=self.catch_up.source.reading_from,
         )
         self.methods["view"] = self._on_view
+        self.methods["view_update"] = self._on_view_update
         self.methods |= self.catch_up.methods
         self.methods |= self._application.methods
 
@@ -294,7 +297,7 @@ class Shard(Process):
             try:
                 payload = await self.transport.call(address, "view", b"", timeout=2.0)
                 if payload:
-                    self._take_view(payload)
+                    self._take_view(_view_decoder.decode(payload))
                     return
             except TransportError:
                 pass
@@ -303,11 +306,20 @@ class Shard(Process):
     # -- the view ------------------------------------------------------------------------
 
     async def _on_view(self, peer: Peer, payload: bytes) -> bytes:
-        self._take_view(payload)
+        self._take_view(_view_decoder.decode(payload))
         return b""
 
-    def _take_view(self, payload: bytes) -> None:
-        message = _view_decoder.decode(payload)
+    async def _on_view_update(self, peer: Peer, payload: bytes) -> bytes:
+        if self.view.message is None:
+            return GAP
+        try:
+            message = _update_decoder.decode(payload).applied_to(self.view.message)
+        except VersionGap:
+            return GAP
+        self._take_view(message)
+        return b""
+
+    def _take_view(self, message: ViewMessage) -> None:
         if message.catalog.version < self.view.version:
             return
         known = self.view.nodes()
