@@ -47,7 +47,6 @@ class ViewUpdate(msgspec.Struct, array_like=True):
     catalog: CatalogDelta
     statuses: dict[str, str]
     catalog_leader: str
-    problems: list[str]
     boots: dict[str, BootRecord]
     confirmed: bool
     epoch: bytes
@@ -61,7 +60,6 @@ class ViewUpdate(msgspec.Struct, array_like=True):
             catalog=delta_between(before.catalog, after.catalog),
             statuses=after.statuses,
             catalog_leader=after.catalog_leader,
-            problems=after.problems,
             boots=after.boots,
             confirmed=after.confirmed,
             epoch=after.epoch,
@@ -80,7 +78,6 @@ class ViewUpdate(msgspec.Struct, array_like=True):
             catalog=changed_by(view.catalog, self.catalog),
             statuses=self.statuses,
             catalog_leader=self.catalog_leader,
-            problems=self.problems,
             boots=self.boots,
             confirmed=self.confirmed,
             epoch=self.epoch,
