@@ -241,6 +241,11 @@ class Core:
         return self._log.configurations.current
 
     @property
+    def is_reconfiguring(self) -> bool:
+        """Whether the configuration in force is not known to be committed."""
+        return self._log.configurations.index > self._log.committed_index
+
+    @property
     def possible_members(self) -> set[int]:
         """Voters and learners of every configuration in the log that may be in force, and ourselves."""
         return self._log.configurations.members() | {self.replica_id}

@@ -1,4 +1,4 @@
-"""Partitions that get more replicas, and fewer, under load and while nodes die."""
+"""Partitions that get more replicas, fewer, and other leaders, under load and while nodes die."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from membership.catalog import NotCatalogLeader, OutcomeUnknown
-from membership.records import PartitionRecord
-from membership.requests import AddReplicas, AlterTopic, PlacementChange, RemoveReplica
+from membership.catalog import NotCatalogLeader, NotEnabled, OutcomeUnknown
+from membership.records import PartitionRecord, Pin, ReplicaRecord
+from membership.requests import AlterNode, PinPartition, PlacementChange, PreferLeaders
 from tests.sim.machine import Machine
 from tests.sim.scene import SMALL, SOON, Scene, members
 from tests.sim.simulation import TOPIC
@@ -34,9 +34,8 @@ def change(scene: Scene, wanted: Any) -> None:
 
     async def ask(catalog: Any, step: PlacementChange) -> bool:
         try:
-            await catalog.enable(1)
             return bool((await catalog.change_placement(step)).ok)
-        except (NotCatalogLeader, OutcomeUnknown):
+        except (NotCatalogLeader, NotEnabled, OutcomeUnknown):
             return False
 
     def asked() -> bool:
@@ -55,31 +54,19 @@ def change(scene: Scene, wanted: Any) -> None:
     raise AssertionError(f"the catalog refuses {wanted(scene.world.catalog())}")
 
 
-def replicas_wanted(scene: Scene, number: int) -> None:
-    """So many replicas are asked for."""
-    change(scene, lambda state: AlterTopic(TOPIC, state.topics[TOPIC].version, number))
+def pin(scene: Scene, *nodes: str) -> None:
+    """These nodes shall hold the partition, and no others; the planner adds and removes replicas."""
+    wanted = Pin(list(nodes), "operator", "a test")
+    change(scene, lambda state: PinPartition(KEY, state.partitions[KEY].version, wanted))
 
 
-def grow(scene: Scene) -> None:
-    """The partition gets a replica on each node that has none."""
-    replicas_wanted(scene, 3)
-
-    def step(state: Any) -> AddReplicas:
-        record = state.partitions[KEY]
-        free = sorted(state.nodes.keys() - {each.node for each in record.replicas})
-        return AddReplicas(KEY, record.group, record.version, free)
-
-    change(scene, step)
+def all_nodes(scene: Scene) -> list[str]:
+    return sorted(machine.name for machine in scene.world.machines.values())
 
 
-def shrink(scene: Scene, replica_id: int) -> None:
-    """One replica shall leave."""
-
-    def step(state: Any) -> RemoveReplica:
-        record = state.partitions[KEY]
-        return RemoveReplica(KEY, record.group, record.version, replica_id)
-
-    change(scene, step)
+def newest_of(scene: Scene) -> ReplicaRecord:
+    """The replica with the highest id of those that are placed."""
+    return max(record_of(scene).replicas, key=lambda each: each.replica_id)
 
 
 def voters(scene: Scene) -> int:
@@ -105,7 +92,7 @@ def test_a_partition_grows_from_one_to_three_under_load() -> None:
             seen.append((len(names), learners))
         return len(names) == 3
 
-    grow(scene)
+    pin(scene, *all_nodes(scene))
 
     assert scene.world.loop.run_until(grown, at_most_s=60.0), members(scene)
     assert [(1, 2), (2, 1), (3, 0)] == seen[-3:] and (2, 0) not in seen
@@ -122,7 +109,7 @@ def test_a_partition_grows_while_its_nodes_die_between_the_steps(seed: int, flus
     loop = scene.world.loop
     scene.load()
     loop.run_for(10.0)
-    grow(scene)
+    pin(scene, *all_nodes(scene))
     nodes = sorted(scene.world.machines)
     for number in range(9):
         known = [(p.leads, p.replica.configuration) for _, p in scene.watch.partitions(TOPIC, 0)]
@@ -146,10 +133,11 @@ def test_no_learner_votes_while_another_is_away() -> None:
     loop = scene.world.loop
     (holder,) = members(scene)[0]
     away = scene.world.machines["b" if holder == "c" else "c"]
-    scene.load()
     loop.run_for(10.0)
+    scene.load()
+    pin(scene, *all_nodes(scene))
+    assert loop.run_until(lambda: len(record_of(scene).replicas) == 3, at_most_s=60.0)
     away.kill()
-    grow(scene)
     loop.run_for(30.0)
     assert ({holder}, 2) == members(scene)
     away.start()
@@ -166,14 +154,13 @@ def test_a_partition_shrinks_to_one_and_the_newest_leaves_first() -> None:
     scene.load()
     loop.run_for(10.0)
     for left in (2, 1):
-        replicas_wanted(scene, left)
-        newest = max(record_of(scene).replicas, key=lambda each: each.replica_id)
+        newest = newest_of(scene)
         led = next(p for m, p in scene.watch.partitions(TOPIC, 0) if m.name == newest.node)
         leader = next(p for _, p in scene.watch.partitions(TOPIC, 0) if p.leads)
         if leader is not led:
             leader.context.driver.transfer(leader.replica, newest.replica_id)
             assert loop.run_until(lambda led=led: bool(led.leads), at_most_s=10.0)  # type: ignore[misc]
-        shrink(scene, newest.replica_id)
+        pin(scene, *(each.node for each in record_of(scene).replicas if each is not newest))
 
         def gone(left: int = left) -> bool:
             record = record_of(scene)
@@ -185,19 +172,93 @@ def test_a_partition_shrinks_to_one_and_the_newest_leaves_first() -> None:
     scene.check(replicas=1)
 
 
+def leader_of(scene: Scene) -> str:
+    """The node that leads the partition; empty when none does."""
+    return next((m.name for m, p in scene.watch.partitions(TOPIC, 0) if p.leads), "")
+
+
+def counted(scene: Scene) -> dict[str, int]:
+    """What the shards of all nodes that are up count of hand-overs."""
+    every = [shard.leaders.statistics() for machine in scene.world.up for shard in machine.shard_processes]
+    return {name: sum(each[name] for each in every) for name in every[0]}
+
+
+def test_leaders_follow_the_preferred_leader_under_load() -> None:
+    """From node to node, one hand-over each; after a restart of that node it leads again, once it is calm."""
+    scene = scene_of(5, replicas=3, topic_settings={})
+    loop = scene.world.loop
+    scene.load()
+    loop.run_for(10.0)
+    first = leader_of(scene)
+    others = sorted(scene.world.machines.keys() - {first})
+    for node in (*others, first):
+        change(scene, lambda state, node=node: PreferLeaders({KEY: node}))
+        assert loop.run_until(lambda node=node: leader_of(scene) == node, at_most_s=15.0), node  # type: ignore[misc]
+    loop.run_for(5.0)
+    assert (3, 0, 0) == tuple(counted(scene).values())
+
+    restart(scene.world.machines[first])
+    assert loop.run_until(lambda: leader_of(scene) not in ("", first), at_most_s=15.0)
+    assert loop.run_until(lambda: leader_of(scene) == first, at_most_s=30.0)
+    loop.run_for(30.0)
+    assert leader_of(scene) == first
+    scene.calm()
+    scene.check()
+
+
+def test_a_group_that_leads_itself_elsewhere_again_and_again_does_not_oscillate() -> None:
+    """Its preferred leader loses the leadership each time: the hand-overs become rare."""
+    scene = scene_of(6, replicas=3, topic_settings={})
+    loop = scene.world.loop
+    scene.load()
+    loop.run_for(10.0)
+    away = next(node for node in scene.world.machines if node != leader_of(scene))
+    change(scene, lambda state: PreferLeaders({KEY: away}))
+    for _ in range(240):
+        loop.run_for(0.5)
+        partition = next((p for m, p in scene.watch.partitions(TOPIC, 0) if p.leads and m.name == away), None)
+        if partition is not None:
+            voters_ = partition.replica.configuration.voters
+            other = next(each for each in voters_ if each != partition.replica.replica_id)
+            partition.context.driver.transfer(partition.replica, other)
+    assert counted(scene)["handed_over"] <= 10
+    scene.calm()
+    scene.check()
+
+
+def test_a_draining_node_leads_nothing() -> None:
+    """It hands over at once, though it is preferred, and takes nothing while others die."""
+    scene = scene_of(7, replicas=3, topic_settings={})
+    loop = scene.world.loop
+    scene.load()
+    loop.run_for(10.0)
+    first = leader_of(scene)
+    change(scene, lambda state: PreferLeaders({KEY: first}))
+    change(scene, lambda state: AlterNode(first, state.nodes[first].version, draining=True))
+    assert loop.run_until(lambda: leader_of(scene) not in ("", first), at_most_s=3.0)
+    for node in sorted(scene.world.machines.keys() - {first}):
+        restart(scene.world.machines[node])
+        loop.run_for(10.0)
+        assert leader_of(scene) not in ("", first)
+    change(scene, lambda state: AlterNode(first, state.nodes[first].version, draining=False))
+    change(scene, lambda state: PreferLeaders({KEY: first}))
+    assert loop.run_until(lambda: leader_of(scene) == first, at_most_s=30.0)
+    scene.calm()
+    scene.check()
+
+
 def test_what_left_may_come_back_under_another_id() -> None:
     """Three, two, three: the node of the one that left gets a new one, also while it is away."""
     scene = scene_of(4, replicas=3, topic_settings=SMALL)
     loop = scene.world.loop
     scene.load()
     loop.run_for(10.0)
-    replicas_wanted(scene, 2)
-    newest = max(record_of(scene).replicas, key=lambda each: each.replica_id)
-    shrink(scene, newest.replica_id)
+    newest = newest_of(scene)
+    pin(scene, *(node for node in all_nodes(scene) if node != newest.node))
     assert loop.run_until(lambda: voters(scene) == 2 and not record_of(scene).leaving, at_most_s=60.0)
     away = next(m for m in scene.world.machines.values() if m.name == newest.node)
     restart(away)
-    grow(scene)
+    pin(scene, *all_nodes(scene))
 
     assert loop.run_until(lambda: voters(scene) == 3, at_most_s=60.0), members(scene)
     assert newest.replica_id < max(each.replica_id for each in record_of(scene).replicas)

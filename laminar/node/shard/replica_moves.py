@@ -131,10 +131,16 @@ def next_step(
 
 
 class ReplicaMover:
-    """The moves of one shard, in both roles. The shard's reconcile loop calls `run_pass`."""
+    """The moves of one shard, in both roles. The shard's reconcile loop calls `run_pass`.
 
-    def __init__(self, shard: ShardContext) -> None:
+    `give_away(partition)` hands a group over that is led here; it returns False if no other voter takes it.
+    """
+
+    def __init__(
+        self, shard: ShardContext, *, give_away: Callable[[Partition], bool] = lambda partition: False
+    ) -> None:
         self._shard = shard
+        self._give_away = give_away
         # The view that was looked at last, and whether any replica joins or leaves a group in it.
         self._looked_at: ViewMessage | None = None
         self._moving = False
@@ -327,15 +333,27 @@ class ReplicaMover:
 
     # -- as a leader -----------------------------------------------------------------------
 
-    async def as_leader(self) -> list[Partition]:
-        """Take each group that is led here one step further, and report removals that are committed.
+    def unsettled(self) -> list[Partition]:
+        """Return the partitions led here whose members are not those of the placement, or are to leave."""
+        found = []
+        for partition in self._shard.partitions.values():
+            record = self._record_of(partition) if partition.leads else None
+            if record is not None:
+                current = partition.replica.configuration
+                placed = {each.replica_id for each in record.replicas if not each.abandoned}
+                if record.leaving or current.learners or placed != set(current.voters):
+                    found.append(partition)
+        return found
+
+    async def as_leader(self, partitions: Sequence[Partition]) -> list[Partition]:
+        """Take each of these groups one step further, if it is led here, and report committed removals.
 
         Return the partitions that took a step.
 
         Raises:
             TransportError: the catalog did not answer.
         """
-        led = [(each, each.replica.core.term) for each in self._shard.partitions.values() if each.leads]
+        led = [(each, each.replica.core.term) for each in partitions if each.leads]
         newest = any(self._lacks_members(partition) for partition, _ in led) and await self._view_is_newest()
         stepped = []
         for partition, term in led:
@@ -393,6 +411,10 @@ class ReplicaMover:
         step = next_step(record, replica.configuration_record, observed)
         if step is None:
             return False
+        if replica.replica_id not in step.nodes() and self._give_away(partition):
+            # The next leader removes this replica. One that removes itself leads until that is committed, and
+            # does not learn what becomes of the appends that were proposed after it.
+            return False
         try:
             self._shard.driver.propose_configuration(replica, step)
         except (ConfigurationRefused, NotLeader) as error:
@@ -449,11 +471,12 @@ class ReplicaMover:
         fewer failures than before and after.
         """
         try:
+            moving = self.unsettled()
             for _ in range(MOST_STEPS):
-                stepped = await self.as_leader()
-                if not stepped:
+                moving = await self.as_leader(moving)
+                if not moving:
                     break
-                await self._committed(stepped)
+                await self._committed(moving)
             await self.at_home()
         except (TransportError, StorageError) as error:
             _log.debug("moving replicas is delayed: %s", error)

@@ -49,6 +49,8 @@ from laminar.node.runtime.cluster_view import GAP, ViewMessage, ViewUpdate
 from laminar.node.runtime.listeners import BACKLOG
 from laminar.node.runtime.process import Process
 from laminar.node.shard.application import ShardApplication
+from laminar.node.shard.leader_handback import CHECK_S as LEADERS_CHECK_S
+from laminar.node.shard.leader_handback import LeaderHandback
 from laminar.node.shard.lost_majority_members import PartitionMembers
 from laminar.node.shard.lost_manifest import LostManifest
 from laminar.node.shard.reconcile import Reconciler
@@ -132,7 +134,8 @@ class Shard(Process):
             on_error=answer_error,
         )
         self.catch_up = CatchUp(self, by_group=self.by_group)
-        self.moves = ReplicaMover(self)
+        self.leaders = LeaderHandback(self, calm_ms=settings.settle_ms)
+        self.moves = ReplicaMover(self, give_away=self.leaders.give_away)
         self._opener = ReplicaOpener(self)
         self._reconciler = Reconciler(self)
         self._lost_manifest = LostManifest(self)
@@ -237,6 +240,8 @@ class Shard(Process):
                 "log_starts_held": self.retention.held,
             },
             "catch_up": self.catch_up.statistics(),
+            "moves": self.moves.statistics(),
+            "leaders": self.leaders.statistics(),
         }
 
     # -- life ----------------------------------------------------------------------------
@@ -270,6 +275,7 @@ class Shard(Process):
             await self._first_view()
         self.spawn(self._reconcile_loop())
         self.every(RECONCILE_CHECK_S, self._check_reconcile)
+        self.every(LEADERS_CHECK_S, self.leaders.check)
         self.every(self.boot.settings.retention_check_ms / 1000, self._retain)
         self.every(CATCH_UP_CHECK_S, self.catch_up.check)
         self.every(RELEASE_CHECK_S, self.releases.check)
@@ -326,6 +332,7 @@ class Shard(Process):
         self.view.message = message
         if known != message.catalog.nodes:
             self.driver.addresses_changed()
+        self.leaders.observe()
         self._reconciler.follow_min_replicas()
         self._reconciler.stop_abandoned()
         if self.cluster_id is None:

@@ -292,6 +292,7 @@ async def test_who_was_a_member_once_is_added_again_only_by_the_newest_catalog(
         replica=SimpleNamespace(
             name="t/0",
             group=GROUP,
+            replica_id=1,
             leading=True,
             configuration=current.configuration(),
             configuration_record=current,
@@ -321,7 +322,7 @@ async def test_who_was_a_member_once_is_added_again_only_by_the_newest_catalog(
     moves = ReplicaMover(cast(Any, shard))
     assert moves.needed
 
-    await moves.as_leader()
+    await moves.as_leader(moves.unsettled())
     assert added == [node for step in proposed for _, node in step.learners]
 
 

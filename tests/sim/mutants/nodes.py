@@ -12,6 +12,7 @@ OPENING = ("tests/node/shard/test_replica_startup.py",)
 LOST_MANIFEST = ("tests/node/shard/test_lost_manifest.py",)
 LOST_MANIFESTS = ("tests/sim/test_lost_manifest.py",)
 MOVES = ("tests/node/shard/test_replica_moves.py",)
+LEADERS = ("tests/node/shard/test_leader_handback.py",)
 OLD_CATALOG = ("tests/node/shard/test_old_catalog.py",)
 CATCH_UP = ("tests/node/catch_up/test_catch_up.py",)
 REPAIR = ("tests/node/consensus/test_peer_repair.py",)
@@ -430,6 +431,86 @@ NODES = [
         "replica_id <= record.highest_replica_id",
         "replica_id < max(known)",
         tests=("tests/node/shard/test_lost_majority_members.py",),
+        tests_only=True,
+    ),
+    case(
+        "a group goes to a preferred leader that comes and goes",
+        "laminar.node.shard.leader_handback:LeaderHandback._successor",
+        "self._is_calm(record.preferred_leader)",
+        "True",
+        tests=LEADERS,
+        tests_only=True,
+    ),
+    case(
+        "a restarted node is taken for one that was there all the time",
+        "laminar.node.shard.leader_handback:LeaderHandback.observe",
+        "and known[0] == boot",
+        "",
+        tests=LEADERS,
+        tests_only=True,
+    ),
+    case(
+        "a group is handed over while its members change",
+        "laminar.node.shard.leader_handback:LeaderHandback._successor",
+        " and self._is_settled(partition, record)",
+        "",
+        tests=LEADERS,
+        tests_only=True,
+    ),
+    case(
+        "a group is handed over to a voter that lacks what is committed",
+        "laminar.node.shard.leader_handback:LeaderHandback._is_fit",
+        "and core.is_caught_up(member)",
+        "",
+        tests=LEADERS,
+        tests_only=True,
+    ),
+    case(
+        "a group is handed over to a voter that is recovering",
+        "laminar.node.shard.leader_handback:LeaderHandback._is_fit",
+        "and not core.may_be_recovering(member)",
+        "",
+        tests=LEADERS,
+        tests_only=True,
+    ),
+    case(
+        "a group is handed over to a node that drains",
+        "laminar.node.shard.leader_handback:LeaderHandback._is_fit",
+        "and not self._is_draining(replica.nodes[member])",
+        "",
+        tests=LEADERS,
+        tests_only=True,
+    ),
+    case(
+        "a draining node leads on until all is calm",
+        "laminar.node.shard.leader_handback:LeaderHandback._must_go",
+        "self._is_draining(shard.node) or",
+        "",
+        tests=LEADERS,
+        tests_only=True,
+    ),
+    case(
+        "a replica that is to leave hands nothing over",
+        "laminar.node.shard.leader_handback:LeaderHandback._must_go",
+        "or any(",
+        "or False and any(",
+        tests=LEADERS,
+        tests_only=True,
+    ),
+    case(
+        "a hand-over that failed is tried again at once",
+        "laminar.node.shard.leader_handback:LeaderHandback._successor",
+        "now_ms < attempt.next_ms",
+        "False",
+        tests=LEADERS,
+        tests_only=True,
+    ),
+    case(
+        "all groups of a shard are handed over at the same time",
+        "laminar.node.shard.leader_handback:LeaderHandback._run",
+        "while len(self._under_way) >= AT_ONCE:",
+        "while False:",
+        tests=LEADERS,
         tests_only=True,
     ),
     case(
