@@ -14,6 +14,7 @@
 # make log-crash  recorded runs of library and node, crashed at 1,000 instants of their system calls
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
 #                      (WORKLOAD=groups: consumers that die, too; WORKLOAD=transactions: drivers of sinks)
+# make cluster-life  one node becomes five under load, two are drained, one dies, the rest are restarted: always served
 # make steer-deps  what steering with XDP needs, where packages may be installed (Debian, as root)
 # make log-damage  each kind of file of a folder damaged in each way: nothing may be missing without a word
 # make spark-faults  Spark's driver and nodes killed while it copies a topic: each record must be there once
@@ -31,7 +32,8 @@ CODE := laminar raft membership router ebpf tests benches examples
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-flush bench-pipelines bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults log-damage spark-faults clean pins java steer-deps
+  bench-flush bench-pipelines bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
+  cluster-life log-damage spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
 help:
@@ -114,6 +116,10 @@ sim-many: .venv/.core
 cluster-faults: .venv/.core
 	$(BIN)/python -m tests.cluster.faults --minutes $(or $(MINUTES),3) \
 	  --workload $(or $(WORKLOAD),records) $(OPTIONS)
+
+# The life of a cluster from its first node on, with a timeline; `OPTIONS="--topics 20 --most-p99 3"`: see its head.
+cluster-life: .venv/.core
+	$(BIN)/python -m tests.cluster.life $(OPTIONS)
 
 # A driver of Spark that is killed KILLS times while it copies a topic, and nodes with it: each record once.
 spark-faults: .venv/.spark java

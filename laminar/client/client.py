@@ -94,8 +94,8 @@ class Client:
     ) -> Topic[bytes]:
         """Create a topic. Settings that are None take the server's defaults.
 
-        With `allow_fewer_replicas` it is created with as many replicas as there are nodes, and never gets
-        more.
+        With `allow_fewer_replicas` it is created with as many replicas as there are nodes now, and gets the
+        rest when nodes join.
 
         Raises:
             Unavailable: (`too_few_nodes`) fewer nodes are alive than replicas are wanted.

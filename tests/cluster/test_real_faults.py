@@ -25,7 +25,9 @@ def sound(run: bool, told: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("kind", sorted(ROUNDS))
 def test_a_few_rounds_lose_nothing(kind: str, real_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Power gone at all nodes; at one, with `interval`; bits that turn over in one node's files."""
+    """Power gone at all nodes; at one, with `interval`; bits that turn over; cuts while replicas move."""
+    if ROUNDS[kind].cuttable and not wires.can_be_made():
+        pytest.skip("no network namespaces: not root, or no command ip")
     sound(asyncio.run(run_rounds(kind, real_disk, count=1, seed=1)), capsys)
 
 
