@@ -103,6 +103,11 @@ steer-long: .venv/.core
 sim: .venv/.core
 	$(BIN)/python -m tests.sim --seed $(or $(SEED),1)
 
+# Rounds of network cuts during configuration changes, and what is lost by them.
+.PHONY: sim-cuts
+sim-cuts: .venv/.core
+	$(BIN)/python -m tests.sim --cuts $(or $(ROUNDS),100) --first $(or $(FIRST),1)
+
 # Each rule of the protocol switched off in turn: somebody must notice.
 sim-mutants: .venv/.core
 	$(BIN)/python -m tests.sim.mutants $(if $(SECONDS),--seconds $(SECONDS))

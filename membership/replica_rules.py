@@ -31,6 +31,9 @@ from membership.requests import (
 # deletes it.
 MAX_REMOVED = 32
 
+MOST_LEAVING = 2
+"""Most replicas of a partition that leave at a time: one of them by choice at most."""
+
 Change = tuple[CatalogState, Result]
 
 
@@ -113,10 +116,16 @@ def replace_replica(state: CatalogState, request: ReplaceReplica) -> Change:
     return after, Result("updated", version)
 
 
+def leaving_by_choice(partition: PartitionRecord) -> list[ReplicaRecord]:
+    """Return the replicas that leave because they move, so after those that are placed vote."""
+    return [each.replica for each in partition.leaving if each.why == "moved"]
+
+
 def _why_not(state: CatalogState, partition: PartitionRecord, request: ReplaceReplica) -> str:
     if partition.state != "live":
         return "the partition is still being created"
-    if partition.leaving:
+    # The group removes a dead or lost one first, and the one that leaves by choice may be waiting for it.
+    if len(partition.leaving) >= (1 if request.why == "moved" else MOST_LEAVING):
         return "another replica is leaving"
     if request.replica_id not in [r.replica_id for r in partition.replicas]:
         return f"replica {request.replica_id} is not in its place any more"
@@ -124,7 +133,8 @@ def _why_not(state: CatalogState, partition: PartitionRecord, request: ReplaceRe
     old = next(r for r in partition.replicas if r.replica_id == request.replica_id)
     if old.made and not all(r.made for r in others):
         return "another replica is still being made"  # one that is not made itself has never voted
-    if request.node not in state.nodes or request.node in [r.node for r in others]:
+    holding = [r.node for r in (*others, *leaving_by_choice(partition))]
+    if request.node not in state.nodes or request.node in holding:
         return f"{request.node} is not known, or holds a replica already"
     if state.nodes[request.node].draining:
         return f"{request.node} is draining"

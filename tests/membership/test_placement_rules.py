@@ -11,16 +11,19 @@ from membership.catalog import Catalog, NotEnabled
 from membership.catalog_rules import register_node
 from membership.placement_rules import change_placement
 from membership.records import CatalogState, LeavingReplica, Pin, ReplicaRecord, Tombstone
+from membership.replica_rules import change_replicas
 from membership.requests import (
     AddReplicas,
     AlterNode,
     AlterTopic,
     ChangePlacement,
+    ChangeReplicas,
     PinPartition,
     PreferLeaders,
     RegisterNode,
     RemoveNode,
     RemoveReplica,
+    ReplaceReplica,
     Result,
 )
 from tests.membership.nodes import GROUP, node, state_of
@@ -74,6 +77,16 @@ def test_replicas_are_not_added_where_they_do_not_belong(
 def test_a_draining_node_gets_no_replica() -> None:
     state = small()
     state = replace(state, nodes=state.nodes | {"b": replace(node("b"), draining=True)})
+    assert do(state, AddReplicas("t/0", GROUP, 7, ["b"]))[1].outcome == "conflict"
+    moved = ReplaceReplica("t/0", GROUP, 7, 1, "moved", "b")
+    assert change_replicas(state, ChangeReplicas(moved))[1].outcome == "conflict"
+    pin = Pin(["b"], "operator", "test")
+    assert do(state, PinPartition("t/0", 7, pin))[1].outcome == "invalid"
+
+
+def test_a_node_whose_folder_is_an_older_copy_gets_no_replica() -> None:
+    state = small()
+    state = replace(state, nodes=state.nodes | {"b": replace(node("b"), rolled_back=True)})
     assert do(state, AddReplicas("t/0", GROUP, 7, ["b"]))[1].outcome == "conflict"
 
 
@@ -177,6 +190,7 @@ def test_a_node_is_removed_only_when_it_holds_nothing_and_its_store_never_comes_
     state, _ = do(state, AlterNode("c", 0, draining=True))
     assert do(state, RemoveNode("c", state.nodes["c"].version))[1].outcome == "conflict"  # holds a replica
 
+    assert do(state, RemoveNode("d", 0))[1].outcome == "conflict"  # decided before it was drained
     record = state.partitions["t/0"]
     late = ReplicaRecord(9, "d", b"d" * 16)
     stone = Tombstone("u", 0, b"s" * 16, [late], 1, 3)

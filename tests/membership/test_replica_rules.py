@@ -72,6 +72,22 @@ def test_a_replica_goes_by_way_of_leaving_and_removed() -> None:
     assert all(r.made for r in record.replicas) and not record.removed
 
 
+def test_a_dead_replica_is_replaced_beside_one_that_moves() -> None:
+    """Once, and on no node that still holds one; nothing moves beside another."""
+    state, _ = do(state_of(*"abcdef"), step(why="moved"))
+    version = state.partitions["t/0"].version
+    assert "conflict" == do(state, step(replica_id=2, why="moved", node="e", version=version))[1].outcome
+    assert "conflict" == do(state, step(replica_id=4, node="c", version=version))[1].outcome
+    state, result = do(state, step(replica_id=4, node="e", version=version))
+    record = state.partitions["t/0"]
+    assert "updated" == result.outcome and ["a", "b", "e"] == [each.node for each in record.replicas]
+    assert [(3, "moved"), (4, "dead")] == [(each.replica.replica_id, each.why) for each in record.leaving]
+    assert "conflict" == do(state, step(replica_id=5, node="f", version=record.version))[1].outcome
+    state, _ = do(state, ReportRemovals("t/0", GROUP, [4]))
+    version = state.partitions["t/0"].version
+    assert "updated" == do(state, step(replica_id=5, node="f", version=version))[1].outcome
+
+
 def test_a_step_decided_on_an_older_placement_changes_nothing() -> None:
     """The version of the partition, its group and the replica must be what was seen."""
     state = state_of(*"abcd")

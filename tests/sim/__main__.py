@@ -2,6 +2,7 @@
 
 python -m tests.sim --seed 17            one world; --trace FILE writes what happened
 python -m tests.sim --seconds 600        many, on all cores; a failure prints how to see it again
+python -m tests.sim --cuts 100           rounds of network cuts during configuration changes (`cuts.py`)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 
+from tests.sim.cuts import ROUNDS, Counted, run_world
 from tests.sim.simulation import Outcome, options_of, simulate
 
 
@@ -82,6 +84,36 @@ def many(first: int, seconds: float) -> int:
     return len(failed)
 
 
+def _cuts(seed: int) -> tuple[int, Counted | str]:
+    try:
+        return seed, run_world(seed)
+    except Exception:  # noqa: BLE001  # reported with its seed
+        return seed, traceback.format_exc()
+    finally:
+        gc.collect()
+
+
+def cuts(first: int, rounds: int) -> int:
+    """So many rounds of cuts during configuration changes; the number of worlds that failed or lost."""
+    total, failed = Counted(), 0
+    seeds = range(first, first + -(-rounds // ROUNDS))
+    with ProcessPoolExecutor(os.cpu_count() or 1, initializer=_settle) as pool:
+        for seed, counted in pool.map(_cuts, seeds):
+            if isinstance(counted, str):
+                failed += 1
+                print(f"\nseed {seed}:\n{counted}", flush=True)
+                continue
+            failed += bool(counted.lost or counted.doubled or counted.reordered)
+            total.add(counted)
+    deeds = ", ".join(f"{name} {count}" for name, count in total.deeds.most_common())
+    print(f"{total.rounds} rounds of cuts during configuration changes ({deeds}), {total.idle} without one")
+    print(f"  {total.simulated_s:,.0f} simulated s, {total.configurations:,} configurations committed,")
+    print(f"  {total.elections:,} elections")
+    print(f"  acknowledged: {total.acknowledged:,}, lost: {total.lost}, doubled: {total.doubled},")
+    print(f"  out of order: {total.reordered}; worlds that failed: {failed} of {len(seeds)}")
+    return failed
+
+
 def _as_always() -> None:
     """Begin anew with fixed hashes: what a set of names hands out first must not differ from run to run."""
     if os.environ.get("PYTHONHASHSEED") != "0":
@@ -97,7 +129,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="run many seeds for so long")
     parser.add_argument("--first", type=int, default=1, help="the first of many seeds")
     parser.add_argument("--trace", type=Path, default=None, help="write what happened, line by line")
+    parser.add_argument("--cuts", type=int, default=0, help="so many rounds of cuts during changes of groups")
     given = parser.parse_args()
+    if given.cuts:
+        return 1 if cuts(given.first, given.cuts) else 0
     if given.seed is None:
         return 1 if many(given.first, given.seconds) else 0
     options = options_of(given.seed)

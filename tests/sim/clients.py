@@ -92,6 +92,8 @@ class Client:
         self.unknown = 0
         self.reads = 0
         self.operations = 0
+        # By partition: what was acknowledged, with its offset, in this order.
+        self.told: list[list[tuple[int, list[bytes]]]] = [[] for _ in range(partitions)]
         # By partition: one past the highest offset that this client was told of.
         self.seen = [0] * partitions
         self._transport: SimTransport
@@ -228,6 +230,7 @@ class Client:
             f"committed: {found}"
         )
         self.acknowledged += len(values)
+        self.told[partition].append((offset, values))
         self.seen[partition] = max(self.seen[partition], offset + len(values))
         self.world.note(f"{self.name} acknowledged {partition} {offset} {len(values)}")
 

@@ -139,9 +139,10 @@ class Moving:
         old = state.nodes.get(name)
         if old is not None and old.catalog_replica in catalog.configuration.voters:
             return True
-        return any(not self._is_settled(record, name) for record in state.partitions.values())
+        return any(not self.is_settled(record, name) for record in state.partitions.values())
 
-    def _is_settled(self, record: PartitionRecord, name: str) -> bool:
+    def is_settled(self, record: PartitionRecord, name: str) -> bool:
+        """Whether a partition's group has left a node, and every replica of it knows that durably."""
         if record.leaving or any(each.node == name for each in record.replicas):
             return False
         led = next((each for each in _group(self.world, record.group) if each.core.is_leader), None)

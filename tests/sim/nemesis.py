@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import random
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
@@ -14,6 +15,19 @@ from tests.sim.machine import Machine
 from tests.sim.moving import Moving
 from tests.sim.rot import rot_derived, rot_entry, rot_journal
 from tests.sim.world import World
+
+
+def pairs_around(rng: random.Random, world: World, machine: Machine) -> list[tuple[str, str]]:
+    """Wires between a machine, perhaps with some others, and the rest; in one direction now and then."""
+    others = [node for node in world.machines if node != machine.node]
+    away = set(rng.sample(others, rng.randrange(1, len(others))))
+    if rng.random() < 0.3:
+        away = set(others)
+    here = world.machines.keys() - away
+    pairs = [(one, other) for one in sorted(here) for other in sorted(away)]
+    if rng.random() < 0.7:
+        pairs += [(other, one) for one, other in pairs]
+    return pairs
 
 
 class Nemesis:
@@ -53,7 +67,15 @@ class Nemesis:
             (3, self.join_late),
             (1, self.long_absence),
         ]
+        if world.options.admin_pause_s:
+            self._faults += [(3, self.flap), (6, self.cut_at_a_change)]
+        if world.options.thin:
+            # What forgets, or rots, needs another copy.
+            forgetting = (self.rot, self.rot_journal, self.roll_back, self.wipe)
+            self._faults = [each for each in self._faults if each[1] not in forgetting]
         self.moving = Moving(world)
+        # Whether the next change of a group is met by a cut.
+        self._waits_for_change = False
         # Nodes whose replicas may have forgotten something, as far as is known: never more than a minority
         # but by `power_all`, which says so.
         self.doubtful: set[str] = set()
@@ -105,6 +127,11 @@ class Nemesis:
             node for node in self.doubtful if machines[node].is_old or not machines[node].holds_all()
         }
         return self.doubtful <= {machine.node} and not self.moving.is_wiped
+
+    def is_calm(self) -> bool:
+        """Whether no disk may have forgotten anything, and none is about to."""
+        node = next(iter(self.world.machines))
+        return not self.rolling and self._may_forget(self.world.machines[node]) and not self.doubtful
 
     def power_one(self) -> None:
         machine = self._one()
@@ -368,6 +395,36 @@ class Nemesis:
         if machine is not None:
             machine.kill()
             self._later(15 + self.rng.random() * 30, lambda: self._back(machine))
+
+    def flap(self) -> None:
+        """A node that comes and goes, faster than anybody takes it for gone, or for there to stay."""
+        machine = self._one()
+        if machine is not None:
+            self._flap(machine, self.rng.randrange(4, 12))
+
+    def _flap(self, machine: Machine, left: int) -> None:
+        if self.stopping or not left:
+            self._back(machine)
+        elif machine.up:
+            machine.kill()
+            self._later(0.2 + self.rng.random() * 2, lambda: self._flap(machine, left - 1))
+        else:
+            machine.start()
+            self._later(0.2 + self.rng.random(), lambda: self._flap(machine, left - 1))
+
+    def cut_at_a_change(self) -> None:
+        """The next group that changes its members loses wires in that moment."""
+        self._waits_for_change = True
+
+    def changing(self, machine: Machine, group: str) -> None:
+        """A leader on this machine begins a change of this group."""
+        if self._waits_for_change and not self.stopping:
+            self._waits_for_change = False
+            self.faults["cut_in_a_change"] += 1
+            self._later(self.rng.choice((0.0, 0.0, 0.001, 0.05)), lambda: self._cut_around(machine))
+
+    def _cut_around(self, machine: Machine) -> None:
+        self._cut(pairs_around(self.rng, self.world, machine))
 
     # -- the way back ----------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.runtime.process import Process
 from tests.sim.clients import REQUEST_TIMEOUT_S
 from tests.sim.machine import Machine
-from tests.sim.simulation import TOPIC, _begin
+from tests.sim.simulation import TOPIC, begin
 from tests.sim.watch import Watch
 from tests.sim.world import Options, World
 
@@ -42,7 +42,7 @@ class Scene:
             seen(machine, process)
 
         self.world.watch = narrow
-        self.clients = _begin(self.world, self.watch)
+        self.clients = begin(self.world, self.watch)
 
     def load(self, *, pause_s: float = 0.04) -> None:
         for client in self.clients:

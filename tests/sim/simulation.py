@@ -14,6 +14,7 @@ import msgspec
 from laminar.node.api.transactions.abandoned_stages import JANITOR_S, OPEN_AGE_MS
 from laminar.node.api.transactions.sinks import COORDINATORS
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS_TOPIC
+from tests.sim.administrators import Administrators
 from tests.sim.clients import REQUEST_TIMEOUT_S, Client
 from tests.sim.drivers import Driver, Once
 from tests.sim.environment import SimClock
@@ -74,7 +75,23 @@ def options_of(seed: int) -> Options:
     interval_ms = rng.choice((0, 0, 100, 20_000))
     if interval_ms:
         options.topic_settings |= {"flush": "interval", "flush_interval_ms": interval_ms}
+    if rng.random() < 0.3:
+        _with_administrators(options, rng)
     return options
+
+
+def _with_administrators(options: Options, rng: random.Random) -> None:
+    """Room to move, and a planner that does not wait for long."""
+    options.admin_pause_s = rng.choice((5.0, 15.0))
+    options.thin = rng.random() < 0.5
+    options.nodes = rng.choice((4, 5, 5))
+    options.late = rng.choice((0, 1))
+    options.node_settings["settle_ms"] = rng.choice((1000, 3000))
+    if options.thin:
+        # What one replica acknowledges is lost with its last interval.
+        options.topic_settings = {
+            name: value for name, value in options.topic_settings.items() if not name.startswith("flush")
+        }
 
 
 def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
@@ -94,8 +111,10 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         world.loop.failures.append(error) if isinstance(error, AssertionError) else None
     )
     try:
-        clients = _begin(world, watch)
+        clients = begin(world, watch)
         nemesis = Nemesis(world, pause_s=options.fault_pause_s)
+        watch.changing = nemesis.changing
+        administrators = Administrators(world, nemesis.moving, calm=nemesis.is_calm)
         drivers = _drivers(world, watch)
         clients += _uploaders(world, watch)
         for client in clients:
@@ -104,16 +123,20 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
             # A batch is some ten requests.
             driver.start(pause_s=5.5 * options.client_pause_s)
         nemesis.start()
+        if options.admin_pause_s:
+            administrators.start()
         world.loop.run_for(options.trouble_s)
         for client in clients + drivers:
             client.stopping = True
         nemesis.heal()
+        if options.admin_pause_s:
+            _come_to_rest(world, watch, administrators)
         # What was asked for before is answered, or given up, by then.
         world.loop.run_for(2 * REQUEST_TIMEOUT_S)
         assert world.loop.run_until(
-            lambda: watch.converged(TOPIC, options.partitions, min(options.replicas, options.nodes)),
+            lambda: watch.converged(TOPIC, options.partitions, _number(options)),
             at_most_s=120.0,
-        ), "healed, but the cluster does not converge: " + _standing(world, watch, options)
+        ), "healed, but the cluster does not converge: " + _standing(world, watch, TOPIC, options.partitions)
         for _ in range(60):
             if world.loop.run_until_complete(watch.is_whole()):
                 break
@@ -121,9 +144,9 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         else:
             raise AssertionError("what rotted is not healed: " + _damage(world))
         assert world.loop.run_until(
-            lambda: watch.converged(TOPIC, options.partitions, min(options.replicas, options.nodes)),
+            lambda: watch.converged(TOPIC, options.partitions, _number(options)),
             at_most_s=60.0,
-        ), "healed, but the cluster does not converge: " + _standing(world, watch, options)
+        ), "healed, but the cluster does not converge: " + _standing(world, watch, TOPIC, options.partitions)
         if drivers:
             _end_sinks(world, watch, drivers[0])
             outcome.exercised["sinks forgotten"] = _forgotten(watch)
@@ -146,13 +169,27 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
     outcome.elections = watch.elections
     outcome.faults = nemesis.faults
     outcome.exercised += watch.exercised() + nemesis.moving.exercised()
+    outcome.exercised += administrators.exercised()
     outcome.exercised["drivers crashed"] = sum(driver.crashes for driver in drivers)
     outcome.exercised["drivers fenced"] = sum(driver.fenced for driver in drivers)
     outcome.exercised["commits of sinks that were forgotten"] = sum(driver.forgotten for driver in drivers)
     return outcome
 
 
-def _begin(world: World, watch: Watch) -> list[Client]:
+def _come_to_rest(world: World, watch: Watch, administrators: Administrators) -> None:
+    """After the last command, every replica goes to the place that is wanted for it."""
+    administrators.end()
+    assert world.loop.run_until(
+        lambda: administrators.is_over() and not watch.placement.out_of_place(), at_most_s=300.0
+    ), f"healed, but not in its place: {watch.placement.out_of_place()}"
+
+
+def _number(options: Options) -> int | None:
+    """How many replicas each partition has at the end; None: as many as are wanted then."""
+    return None if options.admin_pause_s else min(options.replicas, options.nodes)
+
+
+def begin(world: World, watch: Watch) -> list[Client]:
     """A cluster with a topic, in good health."""
     _gather(world)
     world.loop.run_for(5.0)
@@ -188,10 +225,12 @@ def _end_sinks(world: World, watch: Watch, driver: Driver) -> None:
     ended = world.loop.start(last.life, last.commit_batches(1))
     assert world.loop.run_until(ended.done, at_most_s=120.0), "healed, but no batch can be committed"
     ended.result()
-    replicas = min(options.replicas, options.nodes)
+    replicas = _number(options)
     assert world.loop.run_until(
         lambda: watch.converged(COORDINATORS_TOPIC, COORDINATORS, replicas), at_most_s=120.0
-    ), "healed, but the coordinators do not converge"
+    ), "healed, but the coordinators do not converge: " + _standing(
+        world, watch, COORDINATORS_TOPIC, COORDINATORS
+    )
     watch.ledger.check_end()
     # Clocks of the past were ahead by hours, perhaps, and times in a log do not go back.
     ahead_ms = max(
@@ -264,11 +303,11 @@ async def _make_topic(client: Client, options: Options) -> None:
     raise AssertionError(f"the topic can't be made: {answer}")
 
 
-def _standing(world: World, watch: Watch, options: Options) -> str:
-    lines = []
-    for number in range(options.partitions):
-        for machine, partition in watch.partitions(TOPIC, number):
-            lines.append(f"{machine.node} {partition.replica.core!r}")
+def _standing(world: World, watch: Watch, topic: str, partitions: int) -> str:
+    lines = watch.placement.out_of_place()
+    for number in range(partitions):
+        for machine, partition in watch.partitions(topic, number):
+            lines.append(f"{machine.node} {partition.replica.core!r} {partition.replica.configuration}")
     return f"{world.machines} " + "; ".join(lines)
 
 

@@ -15,7 +15,7 @@ from laminar.node.partition.partition import Partition
 from raft.values import Role
 from tests.sim.clients import Client
 from tests.sim.machine import Machine
-from tests.sim.simulation import TOPIC, _begin, _gather, _serve
+from tests.sim.simulation import TOPIC, _gather, _serve, begin
 from tests.sim.watch import Watch
 from tests.sim.world import Options, World
 
@@ -34,7 +34,7 @@ class Scene:
             Options(seed=7, nodes=nodes, replicas=nodes, partitions=1, clients=1, topic_settings=settings)
         )
         self.watch = Watch(self.world)
-        [self.client] = _begin(self.world, self.watch)
+        [self.client] = begin(self.world, self.watch)
         self.client.start(pause_s=0.1)
         self.until(lambda: self.client.acknowledged >= 20, "records")
 
@@ -158,7 +158,7 @@ def test_an_only_replica_that_forgot_goes_on_by_itself() -> None:
         )
     )
     watch = Watch(world)
-    [client] = _begin(world, watch)
+    [client] = begin(world, watch)
     client.start(pause_s=0.1)
     assert world.loop.run_until(lambda: client.acknowledged >= 20, at_most_s=60.0)
     client.stopping = True
@@ -320,7 +320,7 @@ def test_a_founder_that_forgot_who_joined_leads_no_second_group(without: tuple[s
 def test_where_the_others_are_is_written_anew_before_its_second_copy_rots() -> None:
     """A founder whose catalog is damaged has nothing else that leads to its peers."""
     world = World(Options(seed=3, partitions=1, clients=1))
-    _begin(world, Watch(world))
+    begin(world, Watch(world))
     founder = world.machines["a"]
 
     def copies() -> list[str]:

@@ -18,7 +18,7 @@ from laminar.log.storage import Storage
 from tests.sim.loop import Life, SimLoop
 from tests.sim.rot import rot_journal
 from tests.sim.scene import SMALL, Scene
-from tests.sim.simulation import TOPIC, _begin, options_of, simulate
+from tests.sim.simulation import TOPIC, begin, options_of, simulate
 from tests.sim.watch import Watch
 from tests.sim.world import Options, World
 
@@ -149,7 +149,7 @@ def test_who_looks_on_does_not_wait_for_the_pace_of_cold_reads() -> None:
     """Beside commits a read from the disk is made to wait; one who looks on takes no time."""
     world = World(Options(seed=1))
     watch = Watch(world)
-    _begin(world, watch)
+    begin(world, watch)
     (machine, partition), *_ = watch.partitions("t", 0)
     log, readers = partition.log, partition.log._reader._readers
     log._recent.clear()

@@ -11,7 +11,7 @@ from laminar.node.partition.state import sinks
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS_TOPIC
 from tests.sim.drivers import Driver
 from tests.sim.machine import Machine
-from tests.sim.simulation import TOPIC, _begin, _end_sinks, simulate
+from tests.sim.simulation import TOPIC, _end_sinks, begin, simulate
 from tests.sim.watch import Watch
 from tests.sim.world import Options, World
 
@@ -49,7 +49,7 @@ def cluster(seed: int) -> tuple[World, Watch, Driver]:
     """Three nodes without other troubles, and one driver who does not crash by chance."""
     world = World(Options(seed=seed, partitions=2, clients=0, disk_s=0.01))
     watch = Watch(world)
-    _begin(world, watch)
+    begin(world, watch)
     driver = Driver(world, watch, 1, sink="s", topic=TOPIC, partitions=2)
     driver.crash_chance = 0.0
     return world, watch, driver

@@ -21,11 +21,13 @@ from laminar.node.consensus.replica import Replica
 from laminar.node.consensus.replica import StateMachine as Follower
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.staged_batches import publish_record
+from laminar.node.placement.wanted import wanted_number
 from laminar.node.runtime.process import Process
 from laminar.node.shard.shard import Shard
 from raft.configuration import ConfigurationRefused, check_step
 from raft.messages import AnyMessage, Vote, VoteAnswer
 from tests.sim.machine import Machine
+from tests.sim.placement_rules import PlacementRules
 from tests.sim.sinks import Ledger
 from tests.sim.uploads import UploadLedger
 from tests.sim.world import World
@@ -136,6 +138,11 @@ class Watcher:
             )
         if header.kind == Kind.CONFIGURATION and self._replica.core.is_leader:
             self._changes(header)
+            after = configuration_record(memoryview(frame)[HEADER_SIZE:])
+            if not after.abandoned:
+                self._watch.placement.configuration_changed(
+                    self._who(), after.configuration(), self._group.homes
+                )
         if header.kind == Kind.CONFIGURATION:
             self._configured.append(header.index)
         if self._replica.core.is_leader:
@@ -149,6 +156,7 @@ class Watcher:
         core, log = self._replica.core, self._replica.log
         if core.configuration.abandoned and header.term < core.term:
             return  # a person's decision, in the term before the one that it is led in
+        self._watch.changing(self._machine, self._group.name)
         before = self._configured[-1]
         assert before <= core.committed_index, (
             f"{self._who()}: configuration {header.index} while {before} is not committed"
@@ -205,6 +213,9 @@ class Watch:
         self.uploads = UploadLedger()
         # Told of each entry that a leader takes, and of each that is committed: what, which group, its head.
         self.on_entry: Callable[[str, str, Header], None] = lambda what, group, header: None
+        # Told of the machine whose leader begins a change of its group, and of the group's name.
+        self.changing: Callable[[Machine, str], None] = lambda machine, group: None
+        self.placement = PlacementRules(world)
         world.watch = self.process
         world.losing = self._losing
         world.ending = self._hold
@@ -226,6 +237,8 @@ class Watch:
                 f"{(machine.node, machine.folder)}"
             )
             self.committed(group, replica, f"{replica.name}@{machine.node}", last - LOOK_BACK, last)
+            if replica.name == CATALOG_NAME:
+                self._follow_catalog(replica.machine)
             watcher: Any = Watcher(self, group, replica, machine)
             replica.machine = watcher
             add(replica)
@@ -239,6 +252,19 @@ class Watch:
 
         driver.add = watched_add
         driver._queue_control = watched_queue
+
+    def _follow_catalog(self, group: Any) -> None:
+        """See each change of the catalog that this node makes."""
+        catalog = group.catalog
+        apply = catalog.apply
+
+        def watched_apply(index: int, command: bytes) -> Any:
+            before = catalog.state()
+            result = apply(index, command)
+            self.placement.catalog_changed(before, catalog.state())
+            return result
+
+        catalog.apply = watched_apply
 
     def _voted(self, replica: Replica, message: Vote | VoteAnswer) -> None:
         """At most one vote in a term, over all lives."""
@@ -412,6 +438,7 @@ class Watch:
                     "replicas deleted": sum(shard.moves.deleted for shard in shards),
                 }
             )
+            + Counter({f"steps: {name}": count for name, count in self.placement.steps.items()})
             + self.ledger.happened
             + self.uploads.happened
         )
@@ -427,8 +454,11 @@ class Watch:
             if (topic, number) in shard.partitions
         ]
 
-    def converged(self, topic: str, partitions: int, replicas: int) -> bool:
-        """Whether every partition has its replicas where the catalog wants them, and these hold the same."""
+    def converged(self, topic: str, partitions: int, replicas: int | None) -> bool:
+        """Whether every partition has its replicas where the catalog wants them, and these hold the same.
+
+        `replicas`: how many of each; None: as many as are wanted.
+        """
         catalog = self.world.catalog()
         if catalog is None:
             return False
@@ -436,11 +466,14 @@ class Watch:
             found = self.partitions(topic, number)
             leader = next((p for _, p in found if p.leads), None)
             record = catalog.partitions.get(f"{topic}/{number}")
-            if leader is None or record is None or len(found) != replicas or record.leaving:
+            if record is None:
+                return False
+            most = replicas or wanted_number(catalog, record)
+            if leader is None or len(found) != most or record.leaving:
                 return False
             if {r.replica_id for r in record.replicas} != set(leader.replica.configuration.members()):
                 return False
-            if len(leader.replica.configuration.voters) != replicas:
+            if len(leader.replica.configuration.voters) != most:
                 return False
             ends = {(p.committed_index, p.log.last_index) for _, p in found}
             if len(ends) != 1 or len(set(next(iter(ends)))) != 1:

@@ -45,6 +45,10 @@ class Options:
     # The last so many nodes have not joined when the trouble begins.
     late: int = 0
     trouble_s: float = 120.0
+    # Between two deeds of administrators; 0: there are none.
+    admin_pause_s: float = 0.0
+    # Whether these go down to one replica.
+    thin: bool = False
     # A write or sync takes up to so long.
     disk_s: float = 0.001
     election_timeout_ms: int = 1500

@@ -11,11 +11,12 @@ precedence:
    elsewhere.
 4. A partition with too many replicas loses one.
 
-A partition has one step at a time. Steps 3 and 4 are voluntary: at most `MOVES_AT_ONCE` partitions of the
-cluster take one. A move waits until every replica of the partition is on a node that is present, so an absent
-one comes back or is replaced; a partition loses a replica only if all others are present. A node gets at most
-`AT_ONCE` new replicas at a time, and only when it is settled (`presence`). While more than one node in four
-is gone nothing begins: then the network, or this leader, is more likely at fault than the nodes.
+A partition has one step at a time. But a dead or lost replica is replaced also while another one leaves: that
+one may be waiting for it. Steps 3 and 4 are voluntary: at most `MOVES_AT_ONCE` partitions of the cluster take
+one. A move waits until every replica of the partition is on a node that is present, so an absent one comes
+back or is replaced; a partition loses a replica only if all others are present. A node gets at most `AT_ONCE`
+new replicas at a time, and only when it is settled (`presence`). While more than one node in four is gone
+nothing begins: then the network, or this leader, is more likely at fault than the nodes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Literal, NamedTuple
 
 from laminar.node.placement.wanted import Wanted, wanted_number
 from membership.records import CatalogState, PartitionRecord, ReplicaRecord
+from membership.replica_rules import MOST_LEAVING, leaving_by_choice
 from membership.requests import AddReplicas, RemoveReplica, ReplaceReplica
 
 AT_ONCE = 2
@@ -122,11 +124,11 @@ class _Planner:
 
     def step(self, key: str, partition: PartitionRecord) -> Planned | None:
         """Return the step that a partition needs next; None if it needs none, or none can begin now."""
-        if partition.state != "live" or partition.leaving:
+        if partition.state != "live":
             return None
         if any(self._why_unfit(each) for each in partition.replicas):
             return self._replacement(key, partition)  # without a node for it, other steps wait as well
-        if not all(each.made for each in partition.replicas):
+        if partition.leaving or not all(each.made for each in partition.replicas):
             return None
         number = wanted_number(self._state, partition)
         if len(partition.replicas) < number:
@@ -136,6 +138,8 @@ class _Planner:
         return self._move(key, partition)
 
     def _replacement(self, key: str, partition: PartitionRecord) -> Planned | None:
+        if len(partition.leaving) >= MOST_LEAVING:
+            return None
         for replica in partition.replicas:
             why = self._why_unfit(replica)
             if why is None:
@@ -165,7 +169,7 @@ class _Planner:
         self, partition: PartitionRecord, replica: ReplicaRecord, others: Sequence[ReplicaRecord]
     ) -> str | None:
         """Return the best settled node for the successor of a replica."""
-        taken = {each.node for each in others}
+        taken = {each.node for each in others} | {each.node for each in leaving_by_choice(partition)}
         ranked = [*self._wanted.nodes(partition), *self._wanted.order(partition)]
         free = [node for node in dict.fromkeys(ranked) if node not in taken and node in self._settled]
         if not others and len(free) > 1 and replica.node in free:

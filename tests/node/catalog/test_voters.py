@@ -36,6 +36,7 @@ def end(
     gone: Collection[str] = (),
     not_ready: str = "",
     put_back: str = "",
+    draining: str = "",
     silent: str = "",
 ) -> tuple[list[str], str]:
     """The voters after each step to the last, and who follows then."""
@@ -43,6 +44,8 @@ def end(
     for name in put_back:
         older = replace(state.nodes[name], rolled_back=True)
         state = replace(state, nodes=state.nodes | {name: older})
+    for name in draining:
+        state = replace(state, nodes=state.nodes | {name: replace(state.nodes[name], draining=True)})
     current = ConfigurationRecord(members(voters), members(learners))
     passed = []
 
@@ -116,3 +119,31 @@ def test_a_voter_whose_folder_was_put_back_is_swapped_and_never_votes_again() ->
     """It is there, and holds all that is committed; but it has forgotten what it promised."""
     assert end("abc", "d", nodes="abcd", put_back="b") == (["ac", "ac", "acd"], "b")
     assert end("ac", "b", nodes="abc", put_back="b") == ([], "b")
+
+
+def test_a_draining_voter_is_swapped_and_its_successor_votes_before_it_goes() -> None:
+    """It can still vote until then, so there are never fewer voters."""
+    assert end("abc", "d", nodes="abcd", draining="a") == (["abcd", "bcd", "bcd"], "a")
+    passed, following = end("abcde", "fg", nodes="abcdefg", draining="ab")
+    assert (passed[-1], following) == ("cdefg", "ab") and min(map(len, passed)) == 5
+    assert end("abc", "d", nodes="abcd", draining="d") == ([], "d")  # nor does it begin to vote
+
+
+def test_a_draining_voter_waits_for_a_successor_that_cannot_vote_yet() -> None:
+    """And goes without one only when all nodes that stay vote already."""
+    assert end("abc", "d", nodes="abcd", draining="a", not_ready="d") == ([], "d")
+    assert end("abc", nodes="abc", draining="a") == (["bc", "bc"], "a")
+    assert end("ab", nodes="ab", draining="ab") == ([], "")  # somebody must vote
+    assert end("abc", nodes="abc", draining="a", silent="b") == ([], "")
+
+
+def test_a_draining_voter_that_is_dead_is_removed_first() -> None:
+    """It can vote no more, so it is one like any other that is gone."""
+    assert end("abc", "d", nodes="abcd", draining="a", gone="a") == (["bc", "bc", "bcd"], "a")
+
+
+def test_a_node_that_was_removed_is_no_member_any_more() -> None:
+    """Voter or learner: but no step leads to voters of which no majority answers."""
+    assert end("abc", "d", nodes="bcd") == (["bc", "bcd"], "")
+    assert end("abc", "d", nodes="abc") == (["abc"], "")
+    assert end("abc", nodes="bc", silent="b") == ([], "")

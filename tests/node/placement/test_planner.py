@@ -191,6 +191,46 @@ def test_a_topic_that_asks_for_fewer_replicas_loses_the_worst_ranked_one_by_one(
     assert nodes_of(after) == set(wanted_nodes(state, state.partitions["t/0"]))
 
 
+@pytest.mark.parametrize("busy", ["leaving", "not made", "creating"])
+def test_a_partition_has_one_step_at_a_time(busy: str) -> None:
+    """Where it is pinned elsewhere, and where it is to have fewer."""
+    state = at_home(state_of(*"abcdef"))
+    record = state.partitions["t/0"]
+    away = [*sorted(nodes_of(state))[:2], min(set("abcdef") - nodes_of(state))]
+    for pin in (Pin(away, "operator", "test"), Pin(away[:1], "operator", "test")):
+        pinned = replace(record, pin=pin)
+        assert planned(replace(state, partitions={"t/0": pinned})) != []
+        if busy == "leaving":
+            left = LeavingReplica(ReplicaRecord(9, "z", b"z" * 16), "moved")
+            pinned = replace(pinned, leaving=[left])
+        elif busy == "not made":
+            *others, last = pinned.replicas
+            pinned = replace(pinned, replicas=[*others, replace(last, made=False)])
+        else:
+            pinned = replace(pinned, state="creating")
+        assert planned(replace(state, partitions={"t/0": pinned})) == []
+
+
+def test_a_move_whose_new_node_dies_goes_elsewhere() -> None:
+    """But not to the node that the moved one leaves: it is there until its successor votes."""
+    state = at_home(state_of(*"abcdef"))
+    home = sorted(nodes_of(state))
+    away, *others = sorted(set("abcdef") - set(home))
+    pin = Pin([*home[:2], away], "operator", "test")
+    state = replace(state, partitions={"t/0": replace(state.partitions["t/0"], pin=pin)})
+    [step] = planned(state)
+    moving = perform(state, step)
+    for made in (False, True):
+        replicas = [replace(each, made=each.made or made) for each in moving.partitions["t/0"].replicas]
+        arriving = replace(moving, partitions={"t/0": replace(moving.partitions["t/0"], replicas=replicas)})
+        assert planned(arriving, absent={away}) == []
+        [step] = planned(arriving, gone={away})
+        assert isinstance(step, ReplaceReplica) and (step.why, step.node in others) == ("dead", True)
+        after = perform(arriving, step)
+        assert planned(after, gone={away}) == []
+        assert [each.why for each in after.partitions["t/0"].leaving] == ["moved", "dead"]
+
+
 def test_nothing_is_removed_while_one_that_stays_is_absent() -> None:
     """With it the last copy, or the majority, could go."""
     state = state_of(*"abc")
@@ -215,6 +255,42 @@ def test_a_draining_node_is_emptied_and_a_pin_to_it_gives_way() -> None:
     pinned = replace(state.partitions["t/0"], pin=Pin(["a", "b", "c"], "operator", "test"))
     after, _ = until_quiet(replace(state, partitions={"t/0": pinned}))
     assert nodes_of(after) == set("abd")
+
+
+def test_a_draining_nodes_replica_moves_before_one_that_the_rank_places_elsewhere() -> None:
+    """There is one free place at a time; the node is waited for."""
+    state = at_home(state_of(*"abcdef"))
+    ranked = wanted_nodes(state, state.partitions["t/0"])
+    others = sorted(set("abcdef") - set(ranked))
+    held = [others[0], ranked[0], others[1]]
+    replicas = [
+        ReplicaRecord(place + 1, name, state.nodes[name].store_id, made=True)
+        for place, name in enumerate(held)
+    ]
+    state = replace(
+        state, partitions={"t/0": replace(state.partitions["t/0"], replicas=replicas)}, next_replica_id=4
+    )
+    for name in others[:2]:
+        draining = replace(state, nodes=state.nodes | {name: replace(node(name), draining=True)})
+        [step] = planned(draining)
+        assert isinstance(step, ReplaceReplica) and name in step.because, step
+        assert held.index(name) + 1 == step.replica_id
+
+
+def test_a_node_whose_folder_is_an_older_copy_is_not_wanted() -> None:
+    state = state_of(*"abcd")
+    old = replace(state, nodes=state.nodes | {"c": replace(node("c"), rolled_back=True)})
+    assert set(wanted_nodes(old, old.partitions["t/0"])) == set("abd")
+
+
+def test_what_is_wanted_follows_the_nodes() -> None:
+    """What was computed before stays only while the same nodes belong."""
+    state = state_of(*"abcd")
+    wanted = Wanted(state)
+    former = wanted.nodes(state.partitions["t/0"])
+    changed = replace(state, nodes=state.nodes | {former[0]: replace(node(former[0]), draining=True)})
+    wanted.follow(changed)
+    assert former[0] not in wanted.nodes(changed.partitions["t/0"])
 
 
 def test_a_drain_for_which_too_few_nodes_are_left_moves_nothing() -> None:

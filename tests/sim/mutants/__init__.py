@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tests.sim.mutants.nodes import NODES
+from tests.sim.mutants.placement import PLACEMENT
 from tests.sim.mutants.protocol import PROTOCOL
 from tests.sim.mutants.tables import TABLES
 from tests.sim.mutants.transactions import TRANSACTIONS
 
-CASES = [*PROTOCOL, *TABLES, *TRANSACTIONS, *NODES]
+CASES = [*PROTOCOL, *TABLES, *TRANSACTIONS, *NODES, *PLACEMENT]
