@@ -39,6 +39,8 @@ def choose(state: CatalogState, *, unfit: Collection[str] = ()) -> dict[str, str
             continue
         if partition.preferred_leader in candidates:
             spread.assign(key, candidates, partition.preferred_leader)
+        elif not partition.preferred_leader and not all(each.made for each in partition.replicas):
+            spread.count(candidates[0])  # it grows, and is led where it is until then
         else:
             unassigned.append((key, partition, candidates))
     for key, partition, candidates in unassigned:
@@ -74,6 +76,10 @@ class _Spread:
     def assign(self, key: str, candidates: list[str], node: str) -> None:
         self._candidates[key] = candidates
         self._led[node][key] = None
+        self._counts[node] += 1
+
+    def count(self, node: str) -> None:
+        """Count a partition that a node leads and that is not to be handed over."""
         self._counts[node] += 1
 
     def least(self, ranked: list[str]) -> str:

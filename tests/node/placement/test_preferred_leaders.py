@@ -75,12 +75,25 @@ def test_a_node_that_leaves_hands_over_only_what_it_leads() -> None:
     assert gone["c"] == 0
 
 
+def test_a_partition_that_grows_is_led_where_it_is_and_counts_there() -> None:
+    """Else its leadership would go to the first replica that is made, and on to the next."""
+    state = cluster("abc", 12)
+    growing = {
+        key: replace(each, replicas=[replace(r, made=r.node == "a") for r in each.replicas])
+        for key, each in list(state.partitions.items())[:8]
+    }
+    changes = choose(replace(state, partitions=state.partitions | growing))
+    assert changes.keys() == state.partitions.keys() - growing.keys()
+    assert Counter(changes.values()) == {"b": 2, "c": 2}
+
+
 def test_a_replica_that_is_not_made_or_lost_is_not_preferred() -> None:
     state = cluster("abc", 12)
     partitions = {
         key: replace(
             each,
             replicas=[replace(r, made=r.node != "b", lost=r.node == "c") for r in each.replicas],
+            preferred_leader="c",
         )
         for key, each in state.partitions.items()
     }
