@@ -270,8 +270,6 @@ PURE = (
     "membership.replica_rules",
     "membership.placement_rules",
     "membership.catalog_delta",
-    "laminar.node.placement.balance",
-    "laminar.node.placement.load",
     "laminar.checksum",
     "laminar.batch",
     "laminar.batch.batch",

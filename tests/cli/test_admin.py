@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import laminar as library
 from laminar.cli.commands.admin import doctor
 from laminar.cli.commands.admin.doctor import Answers
 from laminar.cli.commands.cluster import changes_of
@@ -105,6 +106,20 @@ def test_a_topic_is_altered_and_what_is_left_to_do_is_named(topic: str, laminar:
     removed = json.loads(laminar("topic", "alter", topic, "--setting", "retention_ms=null", "--json").out)
     assert {} == removed["settings"]
     assert 2 == laminar("topic", "alter", topic).code
+
+
+def test_a_system_topic_with_too_few_replicas_is_named_too(node: str, on_node: str, laminar: Command) -> None:
+    """`_transactions`: the loss of its only node would end every transaction."""
+    with library.connect() as client:
+        client.request_json("POST", "/v1/producers", {"name": "copier"})
+    words = ("topic", "alter", "_transactions", "--replicas")
+
+    assert 0 == laminar(*words, "3", "--allow-fewer-replicas").code
+    status = laminar("cluster", "status")
+    assert 0 == laminar(*words, "1").code
+
+    assert (1, True) == (status.code, "_transactions has 1 of the 3 replicas asked for" in status.text)
+    assert "all well" not in status.text
 
 
 def test_a_partition_is_pinned_and_unpinned_and_led(node: str, topic: str, laminar: Command) -> None:

@@ -96,6 +96,12 @@ def transfer(
             leader = (client.request_json("GET", target).get("leader") or {}).get("node")
             if leader == to:
                 break
+            chosen = client.request_json("GET", path_of(partition))["preferred_leader"]
+            if chosen != to:
+                raise Failed(
+                    f"{chosen} is chosen to lead {partition} again: {to} would lead more than its share",
+                    code=EXIT_PARTLY,
+                )
             if time.monotonic() >= deadline_s:
                 raise Failed(
                     f"{to} is chosen to lead {partition}, and {leader or 'no node'} still does",
