@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache, cached_property
 from pathlib import Path
 
 PACKAGES = ("laminar", "raft", "membership", "router", "ebpf")
@@ -335,6 +336,12 @@ class Module:
     def is_package(self) -> bool:
         return self.path.name == "__init__.py"
 
+    @cached_property
+    def imports_and_calls(self) -> list[ast.Import | ast.ImportFrom | ast.Call]:
+        """What may name another module, wherever it stands."""
+        wanted = ast.Import, ast.ImportFrom, ast.Call
+        return [node for node in ast.walk(self.tree) if isinstance(node, wanted)]
+
 
 def modules(root: Path) -> dict[str, Module]:
     """Every module of the house below `root`, by its dotted name."""
@@ -345,13 +352,18 @@ def modules(root: Path) -> dict[str, Module]:
             if parts[-1] == "__init__":
                 parts.pop()
             name = ".".join(parts)
-            found[name] = Module(name, path, ast.parse(path.read_text("utf-8"), str(path)))
+            found[name] = _parsed(name, path, path.read_text("utf-8"))
     return found
+
+
+@cache  # each check looks at all modules again
+def _parsed(name: str, path: Path, text: str) -> Module:
+    return Module(name, path, ast.parse(text, str(path)))
 
 
 def imports(module: Module, known: dict[str, Module]) -> Iterator[tuple[int, str]]:
     """(line, module) of every import; `from a import b` is `a.b` where that is a module, else `a`."""
-    for node in ast.walk(module.tree):
+    for node in module.imports_and_calls:
         match node:
             case ast.Import(names=names):
                 yield from ((node.lineno, alias.name) for alias in names)
@@ -519,12 +531,13 @@ def check_generic_names(root: Path) -> list[Violation]:
     """
     known = modules(root)
     wrong = []
+    targets = {name: {target for _, target in imports(module, known)} for name, module in known.items()}
     for start in (name for name in known if covers(USERS, row_of(name) or "")):
         came_from = {start: ""}
         queue = [start]
         while queue:
             here = queue.pop()
-            for _, target in imports(known[here], known):
+            for target in sorted(targets[here]):
                 if target.split(".")[0] in GENERIC:
                     wrong.append(Violation(start, f"leads to {target} through {here}"))
                 elif target in known and target not in came_from and target not in ASKED_FOR:
@@ -567,7 +580,7 @@ def check_disk_door(root: Path) -> list[Violation]:
         for line, target in imports(module, known):
             if target.split(".")[0] in FILE_MODULES:
                 wrong.append(Violation(f"{name}:{line}", f"touches files by {target}: go through the disk"))
-        for node in ast.walk(module.tree):
+        for node in module.imports_and_calls:
             if isinstance(node, ast.Call) and (call := file_call(node, short)):
                 wrong.append(Violation(f"{name}:{node.lineno}", f"calls {call}: go through the disk"))
     return wrong
@@ -576,7 +589,7 @@ def check_disk_door(root: Path) -> list[Violation]:
 def aliases(module: Module) -> dict[str, str]:
     """Local name to full name, for `import os as o` and `from os import rename as r`."""
     short: dict[str, str] = {}
-    for node in ast.walk(module.tree):
+    for node in module.imports_and_calls:
         match node:
             case ast.Import(names=names):
                 short |= {alias.asname: alias.name for alias in names if alias.asname}
