@@ -123,8 +123,13 @@ class Candidacy:
         return not self.inhibited and (
             replica_id in configurations.current.voters
             or configurations.may_count(replica_id)
-            or self._reaches_floor(self._log.last_term, self._log.last_index)
+            or self.is_released
         )
+
+    @property
+    def is_released(self) -> bool:
+        """Whether our log reaches the floor of a release."""
+        return self._reaches_floor(self._log.last_term, self._log.last_index)
 
     def _reaches_floor(self, last_term: int, last_index: int) -> bool:
         return self._floor is not None and (last_term, last_index) >= self._floor

@@ -191,6 +191,11 @@ class Core:
         return self._candidacy.recovering
 
     @property
+    def is_released(self) -> bool:
+        """Whether a release has shown that no log of the group that is left holds more than ours."""
+        return self._candidacy.is_released
+
+    @property
     def defers_campaign(self) -> bool:
         """True if others are to campaign first, because part of this log is damaged; set by the driver."""
         return self._candidacy.defers_campaign

@@ -264,6 +264,23 @@ def test_pitfall_34_a_new_incarnation_resets_the_match_and_ends_the_old_one() ->
     assert leader.core.dropped == {"old_incarnation": 1}
 
 
+def test_a_leader_knows_of_a_voter_that_it_hears_whether_it_may_be_recovering() -> None:
+    """From its first word in a new incarnation until it matches up to its goal."""
+    network = Network()
+    leader = network.elect(1)
+    leader.propose(b"a", now_ms=0)
+    network.settle()
+    assert not any(map(leader.core.may_be_recovering, (1, 2, 3)))
+    network[2].forget(1, now_ms=network.now_ms)
+    leader.receive((HeartbeatAnswer(*head(2, 1, 1, incarnation=1), 0), ()), now_ms=network.now_ms)
+    assert leader.core.may_be_recovering(2) and not leader.core.may_be_recovering(3)
+    assert not network[3].core.may_be_recovering(2), "it does not lead"
+
+    network.pass_time(1000)
+    assert not leader.core.may_be_recovering(2)
+    assert not network[2].core.recovering
+
+
 def test_pitfall_34_the_goal_reaches_the_first_entry_of_the_term() -> None:
     """Not merely the commit index: what an earlier leader committed may lie between."""
     network = Network(logs={1: entries_of(1, 1)}, hard_states={1: HardState(1)})

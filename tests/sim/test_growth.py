@@ -147,6 +147,30 @@ def test_no_learner_votes_while_another_is_away() -> None:
     scene.check()
 
 
+def test_an_only_voter_that_lost_its_power_leads_again_once_those_that_join_have_answered() -> None:
+    """It may have forgotten that one of them votes. They hold less than it does, so nobody else can lead."""
+    interval: dict[str, int | str] = {"flush": "interval", "flush_interval_ms": 500}
+    scene = scene_of(8, replicas=1, topic_settings=interval)
+    loop = scene.world.loop
+    (holder,) = members(scene)[0]
+    loop.run_for(10.0)
+    scene.load()
+    pin(scene, *all_nodes(scene))
+    assert loop.run_until(lambda: len(record_of(scene).replicas) == 3, at_most_s=60.0)
+    others = [machine for machine in scene.world.machines.values() if machine.name != holder]
+    for machine in others:
+        machine.kill()
+    loop.run_for(5.0)
+    scene.world.losing()
+    scene.world.machines[holder].lose_power(keep=0.0)
+    for machine in scene.world.machines.values():
+        machine.start()
+
+    assert loop.run_until(lambda: voters(scene) == 3, at_most_s=120.0), members(scene)
+    scene.calm()
+    scene.check()
+
+
 def test_a_partition_shrinks_to_one_and_the_newest_leaves_first() -> None:
     """Also when it leads: then another does, and nothing is lost. What left is deleted."""
     scene = scene_of(3, replicas=3, node_settings=SOON, topic_settings={})

@@ -71,7 +71,7 @@ class LeaderHandback:
         self._calm_ms = calm_ms
         # By node: the start of it that is seen alive, and since when.
         self._alive_since: dict[str, tuple[BootRecord | None, int]] = {}
-        # The view that was looked at last, and the groups of this shard that others shall lead by it.
+        # The view that was scanned last, and the groups of this shard that others shall lead by it.
         self._looked_at: ViewMessage | None = None
         self._elsewhere: list[bytes] = []
         self._attempts: dict[bytes, _Attempt] = {}
@@ -82,13 +82,11 @@ class LeaderHandback:
     # -- what is known -----------------------------------------------------------------------
 
     def observe(self) -> None:
-        """Note which nodes are alive in the view, and which groups others shall lead."""
-        shard = self._shard
-        message = shard.view.message
-        if message is None or message is self._looked_at:
+        """Note which nodes are alive in the view."""
+        message = self._shard.view.message
+        if message is None:
             return
-        self._looked_at = message
-        now_ms = shard.clock.monotonic_ms()
+        now_ms = self._shard.clock.monotonic_ms()
         alive: dict[str, tuple[BootRecord | None, int]] = {}
         for node, status in message.statuses.items():
             if status == "alive":
@@ -96,11 +94,19 @@ class LeaderHandback:
                 known = self._alive_since.get(node)
                 alive[node] = known if known is not None and known[0] == boot else (boot, now_ms)
         self._alive_since = alive
+
+    def _scan(self) -> None:
+        """Find the groups of this shard that others shall lead by the view, if it is another one."""
+        shard = self._shard
+        message = shard.view.message
+        if message is None or message is self._looked_at:
+            return
+        self._looked_at = message
         self._elsewhere = [
             record.group
             for record in message.catalog.partitions.values()
-            if shard.owns(record)
-            and (record.preferred_leader not in ("", shard.node) or self._must_go(record))
+            if (record.preferred_leader not in ("", shard.node) or self._must_go(record))
+            and shard.owns(record)
         ]
 
     def _must_go(self, record: PartitionRecord) -> bool:
@@ -182,7 +188,7 @@ class LeaderHandback:
 
     def check(self) -> Work | None:
         """Return the hand-overs that are due; None if there is none."""
-        self.observe()
+        self._scan()
         self._settle()
         due = list(self._due())
         return self._run(due) if due else None

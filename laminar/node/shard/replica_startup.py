@@ -95,12 +95,13 @@ class ReplicaOpener:
 
         A lone voter may have forgotten that its group has other members, and none of them is asked when it
         campaigns. So the catalog must have confirmed that this node's folder is the newest. For a recovering
-        replica, whose log may lack a configuration, the catalog must also list no other replica of the group.
+        replica, whose log may lack a configuration, the catalog must also list no other replica of the group,
+        or all of those that it lists must have answered that their logs hold no more.
         """
         message, replica = self._shard.view.message, partition.replica
         if message is None or not message.confirmed:
             return False
-        if not replica.core.recovering:
+        if not replica.core.recovering or replica.core.is_released:
             return True
         record = self._shard.view.partition(partition.topic, partition.number)
         return (

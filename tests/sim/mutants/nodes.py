@@ -402,6 +402,14 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "a leader takes a voter that is recovering for a sound one",
+        "raft.core:Core.may_be_recovering",
+        "progress.match_index < progress.goal",
+        "False",
+        tests=("tests/raft/test_recovering.py",),
+        tests_only=True,
+    ),
+    case(
         "a deposed leader reports removals",
         "laminar.node.shard.replica_moves:ReplicaMover._report",
         "await self._shard.driver.confirm(partition.replica)",
@@ -431,6 +439,17 @@ NODES = [
         "replica_id <= record.highest_replica_id",
         "replica_id < max(known)",
         tests=("tests/node/shard/test_lost_majority_members.py",),
+        tests_only=True,
+    ),
+    case(
+        "an only voter that is released waits for the catalog for ever",
+        "laminar.node.shard.replica_startup:ReplicaOpener._may_lead_alone",
+        " or replica.core.is_released",
+        "",
+        tests=(
+            "tests/sim/test_growth.py::"
+            "test_an_only_voter_that_lost_its_power_leads_again_once_those_that_join_have_answered",
+        ),
         tests_only=True,
     ),
     case(
