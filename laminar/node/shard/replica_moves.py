@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageClosed, StorageError
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog.service import ConfirmRequest, ReplicaRequest
@@ -390,13 +391,13 @@ class ReplicaMover:
         )
 
     async def _view_is_newest(self) -> bool:
-        """Return whether this copy of the catalog is as new as its leader's; False if that is not known."""
+        """Return whether this copy of the catalog becomes as new as its leader's is at the call."""
         try:
-            answer = await self._shard.ask_catalog(ConfirmRequest([]))
-        except TransportError as error:
-            _log.debug("no replica is added now: %s", error)
+            await self._shard.refresh_view()
+        except Problem as problem:
+            _log.debug("no replica is added now: %s", problem)
             return False
-        return not answer.error and answer.version <= self._shard.view.version
+        return True
 
     def _step(self, partition: Partition, record: PartitionRecord, *, newest: bool) -> bool:
         """Propose the group's next configuration; return whether one was proposed."""

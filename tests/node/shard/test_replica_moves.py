@@ -9,7 +9,8 @@ from typing import Any, Literal, cast
 import pytest
 from msgspec.structs import replace
 
-from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest, ReplicaRequest
+from laminar.http.api.problems import Problem
+from laminar.node.catalog.service import CatalogAnswer, ReplicaRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.runtime.cluster_view import View, ViewMessage
 from laminar.node.shard.replica_moves import Observed, ReplicaMover, next_step
@@ -274,15 +275,22 @@ async def test_a_replica_that_is_just_being_added_is_not_reported_as_removed() -
     assert [] == told
 
 
-@pytest.mark.parametrize(("newest", "added"), [(5, ["c"]), (6, [])])
-async def test_who_was_a_member_once_is_added_again_only_by_the_newest_catalog(
-    newest: int, added: list[str]
-) -> None:
-    """Its addition was cut; or it has left since, and its node is about to delete what it acknowledges."""
+@pytest.mark.parametrize(
+    ("meanwhile", "added"), [("nothing", ["c"]), ("no answer", []), ("it left", []), ("another term", [])]
+)
+async def test_a_replica_is_added_only_by_the_newest_catalog(meanwhile: str, added: list[str]) -> None:
+    """Its addition was cut; or it has left since, and its node is about to delete what it acknowledges.
+    In another term another leader may have removed it after the catalog answered.
+    """
     proposed: list[ConfigurationRecord] = []
 
-    async def ask(request: ConfirmRequest) -> CatalogAnswer:
-        return CatalogAnswer(version=newest)
+    async def refresh() -> None:
+        if meanwhile == "no answer":
+            raise Problem("no_leader")
+        if meanwhile == "it left":
+            show(replace(record, replicas=record.replicas[:2], newest_replica_id=3))
+        if meanwhile == "another term":
+            partition.replica.core.term = 3
 
     current = ConfigurationRecord(((1, "a"), (2, "b")))
     partition = SimpleNamespace(
@@ -305,11 +313,14 @@ async def test_who_was_a_member_once_is_added_again_only_by_the_newest_catalog(
     )
     record = replace(moving("dead"), replicas=[replica(1, "a"), replica(2, "b"), replica(3, "c")], leaving=[])
     view = View(node="a", unix_name=str)
-    view.message = ViewMessage(
-        cluster_id=b"", catalog=CatalogState(version=5, partitions={"t/0": record}), statuses={}
-    )
+
+    def show(record: PartitionRecord) -> None:
+        catalog = CatalogState(version=5, partitions={"t/0": record})
+        view.message = ViewMessage(cluster_id=b"", catalog=catalog, statuses={})
+
+    show(record)
     shard = SimpleNamespace(
-        ask_catalog=ask,
+        refresh_view=refresh,
         node="a",
         store_id=b"a" * 16,
         view=view,

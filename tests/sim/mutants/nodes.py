@@ -386,6 +386,14 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "a replica is added in another term than the one in which the catalog was asked",
+        "laminar.node.shard.replica_moves:ReplicaMover._leads_in",
+        " and partition.replica.core.term == term",
+        "",
+        tests=MOVES,
+        tests_only=True,
+    ),
+    case(
         "a replica leaves by choice while a voter that stays is recovering",
         "laminar.node.shard.replica_moves:next_step",
         'if each.why != "moved" or not any(',
