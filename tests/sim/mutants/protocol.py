@@ -249,7 +249,7 @@ PROTOCOL = [
     case(
         "a learner with the latest log does not stand",
         "raft.candidacy:Candidacy.is_promotable",
-        "or self._reaches_floor(self._log.last_term, self._log.last_index)",
+        "or self.is_released",
         "",
         tests=("tests/raft/test_recovering_changes.py",),
         tests_only=True,
