@@ -30,14 +30,14 @@ from laminar.log.library.disk_space import FreeSpace
 from laminar.log.library.local_log import LocalLog
 from laminar.log.storage import Storage
 
-HOME = "home"
+STORE = "store"
 LOGS = "logs"
 _LOCK = "lock"
 _TRASH = "trash"
 _KEEP_TRASH_MS = 24 * 3600 * 1000
 _EMPTY_TRASH_EVERY_S = 3600.0
 # Names that may be in a folder of logs; anything else is not ours.
-_OURS = frozenset({HOME, LOGS, _LOCK, _TRASH, "lost+found"})
+_OURS = frozenset({STORE, LOGS, _LOCK, _TRASH, "lost+found"})
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _ONLY = "log"
 
@@ -278,12 +278,12 @@ def _refuse_without_manifest(disk: Disk, directory: str) -> None:
     Raises:
         RecordsLost: There is no manifest; nothing was changed.
     """
-    store, logs = os.path.join(directory, HOME), os.path.join(directory, LOGS)
+    store, logs = os.path.join(directory, STORE), os.path.join(directory, LOGS)
     held = disk.list(logs)
     if held and not any(name.startswith("manifest-") for name in disk.list(store)):
         raise RecordsLost(
             f"{store} has no manifest, so nothing tells which logs there are, but {logs} holds "
-            f"{', '.join(held[:3])}{' and more' if held[3:] else ''}; nothing was touched. Put {HOME} back "
+            f"{', '.join(held[:3])}{' and more' if held[3:] else ''}; nothing was touched. Put {STORE} back "
             f"from a copy, or move {LOGS} away; `laminar log inspect` shows what is in them"
         )
 
@@ -310,7 +310,7 @@ def _open(disk: Disk, directory: str, settings: StorageSettings) -> tuple[Lock, 
     try:
         _refuse_without_manifest(disk, directory)
         storage = Storage.open(
-            disk, os.path.join(directory, HOME), os.path.join(directory, LOGS), settings=settings
+            disk, os.path.join(directory, STORE), os.path.join(directory, LOGS), settings=settings
         )
     except BaseException:
         lock.close()

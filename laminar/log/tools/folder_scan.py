@@ -19,7 +19,7 @@ from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DamagedDocument, DiskError, NotALogFolder
 from laminar.log.format.checkpoint_state import Checkpoint, LogState, decode_checkpoint
 from laminar.log.format.manifest import ReplicaEntry, Unknown, decode_manifest
-from laminar.log.library.folder import HOME, LOGS
+from laminar.log.library.folder import LOGS, STORE
 from laminar.log.recovery.node import (
     LAYOUT_DOCUMENT,
     ShardLayout,
@@ -114,7 +114,7 @@ def scan_folder(disk: ReadOnlyDisk, path: str) -> Folder:
     names = disk.list(path)
     if any(name.startswith("identity-") for name in names) or "shards" in names:
         return _of_node(disk, path)
-    if HOME in names and LOGS in names:
+    if STORE in names and LOGS in names:
         return _of_logs(disk, path)
     if any(_SEGMENT.fullmatch(name) for name in names) or _LOG_DIRECTORY.fullmatch(os.path.basename(path)):
         return _of_log(disk, path)
@@ -137,7 +137,7 @@ def _of_node(disk: ReadOnlyDisk, path: str) -> Folder:
 
 
 def _of_logs(disk: ReadOnlyDisk, path: str) -> Folder:
-    store = _store(disk, os.path.join(path, HOME))
+    store = _store(disk, os.path.join(path, STORE))
     lock = os.path.join(path, "lock")
     logs = _logs(disk, os.path.join(path, LOGS), [store])
     live = store.live or disk.is_locked(lock)

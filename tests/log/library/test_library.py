@@ -349,7 +349,7 @@ async def test_a_log_of_which_nothing_is_left_is_lost_and_not_new(tmp_path: Path
     """Journal and checkpoint gone: the manifest tells that there was a log."""
     async with open_folder(tmp_path, settings=SMALL) as folder:
         await (await folder.log("a")).append([b"1"])
-    for file in [*(tmp_path / "home").glob("journal-*"), *(tmp_path / "home").glob("checkpoint-*")]:
+    for file in [*(tmp_path / "store").glob("journal-*"), *(tmp_path / "store").glob("checkpoint-*")]:
         file.unlink()
 
     async with open_folder(tmp_path, settings=SMALL) as folder:
@@ -471,7 +471,7 @@ def test_a_loop_that_ends_while_a_folder_is_closed_lets_go_of_it(tmp_path: Path)
     assert 1 == asyncio.run(again())
 
 
-@pytest.mark.parametrize("gone", ["manifest", "home"])
+@pytest.mark.parametrize("gone", ["manifest", "store"])
 async def test_a_folder_without_a_manifest_is_refused_and_nothing_in_it_is_touched(
     tmp_path: Path, gone: str
 ) -> None:
@@ -479,11 +479,11 @@ async def test_a_folder_without_a_manifest_is_refused_and_nothing_in_it_is_touch
     async with open_folder(tmp_path / "data", settings=SMALL) as folder:
         await (await folder.log("orders")).append([b"kept"])
     away = tmp_path / "away"
-    shutil.copytree(tmp_path / "data" / "home", away)
-    if gone == "home":
-        shutil.rmtree(tmp_path / "data" / "home")
+    shutil.copytree(tmp_path / "data" / "store", away)
+    if gone == "store":
+        shutil.rmtree(tmp_path / "data" / "store")
     else:
-        for path in (tmp_path / "data" / "home").glob("manifest-*"):
+        for path in (tmp_path / "data" / "store").glob("manifest-*"):
             path.unlink()
     before = sorted(path.name for path in (tmp_path / "data" / "logs").rglob("*"))
 
@@ -492,8 +492,8 @@ async def test_a_folder_without_a_manifest_is_refused_and_nothing_in_it_is_touch
             await LogFolder.open(tmp_path / "data", settings=SMALL)
 
     assert before == sorted(path.name for path in (tmp_path / "data" / "logs").rglob("*"))
-    shutil.rmtree(tmp_path / "data" / "home", ignore_errors=True)
-    shutil.copytree(away, tmp_path / "data" / "home")
+    shutil.rmtree(tmp_path / "data" / "store", ignore_errors=True)
+    shutil.copytree(away, tmp_path / "data" / "store")
     async with open_folder(tmp_path / "data", settings=SMALL) as folder:
         assert [b"kept"] == [each.value async for each in (await folder.log("orders")).read()]
 

@@ -129,10 +129,10 @@ def test_every_byte_of_a_short_segment_its_index_and_the_checkpoint_counts(tmp_p
             await log.append([b"a"])
 
     asyncio.run(one())
-    for pattern in ("logs/*/*.log", "logs/*/*.index", "home/checkpoint-*.a", "home/manifest-*.b"):
+    for pattern in ("logs/*/*.log", "logs/*/*.index", "store/checkpoint-*.a", "store/manifest-*.b"):
         (file,) = tmp_path.glob(pattern)
         whole = file.read_bytes()
-        for position in range(0, len(whole), 3 if pattern.startswith("home") else 1):
+        for position in range(0, len(whole), 3 if pattern.startswith("store") else 1):
             rotten = bytearray(whole)
             rotten[position] ^= 0x10
             file.write_bytes(rotten)
@@ -141,7 +141,9 @@ def test_every_byte_of_a_short_segment_its_index_and_the_checkpoint_counts(tmp_p
         file.write_bytes(whole)
 
 
-@pytest.mark.parametrize("pattern", ["logs/log-*/*.log", "logs/log-*/*.index", "home/*.a", "home/journal-*"])
+@pytest.mark.parametrize(
+    "pattern", ["logs/log-*/*.log", "logs/log-*/*.index", "store/*.a", "store/journal-*"]
+)
 def test_bytes_that_are_missing_are_found(filled: Path, pattern: str) -> None:
     """Cut at the end, or gone altogether."""
     for file in filled.glob(pattern):
@@ -158,7 +160,7 @@ def test_bytes_that_are_missing_are_found(filled: Path, pattern: str) -> None:
 
 def test_a_document_whose_change_was_cut_short_is_a_note(filled: Path) -> None:
     """A crash leaves a torn newer copy beside the whole older ones: the next start ends it."""
-    (older,) = (filled / "home").glob("manifest-*.a")
+    (older,) = (filled / "store").glob("manifest-*.a")
     newer = older.with_name(f"manifest-{int(older.stem.split('-')[1]) + 1}.a")
     newer.write_bytes(older.read_bytes()[:30])
     verified = verify(str(filled))
