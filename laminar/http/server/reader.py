@@ -359,7 +359,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writer.pending.append(Exchange(request.head, answer, reserved))
         if request.head.close:
             self._writer.stopped = True
-        answer.add_done_callback(self._writer.settle_callback)
+        answer.add_done_callback(self._writer.write_callback)
         self._preparing = True
         job = server.off_loop(_read_body, server.app, request, server.limits.max_body_bytes)
         job.add_done_callback(lambda job: self._prepared(request, answer, job))
@@ -419,7 +419,7 @@ class Connection(asyncio.BufferedProtocol):
             self._writer.expected_bytes += request.answer_bytes
             future.add_done_callback(lambda done: self._writer.made(exchange))
         else:
-            future.add_done_callback(self._writer.settle_callback)
+            future.add_done_callback(self._writer.write_callback)
 
     # -- Ends -----------------------------------------------------------------------------
 

@@ -85,9 +85,9 @@ class ResponseWriter:
         "paused",
         "pending",
         "reserved_bytes",
-        "settle_callback",
         "stopped",
         "transport",
+        "write_callback",
         "written_bytes",
     )
 
@@ -107,7 +107,7 @@ class ResponseWriter:
         self._unwritten_held = 0
         self._stream: asyncio.Task[None] | None = None
         self._resume: asyncio.Event | None = None
-        self.settle_callback = self._settle
+        self.write_callback = self._write_due
         self.stopped = False  # no further request is taken; the last answer says so
         self.reserved_bytes = 0  # of bodies that are not answered yet
         self.written_bytes = 0
@@ -174,14 +174,14 @@ class ResponseWriter:
         future = exchange.result
         if self.transport is not None and isinstance(future, asyncio.Future):
             self._take_made(exchange, future)
-        self._settle()
+        self._write_due()
 
     def _take_made(self, exchange: Exchange, future: asyncio.Future[Response]) -> Response:
         self.expected_bytes -= exchange.expected
         exchange.expected = 0
         return self._hold(exchange, self._outcome(exchange.head, future))
 
-    def _settle(self, _done: object = None) -> None:
+    def _write_due(self, _done: object = None) -> None:
         """Write the answers that are due: the first exchange and all done ones after it."""
         pending = self.pending
         while pending and not self._unwritten and self._stream is None:
@@ -344,7 +344,7 @@ class ResponseWriter:
             self._write_rest()
             if self._unwritten:
                 return
-        self._settle()
+        self._write_due()
 
     # -- Streams ----------------------------------------------------------------------------
 
@@ -390,7 +390,7 @@ class ResponseWriter:
             if close is not None:
                 await close()
             self._stream = None
-        self._settle()
+        self._write_due()
 
     def _write_pieces(self, pieces: Sequence[Buffer]) -> None:
         for piece in pieces:

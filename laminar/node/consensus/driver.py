@@ -526,9 +526,9 @@ class Driver:
             self._confirmed(replica, context, index)
         for context in ready.reads_failed:
             self._confirmed(replica, context, None)
-        if self._throttle.settled(replica):
+        if self._throttle.processed(replica):
             self._election_alarm.set(self._clock.monotonic_ms())
-        if self._quiescence.settled(replica):
+        if self._quiescence.processed(replica):
             self._set_keepalive_alarm()
         self._schedule(replica)
 
@@ -737,7 +737,7 @@ class Driver:
                 self._step(replica, lambda core: core.expire(now_ms=now_ms))
             else:
                 self.process_ready(replica)
-            self._throttle.settled(replica)
+            self._throttle.processed(replica)
         at_ms = self._throttle.next_ms()
         if at_ms is not None:
             self._election_alarm.set(at_ms)

@@ -67,7 +67,7 @@ class ElectionThrottle:
         """Return when `next` has another replica even if no election ends; None if none waits."""
         return next(iter(self._under_way.values()), None) if self else None
 
-    def settled(self, replica: Replica) -> bool:
+    def processed(self, replica: Replica) -> bool:
         """Note that a core has processed an input; return whether that lets another replica campaign."""
         if self._under_way and replica in self._under_way and not replica.core.is_electing:
             del self._under_way[replica]

@@ -161,7 +161,7 @@ class Quiescence:
         """Return whether a replica was quiesced after its last input."""
         return replica in self._quiesced
 
-    def settled(self, replica: Replica) -> bool:
+    def processed(self, replica: Replica) -> bool:
         """Note that a core has processed an input; return whether its group has quiesced by it."""
         if not replica.core.quiesced:
             if replica in self._quiesced:

@@ -29,7 +29,7 @@ class Candidate:
     def end(self) -> bool:
         """Whether another may campaign now."""
         self.core.is_electing = False
-        return self.line.throttle.settled(self.line.typed(self))
+        return self.line.throttle.processed(self.line.typed(self))
 
 
 class Line:
@@ -50,7 +50,7 @@ class Line:
             if candidate.name not in self.need_not:
                 self.campaigned += candidate.name
                 candidate.core.is_electing = True
-            self.throttle.settled(replica)
+            self.throttle.processed(replica)
 
     def due(self, names: Iterable[str], *, hastened: bool = False) -> list[Candidate]:
         replicas = [Candidate(name, self, hastened=hastened) for name in names]

@@ -102,7 +102,7 @@ def test_pitfall_42_a_new_life_is_told_by_its_nonce_alone() -> None:
 def test_pitfall_44_a_loop_that_is_always_late_still_notices_a_silent_leader() -> None:
     """One late turn is forgiven; a process that is busy for long must not take the dead for living."""
     quiescence, replica = one_that_rests()
-    assert quiescence.settled(replica)
+    assert quiescence.processed(replica)
     now_ms = 0
     while now_ms < 6000 and not quiescence.has_notices:
         due_ms = quiescence.next_keepalive_ms(now_ms)
@@ -270,7 +270,7 @@ def test_a_quiet_leader_looks_for_an_absent_learner_where_it_is_now() -> None:
         address_of_peer=lambda peer: None,
     )
     heard_from(quiescence, replica, 2, Peer("b", 1, b"one life"))
-    assert quiescence.settled(replica)
+    assert quiescence.processed(replica)
 
     where["c"] = TcpAddress("127.0.0.1", 3)
     quiescence.addresses_changed()
@@ -279,6 +279,6 @@ def test_a_quiet_leader_looks_for_an_absent_learner_where_it_is_now() -> None:
     assert 400 == quiescence.next_keepalive_ms(200)
 
     core.quiesced = False
-    assert not quiescence.settled(replica)
+    assert not quiescence.processed(replica)
     assert [] == quiescence.keepalives(now_ms=400, due_ms=400)
     assert quiescence.next_keepalive_ms(400) is None
