@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records
 from membership.catalog import NotCatalogLeader, NotEnabled, OutcomeUnknown
 from membership.records import PartitionRecord, Pin, ReplicaRecord
 from membership.requests import AlterNode, PinPartition, PlacementChange, PreferLeaders
@@ -226,6 +228,32 @@ def test_leaders_follow_the_preferred_leader_under_load() -> None:
     assert loop.run_until(lambda: leader_of(scene) == first, at_most_s=30.0)
     loop.run_for(30.0)
     assert leader_of(scene) == first
+    scene.calm()
+    scene.check()
+
+
+def test_what_was_proposed_before_a_hand_over_is_answered_and_nothing_after_it_is_taken() -> None:
+    """The next leader has it all; what comes later is refused as not applied, so it may be sent again."""
+    scene = scene_of(9, replicas=3, topic_settings={})
+    loop = scene.world.loop
+    loop.run_for(10.0)
+    former = leader_of(scene)
+    partition = next(p for m, p in scene.watch.partitions(TOPIC, 0) if m.name == former)
+    heir = next(
+        each for each in partition.replica.configuration.voters if each != partition.replica.replica_id
+    )
+    before = partition.end_offset
+    answer = partition.appends.append_records(Records([b"before"]))
+    loop.run_for(0.0)
+    assert partition.log.next_offset == before + 1 and not answer.done(), "it is to be proposed only"
+    partition.context.driver.transfer(partition.replica, heir)
+    with pytest.raises(Problem) as refused:
+        partition.appends.append_records(Records([b"after"]))
+    assert ("not_leader", "not_applied") == (refused.value.code, refused.value.outcome)
+
+    assert loop.run_until(answer.done, at_most_s=10.0)
+    assert before == answer.result().offset
+    assert loop.run_until(lambda: leader_of(scene) not in ("", former), at_most_s=10.0)
     scene.calm()
     scene.check()
 

@@ -71,9 +71,10 @@ class LeaderHandback:
         self._calm_ms = calm_ms
         # By node: the start of it that is seen alive, and since when.
         self._alive_since: dict[str, tuple[BootRecord | None, int]] = {}
-        # The view that was scanned last, and the groups of this shard that others shall lead by it.
+        # The view that was scanned last, and the groups of this shard that others shall lead by it: each with
+        # the preferred leader, or "" if the group must go wherever it can.
         self._looked_at: ViewMessage | None = None
-        self._elsewhere: list[bytes] = []
+        self._elsewhere: list[tuple[bytes, str]] = []
         self._attempts: dict[bytes, _Attempt] = {}
         self._under_way: dict[bytes, Partition] = {}
         self.handed_over = 0
@@ -103,9 +104,9 @@ class LeaderHandback:
             return
         self._looked_at = message
         self._elsewhere = [
-            record.group
+            (record.group, "" if must_go else record.preferred_leader)
             for record in message.catalog.partitions.values()
-            if (record.preferred_leader not in ("", shard.node) or self._must_go(record))
+            if ((must_go := self._must_go(record)) or record.preferred_leader not in ("", shard.node))
             and shard.owns(record)
         ]
 
@@ -194,7 +195,10 @@ class LeaderHandback:
         return self._run(due) if due else None
 
     def _due(self) -> Iterable[Partition]:
-        for group in self._elsewhere:
+        calm = {"", *filter(self._is_calm, self._alive_since)}
+        for group, node in self._elsewhere:
+            if node not in calm:
+                continue
             partition = self._shard.by_group.get(group)
             if partition is None or not partition.replica.leading or group in self._under_way:
                 continue
@@ -259,7 +263,7 @@ class LeaderHandback:
         self._attempts = {
             group: attempt
             for group, attempt in self._attempts.items()
-            if now_ms < attempt.next_ms + LONGEST_DELAY_MS
+            if group in self._under_way or now_ms < attempt.next_ms + LONGEST_DELAY_MS
         }
 
     def statistics(self) -> dict[str, int]:

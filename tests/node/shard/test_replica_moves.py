@@ -337,6 +337,28 @@ async def test_a_replica_is_added_only_by_the_newest_catalog(meanwhile: str, add
     assert added == [node for step in proposed for _, node in step.learners]
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_leader_hands_over_before_its_own_removal_if_another_takes_over(taken: bool) -> None:
+    """What it proposes after its removal it would not see committed; but it does not stay for that."""
+    proposed: list[ConfigurationRecord] = []
+    partition: Any = SimpleNamespace(
+        replica=SimpleNamespace(
+            name="t/0",
+            replica_id=3,
+            configuration_record=NOW,
+            core=SimpleNamespace(
+                is_caught_up=lambda replica_id: True,
+                may_be_recovering=lambda replica_id: False,
+            ),
+        )
+    )
+    driver = SimpleNamespace(propose_configuration=lambda replica, step: proposed.append(step))
+    moves = ReplicaMover(cast(Any, SimpleNamespace(driver=driver)), give_away=lambda given: taken)
+
+    assert moves._step(partition, shrinking(), newest=True) is not taken
+    assert len(proposed) == (0 if taken else 1)
+
+
 @pytest.mark.parametrize(("where", "needed"), [("c", False), ("a", True)])
 def test_what_a_dead_node_would_have_to_delete_keeps_nobody_else_busy(where: str, needed: bool) -> None:
     """It stands in the catalog for as long as that node does not come back."""

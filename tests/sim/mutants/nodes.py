@@ -394,6 +394,14 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "a leader removes itself though another could lead",
+        "laminar.node.shard.replica_moves:ReplicaMover._step",
+        "and self._give_away(partition):",
+        "and False:",
+        tests=MOVES,
+        tests_only=True,
+    ),
+    case(
         "a replica leaves by choice while a voter that stays is recovering",
         "laminar.node.shard.replica_moves:next_step",
         'if each.why != "moved" or not any(',
