@@ -158,7 +158,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.shard": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
-        *("laminar.node.catalog", "laminar.node.catch_up"),
+        *("laminar.node.catalog", "laminar.node.catch_up", "laminar.node.placement"),
         *("membership", "raft", "router"),
         *(
             "laminar.batch",
@@ -271,6 +271,8 @@ PURE = (
     "membership.replica_rules",
     "membership.placement_rules",
     "membership.catalog_delta",
+    "laminar.node.placement.balance",
+    "laminar.node.placement.load",
     "laminar.checksum",
     "laminar.batch",
     "laminar.batch.batch",

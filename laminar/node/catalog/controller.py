@@ -20,8 +20,10 @@ from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.recovery.node import controller_store
 from laminar.log.storage import Storage
 from laminar.node.catalog import controller_addresses
+from laminar.node.catalog.balancing import Balancer
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.leader_duties import LeaderDuties
+from laminar.node.catalog.load_reports import REPORT_S, LoadReporter
 from laminar.node.catalog.local_replica import ANOTHER_NAME, LocalReplica
 from laminar.node.catalog.lost_majority_members import CatalogMembers
 from laminar.node.catalog.node_directory import NodeDirectory
@@ -92,8 +94,10 @@ class Controller(Process):
             on_fatal=self.fatal,
         )
         self.directory = NodeDirectory(boot.node, replica=self._replica, addresses=self._addresses)
+        balancer = Balancer(boot.settings, self.clock)
         self.service = CatalogService(
             self.directory,
+            balancer=balancer,
             driver=self.driver,
             transport=self.transport,
             clock=self.clock,
@@ -105,8 +109,10 @@ class Controller(Process):
             clock=self.clock,
             driver=self.driver,
             directory=self.directory,
+            balancer=balancer,
             again=self._reconcile_now.set,
         )
+        self._loads = LoadReporter(boot, transport=self.transport, service=self.service)
         self._publisher = ViewPublisher(
             boot,
             view=self.view,
@@ -199,6 +205,8 @@ class Controller(Process):
                 self.spawn(self._publisher.push(role))
         self.spawn(self._reconcile())
         self.every(RECONCILE_S, self._reconcile_now.set)
+        if self.boot.settings.balance_threshold:
+            self.every(REPORT_S, self._loads.report)
         asyncio.get_running_loop().call_later(UNCONFIRMED_S, self._be_ready_unconfirmed)
         await self.stopping.wait()
         if self.gossip is not None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from laminar.node.catalog.balancing import Balancer
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.node_directory import NodeDirectory
 from laminar.node.catalog.voters import next_step
@@ -48,12 +49,14 @@ class LeaderDuties:
         clock: Clock,
         driver: Driver,
         directory: NodeDirectory,
+        balancer: Balancer,
         again: Callable[[], None],
     ) -> None:
         self._boot = boot
         self._clock = clock
         self._driver = driver
         self._directory = directory
+        self._balancer = balancer
         self._again = again
         self._presence = Presence()
         self._wanted = Wanted(CatalogState())
@@ -83,6 +86,7 @@ class LeaderDuties:
             return
         await self._enable_commands(group)
         await self._place(group, gone=gone, now_ms=now_ms)
+        await self._balancer.run_pass(group, absent=absent)
 
     async def _enable_commands(self, group: CatalogGroup) -> None:
         """Enable the catalog's newest commands once the programs of all nodes know them."""

@@ -14,10 +14,12 @@ from typing import Any
 
 import msgspec
 
+from laminar.node.catalog.balancing import BalanceAnswer, Balancer
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.node_directory import NodeDirectory
 from laminar.node.consensus.driver import Driver
 from laminar.node.host.clock import Clock
+from laminar.node.placement.load import LoadReport
 from laminar.node.placement.wanted import belonging_weights, zones_of
 from laminar.node.transport.rpc import PeerLost
 from laminar.node.transport.transport import Transport, TransportError
@@ -129,6 +131,18 @@ class PlacementRequest(msgspec.Struct, frozen=True, tag="placement"):
     allow_fewer_replicas: bool = False
 
 
+class LoadRequest(msgspec.Struct, frozen=True, tag="load"):
+    """A node's newest load, for the leader's memory."""
+
+    report: LoadReport
+
+
+class BalanceRequest(msgspec.Struct, frozen=True, tag="balance"):
+    """Ask what the balance by load would do now; with `act` have it done."""
+
+    act: bool = False
+
+
 CatalogRequest = (
     TopicRequest
     | DeleteTopicRequest
@@ -139,6 +153,8 @@ CatalogRequest = (
     | ConfirmRequest
     | ReplicaRequest
     | PlacementRequest
+    | LoadRequest
+    | BalanceRequest
 )
 
 
@@ -163,6 +179,8 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
     # the most there may be.
     value: int = 0
     limit: int = 0
+    balance: BalanceAnswer | None = None
+    """Of a `BalanceRequest`."""
 
 
 _answer_decoder = msgspec.msgpack.Decoder(CatalogAnswer)
@@ -205,6 +223,7 @@ class CatalogService:
         self,
         directory: NodeDirectory,
         *,
+        balancer: Balancer,
         driver: Driver,
         transport: Transport,
         clock: Clock,
@@ -212,6 +231,7 @@ class CatalogService:
         max_partitions: int,
     ) -> None:
         self._directory = directory
+        self._balancer = balancer
         self._driver = driver
         self._transport = transport
         self._clock = clock
@@ -331,6 +351,12 @@ class CatalogService:
                 return await self._change_placement(request)
             case ConfirmRequest():
                 return await self._confirm(request)
+            case LoadRequest():
+                self._balancer.take(request.report, self._led_group())
+                return CatalogAnswer()
+            case BalanceRequest():
+                balance = await self._balancer.answer(self._led_group(), act=request.act)
+                return CatalogAnswer(balance=balance)
         return CatalogAnswer(result=result)
 
     async def _confirm(self, request: ConfirmRequest) -> CatalogAnswer:
@@ -358,10 +384,15 @@ class CatalogService:
         """Return the nodes that vote in group 0."""
         return sorted(node for _, node in self._group.replica.configuration_record.voters)
 
-    async def _change_placement(self, request: PlacementRequest) -> CatalogAnswer:
-        group, change = self._group, request.change
+    def _led_group(self) -> CatalogGroup:
+        """Return group 0. Raises `NotCatalogLeader` if this node does not lead it."""
+        group = self._group
         if not group.replica.core.is_leader:
             raise NotCatalogLeader(group.replica.leader_node)
+        return group
+
+    async def _change_placement(self, request: PlacementRequest) -> CatalogAnswer:
+        group, change = self._led_group(), request.change
         state = group.catalog.state()
         match change:
             case RemoveNode():

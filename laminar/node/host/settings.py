@@ -194,6 +194,21 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
             24 * _HOUR_MS,
         ),
     ] = 5_000
+    balance_threshold: Annotated[
+        float,
+        _about(
+            "score of a node (its largest share of a load, 1 is fair) above which leaders, then replicas, "
+            "move to other nodes by load; 0: never, and loads are not measured; the same on every node",
+            check=_threshold,
+        ),
+    ] = 0.0
+    balance_hours: Annotated[
+        str,
+        _about(
+            "hours of the day (UTC) in which balance by load may act, such as 22-06; empty: all",
+            check=_hours,
+        ),
+    ] = ""
     max_partitions: Annotated[
         int,
         _about(
@@ -323,6 +338,15 @@ def _node_name(value: str) -> str:
 def _zone(value: str) -> str:
     fits = re.fullmatch(r"[A-Za-z0-9._/-]{0,200}", value)
     return "" if fits else "must be at most 200 letters, digits, '.', '_', '/' or '-'"
+
+
+def _threshold(value: float) -> str:
+    return "" if value == 0 or 1.1 <= value <= 100 else "must be 0, or between 1.1 and 100"
+
+
+def _hours(value: str) -> str:
+    fits = re.fullmatch(r"([01][0-9]|2[0-3])-([01][0-9]|2[0-3])", value) or not value
+    return "" if fits else "must be two hours of 00 to 23, such as 22-06"
 
 
 def _seeds(value: tuple[str, ...]) -> str:

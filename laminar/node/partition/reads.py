@@ -219,6 +219,7 @@ class ReadView:
 
     def __init__(self, context: PartitionContext) -> None:
         self.fetched_bytes = 0
+        self.fetches = 0
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Future[None], None] = {}
@@ -250,12 +251,14 @@ class ReadView:
         """Return committed batches from `offset` on; see `frames`."""
         found = await frames(self._context, offset, max_bytes=max_bytes, before=before)
         self.fetched_bytes += sum(map(len, found))
+        self.fetches += 1
         return found
 
     async def tagged_frames(self, offset: int, *, tag: str, max_bytes: int) -> tuple[list[Buffer], int]:
         """Return committed batches that may hold records with a tag; see `tagged_frames`."""
         found, searched = await tagged_frames(self._context, offset, tag=tag, max_bytes=max_bytes)
         self.fetched_bytes += sum(map(len, found))
+        self.fetches += 1
         return found, searched
 
     async def wait_past(self, offset: int, wait_s: float) -> bool:

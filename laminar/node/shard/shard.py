@@ -51,6 +51,7 @@ from laminar.node.runtime.process import Process
 from laminar.node.shard.application import ShardApplication
 from laminar.node.shard.leader_handback import CHECK_S as LEADERS_CHECK_S
 from laminar.node.shard.leader_handback import LeaderHandback
+from laminar.node.shard.load_meter import LoadMeter
 from laminar.node.shard.lost_majority_members import PartitionMembers
 from laminar.node.shard.lost_manifest import LostManifest
 from laminar.node.shard.reconcile import Reconciler
@@ -148,7 +149,9 @@ class Shard(Process):
             hold_ms=settings.retention_hold_ms,
             reading_from=self.catch_up.source.reading_from,
         )
+        meter = LoadMeter(boot.node, self.partitions, clock=self.clock, disk_is_low=lambda: self.space.low)
         self.methods["view"] = self._on_view
+        self.methods["load"] = meter.on_load
         self.methods["view_update"] = self._on_view_update
         self.methods |= self.catch_up.methods
         self.methods |= self._application.methods

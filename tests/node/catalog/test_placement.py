@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from laminar.node.catalog.balancing import Balancer
 from laminar.node.catalog.service import CatalogService
 from laminar.node.host.clock import Clock
+from laminar.node.host.settings import Settings
 from tests.membership.nodes import node
 
 NAMES = "abcd"
@@ -47,6 +49,7 @@ def test_a_topic_is_not_placed_on_a_node_that_has_just_died(
     transport: Any = None
     service = CatalogService(
         directory,
+        balancer=Balancer(Settings(), Clock()),
         driver=driver,
         transport=transport,
         clock=Clock(),

@@ -1,0 +1,183 @@
+"""When the catalog's leader balances by load: the newest report of each node, and one move at a time.
+
+What moves, and why, is decided by `laminar.node.placement.balance`. Here is when: above the threshold in
+`ROUNDS` rounds without a break, in the allowed hours, and not for `PAUSE_MS` after a move, because the
+averages still show what was before. The reports are in memory only, and of one term: a new leader waits
+until each node has reported to it, and as long as after a move, because it does not know of the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Literal
+
+import msgspec
+
+from laminar.node.catalog.group import CatalogGroup
+from laminar.node.host.clock import Clock
+from laminar.node.host.settings import Settings
+from laminar.node.placement.balance import Decision, Move, allowed_at, decide, obstacle, scores_of, stale_pins
+from laminar.node.placement.load import HOTTEST, Load, LoadReport
+from laminar.node.placement.wanted import Wanted
+from membership.records import CatalogState
+from membership.requests import PreferLeaders
+
+_log = logging.getLogger("laminar.controller")
+
+ROUND_MS = 10_000
+ROUNDS = 3
+"""Rounds without a break in which a node must be above the threshold."""
+
+REPORT_VALID_MS = 30_000
+"""How long a report counts."""
+
+PAUSE_MS = 180_000
+"""Least time from one move to the next: three times that of the averages."""
+
+PARTITION_REST_MS = 30 * 60_000
+"""How long a partition that moved is left alone."""
+
+OFF = "balance_threshold is 0: loads are not measured, and nothing moves by load"
+
+_HOUR_MS = 3_600_000
+
+
+class NodeBalance(msgspec.Struct, frozen=True):
+    """A node's load and score; without a report both are None."""
+
+    node: str
+    weight: float
+    load: Load | None = None
+    score: float | None = None
+    measure: str | None = None
+
+
+class BalanceAnswer(msgspec.Struct, frozen=True):
+    """What the balance would do or did, and why; or why nothing."""
+
+    threshold: float
+    hours: str
+    move: Literal["none", "swap_leaders", "pin", "unpin"]
+    partitions: list[str]
+    because: str
+    done: bool
+    nodes: list[NodeBalance]
+
+
+class Balancer:
+    """The balance of one controller; it acts only where that leads group 0."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._threshold = settings.balance_threshold
+        self._hours = settings.balance_hours
+        self._clock = clock
+        self._term = 0
+        self._reports: dict[str, tuple[int, LoadReport]] = {}  # with the time in ms of the monotonic clock
+        self._absent: frozenset[str] = frozenset()
+        self._moved: dict[str, int] = {}
+        self._rounds = 0
+        self._next_ms = 0
+        self._paused_until_ms = 0
+        self._wanted = Wanted(CatalogState())
+
+    def take(self, report: LoadReport, group: CatalogGroup) -> None:
+        """Keep a node's report in place of its last one."""
+        self._follow_term(group)
+        if report.node in group.catalog.state().nodes and len(report.partitions) <= HOTTEST:
+            self._reports[report.node] = (self._clock.monotonic_ms(), report)
+
+    async def run_pass(self, group: CatalogGroup, *, absent: Collection[str]) -> None:
+        """Take one round if it is time for one. `absent` are the nodes that are not seen now."""
+        self._follow_term(group)
+        self._absent = frozenset(absent)
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._next_ms or group.catalog.code_version < 1:
+            return
+        self._next_ms = now_ms + ROUND_MS
+        for lift in stale_pins(group.catalog.state()):
+            result = await group.catalog.change_placement(lift)
+            _log.warning("%s: its pin by the balance is stale: %s", lift.partition, result.outcome)
+        if not self._threshold:
+            return
+        decision = self._decision(group)
+        above = any(score.value > self._threshold for score in decision.scores.values())
+        self._rounds = self._rounds + 1 if above else 0
+        hour = self._clock.wall_ms() // _HOUR_MS % 24
+        if decision.move is None or not allowed_at(self._hours, hour) or (above and self._rounds < ROUNDS):
+            return
+        await self._perform(group, decision)
+
+    async def answer(self, group: CatalogGroup, *, act: bool) -> BalanceAnswer:
+        """Return what the balance would do now; with `act` do it, at any hour and in the first round."""
+        self._follow_term(group)
+        decision = self._decision(group)
+        done = act and decision.move is not None and await self._perform(group, decision)
+        state = group.catalog.state()
+        loads = self._fresh()
+        return BalanceAnswer(
+            threshold=self._threshold,
+            hours=self._hours,
+            move=_kind(decision.move),
+            partitions=list(decision.partitions),
+            because=decision.because,
+            done=done,
+            nodes=[
+                NodeBalance(
+                    name,
+                    record.effective_weight,
+                    loads[name].total if name in loads else None,
+                    *decision.scores.get(name, (None, None)),
+                )
+                for name, record in sorted(state.nodes.items())
+            ],
+        )
+
+    def _decision(self, group: CatalogGroup) -> Decision:
+        """Return the move of this round, or why there is none; the scores are there in any case."""
+        state, reports, now_ms = group.catalog.state(), self._fresh(), self._clock.monotonic_ms()
+        self._wanted.follow(state)
+        self._moved = {key: at for key, at in self._moved.items() if now_ms - at < PARTITION_REST_MS}
+        because = OFF if not self._threshold else obstacle(state, self._wanted, reports, absent=self._absent)
+        if not because and now_ms < self._paused_until_ms:
+            rest_s = (self._paused_until_ms - now_ms + 999) // 1000
+            because = f"after a move, or a change of this leader, loads are measured first: {rest_s} s more"
+        if because:
+            return Decision(None, because, (), scores_of(state, reports))
+        return decide(state, self._wanted, reports, threshold=self._threshold, resting=self._moved)
+
+    async def _perform(self, group: CatalogGroup, decision: Decision) -> bool:
+        """Have the catalog perform a move; return whether it did."""
+        assert decision.move is not None
+        result = await group.catalog.change_placement(decision.move)
+        _log.warning("balance: %s: %s %s", decision.because, result.outcome, result.detail)
+        now_ms = self._clock.monotonic_ms()
+        if result.outcome == "updated":
+            self._moved |= dict.fromkeys(decision.partitions, now_ms)
+            self._paused_until_ms = now_ms + PAUSE_MS
+        self._rounds = 0
+        return result.outcome == "updated"
+
+    def _fresh(self) -> dict[str, LoadReport]:
+        """Return the reports that count, by node."""
+        now_ms = self._clock.monotonic_ms()
+        return {
+            node: report
+            for node, (at_ms, report) in self._reports.items()
+            if now_ms - at_ms <= REPORT_VALID_MS
+        }
+
+    def _follow_term(self, group: CatalogGroup) -> None:
+        """Begin without reports if the term is another one than that of the reports."""
+        term = group.replica.core.term
+        if term != self._term:
+            self._term, self._reports, self._rounds = term, {}, 0
+            self._paused_until_ms = self._clock.monotonic_ms() + PAUSE_MS
+
+
+def _kind(move: Move | None) -> Literal["none", "swap_leaders", "pin", "unpin"]:
+    if move is None:
+        return "none"
+    if isinstance(move, PreferLeaders):
+        return "swap_leaders"
+    return "pin" if move.pin is not None else "unpin"

@@ -1,0 +1,46 @@
+"""How a node's load reaches the catalog's leader: the controller asks its shards, and sends one report.
+
+A node one of whose shards does not answer sends none: half a load would look like a quiet node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from laminar.node.catalog.service import CatalogService, LoadRequest
+from laminar.node.placement.load import LoadReport, merged
+from laminar.node.runtime.boot import Boot, Role
+from laminar.node.transport.transport import Transport, TransportError, UnixAddress
+
+REPORT_S = 10.0
+ASK_TIMEOUT_S = 2.0
+
+_decoder = msgspec.msgpack.Decoder(LoadReport)
+
+
+class LoadReporter:
+    """The reporter of one controller; `report` is called every `REPORT_S`."""
+
+    def __init__(self, boot: Boot, *, transport: Transport, service: CatalogService) -> None:
+        self._boot = boot
+        self._transport = transport
+        self._service = service
+
+    async def report(self) -> None:
+        """Send one report, if all shards answer and the catalog has a leader."""
+        roles = [role for role in self._boot.roles if role != self._boot.role]
+        answers = await asyncio.gather(*map(self._ask, roles), return_exceptions=True)
+        reports = []
+        for answer in answers:
+            if isinstance(answer, TransportError):
+                return
+            if isinstance(answer, BaseException):
+                raise answer
+            reports.append(answer)
+        await self._service.ask(LoadRequest(merged(self._boot.node, reports)))
+
+    async def _ask(self, role: Role) -> LoadReport:
+        address = UnixAddress(self._boot.unix_name(role))
+        return _decoder.decode(await self._transport.call(address, "load", b"", timeout=ASK_TIMEOUT_S))

@@ -1,0 +1,326 @@
+"""Balance by load: the one move that lowers the hottest node's score, or why there is none.
+
+`decide` reads the catalog and the newest load report of each node, and nothing else. The rules:
+
+1. Nothing moves while a placement is on its way or incomplete, or a node is absent or silent (`obstacle`).
+2. Only for a node whose score is above the threshold, the hottest first. Leadership goes first: two
+   partitions that both nodes hold swap their preferred leaders, so each node leads as many as before, and the
+   even spread (`preferred_leaders`) is kept. Only if no swap helps a replica moves, by a pin of the owner
+   `OWNER`.
+3. A move lowers the larger score of the two nodes by `MARGIN` or more. All other scores stay, so under a
+   constant load the sorted scores only ever go down: no placement comes back, and moves end.
+4. A pin of another owner is never touched. One of `OWNER` is lifted at rest, if without it each node that is
+   concerned stays `LIFT_MARGINS` margins below the threshold, so the lift leads to no new move; and at any
+   time if it contradicts the nodes or the topic (`stale_pins`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from laminar.node.placement.load import Load, LoadReport, PartitionLoad, Score, Scores, amount
+from laminar.node.placement.wanted import Wanted, belonging_weights, wanted_number, zones_of
+from membership.records import CatalogState, PartitionRecord, Pin
+from membership.requests import PinPartition, PreferLeaders
+
+OWNER = "balance"
+"""The owner of the pins that are made here."""
+
+MARGIN = 0.05
+"""Least by which a move lowers the larger score of its two nodes."""
+
+LIFT_MARGINS = 2
+"""How many margins below the threshold the nodes must stay without a pin, for it to be lifted."""
+
+CONSIDERED = 16
+"""Most partitions of the hottest node that are considered for one move: the hottest of the measure."""
+
+TRIED = 4
+"""Most nodes above the threshold for which a move is looked for, the hottest first."""
+
+Move = PreferLeaders | PinPartition
+
+
+class Decision(NamedTuple):
+    """A move, or None; the reason in numbers; and the score of each node that reports."""
+
+    move: Move | None
+    because: str
+    partitions: tuple[str, ...]
+    """The partitions that the move concerns."""
+    scores: dict[str, Score]
+
+
+class _Option(NamedTuple):
+    """A possible move, and the larger score of its two nodes after it."""
+
+    after: float
+    move: Move
+    because: str
+    partitions: tuple[str, ...]
+
+
+def obstacle(
+    state: CatalogState, wanted: Wanted, reports: Mapping[str, LoadReport], *, absent: Collection[str]
+) -> str:
+    """Return why nothing may move now; "" if it may. `reports` are those that are new enough."""
+    if absent:
+        return f"nodes are absent: {', '.join(sorted(absent))}"
+    silent = sorted(belonging_weights(state).keys() - reports.keys())
+    if silent:
+        return f"no load is reported yet by {', '.join(silent)}"
+    for key, partition in state.partitions.items():
+        held = {each.node for each in partition.replicas}
+        if (
+            partition.state != "live"
+            or partition.leaving
+            or not all(each.made for each in partition.replicas)
+        ):
+            return f"replicas of {key} are being made or moved"
+        if any(each.lost or each.abandoned for each in partition.replicas):
+            return f"{key} has lost a replica"
+        if len(held) < wanted_number(state, partition):
+            return f"{key} has fewer replicas than it should have"
+        if held != set(wanted.nodes(partition)):
+            return f"{key} is not on the nodes that it should be on"
+    return ""
+
+
+def decide(
+    state: CatalogState,
+    wanted: Wanted,
+    reports: Mapping[str, LoadReport],
+    *,
+    threshold: float,
+    resting: Collection[str] = (),
+) -> Decision:
+    """Return the next move, or None with the reason. Called only without an `obstacle`.
+
+    `resting` are partitions that moved lately, and are left alone.
+    """
+    weights, totals = belonging_weights(state), _totals(state, reports)
+    scores = Scores(totals, weights)
+    by_node = scores_of(state, reports)
+    if not by_node:
+        return Decision(None, "no node reports its load", (), by_node)
+    order = sorted(by_node, key=lambda node: (-by_node[node].value, node))
+    found = _Round(state, wanted, reports, scores, resting=set(resting))
+    if by_node[order[0]].value <= threshold:
+        lift = found.lift(threshold)
+        if lift is not None:
+            return Decision(lift.move, lift.because, lift.partitions, by_node)
+        largest = by_node[order[0]].value
+        because = f"largest score {largest:.2f} ({order[0]}) is not above {threshold:.2f}"
+        return Decision(None, because, (), by_node)
+    above = [node for node in order if by_node[node].value > threshold]
+    whys = []
+    for hot in above[:TRIED]:
+        score = by_node[hot]
+        whys.append(f"{hot} has a score of {score.value:.2f}, by {amount(totals[hot], score.measure)}")
+        for options in (found.swaps(hot, score), found.replica_moves(hot, score)):
+            best = min(options, key=lambda option: option.after, default=None)
+            if best is not None and best.after <= score.value - MARGIN:
+                because = f"{whys[-1]}; {best.because}: then at most {best.after:.2f}"
+                return Decision(best.move, because, best.partitions, by_node)
+    return Decision(None, f"{'; '.join(whys)}; no move lowers that by {MARGIN} or more", (), by_node)
+
+
+def scores_of(state: CatalogState, reports: Mapping[str, LoadReport]) -> dict[str, Score]:
+    """Return the score of each node that belongs and reports."""
+    totals = _totals(state, reports)
+    scores = Scores(totals, belonging_weights(state))
+    return {node: scores.of(node, load) for node, load in totals.items()}
+
+
+def _totals(state: CatalogState, reports: Mapping[str, LoadReport]) -> dict[str, Load]:
+    return {node: reports[node].total for node in belonging_weights(state) if node in reports}
+
+
+def stale_pins(state: CatalogState) -> list[PinPartition]:
+    """Return the lifts of the pins of `OWNER` that contradict the catalog.
+
+    They name another number of nodes than the topic has replicas, or a node that may hold nothing.
+    """
+    weights = belonging_weights(state)
+    return [
+        PinPartition(key, partition.version, None)
+        for key, partition in state.partitions.items()
+        if partition.pin is not None
+        and partition.pin.owner == OWNER
+        and (
+            len(partition.pin.nodes) != state.topics[partition.topic].replicas
+            or not weights.keys() >= set(partition.pin.nodes)
+        )
+    ]
+
+
+def allowed_at(hours: str, hour: int) -> bool:
+    """Return whether the balance may act in this hour (UTC) by `hours`, such as "22-06"; "" is always.
+
+    The first hour is allowed and the last is not; equal ones are the whole day.
+    """
+    if not hours:
+        return True
+    first, last = (int(each) for each in hours.split("-"))
+    return first <= hour < last if first < last else hour >= first or hour < last
+
+
+class _Round:
+    """What is possible now."""
+
+    def __init__(
+        self,
+        state: CatalogState,
+        wanted: Wanted,
+        reports: Mapping[str, LoadReport],
+        scores: Scores,
+        *,
+        resting: set[str],
+    ) -> None:
+        self._state = state
+        self._wanted = wanted
+        self._reports = reports
+        self._scores = scores
+        self._resting = resting
+        self._weights = belonging_weights(state)
+        self._zones = zones_of(state)
+
+    def _after(self, first: str, second: str, moved: Load) -> float:
+        """Return the larger score of two nodes, once `moved` has gone from the first to the second."""
+        return max(
+            self._scores.of(first, self._reports[first].total - moved).value,
+            self._scores.of(second, self._reports[second].total + moved).value,
+        )
+
+    def _movable(self, node: str) -> dict[str, PartitionLoad]:
+        """Return the reported partitions of a node that may move, by key, the hottest first."""
+        return {
+            each.partition: each
+            for each in self._reports[node].partitions
+            if each.partition not in self._resting
+            and (partition := self._state.partitions.get(each.partition)) is not None
+            and (partition.preferred_leader == node) == each.leads
+            and any(replica.node == node for replica in partition.replicas)
+        }
+
+    def _of_measure(self, node: str, score: Score, *, led: bool) -> list[PartitionLoad]:
+        """Return the node's partitions that have most of the measure, `CONSIDERED` at most."""
+
+        def has(each: PartitionLoad) -> float:
+            value: float = getattr(each.load.of_leader if led else each.load, score.measure)
+            return value
+
+        movable = [each for each in self._movable(node).values() if has(each) > 0]
+        return sorted(movable, key=lambda each: (-has(each), each.partition))[:CONSIDERED]
+
+    # -- leadership ----------------------------------------------------------------------
+
+    def swaps(self, hot: str, score: Score) -> Iterator[_Option]:
+        """Return the swaps of preferred leaders between the hottest node and others."""
+        quiet: dict[str, list[PartitionLoad]] = {}
+        for given in self._of_measure(hot, score, led=True):
+            if not given.leads:
+                continue
+            for other in self._holders(given.partition):
+                if other == hot or other not in self._weights:
+                    continue
+                if other not in quiet:
+                    quiet[other] = list(self._led_by(other, held_by=hot))
+                for taken in quiet[other]:
+                    moved = given.load.of_leader - taken.load.of_leader
+                    yield _Option(
+                        self._after(hot, other, moved),
+                        PreferLeaders({given.partition: other, taken.partition: hot}),
+                        f"{other} leads {given.partition} ({amount(given.load, score.measure)}) and {hot} "
+                        f"leads {taken.partition} ({amount(taken.load, score.measure)})",
+                        (given.partition, taken.partition),
+                    )
+
+    def _holders(self, key: str) -> list[str]:
+        return [each.node for each in self._state.partitions[key].replicas]
+
+    def _led_by(self, node: str, *, held_by: str) -> Iterator[PartitionLoad]:
+        """Return the partitions that `node` leads and `held_by` holds, too; of those not reported, one."""
+        for each in self._movable(node).values():
+            if each.leads and held_by in self._holders(each.partition):
+                yield each
+        reported = {each.partition for each in self._reports[node].partitions}
+        for key, partition in self._state.partitions.items():
+            others = key not in reported and key not in self._resting
+            if others and partition.preferred_leader == node and held_by in self._holders(key):
+                yield PartitionLoad(key, leads=True, load=Load())
+                return
+
+    # -- replicas ------------------------------------------------------------------------
+
+    def replica_moves(self, hot: str, score: Score) -> Iterator[_Option]:
+        """Return the moves of replicas from the hottest node to nodes that do not hold the partition.
+
+        A replica that leads moves only if it is the only one: else the next leader is not known.
+        """
+        for each in self._of_measure(hot, score, led=False):
+            partition = self._state.partitions[each.partition]
+            held = self._holders(each.partition)
+            pinned = partition.pin is not None and partition.pin.owner != OWNER
+            if pinned or (each.leads and len(held) > 1):
+                continue
+            for other in self._weights:
+                if other in held or self._reports[other].disk_is_low:
+                    continue
+                nodes = [other if name == hot else name for name in self._wanted.nodes(partition)]
+                if self._spread(nodes) < self._spread(held):
+                    continue
+                after = self._after(hot, other, each.load)
+                reason = f"score of {hot} {score.value:.2f}, now at most {after:.2f}, by {score.measure}"
+                yield _Option(
+                    after,
+                    self._placed_on(nodes, each.partition, partition, reason),
+                    f"{other} holds {each.partition} ({amount(each.load, score.measure)}) instead of {hot}",
+                    (each.partition,),
+                )
+
+    def _spread(self, nodes: Collection[str]) -> int:
+        """Return over how many zones the nodes are spread."""
+        return len({self._zones.get(node, "") for node in nodes})
+
+    def _placed_on(self, nodes: list[str], key: str, partition: PartitionRecord, reason: str) -> PinPartition:
+        """Return the pin to these nodes, or the lift of the pin if the rank names the same ones."""
+        if set(nodes) == set(self._by_rank(partition)):
+            return PinPartition(key, partition.version, None)
+        return PinPartition(key, partition.version, Pin(nodes, OWNER, reason))
+
+    def _by_rank(self, partition: PartitionRecord) -> list[str]:
+        return self._wanted.nodes(replace(partition, pin=None))
+
+    def lift(self, threshold: float) -> _Option | None:
+        """Return the lift of the first pin of ours without which the nodes stay well below the threshold."""
+        limit = threshold - LIFT_MARGINS * MARGIN
+        for key, partition in self._state.partitions.items():
+            if partition.pin is None or partition.pin.owner != OWNER or key in self._resting:
+                continue
+            after = self._after_lift(key, partition)
+            if after <= limit:
+                return _Option(
+                    after,
+                    PinPartition(key, partition.version, None),
+                    f"{key} needs no pin any more: without it the largest score of its nodes is {after:.2f}",
+                    (key,),
+                )
+        return None
+
+    def _after_lift(self, key: str, partition: PartitionRecord) -> float:
+        """Return the largest score of the nodes that get a replica when a partition is unpinned."""
+        held, ranked = set(self._holders(key)), set(self._by_rank(partition))
+        known = [
+            each
+            for node in held
+            for each in (self._reports[node].partitions if node in self._reports else [])
+            if each.partition == key
+        ]
+        most = next((each.load for each in known if each.leads), known[0].load if known else Load())
+        # As if the leadership went along: which node will lead is not known.
+        loads = {node: self._reports[node].total + most for node in ranked - held}
+        return max((self._scores.of(node, load).value for node, load in loads.items()), default=0.0)
