@@ -218,6 +218,12 @@ COMMANDS = (
         "laminar leader transfer flights/3 --to n2",
     ),
     Command(
+        "balance",
+        "admin.balance:balance",
+        "Move one leader or replica to a node with less load, if that helps.",
+        "laminar balance --dry-run",
+    ),
+    Command(
         "operations list",
         "admin.operations:list_operations",
         "List what is under way: drains, growth, pins, moves.",

@@ -137,6 +137,14 @@ def test_a_partition_is_pinned_and_unpinned_and_led(node: str, topic: str, lamin
         assert 2 == laminar("partition", "unpin", wrong).code
 
 
+def test_a_balance_says_why_nothing_moves(node: str, laminar: Command) -> None:
+    for words in (("balance",), ("balance", "--dry-run")):
+        found = json.loads(laminar(*words, "--json").out)
+        assert ("none", False, node) == (found["move"], found["done"], found["nodes"][0]["node"])
+        assert "balance_threshold is 0" in laminar(*words).text
+        assert f"{node}\n" == laminar(*words, "-o", "names").text
+
+
 def test_a_doctor_without_a_finding_says_what_it_checked(topic: str, laminar: Command) -> None:
     healthy = laminar("cluster", "doctor")
 

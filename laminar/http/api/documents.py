@@ -716,6 +716,41 @@ class OperationPage(Answer):
     next: str | UnsetType = UNSET
 
 
+class NodeLoad(Answer):
+    """A node's load. Rates are averages of about a minute."""
+
+    appended_bytes_per_s: float
+    written_bytes_per_s: float
+    read_bytes_per_s: float
+    requests_per_s: float
+    stored_bytes: float
+
+
+class NodeBalance(Answer):
+    """A node's load and score: the largest of its shares, that of `measure`. Null: not reported."""
+
+    node: str
+    weight: float
+    score: float | None
+    measure: str | None
+    load: NodeLoad | None
+
+
+class Balance(Answer):
+    """What the balance by load would do, or with `done` did, and why; with `none`, why nothing.
+
+    `threshold` and `hours` are the settings of the catalog's leader.
+    """
+
+    threshold: float
+    hours: str
+    move: Literal["none", "swap_leaders", "pin", "unpin"]
+    partitions: list[str]
+    because: str
+    done: bool
+    nodes: list[NodeBalance]
+
+
 class CancelledOperation(Answer):
     """An operation whose wanted state was set back; what it had done already is undone by the planner."""
 

@@ -538,6 +538,20 @@ ROUTES: Final = (
         "Cancel a change that is under way: the wanted state is set back",
         replies=(_json(documents.CancelledOperation),),
     ),
+    Route(
+        "GET",
+        "/v1/admin/balance",
+        "describe_balance",
+        "Show the load and score of each node, and what the balance by load would do",
+        replies=(_json(documents.Balance),),
+    ),
+    Route(
+        "POST",
+        "/v1/admin/balance",
+        "balance",
+        "Let the balance by load make one move now, if one helps, at any hour",
+        replies=(_json(documents.Balance),),
+    ),
     Route("GET", "/v1/version", "version", "Tell the server's version", replies=(_json(documents.Version),)),
     Route(
         "GET",

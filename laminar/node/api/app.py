@@ -34,6 +34,7 @@ from laminar.http.protocol.request_head import (
     MOST_HEADERS,
     RequestHead,
 )
+from laminar.node.api.admin.balance import BalanceRoutes
 from laminar.node.api.admin.led_partitions import LedPartitions
 from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
@@ -142,6 +143,7 @@ class Api:
         nodes = NodeRoutes(host, led, placement)
         places = PlacementRoutes(host, topics, placement)
         changes = OperationRoutes(host, nodes, places)
+        balance = BalanceRoutes(host)
         partitions = PartitionRoutes(host, topics, states)
         watch = Watch(host)
         cluster = ClusterRoutes(host, watch)
@@ -214,6 +216,8 @@ class Api:
             "list_operations": changes.operations,
             "describe_operation": changes.operation,
             "cancel_operation": changes.cancel,
+            "describe_balance": balance.describe,
+            "balance": balance.act,
             "livez": cluster.livez,
             "readyz": cluster.readyz,
             "version": cluster.version,

@@ -138,7 +138,10 @@ class Balancer:
         state, reports, now_ms = group.catalog.state(), self._fresh(), self._clock.monotonic_ms()
         self._wanted.follow(state)
         self._moved = {key: at for key, at in self._moved.items() if now_ms - at < PARTITION_REST_MS}
-        because = OFF if not self._threshold else obstacle(state, self._wanted, reports, absent=self._absent)
+        because = "" if self._threshold else OFF
+        if not because and group.catalog.code_version < 1:
+            because = "the programs of some nodes do not know the commands of placement yet"
+        because = because or obstacle(state, self._wanted, reports, absent=self._absent)
         if not because and now_ms < self._paused_until_ms:
             rest_s = (self._paused_until_ms - now_ms + 999) // 1000
             because = f"after a move, or a change of this leader, loads are measured first: {rest_s} s more"

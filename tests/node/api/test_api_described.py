@@ -159,6 +159,8 @@ def administer(call: Callable[..., httpx.Response], node: str, topic: str) -> No
     call("describe_placement", **place)
     call("unpin_partition", **place)
     call("prefer_leader", **place, document={"node": node})
+    call("describe_balance")
+    assert not call("balance").json()["done"]
 
 
 def test_an_answer_before_it_is_durable_is_as_described(api: Described, http: httpx.Client) -> None:
