@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from typing import Any
@@ -28,8 +28,8 @@ def known_methods(template: str) -> set[str]:
 
 
 @pytest.fixture
-def filled(http: httpx.Client, new_topic: Callable[..., str]) -> dict[str, str]:
-    """Something for each parameter of a path."""
+def filled(http: httpx.Client, new_topic: Callable[..., str]) -> Iterator[dict[str, str]]:
+    """Something for each parameter of a path. The node is undrained afterwards: others use it, too."""
     topic = new_topic()
     Partition(http, topic).append("a", "b")
     http.put(f"/v1/topics/{topic}/cursors/reader", json={"positions": {"0": 1}})
@@ -38,7 +38,10 @@ def filled(http: httpx.Client, new_topic: Callable[..., str]) -> dict[str, str]:
     producer = http.post("/v1/producers").json()["producer"]
     Partition(http, topic).post(b"c", headers={"Laminar-Producer": producer, "Laminar-Sequence": "0"})
     (node,) = http.get("/v1/nodes").json()["nodes"]
-    return {
+    # More replicas than there are nodes are an operation that goes on.
+    more = {"replicas": 3, "allow_fewer_replicas": True}
+    assert 200 == http.patch(f"/v1/topics/{topic}", json=more, headers={"If-Match": "*"}).status_code
+    yield {
         "sink": "driver",
         "number": "0",
         "topic": topic,
@@ -52,7 +55,9 @@ def filled(http: httpx.Client, new_topic: Callable[..., str]) -> dict[str, str]:
         "node": node["node"],
         "upload": "dump",
         "part": "0",
+        "operation": f"replicas:{topic}",
     }
+    assert 200 == http.post(f"/v1/admin/nodes/{node['node']}/undrain").status_code
 
 
 # -- every route -------------------------------------------------------------------------------------------
