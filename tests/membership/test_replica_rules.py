@@ -76,7 +76,9 @@ def test_a_dead_replica_is_replaced_beside_one_that_moves() -> None:
     """Once, and on no node that still holds one; nothing moves beside another."""
     state, _ = do(state_of(*"abcdef"), step(why="moved"))
     version = state.partitions["t/0"].version
-    assert "conflict" == do(state, step(replica_id=2, why="moved", node="e", version=version))[1].outcome
+    made, _ = do(state, ReportReplicas("d", b"d" * 16, made=[4]))
+    now = made.partitions["t/0"].version
+    assert "conflict" == do(made, step(replica_id=2, why="moved", node="e", version=now))[1].outcome
     assert "conflict" == do(state, step(replica_id=4, node="c", version=version))[1].outcome
     state, result = do(state, step(replica_id=4, node="e", version=version))
     record = state.partitions["t/0"]

@@ -218,13 +218,6 @@ _MUTANTS = (
         "if False:",
         RULES,
     ),
-    (
-        "of a partition's replicas a draining node's is not the first to move",
-        _PLANNER + "_Planner._out_of_place",
-        "not self._state.nodes[each.node].draining,",
-        "False,",
-        PLANNER,
-    ),
     # What is wanted.
     (
         "what is commanded of a node's weight counts for nothing",
