@@ -1,56 +1,123 @@
-"""The text format of Prometheus, version 0.0.4: metric families and their samples as lines.
+"""The text of a node's metrics, by the Prometheus client library.
 
-It decides names, escapes and order of the lines, and does not know what is measured. Our own, as a node needs
-only these few rules: the library for it loads an HTTP server and took 30 ms of each start of a node.
-Reference: https://prometheus.io/docs/instrumenting/exposition_formats/.
+Importing the library takes 30 ms of CPU (it brings an HTTP server along), so `metrics` imports this module
+when the first scrape comes, and not at the start of a node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 
-
-class Kind(StrEnum):
-    """The types of metric that a node has, as the format names them."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"
+__all__ = ["CONTENT_TYPE", "text_of"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Family:
-    """A metric, with a sample for each set of values of its labels.
-
-    The name of a counter ends with ``_total``.
-    """
-
-    name: str
-    help: str
-    kind: Kind
-    labels: Sequence[str]
-    _samples: list[str] = field(default_factory=list)
-
-    def add(self, values: Sequence[str], number: float) -> None:
-        """Append the sample with these values of the labels."""
-        pairs = zip(self.labels, values, strict=True)
-        labels = ",".join(f'{label}="{_escaped_value(value)}"' for label, value in pairs)
-        self._samples.append(f"{self.name}{{{labels}}} {float(number)!r}\n")
-
-    def text(self) -> str:
-        """Return the lines of the family."""
-        text = self.help.replace("\\", r"\\").replace("\n", r"\n")
-        head = f"# HELP {self.name} {text}\n# TYPE {self.name} {self.kind}\n"
-        return head + "".join(self._samples)
+def text_of(processes: list[dict[str, Any]], *, up: Mapping[str, bool]) -> bytes:
+    """Return the metrics of a node from its processes' statistics; `up`: by name, whether one answered."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Scrape(processes, up))
+    return generate_latest(registry)
 
 
-def exposition(families: Iterable[Family]) -> bytes:
-    """Return the body of an answer with these families."""
-    return "".join(family.text() for family in families).encode()
+class _Scrape(Collector):
+    """Metric families made from the statistics of each process."""
 
+    def __init__(self, processes: list[dict[str, Any]], up: Mapping[str, bool]) -> None:
+        self._processes = processes
+        self._up = up
 
-def _escaped_value(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    def collect(self) -> Iterable[Metric]:
+        """Yield a family for each number, labelled by process; partitions' ones by topic and partition."""
+        yield from self._numbers()
+        yield from self._partitions()
+        up = GaugeMetricFamily(
+            "laminar_process_up", "1 where a process of this node answers", labels=["process"]
+        )
+        for name, answers in self._up.items():
+            up.add_metric([name], int(answers))
+        yield up
+
+    def _numbers(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for process in self._processes:
+            for part, numbers in process.items():
+                if not isinstance(numbers, dict):
+                    continue
+                for name, value in numbers.items():
+                    if isinstance(value, bool) or not isinstance(value, (int, float)):
+                        continue
+                    full = f"laminar_{part}_{name}"
+                    family = families.get(full)
+                    if family is None:
+                        family = families[full] = GaugeMetricFamily(
+                            full, f"{part}: {name}", labels=["process"]
+                        )
+                    family.add_metric([str(process["role"])], value)  # type: ignore[attr-defined]  # each is a gauge family
+        yield from families.values()
+
+    def _partitions(self) -> Iterator[Metric]:
+        labels = ["topic", "partition"]
+        appended = CounterMetricFamily(
+            "laminar_appended_batches", "Batches appended as leader", labels=labels
+        )
+        end = GaugeMetricFamily(
+            "laminar_end_offset", "Committed end offset of this node's replica", labels=labels
+        )
+        start = GaugeMetricFamily(
+            "laminar_start_offset", "Earliest offset of this node's replica", labels=labels
+        )
+        size = GaugeMetricFamily("laminar_log_bytes", "Bytes of this node's replica", labels=labels)
+        leads = GaugeMetricFamily("laminar_leader", "1 where this node leads the partition", labels=labels)
+        failed = GaugeMetricFamily(
+            "laminar_log_failed",
+            "1 where a write or sync of the partition's files failed here: its replica has stopped",
+            labels=labels,
+        )
+        fetched = CounterMetricFamily(
+            "laminar_fetched_bytes", "Bytes of batches served to readers", labels=labels
+        )
+        lag = GaugeMetricFamily(
+            "laminar_cursor_lag", "Records between the cursor and the end", labels=[*labels, "cursor"]
+        )
+        overtaken = GaugeMetricFamily(
+            "laminar_cursor_overtaken",
+            "Records that retention deleted before this cursor passed them",
+            labels=[*labels, "cursor"],
+        )
+        staged = GaugeMetricFamily(
+            "laminar_staged_batches",
+            "Batches of sinks that are staged in the partition and not published, where this node leads it",
+            labels=labels,
+        )
+        staged_bytes = GaugeMetricFamily(
+            "laminar_staged_bytes", "Bytes of these batches, where this node leads it", labels=labels
+        )
+        partitions = [each for process in self._processes for each in process.get("partitions", [])]
+        cursors: dict[str, set[str]] = {}
+        for partition in partitions:
+            cursors.setdefault(partition["topic"], set()).update(partition["cursors"])
+        for partition in partitions:
+            where = [partition["topic"], str(partition["partition"])]
+            appended.add_metric(where, partition["appended_batches"])
+            end.add_metric(where, partition["end_offset"])
+            start.add_metric(where, partition["start_offset"])
+            size.add_metric(where, partition["bytes"])
+            leads.add_metric(where, int(partition["leading"]))
+            failed.add_metric(where, int(partition["log_failed"]))
+            fetched.add_metric(where, partition["fetched_bytes"])
+            if partition["leading"]:
+                staged.add_metric(where, partition["staged_batches"])
+                staged_bytes.add_metric(where, partition["staged_bytes"])
+                # (lag, overtaken) of a cursor without a position in this partition: all is unread.
+                unread = partition["end_offset"] - partition["start_offset"], 0
+                for name in sorted(cursors[partition["topic"]]):
+                    lagging, gone = partition["cursors"].get(name, unread)
+                    lag.add_metric([*where, name], lagging)
+                    overtaken.add_metric([*where, name], gone)
+        yield from (appended, start, end, size, leads, failed, fetched, lag, overtaken, staged, staged_bytes)
