@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -276,6 +277,31 @@ def test_a_group_that_leads_itself_elsewhere_again_and_again_does_not_oscillate(
     assert counted(scene)["handed_over"] <= 10
     scene.calm()
     scene.check()
+
+
+def test_after_a_rolling_restart_leaders_are_spread_again_within_a_minute() -> None:
+    """Each node leads a third; while it was away the others led its share."""
+    scene = scene_of(20, replicas=3, partitions=12, clients=0, topic_settings={})
+    loop = scene.world.loop
+
+    def spread() -> list[int]:
+        led = Counter(
+            machine.name
+            for number in range(12)
+            for machine, partition in scene.watch.partitions(TOPIC, number)
+            if partition.leads
+        )
+        return sorted(led.values())
+
+    assert loop.run_until(lambda: spread() == [4, 4, 4], at_most_s=60.0), spread()
+    for machine in scene.world.machines.values():
+        machine.kill()
+        loop.run_for(5.0)
+        machine.start()
+        loop.run_for(5.0)
+    assert spread() != [4, 4, 4]
+    assert loop.run_until(lambda: spread() == [4, 4, 4], at_most_s=60.0), spread()
+    scene.world.close()
 
 
 def test_a_draining_node_leads_nothing() -> None:
