@@ -71,7 +71,6 @@ class Life:
         self.gone: set[str] = set()
         self.rng = random.Random(seed)
         self.spans: dict[str, tuple[int, int]] = {}
-        self.failed: list[str] = []
         urls = cluster.urls
         self.workload = Workload(
             history,
@@ -89,6 +88,7 @@ class Life:
         )
         self._began_s = time.monotonic()
         self._probing: list[asyncio.Task[None]] = []
+        self._ended = False
 
     def say(self, text: str) -> None:
         """Print a line of the timeline."""
@@ -112,7 +112,9 @@ class Life:
         self.say(f"  done in {time.monotonic() - began_s:.1f} s")
 
     def check_alive(self) -> None:
-        """Raise what ended a client, if anything did."""
+        """Raise what ended a client, if anything did before `finish_clients`."""
+        if self._ended:
+            return
         self.workload.check_alive()
         self.named.check_alive()
         self.drivers.check_alive()
@@ -137,6 +139,7 @@ class Life:
 
     async def finish_clients(self) -> None:
         """End them, each when it has all its answers; everything is read once more."""
+        self._ended = True
         await self._stop_probing()
         await self.drivers.finish(timeout_s=PATIENCE_S)
         await self.named.finish(timeout_s=PATIENCE_S)
