@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from laminar.node.catalog import balancing
 from laminar.node.catalog.balancing import PAUSE_MS, ROUND_MS, ROUNDS
 from laminar.node.catalog.service import BalanceRequest, CatalogAnswer
 from laminar.node.placement import load
@@ -33,8 +34,15 @@ class Hot(Client):
                 await self._append(partition)
 
 
-def scene_of(**settings: Any) -> Scene:
-    return Scene(91, partitions=PARTITIONS, topic_settings={}, node_settings=settings)
+def scene_of(*, nodes: int = 3, replicas: int = 3, **settings: Any) -> Scene:
+    return Scene(
+        91,
+        nodes=nodes,
+        replicas=replicas,
+        partitions=PARTITIONS,
+        topic_settings={},
+        node_settings=settings,
+    )
 
 
 def leaders(scene: Scene) -> dict[int, str]:
@@ -73,11 +81,17 @@ def begun(scene: Scene) -> tuple[str, tuple[int, ...]]:
     assert even, (preferred(scene), leaders(scene))
     hot = leaders(scene)[0]
     numbers = tuple(number for number, name in leaders(scene).items() if name == hot)
+    append_to(scene, *numbers)
+    return hot, numbers
+
+
+def append_to(scene: Scene, *numbers: int) -> Hot:
+    """Append to these partitions until all is calm."""
     client = Hot(scene.world, scene.watch, 50, topic=TOPIC, partitions=PARTITIONS)
     client.partitions_of_it = numbers
     client.start(pause_s=0.5)
     scene.clients.append(client)
-    return hot, numbers
+    return client
 
 
 def test_two_hot_partitions_of_one_node_get_two_leaders_and_then_rest(
@@ -134,6 +148,38 @@ def test_it_waits_for_its_hours_and_a_request_does_not(monkeypatch: pytest.Monke
     assert again is not None and not again.done and "loads are measured first" in again.because
     scene.calm()
     scene.check()
+
+
+def pins(scene: Scene) -> dict[int, list[str]]:
+    state = scene.world.catalog()
+    assert state is not None
+    return {each.number: each.pin.nodes for each in state.partitions_of(TOPIC) if each.pin is not None}
+
+
+def test_an_only_replica_moves_by_a_pin_and_back_when_the_load_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing can be led elsewhere, so the planner moves a replica, and its records with it."""
+    monkeypatch.setattr(load, "_SMALL", SMALL)
+    monkeypatch.setattr(balancing, "PARTITION_REST_MS", 60_000)
+    scene = scene_of(nodes=4, replicas=1, balance_threshold=1.25)
+    loop = scene.world.loop
+    assert loop.run_until(lambda: len(leaders(scene)) == PARTITIONS, at_most_s=60.0)
+    home = leaders(scene)
+    hot = next(name for name, count in Counter(home.values()).most_common() if count > 1)
+    numbers = tuple(number for number, name in home.items() if name == hot)
+    client = append_to(scene, *numbers)
+    assert loop.run_until(lambda: bool(pins(scene)), at_most_s=PAUSE_MS / 1000 + 90.0), asked(scene)
+    ((moved, (target,)),) = pins(scene).items()
+    assert moved in numbers and target != hot
+    assert loop.run_until(lambda: leaders(scene).get(moved) == target, at_most_s=60.0)
+
+    client.stopping = True
+    assert loop.run_until(
+        lambda: not pins(scene) and leaders(scene) == home, at_most_s=4 * PAUSE_MS / 1000 + 900.0
+    ), asked(scene)
+    scene.calm()
+    scene.check(replicas=1)
 
 
 def test_it_is_off_by_default_and_says_so() -> None:

@@ -153,7 +153,7 @@ class Balancer:
         """Have the catalog perform a move; return whether it did."""
         assert decision.move is not None
         result = await group.catalog.change_placement(decision.move)
-        _log.warning("balance: %s: %s %s", decision.because, result.outcome, result.detail)
+        _log.warning("balance: %s; %s", decision.because, result.detail or result.outcome)
         now_ms = self._clock.monotonic_ms()
         if result.outcome == "updated":
             self._moved |= dict.fromkeys(decision.partitions, now_ms)

@@ -67,9 +67,13 @@ def obstacle(
     state: CatalogState, wanted: Wanted, reports: Mapping[str, LoadReport], *, absent: Collection[str]
 ) -> str:
     """Return why nothing may move now; "" if it may. `reports` are those that are new enough."""
-    if absent:
-        return f"nodes are absent: {', '.join(sorted(absent))}"
-    silent = sorted(belonging_weights(state).keys() - reports.keys())
+    belonging = belonging_weights(state).keys()
+    # A node that is drained and stopped has nothing to do with any load.
+    holding = {each.node for partition in state.partitions.values() for each in partition.replicas}
+    missing = sorted(set(absent) & (belonging | holding))
+    if missing:
+        return f"nodes are absent: {', '.join(missing)}"
+    silent = sorted(belonging - reports.keys())
     if silent:
         return f"no load is reported yet by {', '.join(silent)}"
     for key, partition in state.partitions.items():

@@ -53,7 +53,7 @@ def _row(node: Mapping[str, Any]) -> dict[str, Any]:
     load = node["load"] or {}
     row: dict[str, Any] = {name: node[name] for name in ("node", "weight", "score", "measure")}
     if row["score"] is not None:
-        row["score"] = round(row["score"], 2)
+        row["score"] = f"{row['score']:.2f}"
     for name in ("appended_bytes_per_s", "written_bytes_per_s", "read_bytes_per_s", "stored_bytes"):
         row[name.replace("bytes", "MiB")] = round(load[name] / (1 << 20), 1) if load else None
     row["requests_per_s"] = round(load["requests_per_s"]) if load else None
