@@ -83,12 +83,19 @@ def ask(own: Scene, change: Any) -> Any:
 
 
 def test_a_node_that_drains_ends_with_nothing_and_may_be_removed() -> None:
-    """Its name is used again by an empty folder; the former folder is refused."""
+    """Its name is used again by an empty folder, whose history of starts is another and shorter one; the
+    former folder is refused.
+    """
     own = settled_scene(2, replace_after_ms=15_000, settle_ms=1000)
     world = own.world
     own.load()
     name = own.follower().name
     machine = world.machines[name]
+    for _ in range(2):
+        machine.kill()
+        world.loop.run_for(1.0)
+        machine.start()
+        world.loop.run_for(5.0)
 
     def node() -> Any:
         state = world.catalog()
@@ -105,7 +112,7 @@ def test_a_node_that_drains_ends_with_nothing_and_may_be_removed() -> None:
     machine.wipe(name, join=tuple(each for each in world.machines if each != name))
     machine.start()
     assert world.loop.run_until(
-        lambda: _has_joined(own, name) and not own.watch.placement.out_of_place(), at_most_s=60.0
+        lambda: _follows(own, machine) and not own.watch.placement.out_of_place(), at_most_s=60.0
     )
     assert not node().draining
     world.close()
@@ -114,13 +121,18 @@ def test_a_node_that_drains_ends_with_nothing_and_may_be_removed() -> None:
 def _remove(own: Scene, machine: Machine, version: int) -> None:
     told: list[Machine] = []
     own.world.gave_up = told.append
+    machine.kill()
     assert ask(own, RemoveNode(machine.name, version)).outcome == "deleted"
+    machine.start()
     assert own.world.loop.run_until(lambda: told == [machine], at_most_s=30.0)
 
 
-def _has_joined(own: Scene, name: str) -> bool:
-    state = own.world.catalog()
-    return state is not None and name in state.nodes
+def _follows(own: Scene, machine: Machine) -> bool:
+    """Whether a machine's copy of the catalog is as new as the leader's, and names it."""
+    state, controller = own.world.catalog(), machine.controller
+    if state is None or controller is None or controller.group is None:
+        return False
+    return machine.name in state.nodes and controller.group.catalog.state().version == state.version
 
 
 def test_a_command_waits_until_every_program_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:

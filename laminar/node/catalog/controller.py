@@ -153,9 +153,15 @@ class Controller(Process):
         """Return the newest boot record of another node's data folder that the catalog has named here."""
         return self.directory.boot(node)
 
+    def known_store(self, node: str) -> bytes | None:
+        """Return the store id of another node's data folder that the catalog has named here."""
+        record = self.state().nodes.get(node)
+        return None if record is None else record.store_id
+
     def remembers(self, node: str, boot: BootRecord) -> bool:
         """Return whether this start of `node` is on disk here, so known also after this process restarts."""
-        return self._addresses.boots.get(node) == boot
+        known = self._addresses.folders.get(node)
+        return known is not None and known.boot == boot
 
     def address_of(self, node: str, replica: Replica) -> Address | None:
         """Return the address of the controller on `node`."""
@@ -382,22 +388,22 @@ class Controller(Process):
         group = self.group
         if group is None or group.stalled or self._replica.campaign_inhibited or not known:
             return
-        boots = {name: boot for name in known if (boot := self.known_boot(name)) is not None}
+        folders = {name: folder for name in known if (folder := self.directory.folder(name)) is not None}
         now_ms = self.clock.monotonic_ms()
-        same = known == self._addresses.remembered and boots == self._addresses.boots
+        same = known == self._addresses.remembered and folders == self._addresses.folders
         if same and now_ms < self._remembered_until_ms:
             return
         self._remembered_until_ms = now_ms + REMEMBER_MS
         try:
             await controller_addresses.keep(
-                self.storage, group.replica.log, controller_addresses.Peers(known, boots)
+                self.storage, group.replica.log, controller_addresses.Peers(known, folders)
             )
         except StorageError as error:
             _log.debug(
                 "the addresses of the others are not written: %s", error
             )  # new addresses are written again at the next pass
         else:
-            self._addresses.remembered, self._addresses.boots = known, boots
+            self._addresses.remembered, self._addresses.folders = known, folders
 
     async def _reconcile(self) -> None:
         while not self.stopping.is_set():

@@ -7,8 +7,10 @@ gossip, which is the newest; the catalog; the catalog that this node was given w
 document beside the catalog's log, which is ignored if it is missing or damaged. A wrong address does no harm,
 as every message names its receiver.
 
-That document also keeps the newest boot record of each node's data folder. So an older copy of a folder is
-not admitted even while our own catalog, after a restart, is still in an old state.
+That document also keeps the newest boot record of each node's data folder, with the folder's store id. So an
+older copy of a folder is not admitted even while our own catalog, after a restart, is still in an old state.
+What it keeps of a folder whose node was removed from the cluster does not count: another folder may have
+taken the name.
 """
 
 from __future__ import annotations
@@ -37,6 +39,13 @@ NAME = "peers"
 HOST, PORT = "peer_host", "peer_port"
 
 
+class KnownFolder(msgspec.Struct, frozen=True, array_like=True):
+    """The newest start of a data folder that is known, and the folder's store id."""
+
+    store_id: bytes
+    boot: BootRecord
+
+
 class AddressBook:
     """The sources that the module's head lists; `address` asks them in that order."""
 
@@ -45,7 +54,7 @@ class AddressBook:
         # The catalog that this node was given when it joined.
         self.joined = CatalogState()
         self.remembered: dict[str, Address] = {}
-        self.boots: dict[str, BootRecord] = {}
+        self.folders: dict[str, KnownFolder] = {}
 
     def announce(self, members: Mapping[str, Member], *, cluster: str) -> None:
         """Replace the announced addresses by those in `members`, without dead nodes and other clusters."""
@@ -71,23 +80,35 @@ class AddressBook:
             return TcpAddress(record.host, record.peer_ports[0])
         return self.remembered.get(node)
 
-    def boot(self, node: str, state: CatalogState) -> BootRecord | None:
-        """Return the newest boot record of `node`'s data folder that the catalog has ever named here."""
+    def folder(self, node: str, state: CatalogState) -> KnownFolder | None:
+        """Return the newest start of `node`'s data folder that the catalog has ever named here.
+
+        `state`, our copy of the catalog, may be old: then it has a former folder of the node, or none.
+        """
         record = state.nodes.get(node)
-        return newer(record.boot if record is not None else None, self.boots.get(node))
+        remembered = self.folders.get(node)
+        if remembered is not None and remembered.store_id in state.removed_stores:
+            remembered = None
+        if record is None or record.boot is None:
+            return remembered
+        if remembered is None or remembered.store_id == record.store_id:
+            boot = newer(record.boot, None if remembered is None else remembered.boot)
+            assert boot is not None
+            return KnownFolder(record.store_id, boot)
+        return remembered
 
 
 class _Where(msgspec.Struct, frozen=True, array_like=True):
     host: str
     port: int
-    boot: BootRecord | None = None
+    folder: KnownFolder | None = None
 
 
 class Peers(msgspec.Struct, frozen=True):
-    """By node: its controller's address, and the newest boot record of its folder."""
+    """By node: its controller's address, and the newest known start of its folder."""
 
     addresses: dict[str, Address] = {}
-    boots: dict[str, BootRecord] = {}
+    folders: dict[str, KnownFolder] = {}
 
 
 _decoder = msgspec.msgpack.Decoder(dict[str, _Where])
@@ -103,7 +124,7 @@ def read(log: Log) -> Peers:
         return Peers()
     return Peers(
         {node: TcpAddress(where.host, where.port) for node, where in known.items()},
-        {node: where.boot for node, where in known.items() if where.boot is not None},
+        {node: where.folder for node, where in known.items() if where.folder is not None},
     )
 
 
@@ -114,7 +135,7 @@ async def keep(storage: Storage, log: Log, peers: Peers) -> None:
         StorageError: it could not be written; the previous one stays.
     """
     where = {
-        node: _Where(address.host, address.port, peers.boots.get(node))
+        node: _Where(address.host, address.port, peers.folders.get(node))
         for node, address in peers.addresses.items()
         if isinstance(address, TcpAddress)
     }

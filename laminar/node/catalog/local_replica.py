@@ -151,7 +151,7 @@ class LocalReplica:
         if log.recovering:
             _log.warning("%s", recovering_text(CATALOG_NAME, log))
         remembered = controller_addresses.read(log)
-        self._addresses.remembered, self._addresses.boots = remembered.addresses, remembered.boots
+        self._addresses.remembered, self._addresses.folders = remembered.addresses, remembered.folders
         had_others = self._boot.has_peers or any(
             node != self._boot.node for node in self._addresses.remembered
         )

@@ -6,7 +6,7 @@ wrong. So a caller may use an answer only where a wrong one does no harm (docs/c
 
 from __future__ import annotations
 
-from laminar.node.catalog.controller_addresses import AddressBook
+from laminar.node.catalog.controller_addresses import AddressBook, KnownFolder
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.local_replica import LocalReplica
 from laminar.node.placement.wanted import belonging_weights
@@ -70,7 +70,12 @@ class NodeDirectory:
 
     def boot(self, node: str) -> BootRecord | None:
         """Return the newest boot record of a node's folder that the catalog has ever named here."""
-        return self._addresses.boot(node, self.state())
+        folder = self.folder(node)
+        return None if folder is None else folder.boot
+
+    def folder(self, node: str) -> KnownFolder | None:
+        """Return the newest start of a node's present folder that the catalog has ever named here."""
+        return self._addresses.folder(node, self.state())
 
     def statuses(self) -> dict[str, str]:
         """Return the status of each node of this cluster that gossip knows; this node's is `alive`."""

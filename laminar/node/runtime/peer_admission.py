@@ -3,7 +3,8 @@
 A message does not count when its sender's node is unknown here, or when that node's data folder is an older
 copy of itself: such a copy has forgotten votes and acknowledgements that this process may rely on. A peer
 shows the boot history of its folder (`membership.boot_history`) in the handshake; it is compared with the
-newest start of that node known here, from the catalog or from an earlier handshake.
+newest start of that node known here, from the catalog or from an earlier handshake. A node that was removed
+from the cluster may come back with another folder: what is known of the former one then says nothing.
 """
 
 from __future__ import annotations
@@ -23,17 +24,25 @@ class PeerAdmission:
     """The decision for one process. `node` is its own node.
 
     `knows(node)` says whether this process has heard of a node. `known_boot(node)` is the boot record of the
-    node's newest start that the catalog has named to this process; None if it has named none.
+    node's newest start that the catalog has named to this process, `known_store(node)` the id of its folder;
+    None if it has named none.
     """
 
     def __init__(
-        self, node: str, *, knows: Callable[[str], bool], known_boot: Callable[[str], BootRecord | None]
+        self,
+        node: str,
+        *,
+        knows: Callable[[str], bool],
+        known_boot: Callable[[str], BootRecord | None],
+        known_store: Callable[[str], bytes | None],
     ) -> None:
         self._node = node
         self._knows = knows
         self._known_boot = known_boot
-        # By node: the newest start that an admitted process of that node has shown in a handshake.
-        self._greeted: dict[str, BootRecord] = {}
+        self._known_store = known_store
+        # By node: the newest start that an admitted process of that node has shown in a handshake, and the id
+        # of its folder in the catalog; None if the catalog had none then.
+        self._greeted: dict[str, tuple[bytes | None, BootRecord]] = {}
         # By node and role: the process judged last, the start that it was compared with, and the verdict.
         self._verdicts: dict[tuple[str, int], tuple[Peer, BootRecord | None, bool]] = {}
 
@@ -42,7 +51,7 @@ class PeerAdmission:
         if peer.node == self._node:
             return True
         recorded = self._known_boot(peer.node)
-        known = newer(recorded, self._greeted.get(peer.node))
+        known = newer(recorded, self._greeted_by(peer.node))
         verdict = self._verdicts.get((peer.node, peer.role))
         if verdict is not None and verdict[0] is peer and verdict[1] is known:
             return verdict[2]
@@ -62,6 +71,20 @@ class PeerAdmission:
             )
         return admitted
 
+    def _greeted_by(self, node: str) -> BootRecord | None:
+        """Return the newest start that the node's present folder has shown; forget that of a former one."""
+        greeted = self._greeted.get(node)
+        if greeted is None:
+            return None
+        store, shown = greeted
+        known = self._known_store(node)
+        if known is not None and store != known:
+            if store is not None:
+                del self._greeted[node]
+                return None
+            self._greeted[node] = known, shown
+        return shown
+
     def _remember(self, peer: Peer) -> None:
         """From now on require of `peer`'s node that its history has the start that `peer` has shown.
 
@@ -69,9 +92,9 @@ class PeerAdmission:
         start, although the node has made promises to this process since.
         """
         history = msgspec.msgpack.decode(peer.history, type=list[BootRecord]) if peer.history else []
-        shown = newer(self._greeted.get(peer.node), history[-1] if history else None)
+        shown = newer(self._greeted_by(peer.node), history[-1] if history else None)
         if shown is not None:
-            self._greeted[peer.node] = shown
+            self._greeted[peer.node] = self._known_store(peer.node), shown
 
 
 def encode_history(history: Sequence[BootRecord]) -> bytes:

@@ -87,7 +87,9 @@ class Process:
         self.methods: dict[str, Method] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._periodic = PeriodicTasks(spawn=self.spawn, on_error=self.fatal)
-        self._admission = PeerAdmission(boot.node, knows=self.knows, known_boot=self.known_boot)
+        self._admission = PeerAdmission(
+            boot.node, knows=self.knows, known_boot=self.known_boot, known_store=self.known_store
+        )
         secret = boot.settings.secret
         self.transport = self.environment.transport(
             cluster_id=lambda: self.cluster_id,
@@ -136,6 +138,10 @@ class Process:
 
     def known_boot(self, node: str) -> BootRecord | None:
         """Return the newest boot record of another node's data folder that the catalog has named here."""
+        raise AssertionError("each kind of process says what it knows of the others")
+
+    def known_store(self, node: str) -> bytes | None:
+        """Return the store id of another node's data folder that the catalog has named here."""
         raise AssertionError("each kind of process says what it knows of the others")
 
     def address_of(self, node: str, replica: Replica) -> Address | None:

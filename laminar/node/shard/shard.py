@@ -401,6 +401,11 @@ class Shard(Process):
         """Return the newest boot record of another node's data folder that the view has named."""
         return self.view.message.boots.get(node) if self.view.message is not None else None
 
+    def known_store(self, node: str) -> bytes | None:
+        """Return the store id of another node's data folder that the view has named."""
+        record = self.view.nodes().get(node)
+        return None if record is None else record.store_id
+
     def admits(self, peer: Peer) -> bool:
         """Return whether a peer's messages count; none of another node before the first view."""
         return self.view.message is not None and super().admits(peer)

@@ -11,7 +11,9 @@ from membership.boot_history import BootRecord
 
 def admission(told: BootRecord) -> PeerAdmission:
     """Of a process that has heard of node b's start `told` from the catalog."""
-    return PeerAdmission("a", knows=lambda node: True, known_boot=lambda node: told)
+    return PeerAdmission(
+        "a", knows=lambda node: True, known_boot=lambda node: told, known_store=lambda node: b"store"
+    )
 
 
 FIRST, SECOND, OTHER = BootRecord(1, b"1"), BootRecord(2, b"2"), BootRecord(2, b"x")
@@ -43,3 +45,16 @@ def test_one_that_is_not_heard_leaves_nothing(told: BootRecord) -> None:
     assert not process.admits(greets(FIRST, BootRecord(2, b"no"), BootRecord(3, b"3")))
 
     assert process.admits(greets(FIRST, told))
+
+
+def test_a_former_folder_of_a_node_says_nothing_about_the_present_one() -> None:
+    """A node was removed from the cluster, and its name is used again by an empty folder."""
+    boots, stores = {"b": SECOND}, {"b": b"old"}
+    process = PeerAdmission("a", knows=lambda node: True, known_boot=boots.get, known_store=stores.get)
+    assert process.admits(greets(FIRST, SECOND))
+
+    anew = BootRecord(1, b"anew")
+    assert not process.admits(greets(anew))  # the catalog has not named it yet: it may be a copy
+    boots["b"], stores["b"] = anew, b"new"
+    assert process.admits(greets(anew))
+    assert not process.admits(greets(FIRST, SECOND))
