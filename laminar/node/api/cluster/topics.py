@@ -185,7 +185,8 @@ class TopicRoutes:
             raise Problem(
                 "invalid",
                 f"{TRANSACTIONS} is an internal topic: only its number of replicas may be changed",
-                field="settings",
+                field="topic",
+                value=topic,
                 outcome="not_applied",
             )
         _check_fewest(changes, self._placed(self._topics.record(topic)))
