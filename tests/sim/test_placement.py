@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from laminar.node.catalog.controller import Controller
-from laminar.node.catalog.service import DeleteTopicRequest, TopicRequest
+from laminar.node.catalog.service import DeleteTopicRequest, PlacementRequest, TopicRequest
 from laminar.node.transport.rpc import PeerLost
 from membership.catalog import NotCatalogLeader
+from membership.records import CatalogState
+from membership.requests import AddReplicas, AlterTopic, Result
 from raft.values import Role
 from tests.sim.scene import Scene
 
@@ -105,4 +107,35 @@ def test_who_lost_an_answer_does_not_take_its_own_work_for_a_refusal(monkeypatch
     lost.clear()
     answer = world.loop.run_until_complete(asker.service.ask(TopicRequest("there", 1, 3, {})))
     assert lost and answer.result is not None and "exists" == answer.result.outcome, answer
+    world.close()
+
+
+def test_a_step_that_is_refused_is_not_repeated_until_something_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each refusal is an entry of group 0, which keeps all of them for ever."""
+    own = Scene(92, topic_settings={}, node_settings={"settle_ms": 500})
+    world = own.world
+    world.loop.run_for(5.0)
+    refused: list[int] = []
+
+    def refuse(state: CatalogState, request: AddReplicas) -> tuple[CatalogState, Result]:
+        refused.append(state.version)
+        return state, Result("conflict", state.version, "a test")
+
+    monkeypatch.setattr("membership.placement_rules.add_replicas", refuse)
+    leader = world.catalog_leader()
+    assert leader is not None and leader[1].group is not None
+    asked = TopicRequest("small", partitions=1, replicas=1, settings={})
+    assert world.loop.run_until_complete(leader[1].service.ask(asked)).result is not None
+    version = leader[1].state().topics["small"].version
+    change = PlacementRequest(AlterTopic("small", version, 3))
+    answer = world.loop.run_until_complete(leader[1].service.ask(change))
+    assert answer.result is not None and answer.result.ok, answer
+    world.loop.run_for(20.0)
+
+    group = leader[1].group
+    before = group.replica.log.last_index
+    world.loop.run_for(20.0)
+    assert refused and group.replica.log.last_index == before
     world.close()

@@ -120,7 +120,7 @@ class LeaderDuties:
                 result = await catalog.change_placement(step)
             else:
                 continue  # an older program does not know the command
-            done += 1
+            done += result.ok
             urgent = isinstance(step, ReplaceReplica) and step.why != "moved"
             _log.log(
                 logging.WARNING if urgent else logging.INFO,
@@ -133,8 +133,9 @@ class LeaderDuties:
         if catalog.code_version >= 1:
             chosen = choose(catalog.state(), unfit=gone)
             if chosen:
-                await catalog.change_placement(PreferLeaders(chosen))
-                done += 1
+                result = await catalog.change_placement(PreferLeaders(chosen))
+                done += result.outcome == "updated"
+        # A refused step is an entry of the log as well: it is not repeated until something has changed.
         self._idle_at = None if done else (seen, voting)
 
     def _change_voters(self, group: CatalogGroup, *, gone: set[str], absent: set[str]) -> bool:
