@@ -38,6 +38,7 @@ from membership.requests import (
     Result,
     UpdateTopicSettings,
 )
+from membership.tables import encoded
 
 SNAPSHOT_FORMAT = 1
 
@@ -202,7 +203,7 @@ class Catalog:
         """Return the state as msgpack, encoded once for each version."""
         state = self.state()
         if self._encoded[0] != state.version:
-            self._encoded = (state.version, msgspec.msgpack.encode(state))
+            self._encoded = (state.version, encoded(state))
         return self._encoded[1]
 
     # What the driver of group 0 calls.
@@ -241,7 +242,7 @@ class Catalog:
         snapshot = _Snapshot(
             SNAPSHOT_FORMAT, self._applied_index, self._objects.code_version(), self._tables._serialize()
         )
-        return msgspec.msgpack.encode(snapshot)
+        return encoded(snapshot)
 
     def restore(self, snapshot: bytes) -> None:
         """Take over the state of `snapshot`; the next entry to apply is the one after its index.

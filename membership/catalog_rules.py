@@ -13,7 +13,6 @@ applies it by itself and must get the same state. How commands are encoded, comm
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any, Literal
 
 from msgspec.structs import replace
@@ -213,8 +212,7 @@ def _conflict_of_topic(state: CatalogState, request: CreateTopic) -> str:
     absent = {node for nodes in request.placement for node in nodes} - state.nodes.keys()
     if absent:
         return f"placed on unknown nodes {sorted(absent)}"
-    taken = {partition.group for partition in state.partitions.values()}
-    if any(group in taken or group.hex() in state.tombstones for group in request.groups):
+    if any(state.partition_of_group(each) or each.hex() in state.tombstones for each in request.groups):
         return "a group id was used before"
     return ""
 
@@ -224,10 +222,11 @@ def mark_made(state: CatalogState, request: MarkMade) -> Change:
 
     Groups that aren't known, and replicas that were promised to another store, are skipped.
     """
-    wanted = set(request.groups)
+    found = map(state.partition_of_group, dict.fromkeys(request.groups))
+    asked = [partition for partition in found if partition is not None]
     changed = {}
-    for key, partition in state.partitions.items():
-        if partition.group not in wanted or partition.state != "creating":
+    for partition in asked:
+        if partition.state != "creating":
             continue
         replicas = [
             replace(r, made=True) if (r.node, r.store_id) == (request.node, request.store_id) else r
@@ -236,12 +235,12 @@ def mark_made(state: CatalogState, request: MarkMade) -> Change:
         if replicas == partition.replicas:
             continue
         now: Literal["creating", "live"] = "live" if all(r.made for r in replicas) else "creating"
-        changed[key] = replace(partition, replicas=replicas, state=now)
-    partitions = state.partitions | changed
-    live = [p.group for p in partitions.values() if p.group in wanted and p.state == "live"]
+        changed[f"{partition.topic}/{partition.number}"] = replace(partition, replicas=replicas, state=now)
+    made = {partition.group for partition in changed.values() if partition.state == "live"}
+    live = [each.group for each in asked if each.state == "live" or each.group in made]
     if not changed:
         return _same(state, "unchanged", groups=live)
-    return _changed(state, "marked", {"groups": live}, partitions=partitions)
+    return _changed(state, "marked", {"groups": live}, partitions=state.partitions | changed)
 
 
 def delete_topic(state: CatalogState, request: DeleteTopic) -> Change:
@@ -267,8 +266,8 @@ def delete_topic(state: CatalogState, request: DeleteTopic) -> Change:
         state,
         "deleted",
         {"topic": topic, "groups": [p.group for p in gone]},
-        topics=_without(state.topics, [request.name]),
-        partitions=_without(state.partitions, [f"{p.topic}/{p.number}" for p in gone]),
+        topics=state.topics.changed({request.name: None}),
+        partitions=state.partitions.changed({f"{p.topic}/{p.number}": None for p in gone}),
         tombstones=state.tombstones | tombstones,
     )
 
@@ -285,13 +284,10 @@ def mark_removed(state: CatalogState, request: MarkRemoved) -> Change:
             changed[key] = replace(stone, replicas=left)
     if not changed:
         return _same(state, "unchanged")
-    finished = [key for key, stone in changed.items() if not stone.replicas]
-    return _changed(
-        state,
-        "marked",
-        {"groups": [changed[key].group for key in finished]},
-        tombstones=_without(state.tombstones | changed, finished),
-    )
+    finished = [stone.group for stone in changed.values() if not stone.replicas]
+    stones = {key: stone if stone.replicas else None for key, stone in changed.items()}
+    tombstones = state.tombstones.changed(stones)
+    return _changed(state, "marked", {"groups": finished}, tombstones=tombstones)
 
 
 def update_topic_settings(state: CatalogState, request: UpdateTopicSettings) -> Change:
@@ -307,10 +303,3 @@ def update_topic_settings(state: CatalogState, request: UpdateTopicSettings) -> 
         return _same(state, "unchanged", topic=topic)
     topic = replace(topic, settings=settings, version=state.version + 1)
     return _changed(state, "updated", {"topic": topic}, topics=state.topics | {topic.name: topic})
-
-
-def _without(records: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    left = dict(records)
-    for key in keys:
-        del left[key]
-    return left

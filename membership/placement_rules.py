@@ -259,33 +259,38 @@ def remove_node(state: CatalogState, request: RemoveNode) -> Change:
     }
     changed, _ = _changed(
         state,
-        nodes={name: record for name, record in state.nodes.items() if name != node.node},
+        nodes=state.nodes.changed({node.node: None}),
         partitions=state.partitions | partitions,
-        tombstones=_without_store(state, node.store_id),
+        tombstones=state.tombstones.changed(_without_store(state, node.store_id)),
         removed_stores=[*state.removed_stores, node.store_id][-MAX_REMOVED_STORES:],
     )
     return changed, Result("deleted", changed.version, node=node)
 
 
 def _held_by(state: CatalogState, node: NodeRecord) -> list[str]:
-    """Return the partitions that count on a replica on the node, or that are pinned to it."""
-    return [
+    """Return, sorted, the partitions that count on a replica on the node, or that are pinned to it."""
+    return sorted(
         key
         for key, partition in state.partitions.items()
         if any(each.node == node.node for each in partition.replicas)
         or any(each.replica.node == node.node for each in partition.leaving)
         or (partition.pin is not None and node.node in partition.pin.nodes)
-    ]
+    )
 
 
-def _without_store(state: CatalogState, store_id: bytes) -> dict[str, Tombstone]:
-    """Return the tombstones without the replicas of a store that nothing will report any more."""
-    left: dict[str, Tombstone] = {}
+def _without_store(state: CatalogState, store_id: bytes) -> dict[str, Tombstone | None]:
+    """Return the tombstones that change without the replicas of a store that nothing will report any more.
+
+    None for one that has no other replicas.
+    """
+    changed: dict[str, Tombstone | None] = {}
     for key, stone in state.tombstones.items():
-        replicas = [each for each in stone.replicas if each.store_id != store_id]
-        if replicas:
-            left[key] = stone if len(replicas) == len(stone.replicas) else replace(stone, replicas=replicas)
-    return left
+        left = [each for each in stone.replicas if each.store_id != store_id]
+        if not left:
+            changed[key] = None
+        elif len(left) < len(stone.replicas):
+            changed[key] = replace(stone, replicas=left)
+    return changed
 
 
 # -- results ---------------------------------------------------------------------------------

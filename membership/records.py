@@ -7,11 +7,14 @@ snapshots and for the shard processes, so new fields go last and have defaults. 
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from membership.boot_history import BootRecord
+from membership.tables import Indexed, Table
 
 Setting = int | str
 
@@ -191,24 +194,77 @@ class Tombstone(msgspec.Struct, frozen=True):
     version: int
 
 
+class PartitionTable(Indexed[PartitionRecord]):
+    """The partitions by "topic/number"; found also by their group's id, and by the ids of their replicas."""
+
+    KEYS: ClassVar = {
+        "group": lambda partition: (partition.group,),
+        # Of a replica that is leaving nothing is reported by id.
+        "replica": lambda partition: [each.replica_id for each in (*partition.replicas, *partition.removed)],
+    }
+
+    __slots__ = ()
+
+
+if TYPE_CHECKING:
+    _Nodes = Table[str, NodeRecord]
+    _Topics = Table[str, TopicRecord]
+    _Partitions = PartitionTable
+    _Tombstones = Table[str, Tombstone]
+else:  # what msgspec decodes, and `CatalogState.__post_init__` makes tables of
+    _Nodes = Mapping[str, NodeRecord]
+    _Topics = Mapping[str, TopicRecord]
+    _Partitions = Mapping[str, PartitionRecord]
+    _Tombstones = Mapping[str, Tombstone]
+
+
 class CatalogState(msgspec.Struct, frozen=True):
     """The whole catalog. `version` grows by one with each change and only then.
 
     Keys: `nodes` by name, `topics` by name, `partitions` by "topic/number", `tombstones` by the group id in
-    hex.
+    hex. The four are `tables.Table`, whatever mapping they are made of; their order says nothing.
     """
 
     cluster_id: bytes = b""
     version: int = 0
-    nodes: dict[str, NodeRecord] = {}
-    topics: dict[str, TopicRecord] = {}
-    partitions: dict[str, PartitionRecord] = {}
+    nodes: _Nodes = Table()
+    topics: _Topics = Table()
+    partitions: _Partitions = PartitionTable()
     next_replica_id: int = 1
-    tombstones: dict[str, Tombstone] = {}
+    tombstones: _Tombstones = Table()
     removed_stores: list[bytes] = []
     """Store ids of removed nodes, oldest first: their data folders are never accepted again."""
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            cluster_id: bytes = b"",
+            version: int = 0,
+            nodes: Mapping[str, NodeRecord] = ...,
+            topics: Mapping[str, TopicRecord] = ...,
+            partitions: Mapping[str, PartitionRecord] = ...,
+            next_replica_id: int = 1,
+            tombstones: Mapping[str, Tombstone] = ...,
+            removed_stores: list[bytes] = ...,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        kinds = (("nodes", Table), ("topics", Table), ("partitions", PartitionTable), ("tombstones", Table))
+        for name, kind in kinds:
+            records = getattr(self, name)
+            if not isinstance(records, kind):
+                force_setattr(self, name, kind(records))
 
     def partitions_of(self, topic: str) -> list[PartitionRecord]:
         """Return the topic's partitions by number; empty when there is no such topic."""
         record = self.topics.get(topic)
         return [] if record is None else [self.partitions[f"{topic}/{n}"] for n in range(record.partitions)]
+
+    def partition_of_group(self, group: bytes) -> PartitionRecord | None:
+        """Return the partition that a group belongs to; None if there is none."""
+        return self.partitions.find("group", group)
+
+    def partition_of_replica(self, replica_id: int) -> PartitionRecord | None:
+        """Return the partition that has a replica in its place, or removed; None if there is none."""
+        return self.partitions.find("replica", replica_id)

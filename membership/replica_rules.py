@@ -170,7 +170,7 @@ def report_replicas(state: CatalogState, request: ReportReplicas) -> Change:
         return replica.node == request.node and replica.replica_id in ids
 
     changed = {}
-    for key, partition in state.partitions.items():
+    for key, partition in _partitions_of(state, [*request.made, *request.lost, *request.deleted]).items():
         replicas = [
             replace(
                 r,
@@ -187,6 +187,11 @@ def report_replicas(state: CatalogState, request: ReportReplicas) -> Change:
     if not changed:
         return state, Result("unchanged", state.version)
     return _changed(state, changed)
+
+
+def _partitions_of(state: CatalogState, replica_ids: list[int]) -> dict[str, PartitionRecord]:
+    found = (state.partition_of_replica(each) for each in replica_ids)
+    return {f"{each.topic}/{each.number}": each for each in found if each is not None}
 
 
 def report_rolled_back(state: CatalogState, request: ReportRolledBack) -> Change:

@@ -29,6 +29,7 @@ from membership.requests import (
     Result,
     UpdateTopicSettings,
 )
+from membership.tables import encoded
 from router import partition_hash, place
 
 
@@ -554,7 +555,7 @@ class Rules(RuleBasedStateMachine):
         assert keys == self.state.partitions.keys()
         for partition in self.state.partitions.values():
             assert (partition.state == "live") == all(r.made for r in partition.replicas)
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(self.state), type=CatalogState) == self.state
+        assert msgspec.msgpack.decode(encoded(self.state), type=CatalogState) == self.state
 
 
 TestRules = Rules.TestCase

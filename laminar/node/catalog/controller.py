@@ -51,6 +51,7 @@ from membership.records import (
 from membership.requests import (
     Result,
 )
+from membership.tables import encoded
 from raft.configuration import ConfigurationRefused
 from raft.values import NotLeader
 
@@ -355,7 +356,7 @@ class Controller(Process):
             return msgspec.msgpack.encode(JoinAnswer(refused=f"{result.outcome}: {result.detail}"))
         self._reconcile_now.set()
         replica = self.group.replica
-        return msgspec.msgpack.encode(
+        return encoded(
             JoinAnswer(
                 cluster_id=self.cluster_id,
                 replica_id=result.node.catalog_replica,

@@ -58,7 +58,7 @@ class NodeDirectory:
         While a new node replays the catalog, its copy has only the cluster's first nodes, which may all be
         gone by now.
         """
-        return self._addresses.joined.nodes | self.state().nodes
+        return {**self._addresses.joined.nodes, **self.state().nodes}
 
     def remembered_nodes(self) -> set[str]:
         """Return the nodes whose addresses are kept on disk beside the catalog."""

@@ -362,8 +362,8 @@ class CatalogService:
     async def _confirm(self, request: ConfirmRequest) -> CatalogAnswer:
         await self._group.confirm()
         state = self._group.catalog.state()
-        creating = {record.group for record in state.partitions.values() if record.state == "creating"}
-        asked = [record for record in state.partitions.values() if record.group in request.groups]
+        found = map(state.partition_of_group, dict.fromkeys(request.groups))
+        asked = [record for record in found if record is not None]
         return CatalogAnswer(
             joining=[
                 replica.replica_id
@@ -375,7 +375,7 @@ class CatalogService:
             removed=[replica.replica_id for record in asked for replica in record.removed],
             kept=[record.losses[-1].kept for record in asked if record.losses],
             version=state.version,
-            creating=[group for group in request.groups if group in creating],
+            creating=[record.group for record in asked if record.state == "creating"],
             deleted=[group for group in request.groups if group.hex() in state.tombstones],
             voters=self._voters(),
         )

@@ -17,6 +17,7 @@ from laminar.node.consensus.driver import Driver
 from laminar.node.runtime.boot import Boot, Role
 from laminar.node.runtime.cluster_view import GAP, View, ViewMessage, ViewUpdate
 from laminar.node.transport.transport import Peer, Transport, TransportError, UnixAddress
+from membership.tables import encoded
 
 PUSH_TIMEOUT_S = 2.0
 RETRY_S = 0.2
@@ -62,7 +63,7 @@ class ViewPublisher:
 
     async def answer(self, peer: Peer, payload: bytes) -> bytes:
         """Return the view to a shard that asks; empty before `ready`."""
-        return msgspec.msgpack.encode(self._make()) if self.ready else b""
+        return encoded(self._make()) if self.ready else b""
 
     async def push(self, role: Role) -> None:
         """Push the view to one shard, now and whenever it changes."""
@@ -78,7 +79,7 @@ class ViewPublisher:
                 message = self._make()
                 update = None if held is None else ViewUpdate.between(held, message)
                 if update is None:
-                    payload = msgspec.msgpack.encode(message)
+                    payload = encoded(message)
                     await self._transport.call(address, "view", payload, timeout=PUSH_TIMEOUT_S)
                 else:
                     payload = msgspec.msgpack.encode(update)

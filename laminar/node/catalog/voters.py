@@ -51,7 +51,7 @@ def next_step(
     messages of a majority of that configuration's voters came lately.
     """
     members = current.nodes()
-    for node in state.nodes.values():
+    for node in sorted(state.nodes.values(), key=lambda node: node.catalog_replica):
         if node.catalog_replica not in members:
             return current.with_learner(node.catalog_replica, node.node)
     ids = {node.catalog_replica for node in state.nodes.values()}

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from laminar.node.placement.load import Load, LoadReport, PartitionLoad, Score, Scores, amount
-from laminar.node.placement.wanted import Wanted, belonging_weights, wanted_number, zones_of
+from laminar.node.placement.wanted import Wanted, belonging_weights, in_order, wanted_number, zones_of
 from membership.records import CatalogState, PartitionRecord, Pin
 from membership.requests import PinPartition, PreferLeaders
 
@@ -76,7 +76,7 @@ def obstacle(
     silent = sorted(belonging - reports.keys())
     if silent:
         return f"no load is reported yet by {', '.join(silent)}"
-    for key, partition in state.partitions.items():
+    for key, partition in in_order(state):
         held = {each.node for each in partition.replicas}
         if (
             partition.state != "live"
@@ -151,7 +151,7 @@ def stale_pins(state: CatalogState) -> list[PinPartition]:
     weights = belonging_weights(state)
     return [
         PinPartition(key, partition.version, None)
-        for key, partition in state.partitions.items()
+        for key, partition in in_order(state)
         if partition.pin is not None
         and partition.pin.owner == OWNER
         and (
@@ -252,7 +252,7 @@ class _Round:
             if each.leads and held_by in self._holders(each.partition):
                 yield each
         reported = {each.partition for each in self._reports[node].partitions}
-        for key, partition in self._state.partitions.items():
+        for key, partition in in_order(self._state):
             others = key not in reported and key not in self._resting
             if others and partition.preferred_leader == node and held_by in self._holders(key):
                 yield PartitionLoad(key, leads=True, load=Load())
@@ -302,7 +302,7 @@ class _Round:
     def lift(self, threshold: float) -> _Option | None:
         """Return the lift of the first pin of ours without which the nodes stay well below the threshold."""
         limit = threshold - LIFT_MARGINS * MARGIN
-        for key, partition in self._state.partitions.items():
+        for key, partition in in_order(self._state):
             if partition.pin is None or partition.pin.owner != OWNER or key in self._resting:
                 continue
             after = self._after_lift(key, partition)

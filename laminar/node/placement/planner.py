@@ -104,7 +104,7 @@ def plan(
         for key, partition in state.partitions.items()
         if (planned := planner.step(key, partition)) is not None
     ]
-    found.sort(key=lambda planned: planned.precedence)
+    found.sort(key=lambda planned: (planned.precedence, planned.step.partition))
     return planner.within_budgets(found)
 
 

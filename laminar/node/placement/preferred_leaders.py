@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
 
-from laminar.node.placement.wanted import belonging_weights
+from laminar.node.placement.wanted import belonging_weights, in_order
 from membership.records import CatalogState, PartitionRecord
 from router import partition_hash, rank
 
@@ -29,7 +29,7 @@ def choose(state: CatalogState, *, unfit: Collection[str] = ()) -> dict[str, str
     spread = _Spread(weights)
     changed: dict[str, str] = {}
     unassigned = []
-    for key, partition in state.partitions.items():
+    for key, partition in in_order(state):
         candidates = [
             each.node
             for each in partition.replicas

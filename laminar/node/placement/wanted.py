@@ -14,11 +14,16 @@ from membership.records import CatalogState, PartitionRecord
 from router import partition_hash, place
 
 
+def in_order(state: CatalogState) -> list[tuple[str, PartitionRecord]]:
+    """Return the partitions with their keys in the order of topics and numbers."""
+    return sorted(state.partitions.items(), key=lambda item: (item[1].topic, item[1].number))
+
+
 def belonging_weights(state: CatalogState, *, unfit: Collection[str] = ()) -> dict[str, float]:
     """Return, by node, the weights of the nodes that belong, without those in `unfit`."""
     return {
         name: node.effective_weight
-        for name, node in state.nodes.items()
+        for name, node in sorted(state.nodes.items())
         if node.effective_weight > 0 and not node.draining and not node.rolled_back and name not in unfit
     }
 

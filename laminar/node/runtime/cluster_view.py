@@ -6,7 +6,7 @@ catalog on the data path. A view may lag. It answers questions, and makes no dec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -105,7 +105,7 @@ class View:
         """The catalog's version in this view; 0 before the first."""
         return self.message.catalog.version if self.message is not None else 0
 
-    def nodes(self) -> dict[str, NodeRecord]:
+    def nodes(self) -> Mapping[str, NodeRecord]:
         """Return all nodes by name."""
         return self.message.catalog.nodes if self.message is not None else {}
 
@@ -115,7 +115,7 @@ class View:
             return True
         return self.message is not None and self.message.statuses.get(node) in ("alive", "suspect")
 
-    def topics(self) -> dict[str, TopicRecord]:
+    def topics(self) -> Mapping[str, TopicRecord]:
         """Return all topics by name."""
         return self.message.catalog.topics if self.message is not None else {}
 
@@ -125,7 +125,7 @@ class View:
             return None
         return self.message.catalog.partitions.get(f"{topic}/{number}")
 
-    def partitions(self) -> dict[str, PartitionRecord]:
+    def partitions(self) -> Mapping[str, PartitionRecord]:
         """Return all partitions by "topic/number"."""
         return self.message.catalog.partitions if self.message is not None else {}
 

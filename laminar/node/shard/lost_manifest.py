@@ -106,7 +106,7 @@ def recorded_here(
     """Return an entry without a log for each replica that the catalog records for a shard of this store."""
     return [
         _entry(catalog, record, replica)
-        for record in catalog.partitions.values()
+        for _, record in sorted(catalog.partitions.items())
         if owner_shard(partition_hash(record.topic, record.number), shards) == shard
         for replica in _members(record)
         if (replica.node, replica.store_id) == (node, store_id)

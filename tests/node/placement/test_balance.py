@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -82,6 +83,10 @@ def scores(state: CatalogState, loads: dict[str, Load]) -> list[float]:
     totals = {name: report.total for name, report in reports_of(state, loads).items()}
     compared = Scores(totals, {name: record.effective_weight for name, record in state.nodes.items()})
     return sorted((compared.of(name, load).value for name, load in totals.items()), reverse=True)
+
+
+def leaders_of(state: CatalogState) -> dict[str, str]:
+    return {key: each.preferred_leader for key, each in state.partitions.items()}
 
 
 def led_by(state: CatalogState, name: str) -> list[str]:
@@ -350,7 +355,7 @@ def test_a_constant_load_comes_to_rest_in_few_moves_and_no_placement_comes_back(
             requests_per_s=data.draw(_amounts),
             stored_bytes=data.draw(_amounts) * 1000 * MI,
         )
-        for key in state.partitions
+        for key in sorted(state.partitions, key=lambda key: int(key.partition("/")[2]))
     }
     known = [state.partitions]
     kinds: Counter[str] = Counter()
@@ -358,11 +363,13 @@ def test_a_constant_load_comes_to_rest_in_few_moves_and_no_placement_comes_back(
         decision = decided(state, loads)
         if decision.move is None:
             break
-        before = scores(state, loads)
+        before, leaders = scores(state, loads), leaders_of(state)
         state = perform(state, decision)
         after = scores(state, loads)
         kinds[type(decision.move).__name__] += 1
-        if not (isinstance(decision.move, PinPartition) and decision.move.pin is None):
+        # A node that led less than the others may be chosen to lead what it got, which changes its load.
+        led_elsewhere = isinstance(decision.move, PinPartition) and leaders_of(state) != leaders
+        if not led_elsewhere and not (isinstance(decision.move, PinPartition) and decision.move.pin is None):
             assert after < before, decision.because
         assert _places(state.partitions) not in map(_places, known), decision.because
         known.append(state.partitions)
@@ -370,7 +377,7 @@ def test_a_constant_load_comes_to_rest_in_few_moves_and_no_placement_comes_back(
         raise AssertionError(f"no rest after {kinds}")
 
 
-def _places(partitions: dict[str, Any]) -> dict[str, Any]:
+def _places(partitions: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: (each.preferred_leader, sorted(replica.node for replica in each.replicas), each.pin)
         for key, each in partitions.items()

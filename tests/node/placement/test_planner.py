@@ -302,7 +302,7 @@ def test_partitions_follow_nodes_that_join_and_weights_and_zones_that_change(cha
         nodes = state.nodes | {"a": replace(node("a"), set_weight=4.0)}
     else:
         zones = dict(zip("abcd", ("x", "x", "y", "z"), strict=True))
-        nodes = {name: replace(node(name), set_zone=zone) for name, zone in zones.items()}
+        nodes = state.nodes | {name: replace(node(name), set_zone=zone) for name, zone in zones.items()}
     changed = replace(state, nodes=nodes)
     after, steps = until_quiet(changed)
     assert steps
