@@ -145,6 +145,8 @@ class EmbeddedNode:
             record_boot_history=self._folder.record_boot_history,
             has_peers=identity.has_peers,
             record_has_peers=self._folder.record_has_peers,
+            folder_version=identity.format_version,
+            record_folder_version=self._folder.record_format_version,
             on_ready=ready,
         )
 

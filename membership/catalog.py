@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -42,8 +43,8 @@ from membership.tables import encoded
 
 SNAPSHOT_FORMAT = 1
 
-CODE_VERSION = 1
-"""The highest version of replicated methods that this program knows (`Catalog.enable`)."""
+CODE_VERSION = 2
+"""The highest code version that this program knows (`Catalog.enable`; docs/upgrading.md lists them)."""
 
 RESULTS_KEPT = 1024
 """Most results that are kept for proposals which were applied before the proposer received their index."""
@@ -91,7 +92,8 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
     """The replicated object. Each method takes a request as JSON text and returns a `Result`.
 
     The names of the methods and their `ver` are part of the log's format: a call is stored as the method's
-    number in the order of (ver, name). New methods, and new behaviour of old ones, take a higher ``ver``.
+    number in the order of (ver, name). New methods take a higher ``ver``. New behaviour of an old one depends
+    on the version that is enabled where the log has the call, so all nodes follow the same rule.
     """
 
     def __init__(self) -> None:
@@ -120,7 +122,8 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
     @replicated
     def register_node(self, request: str) -> Result:
         """Apply `catalog_rules.register_node`."""
-        return self._follow(rules.register_node, RegisterNode, request)
+        rule = partial(rules.register_node, enabled=self._syncObj.getCodeVersion())
+        return self._follow(rule, RegisterNode, request)
 
     @replicated
     def create_topic(self, request: str) -> Result:
@@ -176,7 +179,7 @@ class Catalog:
     def __init__(self, proposer: Proposer) -> None:
         self._proposer = proposer
         self._tables = CatalogTables()
-        self._objects = ReplicatedObjects([self._tables])
+        self._objects = ReplicatedObjects([self._tables], newest=CODE_VERSION)
         self._applied_index = 0
         self._proposing = 0
         self._results: dict[int, Result] = {}
@@ -352,11 +355,11 @@ class Catalog:
 
     @property
     def code_version(self) -> int:
-        """The version of replicated methods that the cluster has enabled."""
+        """The code version that the cluster has enabled."""
         return self._objects.code_version()
 
     async def enable(self, version: int) -> None:
-        """Enable the replicated methods of `version`; the proposer must know that all nodes know them.
+        """Enable code version `version`; the proposer must know that all nodes know it.
 
         Raises:
             NotCatalogLeader: as for every command.

@@ -39,6 +39,9 @@ from membership.requests import (
 )
 
 GROUP_ID_BYTES = 16
+
+REFUSE_TOO_OLD = 2
+"""From this code version on, a node whose program does not know the enabled version is not registered."""
 Change = tuple[CatalogState, Result]
 
 
@@ -61,13 +64,17 @@ def found_cluster(state: CatalogState, request: FoundCluster) -> Change:
     return _changed(state, "created", {}, cluster_id=request.cluster_id)
 
 
-def register_node(state: CatalogState, request: RegisterNode) -> Change:
+def register_node(state: CatalogState, request: RegisterNode, *, enabled: int = 0) -> Change:
     """Record a node, or change its addresses, shards or announced weight and zone.
 
     Another store under a known name is refused, and so are an older copy of the store that is known and the
-    store of a node that was removed.
+    store of a node that was removed. `enabled` is the code version that the cluster has enabled: a program
+    that does not know it is refused, because it could not follow the catalog.
     """
     record = request.record
+    if enabled >= REFUSE_TOO_OLD and record.code_version < enabled:
+        # "invalid" is an outcome that older programs can decode.
+        return _same(state, "invalid", too_old(record.node, record.code_version, enabled=enabled))
     if record.store_id in state.removed_stores:
         return _same(state, "removed", f"this data directory is of a node {record.node!r} that was removed")
     known = state.nodes.get(record.node)
@@ -102,6 +109,14 @@ def register_node(state: CatalogState, request: RegisterNode) -> Change:
         {"node": record},
         nodes=state.nodes | {record.node: record},
         next_replica_id=next_replica_id,
+    )
+
+
+def too_old(node: str, code_version: int, *, enabled: int) -> str:
+    """Return why a node with such a program is refused, as text for people."""
+    return (
+        f"the program of node {node!r} is too old: it knows code version {code_version}, and the cluster has "
+        f"enabled {enabled}: start it with a program as new as that of the other nodes"
     )
 
 

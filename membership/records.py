@@ -45,7 +45,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     zone: str = ""
     """The failure domain (rack, room, region) that the node announces; empty: none."""
     code_version: int = 0
-    """The highest version of replicated methods that the node's program knows."""
+    """The highest code version that the node's program knows."""
     draining: bool = False
     """Whether the node is to be emptied: it leads nothing, holds nothing, and does not vote in group 0."""
     set_weight: float | None = None

@@ -83,10 +83,14 @@ class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj h
     than all before.
     """
 
-    def __init__(self, objects: Sequence[Replicated]) -> None:
+    def __init__(self, objects: Sequence[Replicated], *, newest: int = 0) -> None:
+        """Hold `objects`; `newest` is the code version that is known, if no method has come with it."""
         self._encoded: list[bytes] = []
         conf = pysyncobj.SyncObjConf(autoTick=False, dynamicMembershipChange=False)
         super().__init__(None, [], conf=conf, consumers=list(objects), transport=_RefusingTransport())
+        # PySyncObj knows versions of methods only; a version may also change the rules of a method.
+        versions = (method.ver for method in self._idToMethod.values())
+        self._newest = self._SyncObj__selfCodeVersion = max(newest, *versions)
 
     def _applyCommand(self, command: bytes, callback: object, commandType: int | None = None) -> None:
         # PySyncObj's name and signature. It would queue the command for its own leader.
@@ -111,7 +115,8 @@ class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj h
             return self._SyncObj__doApplyCommand(command)
         except SyncObjExceptionWrongVer as error:
             raise UnknownCodeVersion(
-                f"the cluster enabled code version {error.ver} of replicated methods; upgrade this node"
+                f"the cluster has enabled code version {error.ver}, and this program knows "
+                f"{self._newest}: start this node with a newer program"
             ) from error
 
     def code_version(self) -> int:

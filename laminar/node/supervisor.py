@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from laminar.log import DamagedDocument, StorageError
+from laminar.log.disk.errors import NewerFormat
 from laminar.node.entry_points import EntryPoints, default_entry_points
 from laminar.node.host import machine
 from laminar.node.host.failed_logs import EXIT_TO_RECOVER, FORGIVEN_MS
@@ -257,6 +258,8 @@ class Supervisor:
                 self._entry_points.recover(directory, shards)
             except DamagedDocument as error:
                 raise Unrecoverable(f"{error}. {DAMAGED_DOCUMENT}") from error
+            except NewerFormat as error:
+                raise Unrecoverable(str(error)) from error
             return EXIT_DONE
 
         recovery = _Child(CONTROLLER)
@@ -317,6 +320,8 @@ class Supervisor:
             record_boot_history=self._folder.record_boot_history,
             has_peers=identity.has_peers,
             record_has_peers=self._folder.record_has_peers,
+            folder_version=identity.format_version,
+            record_folder_version=self._folder.record_format_version,
             environment=self._environment,
         )
 

@@ -226,7 +226,7 @@ def test_programs_ports_catalog_and_leaders_are_checked() -> None:
     healthy = {name: machine() for name in "abc"}
     about = {"catalog_leader": "a"}
     assert [] == [
-        *doctor.of_programs(nodes, healthy),
+        *doctor.of_programs({"nodes": nodes}, healthy),
         *doctor.of_nodes(nodes, healthy),
         *doctor.of_catalog(about, nodes),
         *doctor.of_leaders(nodes),
@@ -238,7 +238,7 @@ def test_programs_ports_catalog_and_leaders_are_checked() -> None:
     old = [admin_node("a", leads=20), admin_node("b", code_version=0), admin_node("c", catalog_voter=False)]
     dead = [*old, admin_node("d", alive=False)]
 
-    assert ["c", "b"] == [each.where for each in doctor.of_programs(old, healthy)]
+    assert ["c", "b"] == [each.where for each in doctor.of_programs({"nodes": old}, healthy)]
     assert [("nodes", "a"), ("ports", "b"), ("nodes", "d")] == [
         (each.check, each.where) for each in doctor.of_nodes(dead, healthy)
     ]

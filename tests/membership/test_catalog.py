@@ -446,7 +446,7 @@ async def test_a_mistake_in_a_rule_changes_nothing_and_is_answered(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replicated methods never raise: PySyncObj would stop applying for ever."""
-    monkeypatch.setattr(rules, "register_node", lambda state, request: 1 / 0)
+    monkeypatch.setattr(rules, "register_node", lambda state, request, enabled: 1 / 0)
 
     result = await catalog.register_node(node("a"))
 
@@ -463,6 +463,26 @@ async def test_a_newer_code_version_stops_the_catalog_where_it_is(catalog: Catal
         catalog.apply(index + 1, catalog._objects.encode_code_version(CODE_VERSION + 1))
 
     assert (catalog.state(), catalog.applied_index) == (state, index)
+
+
+async def test_a_program_that_is_too_old_is_not_registered_once_a_newer_version_is_enabled(
+    catalog: Catalog, group: Group
+) -> None:
+    """Also one whose call was encoded before the version was enabled, and comes after that in the log."""
+    old = replace(node("a"), code_version=1)
+    encoded = catalog._objects.encode(
+        catalog._tables.register_node, msgspec.json.encode(RegisterNode(old)).decode()
+    )
+    assert (await catalog.register_node(replace(node("b"), code_version=1))).outcome == "created"
+    await catalog.enable(2)
+
+    group.log.append(encoded)
+    group.apply()
+
+    assert list(catalog.state().nodes) == ["b"]
+    assert (await catalog.register_node(replace(node("b"), code_version=2))).outcome == "updated"
+    result = await catalog.register_node(old)
+    assert result.outcome == "invalid" and "'a' is too old: it knows code version 1" in result.detail
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xc1", msgspec.msgpack.encode([1, 2])])

@@ -175,6 +175,8 @@ class Machine:
             record_boot_history=self._folder.record_boot_history,
             has_peers=identity.has_peers,
             record_has_peers=self._folder.record_has_peers,
+            folder_version=identity.format_version,
+            record_folder_version=self._folder.record_format_version,
             environment=SimEnvironment(self, life),
         )
         world.loop.start(life, self._live(boot, role, life))

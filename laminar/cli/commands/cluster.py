@@ -32,7 +32,7 @@ def status(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
     ready = {node["node"]: readyz(node["url"]) for node in about["nodes"] if node.get("alive", True)}
     rows = node_rows(about["nodes"], topics)
     troubles = troubles_of(about["nodes"], topics, described=described, ready=ready)
-    troubles += changes_of(under_way)
+    troubles += [finding for _, finding in mixed_programs(about)] + changes_of(under_way)
     if not about.get("catalog_leader"):
         troubles.insert(0, "the catalog has no leader: no topic can be created, changed or deleted")
     if listing.format == "json":
@@ -47,6 +47,21 @@ def status(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
         for trouble in troubles:
             print(f"  {trouble}")
     return EXIT_FAILED if troubles else EXIT_DONE
+
+
+def mixed_programs(about: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return each node that keeps a code version from being enabled, with a sentence about it."""
+    known = {node["node"]: node.get("code_version", 0) for node in about["nodes"]}
+    enabled, newest = about.get("code_version", 0), max(known.values(), default=0)
+    return [
+        (
+            name,
+            f"node {name} keeps code version {newest} from being enabled: its program knows {version}, "
+            f"the cluster has enabled {enabled}",
+        )
+        for name, version in sorted(known.items())
+        if version < newest
+    ]
 
 
 def all_operations(client: Any, prefix: str = "") -> list[dict[str, Any]]:

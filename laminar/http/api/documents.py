@@ -560,7 +560,11 @@ class ShardAddress(Answer):
 
 
 class Node(Answer):
-    """A node; `start` is the number of the start of its data folder that the catalog knows of."""
+    """A node.
+
+    `start` is the number of the start of its data folder that the catalog knows of, `code_version` the
+    highest code version that its program knows.
+    """
 
     node: str
     url: str
@@ -571,6 +575,7 @@ class Node(Answer):
     alive: bool
     rolled_back: bool
     start: _Count
+    code_version: _Count
 
 
 class Nodes(Answer):
@@ -580,12 +585,13 @@ class Nodes(Answer):
 
 
 class Cluster(Answer):
-    """The cluster as the node that answers sees it."""
+    """The cluster as the node that answers sees it; `code_version` is the one that is enabled."""
 
     cluster_id: str | None
     version: int
     catalog_leader: str
     insecure: bool
+    code_version: _Count
     nodes: list[Node]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from laminar.checksum import crc32c
 from laminar.log.disk.disk import Buffer, Disk
-from laminar.log.disk.errors import DiskError
+from laminar.log.disk.errors import DiskError, NewerFormat
 from laminar.log.format.journal_codec import BLOCK_SIZE
 
 NAME = "end-mark"
@@ -52,13 +52,19 @@ class End:
 
 
 def decode_end(slot: Buffer) -> End | None:
-    """Return the mark in a slot; None if no whole mark was ever written there."""
+    """Return the mark in a slot; None if no whole mark was ever written there.
+
+    Raises:
+        NewerFormat: A newer program wrote it.
+    """
     if len(slot) < _MARK.size + _CRC.size:
         return None
     magic, version, flags, _, generation, seed, lsn, durable_lsn, hard_state_lsn = _MARK.unpack_from(slot)
     (stated,) = _CRC.unpack_from(slot, _MARK.size)
-    if (magic, version) != (_MAGIC, _VERSION) or crc32c(bytes(slot[: _MARK.size])) != stated:
+    if magic != _MAGIC or crc32c(bytes(slot[: _MARK.size])) != stated:
         return None
+    if version > _VERSION:
+        raise NewerFormat(NAME, version, known=_VERSION)
     return End(
         generation=generation,
         seed=seed,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from laminar.checksum import crc32c
 from laminar.log.disk.disk import Buffer, Disk
-from laminar.log.disk.errors import DamagedDocument, DiskError
+from laminar.log.disk.errors import DamagedDocument, DiskError, NewerFormat
 
 _MAGIC = b"LMND"
 _VERSION = 1
@@ -53,6 +53,7 @@ class Document:
 
         Raises:
             DamagedDocument: There are copies, but none is whole.
+            NewerFormat: A newer program wrote the newest whole copy.
         """
         files = self._files()
         reasons = []
@@ -60,6 +61,8 @@ class Document:
             found = self._payload(name, number)
             if isinstance(found, bytes):
                 return found
+            if isinstance(found, _NewerCopy):
+                raise NewerFormat(os.path.join(self.directory, name), found.version, known=_VERSION)
             reasons.append(f"{name} {found}")
         # Only copies "a" with number 1: the first `write` was interrupted between its two renames, and
         # never returned. So no payload was ever durable, and nothing is lost.
@@ -97,11 +100,11 @@ class Document:
         payload = data[_HEAD.size :]
         if magic != _MAGIC:
             return "does not begin as a document of Laminar"
-        if version > _VERSION:
-            return f"is of version {version}: a newer Laminar wrote it"
-        if (version, written_number) != (_VERSION, number) or length != len(payload):
+        if written_number != number or length != len(payload):
             return f"has a damaged head, or {len(payload)} of {length} bytes"
-        return payload if _checksum(number, payload) == checksum else "has a wrong checksum"
+        if _checksum(number, payload, version=version) != checksum:
+            return "has a wrong checksum"
+        return _NewerCopy(version) if version > _VERSION else payload
 
     def write(self, payload: Buffer) -> None:
         """Replace the document; durable on return.
@@ -113,7 +116,9 @@ class Document:
         """
         files = self._files()
         number = files[0][0] + 1 if files else 1
-        head = _HEAD.pack(_MAGIC, _VERSION, number, len(payload), _checksum(number, payload))
+        head = _HEAD.pack(
+            _MAGIC, _VERSION, number, len(payload), _checksum(number, payload, version=_VERSION)
+        )
         fresh = [self._path(f"{self.name}.{copy}.new") for copy in "ab"]
         final = [self._path(f"{self.name}-{number}.{copy}") for copy in "ab"]
         try:
@@ -156,5 +161,16 @@ class Document:
             return
 
 
-def _checksum(number: int, payload: Buffer) -> int:
-    return crc32c(payload, crc32c(_HEAD.pack(_MAGIC, _VERSION, number, len(payload), 0)))
+class _NewerCopy(str):
+    """The description of a whole copy that a newer program wrote."""
+
+    version: int
+
+    def __new__(cls, version: int) -> _NewerCopy:
+        made = super().__new__(cls, f"is of version {version}: a newer program wrote it")
+        made.version = version
+        return made
+
+
+def _checksum(number: int, payload: Buffer, *, version: int) -> int:
+    return crc32c(payload, crc32c(_HEAD.pack(_MAGIC, version, number, len(payload), 0)))

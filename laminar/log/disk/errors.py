@@ -56,6 +56,19 @@ class DamagedDocument(StorageError):
     """Copies of a numbered document exist, but none is whole."""
 
 
+class NewerFormat(StorageError):
+    """A whole file of a format that this program does not know: a newer program wrote it.
+
+    It is no damage, so nothing may be repaired, forgotten or replaced because of it.
+    """
+
+    def __init__(self, path: str, version: int, *, known: int) -> None:
+        super().__init__(
+            f"{path} has format version {version}, and this program knows versions up to {known}: start the "
+            "newer program that wrote it"
+        )
+
+
 class DamagedRange(StorageError):
     """Entries whose stored bytes are damaged; a reader may continue at `next_offset`.
 

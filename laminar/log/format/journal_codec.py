@@ -203,6 +203,22 @@ def decode_frame(data: memoryview, position: int, *, generation: int, seed: int)
     )
 
 
+def newer_version(data: memoryview, position: int, *, generation: int, seed: int) -> int:
+    """Return the version of the whole frame at `position`, if a newer program wrote it; else 0.
+
+    Place and range of the checksum are the same in every version, so rot is not taken for a version.
+    """
+    if data[position : position + 4] != MAGIC or len(data) - position < HEAD_SIZE:
+        return 0
+    _, version, _, _, of_generation, _, _, _, _, length, _ = _HEAD.unpack_from(data, position)
+    end = position + HEAD_SIZE + length
+    if version <= VERSION or of_generation != generation or end > len(data):
+        return 0
+    checksum = crc32c(data[position : position + _CRC_POSITION], seed)
+    (stated,) = _CRC.unpack_from(data, position + _CRC_POSITION)
+    return version if crc32c(data[position + HEAD_SIZE : end], checksum) == stated else 0
+
+
 def frame_marks(data: memoryview, position: int, *, generation: int, lsn: int | None) -> int:
     """Return how many of three fields at `position` are as expected (0 to 3): magic, generation, LSN.
 

@@ -17,16 +17,18 @@ from dataclasses import dataclass, field
 from laminar.log.commit.end_mark import End, read_end
 from laminar.log.commit.journal import journal_name, journal_numbers
 from laminar.log.disk.disk import Buffer, Disk, File
-from laminar.log.disk.errors import DiskError
+from laminar.log.disk.errors import DiskError, NewerFormat
 from laminar.log.format.checkpoint_state import Checkpoint
 from laminar.log.format.journal_codec import (
     BLOCK_SIZE,
     HEAD_SIZE,
+    VERSION,
     FrameFlag,
     FrameHead,
     RecordKind,
     decode_frame,
     decode_records,
+    newer_version,
 )
 
 _log = logging.getLogger("laminar.recovery")
@@ -83,7 +85,11 @@ class Found:
 
 
 def read_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Found:
-    """Return the whole frames of a journal after its checkpoint."""
+    """Return the whole frames of a journal after its checkpoint.
+
+    Raises:
+        NewerFormat: A newer program wrote a frame.
+    """
     frames: list[FoundFrame] = []
     highest_lsn = checkpoint.lsn
     numbers = [number for number in journal_numbers(disk, store) if number >= checkpoint.journal_file]
@@ -102,6 +108,9 @@ def read_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Found:
         while position < len(data):
             head = decode_frame(data, position, generation=checkpoint.generation, seed=checkpoint.seed)
             if head is None:
+                of = newer_version(data, position, generation=checkpoint.generation, seed=checkpoint.seed)
+                if of:
+                    raise NewerFormat(os.path.join(store, name), of, known=VERSION)
                 position += BLOCK_SIZE
                 continue
             end = position + head.stored_size

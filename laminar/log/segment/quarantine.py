@@ -16,7 +16,7 @@ import msgspec
 
 from laminar.log.disk.disk import Disk
 from laminar.log.disk.document import Document
-from laminar.log.disk.errors import DamagedDocument, DamagedRange, DiskError
+from laminar.log.disk.errors import DamagedRange, StorageError
 
 _NAME = "health"
 
@@ -185,7 +185,7 @@ class Quarantine:
         try:
             payload = document(disk, directory).read()
             notes = _decoder.decode(payload) if payload is not None else _Notes([], {})
-        except (DamagedDocument, DiskError, msgspec.DecodeError) as error:
+        except (StorageError, msgspec.DecodeError) as error:
             return str(error)
         self._keep(notes.damages)
         self.sealed, self.unsealed = notes.sealed, notes.unsealed

@@ -415,12 +415,22 @@ class Controller(Process):
                     self._publisher.changed()
                 await self._remember()
                 await self._guard.keep(self.state().nodes)
+                await self._keep_folder_version()
                 await self._register()
                 if self.group is not None:
                     await self._duties.run_pass(self.group)
             except (NotCatalogLeader, NotLeader, ConfigurationRefused, TransportError) as error:
                 _log.debug("reconciling: %s", error)
             await self._reconcile_now.wait()
+
+    async def _keep_folder_version(self) -> None:
+        """Have older programs refuse the data folder, once the cluster has enabled a newer code version."""
+        enabled = self.group.catalog.code_version if self.group is not None else 0
+        if enabled > self.boot.folder_version:
+            try:
+                await self.boot.keep_folder_version(enabled)
+            except StorageError as error:
+                _log.debug("the data folder's format version is not written: %s", error)  # at the next pass
 
     async def _register(self) -> None:
         """Register this node's present addresses and start in the catalog."""
@@ -484,6 +494,7 @@ class Controller(Process):
             boots={node: boot for node in self.state().nodes if (boot := self.known_boot(node)) is not None},
             confirmed=self._guard.confirmed,
             epoch=self.epoch,
+            code_version=self.group.catalog.code_version if self.group is not None else 0,
         )
 
     def _leader(self) -> str:

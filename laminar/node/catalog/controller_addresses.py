@@ -21,7 +21,7 @@ from collections.abc import Mapping
 import msgspec
 
 from laminar.log.disk.document import Document
-from laminar.log.disk.errors import DamagedDocument, DiskError
+from laminar.log.disk.errors import StorageError
 from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.transport.transport import Address, TcpAddress
@@ -119,7 +119,7 @@ def read(log: Log) -> Peers:
     try:
         payload = Document(log.files.disk, log.files.directory, NAME).read()
         known = _decoder.decode(payload) if payload is not None else {}
-    except (DamagedDocument, DiskError, msgspec.DecodeError) as error:
+    except (StorageError, msgspec.DecodeError) as error:
         _log.warning("the document of the other controllers' addresses cannot be read: %s", error)
         return Peers()
     return Peers(

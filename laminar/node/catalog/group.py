@@ -44,7 +44,8 @@ class CatalogGroup:
         """Make the state machine of `log`.
 
         `wait_for_repair()` waits until a damaged entry may have been repaired. Without it, damage is a
-        failure. `on_applied()` is called after the catalog's version has changed, `on_led(leading)` when this
+        failure. `on_applied()` is called after the catalog's version, or
+        the code version that is enabled, has changed, `on_led(leading)` when this
         replica begins or ceases to lead.
         """
         self.replica: Replica
@@ -108,7 +109,7 @@ class CatalogGroup:
 
     async def _apply(self) -> None:
         """Apply what is committed and not applied yet, in log order. One run at a time."""
-        version = self.catalog.state().version
+        version = self.catalog.state().version, self.catalog.code_version
         try:
             while self.applied_index < self.committed_index:
                 frames = await self._read(self.applied_index + 1)
@@ -129,7 +130,7 @@ class CatalogGroup:
                 self._until.append((index, future))
             elif not future.done():
                 future.set_result(None)
-        if self.catalog.state().version != version:
+        if (self.catalog.state().version, self.catalog.code_version) != version:
             self._on_applied()
 
     async def _read(self, index: int) -> list[Buffer]:

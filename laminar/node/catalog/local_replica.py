@@ -29,6 +29,7 @@ from laminar.node.host.fork import Unrecoverable
 from laminar.node.runtime.boot import Boot
 from laminar.node.runtime.join import JoinAnswer
 from laminar.node.runtime.replica_factory import BadTerm, ReplicaFactory, recovering_text
+from membership.replicated import UnknownCodeVersion
 
 _log = logging.getLogger("laminar.controller")
 
@@ -193,6 +194,10 @@ class LocalReplica:
         It is recovered by a restart of the controller (`laminar.node.host.failed_logs`). A failure before
         the replica was driven ends the process.
         """
+        if isinstance(error, UnknownCodeVersion):
+            # A restart of the same program would stop at the same entry.
+            self._on_fatal(Unrecoverable(str(error)))
+            return
         if self.group is None or (self.failure is None and not self._is_driven):
             self._on_fatal(error)  # the replica was not fully opened yet
             return

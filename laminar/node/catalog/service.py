@@ -249,7 +249,12 @@ class CatalogService:
 
     async def handle(self, payload: bytes) -> bytes:
         """Answer a call of the controller's `catalog` method."""
-        envelope = _envelope_decoder.decode(payload)
+        try:
+            envelope = _envelope_decoder.decode(payload)
+        except msgspec.ValidationError as error:
+            # Of a node with a newer program; such requests are sent only once all nodes know them.
+            detail = f"the program of node {self._directory.node!r} does not know this request ({error})"
+            return _encoder.encode(CatalogAnswer(error="not_enabled", detail=detail))
         answer = await self.ask(envelope.request, passed_on=envelope.passed_on)
         return _encoder.encode(answer)
 

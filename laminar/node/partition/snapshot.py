@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from laminar.log.disk.document import Document
-from laminar.log.disk.errors import DamagedDocument, DiskError, StorageError
+from laminar.log.disk.errors import StorageError
 from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.consensus.log_start import LogStartRecord
@@ -72,7 +72,7 @@ def read(log: Log) -> StateSnapshot | None:
         if _version_decoder.decode(payload).version != VERSION:
             return None
         derived = _decoder.decode(payload)
-    except (DamagedDocument, DiskError, msgspec.DecodeError) as error:
+    except (StorageError, msgspec.DecodeError) as error:
         _log.warning("%s is replayed from its start: %s", log.name, error)
         return None
     if not log.start.index <= derived.index <= log.last_index or log.term(derived.index) != derived.term:

@@ -169,6 +169,10 @@ class Boot:
     """Other nodes have joined this node's cluster."""
     record_has_peers: Callable[[], None] = lambda: None
     """Writes `has_peers` into the folder's identity; blocks. Use `keep_has_peers`."""
+    folder_version: int = 1
+    """The code version that a program must know to use the data folder."""
+    record_folder_version: Callable[[int], None] = lambda version: None
+    """Writes it into the identity; blocks. Use `keep_folder_version`."""
     datagrams: socket.socket | None = None
     """This shard's UDP socket of the shared port, bound; None for the controller."""
     environment: Environment = field(default_factory=Environment)
@@ -216,6 +220,15 @@ class Boot:
         """
         await asyncio.get_running_loop().run_in_executor(None, self.record_has_peers)
         self.has_peers = True
+
+    async def keep_folder_version(self, version: int) -> None:
+        """Record durably that older programs can't use the data folder any more (controller only).
+
+        Raises:
+            StorageError: it could not be written.
+        """
+        await asyncio.get_running_loop().run_in_executor(None, self.record_folder_version, version)
+        self.folder_version = version
 
     def ready(self) -> None:
         """Report to the supervisor that this child serves. Call it once."""

@@ -39,6 +39,8 @@ class ViewMessage(msgspec.Struct, array_like=True):
     """The catalog has confirmed, since this node's start, that this node's data folder is no older copy."""
     epoch: bytes = b""
     """Names the last recovery of the catalog; empty for none."""
+    code_version: int = 0
+    """The code version that the cluster has enabled."""
 
 
 class ViewUpdate(msgspec.Struct, array_like=True):
@@ -50,6 +52,7 @@ class ViewUpdate(msgspec.Struct, array_like=True):
     boots: dict[str, BootRecord]
     confirmed: bool
     epoch: bytes
+    code_version: int
 
     @classmethod
     def between(cls, before: ViewMessage, after: ViewMessage) -> ViewUpdate | None:
@@ -63,6 +66,7 @@ class ViewUpdate(msgspec.Struct, array_like=True):
             boots=after.boots,
             confirmed=after.confirmed,
             epoch=after.epoch,
+            code_version=after.code_version,
         )
 
     def applied_to(self, view: ViewMessage) -> ViewMessage:
@@ -81,6 +85,7 @@ class ViewUpdate(msgspec.Struct, array_like=True):
             boots=self.boots,
             confirmed=self.confirmed,
             epoch=self.epoch,
+            code_version=self.code_version,
         )
 
 
@@ -104,6 +109,11 @@ class View:
     def version(self) -> int:
         """The catalog's version in this view; 0 before the first."""
         return self.message.catalog.version if self.message is not None else 0
+
+    @property
+    def code_version(self) -> int:
+        """The code version that the cluster has enabled; 0 before the first view."""
+        return self.message.code_version if self.message is not None else 0
 
     def nodes(self) -> Mapping[str, NodeRecord]:
         """Return all nodes by name."""

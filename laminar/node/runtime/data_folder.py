@@ -23,8 +23,11 @@ from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DiskError
 from laminar.node.runtime.listeners import Ports
 from membership.boot_history import BootRecord, begin
+from membership.catalog import CODE_VERSION
 
-FORMAT_VERSION = 1
+FIRST_FORMAT = 1
+"""The format version of a new folder. Code version 0 has the same formats as 1."""
+
 _LOCK_NAME = "lock"
 _LOCK_WAIT_S = 3.0
 _NODE_FILE = "node.json"
@@ -40,6 +43,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """The identity of a folder: written when it is formatted, and again at each start and each change."""
 
     format_version: int
+    """The code version that a program must know to use the folder: the highest that the cluster is known to
+    have enabled. Only what it permits is written into the folder's files."""
     store_id: bytes
     """16 random bytes, drawn when the folder was formatted. A copy of the folder has the same."""
     node: str
@@ -53,6 +58,10 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Names the last recovery of this node's catalog: 8 bytes that count, 8 random ones; empty for none."""
     has_peers: bool = False
     """Other nodes have joined the cluster that this node founded or joined; never false again."""
+
+
+class _Versioned(msgspec.Struct):
+    format_version: int
 
 
 class DataFolder:
@@ -106,6 +115,13 @@ class DataFolder:
         assert [each.nonce for each in history[-1:]] == [each.nonce for each in known.boot_history[-1:]]
         self.identity = msgspec.structs.replace(known, boot_history=history)
         _write(self.disk, self.directory, self.identity)
+
+    def record_format_version(self, version: int) -> None:
+        """Record, durably, that programs which do not know code version `version` can't use the folder."""
+        known = self.read_identity()
+        if known.format_version < version:
+            self.identity = msgspec.structs.replace(known, format_version=version)
+            _write(self.disk, self.directory, self.identity)
 
     def record_has_peers(self) -> None:
         """Record, durably, that other nodes have joined this cluster.
@@ -238,11 +254,6 @@ def check(identity: Identity, directory: str, *, node: str, joining: bool) -> No
     Raises:
         IdentityError: the identity doesn't fit.
     """
-    if identity.format_version > FORMAT_VERSION:
-        raise IdentityError(
-            f"{directory} was written by a newer Laminar (format {identity.format_version}; this one knows "
-            f"{FORMAT_VERSION}): start that version"
-        )
     if node and node != identity.node:
         raise IdentityError(
             f"{directory} is the folder of node {identity.node!r}, not of {node!r}: give the right folder, "
@@ -274,6 +285,13 @@ def _read(disk: Disk, directory: str) -> Identity | None:
     if payload is None:
         return None
     try:
+        # The version first: a newer program may have changed the rest.
+        version = msgspec.msgpack.decode(payload, type=_Versioned).format_version
+        if version > CODE_VERSION:
+            raise IdentityError(
+                f"{directory}: the file identity has format version {version}, and this program knows "
+                f"versions up to {CODE_VERSION}: start the newer program that wrote it; nothing was changed"
+            )
         return msgspec.msgpack.decode(payload, type=Identity)
     except msgspec.ValidationError as error:
         raise IdentityError(f"the identity in {directory} can't be understood: {error}") from error
@@ -307,7 +325,7 @@ def _format(
         )
     store_id = random_bytes(16)
     identity = Identity(
-        format_version=FORMAT_VERSION,
+        format_version=FIRST_FORMAT,
         store_id=store_id,
         node=node or f"node-{store_id[:4].hex()}",
         cluster_id=b"" if joining else random_bytes(16),

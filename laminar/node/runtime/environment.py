@@ -66,6 +66,8 @@ class Environment:
         secret: bytes | None,
         history: bytes,
         epoch: Callable[[], bytes],
+        code_version: int,
+        enabled: Callable[[], int],
         rng: random.Random,
     ) -> Transport:
         """Return the connections to the other processes. Call it in the loop of the process."""
@@ -77,6 +79,8 @@ class Environment:
             secret=secret,
             history=history,
             epoch=epoch,
+            code_version=code_version,
+            enabled=enabled,
             rng=rng,
         )
 

@@ -43,6 +43,7 @@ from laminar.node.runtime.peer_admission import PeerAdmission, encode_history
 from laminar.node.runtime.replica_factory import ReplicaFactory
 from laminar.node.transport.transport import Address, Peer
 from membership.boot_history import BootRecord
+from membership.catalog import CODE_VERSION
 from raft.values import Settings
 
 _log = logging.getLogger("laminar.process")
@@ -99,6 +100,8 @@ class Process:
             secret=secret.encode() if secret else None,
             history=encode_history(boot.boot_history),
             epoch=lambda: self.epoch,
+            code_version=CODE_VERSION,
+            enabled=self.enabled,
             rng=self.rng,
         )
         self.driver = Driver(
@@ -129,6 +132,10 @@ class Process:
         self.transport.on_call = self._on_call
         self.transport.on_lost = self._on_lost
         self.transport.on_outdated = lambda text: self.fatal(Unrecoverable(f"{text}. {HOW_TO_REJOIN}"))
+
+    def enabled(self) -> int:
+        """Return the code version that the cluster has enabled: at least so high, as known here."""
+        return max(self.boot.folder_version, self.view.code_version)
 
     # -- overridden by `Controller` and `Shard` ------------------------------------------
 

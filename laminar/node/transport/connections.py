@@ -95,6 +95,9 @@ class ConnectionsOwner(Protocol):
     def hello(self, channel: Channel) -> Hello:
         """Return our handshake message, with a fresh challenge."""
 
+    def enabled(self) -> int:
+        """Return the code version that the cluster has enabled, as far as is known here."""
+
     def take_frame(self, link: Link, peer: Peer, dialled: bool, kind: int, payload: memoryview) -> None:
         """Process a frame that came after the handshake, other than a ping.
 
@@ -166,7 +169,7 @@ class Connections:
         """Return a protocol for a connection that a server is about to accept."""
         limit = self._limits.call_queue_bytes
         link = Link(self, self._loop, self._shared, channel=None, queue_limit_bytes=limit)
-        handshake = Acceptor(self._owner.hello(Channel.CALL), self._secret)
+        handshake = Acceptor(self._owner.hello(Channel.CALL), self._secret, enabled=self._owner.enabled())
         self._states[link] = _LinkState(handshake, None, self._loop.create_future())
         return link
 
@@ -218,7 +221,7 @@ class Connections:
             Channel.CALL: self._limits.call_queue_bytes,
         }[dialer.channel]
         link = Link(self, self._loop, self._shared, channel=dialer.channel, queue_limit_bytes=limit)
-        handshake = Initiator(self._owner.hello(dialer.channel), self._secret)
+        handshake = Initiator(self._owner.hello(dialer.channel), self._secret, enabled=self._owner.enabled())
         self._states[link] = _LinkState(handshake, dialer, self._loop.create_future())
         return link
 

@@ -20,6 +20,7 @@ from enum import IntEnum
 import msgspec
 
 PROTOCOL_VERSION = 1
+"""The version of the handshake. What is sent after it depends on the code version that is enabled."""
 CHALLENGE_SIZE = 32
 EPOCH_SIZE = 16
 MAX_HANDSHAKE_BYTES = 4096
@@ -74,6 +75,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     """The last recovery of the cluster's catalog by an operator: `EPOCH_SIZE` bytes, of which the
     first 8 count recoveries; empty if there was none.
     """
+    code_version: int = 1
+    """The highest code version that the program knows (docs/upgrading.md)."""
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -174,6 +177,23 @@ def check_epoch(mine: Hello, theirs: Hello) -> None:
     raise HandshakeError("epoch", detail)
 
 
+def check_code_version(enabled: int, hello: Hello) -> None:
+    """Refuse a member of the cluster whose program does not know the enabled code version.
+
+    It would get messages that it cannot read. A node that is joining may ask, and gets its refusal as the
+    answer (`membership.catalog_rules.register_node`).
+
+    Raises:
+        HandshakeError: the peer's program is too old.
+    """
+    if hello.cluster and hello.code_version < enabled:
+        raise HandshakeError(
+            "version",
+            f"the program of node {hello.node!r} is too old: it knows code version {hello.code_version}, and "
+            f"the cluster has enabled {enabled}: start it with a program as new as that of the other nodes",
+        )
+
+
 def acceptor_proof(secret: bytes | None, initiator: bytes, acceptor: bytes) -> bytes:
     """Return the proof by which the acceptor shows that it knows the secret; empty without one."""
     return _proof(secret, _ACCEPTOR, initiator, acceptor)
@@ -201,10 +221,12 @@ def _proof(secret: bytes | None, label: bytes, initiator: bytes, acceptor: bytes
 class Initiator:
     """The handshake as the connecting side sees it: send `hello`, give the reply to `take_reply`."""
 
-    def __init__(self, hello: Hello, secret: bytes | None) -> None:
+    def __init__(self, hello: Hello, secret: bytes | None, *, enabled: int = 0) -> None:
+        """Begin; `enabled` is the code version that this process knows to be enabled."""
         self.hello = encode_hello(hello)
         self._mine = hello
         self._secret = secret
+        self._enabled = enabled
 
     def take_reply(self, payload: bytes | memoryview) -> tuple[bytes, Hello]:
         """Return the proof to send now, and the acceptor's hello.
@@ -217,15 +239,18 @@ class Initiator:
         check_proof(acceptor_proof(self._secret, self.hello, reply.hello), reply.proof)
         check_cluster(self._mine.cluster or None, theirs)
         check_epoch(self._mine, theirs)
+        check_code_version(self._enabled, theirs)
         return initiator_proof(self._secret, self.hello, reply.hello), theirs
 
 
 class Acceptor:
     """The handshake as the accepting side sees it: `take_hello` gives the reply, `take_proof` ends it."""
 
-    def __init__(self, mine: Hello, secret: bytes | None) -> None:
+    def __init__(self, mine: Hello, secret: bytes | None, *, enabled: int = 0) -> None:
+        """Begin; `enabled` as for the `Initiator`."""
         self._mine = mine
         self._secret = secret
+        self._enabled = enabled
         self._theirs: Hello | None = None
         self._expected = b""
 
@@ -239,6 +264,7 @@ class Acceptor:
         if self._theirs is not None:
             raise HandshakeError("malformed", "greeted twice")
         check_cluster(self._mine.cluster or None, theirs)
+        check_code_version(self._enabled, theirs)
         self._theirs = theirs
         initiator = bytes(payload)
         acceptor = encode_hello(msgspec.structs.replace(self._mine, channel=theirs.channel))

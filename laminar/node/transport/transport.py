@@ -70,6 +70,8 @@ class Transport:
         secret: bytes | None,
         history: bytes = b"",
         epoch: Callable[[], bytes] = lambda: b"",
+        code_version: int = 1,
+        enabled: Callable[[], int] = lambda: 0,
         limits: Limits | None = None,
         rng: random.Random | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
@@ -86,6 +88,8 @@ class Transport:
         self.on_outdated: Callable[[str], None] = lambda text: None
         self._cluster_id = cluster_id
         self._epoch = epoch
+        self._code_version = code_version
+        self._enabled = enabled
         self._loop = loop or asyncio.get_running_loop()
         self._calls = Calls(self._loop)
         self._counters: Counter[str] = Counter()
@@ -197,7 +201,12 @@ class Transport:
             challenge=os.urandom(CHALLENGE_SIZE),
             history=self.history,
             epoch=self._epoch(),
+            code_version=self._code_version,
         )
+
+    def enabled(self) -> int:
+        """Return the code version that is known to be enabled. Called by the connections."""
+        return self._enabled()
 
     def take_frame(self, link: Link, peer: Peer, dialled: bool, kind: int, payload: memoryview) -> None:
         """Process a frame that came after the handshake. Called by the connections."""

@@ -16,14 +16,14 @@ from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DamagedDocument
 from laminar.node.runtime import data_folder as module
 from laminar.node.runtime.data_folder import (
-    FORMAT_VERSION,
     DataFolder,
-    Identity,
     IdentityError,
     open_data_folder,
+    open_stopped,
 )
 from laminar.node.runtime.listeners import Ports
 from membership.boot_history import advance
+from membership.catalog import CODE_VERSION
 from tests.disks.fault_disk import FaultDisk
 
 PORTS = Ports(shared=1, own=(2, 3), peers=(4, 5, 6), gossip=7)
@@ -103,13 +103,34 @@ def test_another_nodes_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     """An old version must not write into what it doesn't understand."""
-    newer = Identity(
-        format_version=FORMAT_VERSION + 1, store_id=b"s" * 16, node="n", cluster_id=b"c" * 16, founding=False
-    )
+    newer = {"format_version": CODE_VERSION + 1, "store_id": 7}  # the rest as no program of today has it
     Document(RealDisk(), str(tmp_path), "identity").write(msgspec.msgpack.encode(newer))
+    (tmp_path / "lock").touch()
+    before = contents(tmp_path)
 
-    with pytest.raises(IdentityError, match="newer Laminar"):
-        open_folder(tmp_path)
+    said = f"file identity has format version {CODE_VERSION + 1}, and this program knows .* {CODE_VERSION}:"
+    for start in (open_folder, lambda folder: open_stopped(RealDisk(), str(folder))):
+        with pytest.raises(IdentityError, match=said):
+            start(tmp_path)
+    assert before == contents(tmp_path)
+
+
+def test_a_folder_of_a_newer_program_is_used_until_something_newer_is_enabled(tmp_path: Path) -> None:
+    """Else nobody could go back to the older program; and from then on, nobody may."""
+    folder = open_folder(tmp_path)
+    assert folder.identity.format_version == 1
+    folder.record_format_version(CODE_VERSION)
+    folder.record_format_version(1)
+    folder.close()
+
+    again = open_folder(tmp_path)
+    assert again.identity.format_version == CODE_VERSION
+    again.close()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return every file's name and bytes."""
+    return {each.name: each.read_bytes() for each in folder.iterdir()}
 
 
 def test_data_without_an_identity_is_refused(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ async def make() -> AsyncIterator[Make]:
         limits: Limits | None = None,
         nonce: bytes | None = None,
         listen: socket.socket | None = None,
+        code_version: int = 1,
+        enabled: int = 0,
     ) -> End:
         transport = Transport(
             cluster_id=lambda: cluster,
@@ -35,6 +37,8 @@ async def make() -> AsyncIterator[Make]:
             nonce=nonce or os.urandom(16),
             secret=secret,
             limits=limits,
+            code_version=code_version,
+            enabled=lambda: enabled,
             rng=random.Random(1),
         )
         with listen or socket.create_server(("127.0.0.1", 0)) as sock:

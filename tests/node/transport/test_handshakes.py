@@ -11,7 +11,7 @@ import pytest
 from crc32c import crc32c
 
 from laminar.node.host.log_rate_limit import LINES
-from laminar.node.transport.handshake import encode_hello
+from laminar.node.transport.handshake import HandshakeError, decode_hello, encode_hello
 from laminar.node.transport.link import HEADER, FrameKind, Link
 from laminar.node.transport.transport import Channel, Limits, Peer, PeerLost, ProtocolError
 from tests.node.transport.ends import CLUSTER, PATIENCE_S, Make, Proxy, get, soon
@@ -50,6 +50,49 @@ async def test_a_wrong_secret_is_said_once_and_not_tried_all_the_time(
     host, port = b.address
     assert [f"connection to {host}:{port} (call): authentication failed: secrets differ"] == lines
     assert 1 == a.count("refused_secret")
+
+
+async def test_a_member_with_a_program_that_is_too_old_is_told_so(make: Make) -> None:
+    """Whoever connects: it would get messages that it cannot read."""
+    old = await make("old", code_version=2)
+    new = await make("new", code_version=3, enabled=3)
+
+    with pytest.raises(
+        PeerLost, match=r"refused by the peer: .*'old' is too old: .* version 2, .* enabled 3"
+    ):
+        await old.transport.call(new.address, "hi", b"", timeout=PATIENCE_S)
+    with pytest.raises(PeerLost, match="'old' is too old"):
+        await new.transport.call(old.address, "hi", b"", timeout=PATIENCE_S)
+
+    assert new.count("refused_version") == 2
+    assert new.count("connections_accepted") == old.count("connections_accepted") == 0
+
+
+@pytest.mark.parametrize(("cluster", "code_version"), [(None, 2), (CLUSTER, 3), (CLUSTER, 4)])
+async def test_who_knows_what_is_enabled_is_let_in_and_who_joins_may_ask(
+    make: Make, cluster: bytes | None, code_version: int
+) -> None:
+    """A joining node gets its refusal as an answer, which ends it."""
+    a = await make("a", cluster=cluster, code_version=code_version)
+    b = await make("b", code_version=3, enabled=3)
+    b.transport.on_call = say_well_come
+
+    assert b"well come" == await a.transport.call(b.address, "join", b"", timeout=PATIENCE_S)
+
+
+async def say_well_come(peer: Peer, method: str, payload: bytes) -> bytes:
+    """Answer any call."""
+    return b"well come"
+
+
+def test_a_hello_of_a_newer_program_is_read_and_one_of_the_first_has_code_version_1() -> None:
+    """New fields go last."""
+    first = [1, CLUSTER, "n", 0, b"n" * 16, Channel.CALL, b"x" * 32, b"", b""]
+
+    assert decode_hello(msgspec.msgpack.encode(first)).code_version == 1
+    assert decode_hello(msgspec.msgpack.encode([*first, 7, "unknown"])).code_version == 7
+    with pytest.raises(HandshakeError, match="speaks version 2, we 1"):
+        decode_hello(msgspec.msgpack.encode([2, *first[1:]]))
 
 
 async def test_an_initiator_that_skips_the_proof_is_dropped(make: Make) -> None:

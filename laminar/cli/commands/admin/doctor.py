@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from laminar.cli.commands.cluster import Partitions, all_operations, changes_of, waits_for
+from laminar.cli.commands.cluster import Partitions, all_operations, changes_of, mixed_programs, waits_for
 from laminar.cli.commands.topic import all_topics
 from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
@@ -80,7 +80,7 @@ def doctor(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
         *of_nodes(nodes, answers),
         *of_clocks(answers),
         *of_disks(answers),
-        *of_programs(nodes, answers),
+        *of_programs(about, answers),
         *of_catalog(about, nodes),
         *of_partitions(topics, partitions),
         *of_leaders(nodes),
@@ -234,7 +234,7 @@ def of_disks(answers: Mapping[str, Answers]) -> Iterator[Finding]:
             )
 
 
-def of_programs(nodes: Sequence[Mapping[str, Any]], answers: Mapping[str, Answers]) -> Iterator[Finding]:
+def of_programs(about: Mapping[str, Any], answers: Mapping[str, Answers]) -> Iterator[Finding]:
     """Yield nodes whose program is not that of most, or does not know the newest commands."""
     versions = {name: found.version for name, found in answers.items() if found.version}
     if len(set(versions.values())) > 1:
@@ -247,15 +247,13 @@ def of_programs(nodes: Sequence[Mapping[str, Any]], answers: Mapping[str, Answer
                     f"it runs version {version}, most nodes run {usual}",
                     "end the upgrade: restart the rest on the newer version",
                 )
-    newest = max((node["code_version"] for node in nodes), default=0)
-    for node in nodes:
-        if node["code_version"] < newest:
-            yield Finding(
-                "programs",
-                node["node"],
-                f"it knows the catalog's commands up to {node['code_version']}, others up to {newest}",
-                "the newer commands are refused until it is upgraded, or removed",
-            )
+    for name, finding in mixed_programs(about):
+        yield Finding(
+            "programs",
+            name,
+            finding,
+            "end the upgrade: start it with the newer program (docs/upgrading.md); remove it if it is gone",
+        )
 
 
 def of_catalog(about: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

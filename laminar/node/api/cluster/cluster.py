@@ -40,6 +40,7 @@ class ClusterRoutes:
                 # Of the answering node only: whether other machines reach its HTTP ports, which need no
                 # credentials.
                 insecure=self._services.settings.is_open,
+                code_version=view.code_version,
                 nodes=[self._node(name) for name in sorted(view.nodes())],
             )
         )
@@ -73,6 +74,7 @@ class ClusterRoutes:
             rolled_back=record.rolled_back,
             # The newest start of its data folder that the catalog knows: an older copy of it is refused.
             start=record.boot.number if record.boot is not None else 0,
+            code_version=record.code_version,
         )
 
     async def nodes(self, request: Request) -> Response:
