@@ -6,6 +6,7 @@
 #             make bench-flush: what the flush policy interval gains over commit,
 #             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
+#             make bench-recovery: what a node's death costs, until everything is replicated again,
 #             make bench-swim: how fast a dead node is found and told, over simulated wires,
 #             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
 # make models  the models of consensus, births and transactions, with Java; OPTIONS=--mutants: each mutant fails, too
@@ -32,7 +33,7 @@ CODE := laminar raft membership router ebpf tests benches examples
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-flush bench-pipelines bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
+  bench-flush bench-pipelines bench-recovery bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
   cluster-life log-damage spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
@@ -145,6 +146,9 @@ bench-log: .venv/.core
 
 bench-raft: .venv/.core
 	$(BIN)/python -m benches.bench_raft $(OPTIONS)
+
+bench-recovery: .venv/.core
+	$(BIN)/python -m benches.bench_recovery $(OPTIONS)
 
 bench-swim: .venv/.core
 	$(BIN)/python -m benches.bench_swim $(OPTIONS)

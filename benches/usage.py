@@ -19,6 +19,21 @@ def cpu_s(pids: Iterable[int]) -> float:
     return ticks / _TICKS_PER_S
 
 
+def waited_s(pids: Iterable[int]) -> float:
+    """Seconds that the threads of these processes were ready to run and got no CPU, since they began.
+
+    A process or thread that has ended meanwhile counts nothing.
+    """
+    waited_ns = 0
+    for pid in pids:
+        for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            try:
+                waited_ns += int(stat.read_text().split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return waited_ns / 1e9
+
+
 def machine_cpu_s() -> float:
     """CPU seconds that anybody, the kernel included, has used since the machine started."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(

@@ -207,6 +207,22 @@ def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Pat
     assert [] == list(real_disk.iterdir())
 
 
+def test_the_recovery_bench_kills_a_node_and_finds_everything_again(real_disk: Path) -> None:
+    """`python -m benches.bench_recovery`: its instants in their order, and every record read back."""
+    command = [sys.executable, "-m", "benches.bench_recovery", "--quick", "--directory", str(real_disk)]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+
+    assert (0, "") == (ran.returncode, ran.stderr), ran.stdout
+    *_, told, last = ran.stdout.splitlines()
+    assert "lost 0, doubled 0, not as written 0; replicas of each partition [3]" in told
+    assert last.startswith("bench-recovery: ")
+    figures = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
+    assert 0 < figures["dead_s"] <= figures["replaced_s"] < figures["full_s"]
+    assert 0 < figures["served_s"] and 0 < figures["before_p99_ms"] and 0 < figures["moved_mb"]
+    assert [] == list(real_disk.iterdir())
+
+
 def test_what_three_processes_did_at_once_is_one_figure() -> None:
     """Rates add up, each over its own seconds; latencies are looked at together."""
     rate, p50, p99 = together([Loaded(2.0, (1.0, 9.0)), Loaded(1.0, (3.0,)), Loaded(1.0, ())])
