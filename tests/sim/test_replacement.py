@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from membership.records import Pin
 from membership.requests import (
     PinPartition,
 )
+from tests.sim import environment
 from tests.sim.machine import Machine
 from tests.sim.scene import REPLACED_SOON, SMALL, Scene, members, replaced, scene_of
 from tests.sim.simulation import TOPIC
@@ -29,6 +31,25 @@ def test_replicas_of_a_node_that_is_gone_for_good_are_made_anew_elsewhere(
     gone.kill()
 
     assert scene.world.loop.run_until(lambda: replaced(scene, gone), at_most_s=120.0), members(scene)
+    scene.calm()
+    scene.check()
+
+
+def test_a_new_replica_gets_its_log_at_the_pace_although_no_segment_is_sealed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By appends all that a dead node held would be sent at once, and delay everybody's appends."""
+    monkeypatch.setattr(environment, "SIZES", replace(environment.SIZES, segment_size_bytes=64 << 20))
+    scene = scene_of(1, topic_settings={})
+    gone = scene.follower()
+    scene.load()
+    scene.world.loop.run_for(20.0)
+    held = scene.held(gone).log
+    assert not held.sealed_segments() and held.size_bytes > scene.options.node_settings["catch_up_bytes"]
+    gone.kill()
+
+    assert scene.world.loop.run_until(lambda: replaced(scene, gone), at_most_s=120.0), members(scene)
+    assert sum(scene.installed(machine) for machine in scene.world.up) == 1
     scene.calm()
     scene.check()
 
@@ -296,14 +317,21 @@ def test_pitfall_50_what_was_moved_is_kept_until_no_loss_of_power_brings_it_back
     scene.check()
 
 
-@pytest.mark.parametrize(("marked", "again"), [(False, False), (True, False), (True, True)])
-def test_pitfall_34_a_learner_does_not_keep_what_all_voters_lost(marked: bool, again: bool) -> None:
+@pytest.mark.parametrize(
+    ("marked", "again", "copied"),
+    [(False, False, False), (True, False, False), (True, True, False), (True, False, True)],
+)
+def test_pitfall_34_a_learner_does_not_keep_what_all_voters_lost(
+    marked: bool, again: bool, copied: bool
+) -> None:
     """All lose power; only a learner's disk has what was committed last. It begins anew, with the group, and
     whoever reads there reads what the group has. Also before its log has the topic's policy, when no mark
-    tells of the loss; and where its node dies again meanwhile.
+    tells of the loss; where its node dies again meanwhile; and where a catch-up brought its log, which is
+    synced as a whole.
     """
     interval: dict[str, int | str] = {"flush": "interval", "flush_interval_ms": 60_000}
-    scene = scene_of(13, topic_settings=interval, disk_s=0.01)
+    settings = REPLACED_SOON if copied else {**REPLACED_SOON, "catch_up_bytes": 1 << 30}
+    scene = Scene(13, nodes=4, node_settings=settings, topic_settings=interval, disk_s=0.01)
     scene.load()
     scene.world.loop.run_for(3.0)
     asked_to_move(scene, scene.follower())
@@ -332,6 +360,7 @@ def test_pitfall_34_a_learner_does_not_keep_what_all_voters_lost(marked: bool, a
     held = scene.partition(learner)
     assert held is not None
     replica_id, last_index = held.replica.replica_id, held.committed_index
+    assert scene.installed(learner) == copied
     for client in scene.clients:
         client.stopping = True
     scene.world.losing()

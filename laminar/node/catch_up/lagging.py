@@ -2,9 +2,14 @@
 
 They are of two kinds. A replica of the first kind lacks entries that are no longer in the leader's log; Raft
 itself says which these are, and appends cannot help them. A replica of the second kind is *far* behind: it
-lacks at least half of the log, and many bytes. It gets whole segments, at a bounded rate, in place of
-appends, which have no such bound. For this kind that is a matter of speed only: if no new log is built,
-appends go on.
+lacks at least half of the log, and many bytes. It gets its log at a bounded rate, in place of appends, which
+have no such bound. For this kind that is a matter of speed only: if no new log is built, appends go on.
+
+A voter's bytes are those of sealed segments: under a load that fills a young log fast, every voter may lack
+more of the last segment for a moment. A learner's are all that is committed, and far fewer are many: after a
+node's death all learners of the cluster are empty at once, and what they get by appends would delay those of
+all others. So a new learner is looked at as soon as it answers, not by the periodic check (`watch`): until
+then it would have got half a second of appends at full speed.
 """
 
 from __future__ import annotations
@@ -31,6 +36,11 @@ OFFER_TIMEOUT_S = 5.0
 PATIENCE_S = 20.0
 # After that it gets appends for at least this long, before a catch-up is tried again.
 NOT_AGAIN_S = 300.0
+# A learner that lacks this much is far behind, unless `catch_up_bytes` is less.
+LEARNER_FAR_BYTES = 4 << 20
+# How often it is looked whether a new learner has answered, and for how long.
+WATCH_PAUSE_S = 0.02
+WATCH_S = 10.0
 
 _answer_decoder = msgspec.msgpack.Decoder(OfferAnswer)
 
@@ -38,7 +48,7 @@ _answer_decoder = msgspec.msgpack.Decoder(OfferAnswer)
 class Lagging:
     """The detection of lagging replicas in the groups that are led here, and the offers to them.
 
-    A replica is far behind only if it lacks at least `far_bytes`.
+    A voter is far behind only if it lacks at least `far_bytes`, a learner only if `learner_bytes`.
     """
 
     def __init__(
@@ -55,6 +65,7 @@ class Lagging:
         self._source = source
         self._address_of = address_of
         self._far_bytes = far_bytes
+        self.learner_bytes = min(far_bytes, LEARNER_FAR_BYTES)
         # By (group, replica id), times of the loop, for replicas that are far behind: when appends resume if
         # the replica requests nothing meanwhile; until when no catch-up is tried again.
         self._until_s: dict[tuple[bytes, int], float] = {}
@@ -77,7 +88,10 @@ class Lagging:
     def _offers_of(self, partition: Partition) -> list[Work]:
         replica = partition.replica
         offers = []
-        large = partition.log.size_bytes >= 2 * self._far_bytes
+        # A voter of a large log, or a learner of one that is not small: few are looked at any closer.
+        size_bytes = partition.log.size_bytes
+        learners = bool(replica.configuration.learners)
+        large = size_bytes >= 2 * self._far_bytes or (learners and size_bytes >= self.learner_bytes)
         for progress in list(replica.core.progress.values()):
             if progress.replica_id == replica.replica_id:
                 continue
@@ -94,25 +108,45 @@ class Lagging:
         held = progress.match_index if progress.flow is Flow.REPLICATE else progress.next_index - 1
         if not progress.active:
             return False
-        missing = sum(
-            segment.size
-            for segment in log.sealed_segments()
-            if held < segment.first_index and segment.last_index <= partition.committed_index
-        )
-        if missing < self._far_bytes or 2 * missing < log.size_bytes:
+        if self._is_learner(partition, progress):
+            missing, many = _committed_bytes(partition, after=held), self.learner_bytes
+        else:
+            missing, many = _sealed_bytes(partition, after=held), self._far_bytes
+        if missing < many or 2 * missing < log.size_bytes:
             return False
         key = (partition.replica.group, progress.replica_id)
         return asyncio.get_running_loop().time() >= self._not_before_s.get(key, 0.0)
 
+    @staticmethod
+    def _is_learner(partition: Partition, progress: Progress) -> bool:
+        return progress.replica_id in partition.replica.configuration.learners
+
     def _take_over(self, partition: Partition, progress: Progress) -> None:
-        """Stop Raft's appends to a replica until it holds the committed sealed segments."""
+        """Stop Raft's appends to a voter until it holds the committed sealed segments, to a learner all."""
         replica = partition.replica
-        ends = [segment.last_index for segment in partition.log.sealed_segments()]
-        resume_index = max(end for end in ends if end <= partition.committed_index)
+        resume_index = replica.core.committed_index
+        if not self._is_learner(partition, progress):
+            ends = [segment.last_index for segment in partition.log.sealed_segments()]
+            resume_index = max(end for end in ends if end <= resume_index)
         replica.core.catch_up(progress.replica_id, resume_index=resume_index)
         self._driver.process_ready(replica)
         key = (replica.group, progress.replica_id)
         self._until_s[key] = asyncio.get_running_loop().time() + PATIENCE_S
+
+    async def watch(self, partition: Partition) -> None:
+        """Look at a group that was given learners until each has answered, and offer what they need."""
+        replica = partition.replica
+        until_s = asyncio.get_running_loop().time() + WATCH_S
+        while asyncio.get_running_loop().time() < until_s:
+            await asyncio.sleep(WATCH_PAUSE_S)
+            if not replica.leading or replica.failure is not None:
+                return
+            work = self.check_all([partition])
+            if work is not None:
+                await work
+            learners = [replica.core.progress.get(each) for each in replica.configuration.learners]
+            if all(each is None or each.needs_catch_up or each.match_index for each in learners):
+                return
 
     async def _offer(self, replica: Replica, progress: Progress) -> None:
         receiver = progress.replica_id
@@ -151,6 +185,29 @@ class Lagging:
     def _done(self, replica: Replica, receiver: int) -> None:
         self._until_s.pop((replica.group, receiver), None)
         self._source.done(replica.group, receiver)
+
+
+def _sealed_bytes(partition: Partition, *, after: int) -> int:
+    """Return the bytes of the committed sealed segments whose entries all come after entry `after`."""
+    return sum(
+        segment.size
+        for segment in partition.log.sealed_segments()
+        if after < segment.first_index and segment.last_index <= partition.committed_index
+    )
+
+
+def _committed_bytes(partition: Partition, *, after: int) -> int:
+    """Return about how many bytes of committed entries come after entry `after`.
+
+    Of a segment they are taken to be its part by number of entries.
+    """
+    found = 0
+    for segment in partition.log.segments():
+        last = min(segment.last_index, partition.committed_index)
+        entries = last - max(segment.first_index - 1, after)
+        if entries > 0:
+            found += segment.size * entries // (segment.last_index - segment.first_index + 1)
+    return found
 
 
 async def _all(offers: Iterable[Work]) -> None:

@@ -94,6 +94,11 @@ class CatchUp:
         """Find replicas that lag in the groups led here; return the sending of offers as work, or None."""
         return self.lagging.check_all(self._by_group.values())
 
+    def learners_added(self, partition: Partition) -> None:
+        """Note that a group led here was given learners."""
+        if partition.log.size_bytes >= self.lagging.learner_bytes:
+            self._shard.spawn(self.lagging.watch(partition))
+
     async def drop_unfinished(self) -> None:
         """Delete, at a start, the new logs that were being built when the process ended.
 

@@ -173,7 +173,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     catch_up_bytes: Annotated[
         int,
         _about(
-            "a replica that lacks this much of a partition, and more than half of it, gets whole segments",
+            "a replica that lacks this much of a partition, and more than half of it, gets whole segments;"
+            " a new replica from 4 MiB on",
             _MI // 64,
             1 << 40,
         ),

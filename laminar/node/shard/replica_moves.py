@@ -135,13 +135,19 @@ class ReplicaMover:
     """The moves of one shard, in both roles. The shard's reconcile loop calls `run_pass`.
 
     `give_away(partition)` hands a group over that is led here; it returns False if no other voter takes it.
+    `learners_added(partition)` is called when a group led here was given learners.
     """
 
     def __init__(
-        self, shard: ShardContext, *, give_away: Callable[[Partition], bool] = lambda partition: False
+        self,
+        shard: ShardContext,
+        *,
+        give_away: Callable[[Partition], bool] = lambda partition: False,
+        learners_added: Callable[[Partition], None] = lambda partition: None,
     ) -> None:
         self._shard = shard
         self._give_away = give_away
+        self._learners_added = learners_added
         # The view that was looked at last, and whether any replica joins or leaves a group in it.
         self._looked_at: ViewMessage | None = None
         self._moving = False
@@ -409,7 +415,8 @@ class ReplicaMover:
             majority_active=lambda step: core.majority_active(step.configuration().voters),
             newest=newest,
         )
-        step = next_step(record, replica.configuration_record, observed)
+        before = replica.configuration_record
+        step = next_step(record, before, observed)
         if step is None:
             return False
         if replica.replica_id not in step.nodes() and self._give_away(partition):
@@ -423,6 +430,8 @@ class ReplicaMover:
             return False
         self.steps += 1
         _log.info("%s: voters %s, learners %s", replica.name, step.voters, step.learners)
+        if set(step.learners) - set(before.learners):
+            self._learners_added(partition)
         return True
 
     async def _report(self, partition: Partition, record: PartitionRecord) -> None:

@@ -345,12 +345,14 @@ def _replaced(entries: list[ReplicaEntry], new: ReplicaEntry) -> list[ReplicaEnt
 def _may_end_differently(entry: ReplicaEntry, log: Log) -> bool:
     """Return whether a power loss may have left this log and its group's with different ends.
 
-    A new replica's log is synced with each append until its topic's `interval` policy is set for it. Until
-    then a power loss takes nothing from it and leaves no mark, but may have taken entries from the others.
+    A log may have been synced while the others' were not: each append of a new replica until its topic's
+    `interval` policy is set for it, and the whole log that a catch-up brought. Then a power loss takes
+    nothing from it and leaves no mark, but may have taken entries from the others. So where the topic's
+    policy is `interval`, no log is trusted for being without a mark.
     """
     if log.last_index == log.start.index:
         return False
-    return log.recovering or (policy_of(entry.settings).is_interval and not log.policy.is_interval)
+    return log.recovering or policy_of(entry.settings).is_interval
 
 
 def _was_never_voter(entry: ReplicaEntry, partition: Partition) -> bool:

@@ -136,7 +136,9 @@ class Shard(Process):
         )
         self.catch_up = CatchUp(self, by_group=self.by_group)
         self.leaders = LeaderHandback(self, calm_ms=settings.settle_ms)
-        self.moves = ReplicaMover(self, give_away=self.leaders.give_away)
+        self.moves = ReplicaMover(
+            self, give_away=self.leaders.give_away, learners_added=self.catch_up.learners_added
+        )
         self._opener = ReplicaOpener(self)
         self._reconciler = Reconciler(self)
         self._lost_manifest = LostManifest(self)
