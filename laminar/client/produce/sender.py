@@ -211,13 +211,22 @@ class Sender:
     # -- finding the leader --------------------------------------------------------------------
 
     async def _connect(self, queue: PartitionQueue) -> None:
-        """Open a connection to the queue's leader; if that fails, pause the queue for a while."""
+        """Open a connection to the queue's leader; if that fails, pause the queue for a while.
+
+        A leader that has closed its connection and takes no other is being stopped, and has handed over. So
+        the others are asked at once who leads now.
+        """
         partition = queue.partition
         try:
             known = self._urls.get(partition)
             if known is not None:
-                await self.session.pool.shared(known)
-            else:
+                try:
+                    await self.session.pool.shared(known)
+                except ConnectionFailed as failure:
+                    self._last[partition] = str(failure)
+                    self.session.balancer.failed(known, now_ms=now_ms(), started=False)
+                    self._leave(partition, known)
+            if partition not in self._urls:
                 self._urls[partition] = await self.session.leader_connection(self.topic, partition)
         except ConnectionFailed as failure:
             self._urls.pop(partition, None)

@@ -290,6 +290,11 @@ class Shard(Process):
         await self.stopping.wait()
         for server in servers:
             server.close()
+        # Else the kernel goes on accepting connections, which are not served: a client sends its request, and
+        # hears of a reset when this process ends. A client that is refused asks another node at once.
+        for sock in (self.boot.http_shared, self.boot.http_own):
+            if sock is not None:
+                sock.close()
         for partition in self.partitions.values():
             partition.reader.stop_waiting()
         await self.driver.hand_over(timeout_s=HAND_OVER_S)
