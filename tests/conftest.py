@@ -23,8 +23,10 @@ import hypothesis
 import pytest
 import uvloop
 
+from laminar.testing import nodes
 from tests import guards
 from tests.nets import ClusterNet, claim_net
+from tests.warm_start import EXECUTED, Servers
 
 TESTS = Path(__file__).parent
 
@@ -64,6 +66,7 @@ run_key = pytest.StashKey[str]()
 data_key = pytest.StashKey[Path | None]()
 left_key = pytest.StashKey[list[str]]()
 skipped_key = pytest.StashKey[str]()
+servers_key = pytest.StashKey[Servers]()
 
 
 # --- where a test lies says what it is --------------------------------------------------------------------
@@ -165,6 +168,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[guards.RUN_VARIABLE] = config.stash[run_key]
     # No node of a test touches this machine's interfaces; tests/ebpf asks for it in networks of its own.
     os.environ["LAMINAR_STEER"] = "off"
+    config.stash[servers_key] = Servers()
+    nodes.start_process = config.stash[servers_key].start_process
     # Said here and not where tests are collected: a worker's words do not reach the terminal.
     if not hasattr(config, "workerinput") and asks_for_spark(config) and (absent := why_no_spark()):
         if "spark" in os.environ.get("REQUIRE", "").split(","):
@@ -184,6 +189,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[N
         said += map(str, leftovers)
         said += guards.own_open_things(config.stash[data_key])
         guards.end(leftovers)
+        config.stash[servers_key].close()
     if hasattr(config, "workerinput"):
         config.workeroutput["left"] = said  # type: ignore[attr-defined]  # xdist's; the controller reports it
     elif said:
@@ -196,6 +202,12 @@ def pytest_testnodedown(node: Any, error: object) -> None:
     """Gather what a worker found when it ended."""
     left = getattr(node, "workeroutput", {}).get("left", [])
     node.config.stash.setdefault(left_key, []).extend(left)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Say how the nodes of this test and its fixtures are started."""
+    item.config.stash[servers_key].executes = place(item).startswith(EXECUTED)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,8 +24,8 @@ GRACE_S = 10.0
 # A killed process ends when the kernel next runs it: on a busy machine that takes a while.
 DEATH_S = 60
 
-# The standard library's own helper, which ends when its parent does.
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+# The standard library's own helper, and that of warm starts, which end when their parent does.
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "tests/warm_server.py")
 
 
 @dataclass(frozen=True)

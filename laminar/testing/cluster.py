@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from laminar.testing import parent_death
+from laminar.testing import nodes as processes
 from laminar.testing.nodes import ServerFailed
 
 MARK = "LAMINAR_TEST_CLUSTER"
@@ -259,19 +259,9 @@ class LocalCluster:
         assert not self._stopped, "the cluster was stopped"
         lifeline, end = os.pipe()
         self._lifelines.append(end)
-        # Without site packages, which `parent_death` does not need, it starts in a fifth of the time.
-        tied = [sys.executable, "-I", "-S", parent_death.__file__, str(lifeline)]
         try:
             with open(log, "ab") as opened:
-                return subprocess.Popen(
-                    [*tied, *command],
-                    env=self.environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=opened,
-                    stderr=opened,
-                    pass_fds=[lifeline],
-                    process_group=0,
-                )
+                return processes.start_process(command, env=self.environment(), log=opened, lifeline=lifeline)
         finally:
             os.close(lifeline)
 
