@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
@@ -25,7 +25,7 @@ from laminar.log.disk.threads import SerialExecutor, SerialThreadExecutor
 from laminar.log.format.checkpoint_state import HardState
 from laminar.log.format.flush_policy import COMMIT, FlushPolicy
 from laminar.log.format.journal_codec import ONE, PAIR, RecordKind, record_head
-from laminar.log.format.manifest import Manifest, ReplicaEntry
+from laminar.log.format.manifest import Manifest, ManifestChange, ReplicaEntry
 from laminar.log.format.settings import StorageSettings
 from laminar.log.integrity.damage_registry import DamageRegistry
 from laminar.log.integrity.scrubber import Scrubber
@@ -352,26 +352,36 @@ class Storage:
     async def write_manifest(self, entries: Sequence[ReplicaEntry], *, known: bool | None = None) -> None:
         """Replace the manifest; durable on return. `known` as in `Manifest.replace`."""
         written = list(entries)
-        await self.change_manifest(lambda entries: written, known=known)
+
+        def write() -> None:
+            self.manifest.replace(written, known=known)
+            self._forget_replaced()
+
+        await self._executor.run_in_writer(write)
 
     async def change_manifest(
-        self, change: Callable[[list[ReplicaEntry]], list[ReplicaEntry]], *, known: bool | None = None
+        self, change: Callable[[Mapping[int, ReplicaEntry]], ManifestChange], *, known: bool | None = None
     ) -> None:
-        """Replace the manifest's entries by `change(entries)`; durable on return.
+        """Change some of the manifest's entries; durable on return.
 
-        `change` is called just before the write, in the writer's thread, with the entries of that moment: so
-        changes that are in progress at the same time do not undo each other. `known` as in
+        `change` gets the entries by key (`Manifest.by_key`), and returns those that it changes or adds, None
+        for one that goes. It is called just before the write, in the writer's thread, with the entries of
+        that moment: so changes that are in progress at the same time do not undo each other. `known` as in
         `Manifest.replace`.
         """
 
         def write() -> None:
-            entries = change(self.manifest.entries)
-            self.manifest.replace(entries, known=known)
-            named = {entry.log_id for entry in entries}
-            replaced = self._writer.replaced
-            self._writer.replaced = {old: new for old, new in replaced.items() if old in named}
+            self.manifest.change(change(self.manifest.by_key), known=known)
+            self._forget_replaced()
 
         await self._executor.run_in_writer(write)
+
+    def _forget_replaced(self) -> None:
+        """Forget which log has replaced another that the manifest does not name any more."""
+        replaced = self._writer.replaced
+        if replaced:
+            named = {entry.log_id for entry in self.manifest.entries}
+            self._writer.replaced = {old: new for old, new in replaced.items() if old in named}
 
     async def checkpoint(self) -> None:
         """Make a checkpoint of everything that is in its segment by now.

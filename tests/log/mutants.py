@@ -549,8 +549,9 @@ MUTANTS = (
         "a change of the manifest takes back another that is under way",
         "storage",
         "Storage.change_manifest",
-        "def write() -> None:\n            entries = change(self.manifest.entries)",
-        "entries = change(self.manifest.entries)\n\n        def write() -> None:",
+        "def write() -> None:\n            self.manifest.change(change(self.manifest.by_key), known=known)",
+        "changes = change(self.manifest.by_key)\n\n"
+        "        def write() -> None:\n            self.manifest.change(changes, known=known)",
         "tests/log/test_storage.py",
     ),
     _one(

@@ -202,7 +202,7 @@ def test_a_change_of_the_manifest_takes_back_no_other_that_is_under_way() -> Non
         await storage.write_manifest([first])
         adding = asyncio.ensure_future(storage.write_manifest([first, second]))
         await asyncio.sleep(0)
-        await storage.change_manifest(lambda entries: [changed, *entries[1:]])
+        await storage.change_manifest(lambda known: {changed.replica_id: changed})
         await adding
         assert [changed, second] == storage.manifest.entries
         await storage.close()

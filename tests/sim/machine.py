@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 
 DATA = "data"
+# How often every shard asks whether its work lists lack anything: much more often than in life.
+WORK_CHECK_S = 1.0
 
 
 @dataclass(slots=True)
@@ -201,6 +203,9 @@ class Machine:
         process = make_process(boot, storage)
         self.running[role] = Running(role, life, process)
         process.driver._on_stopped = partial(self._replica_stopped, life)
+        if isinstance(process, Shard):
+            process.work.on_missed = partial(self._work_missed, life)
+            process.every(WORK_CHECK_S, process.work.check_all)
         self.world.watch(self, process)
         try:
             await process.run()
@@ -228,6 +233,12 @@ class Machine:
         """A rule was broken in one group: in life the others go on, here the world is told."""
         self.world.note(f"{life.name}: {name} stopped: {error!r}")
         self.world.process_failed(self, error)
+
+    def _work_missed(self, life: Life, what: str) -> None:
+        """A shard did not know of its work: in life it is found after a while, here the world is told."""
+        self.world.note(f"{life.name}: {what}")
+        self.world.missed.append(f"{life.name}: {what}")
+        self.world.process_failed(self, AssertionError(f"{life.name}: {what}"))
 
     def _recover_again(self, role: Role, life: Life) -> None:
         if self.up and life.alive:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
-from laminar.node.catalog.service import TopicRequest
+from laminar.node.catalog.service import CatalogAnswer, CatalogRequest, ConfirmRequest, TopicRequest
 from laminar.node.runtime.cluster_view import ViewMessage
 from tests.sim.machine import Machine
 from tests.sim.scene import Scene
+
+Asking = Callable[[CatalogRequest], Awaitable[CatalogAnswer]]
 
 
 def make_topic(scene: Scene, name: str) -> None:
@@ -65,4 +69,38 @@ def test_updates_and_not_whole_views_are_pushed(monkeypatch: pytest.MonkeyPatch)
 
     assert all("first" in view(machine).catalog.topics for machine in world.up)
     assert not whole
+    world.close()
+
+
+def test_replicas_are_made_though_their_creation_was_not_confirmed_and_no_view_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader that was asked had just lost its majority, and nothing changes since."""
+    scene = Scene(92, topic_settings={})
+    world = scene.world
+    world.loop.run_for(5.0)
+    refused: list[str] = []
+    for machine in world.up:
+        for shard in machine.shard_processes:
+            asking = shard.ask_catalog
+
+            async def ask(
+                request: CatalogRequest, *, asking: Asking = asking, node: str = machine.node
+            ) -> CatalogAnswer:
+                if refused.count(node) < 2 and isinstance(request, ConfirmRequest) and request.groups:
+                    refused.append(node)
+                    return CatalogAnswer(error="no_leader")
+                return await asking(request)
+
+            monkeypatch.setattr(shard, "ask_catalog", ask)
+    make_topic(scene, "first")
+    world.loop.run_for(2.0)
+
+    assert refused
+    assert all(
+        record.state == "live"
+        for machine in world.up
+        for record in view(machine).catalog.partitions.values()
+        if record.topic == "first"
+    )
     world.close()

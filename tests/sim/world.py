@@ -89,6 +89,8 @@ class World:
         # Told of each process as it begins, and of each that failed by itself.
         self.watch: Callable[[Machine, Process], None] = lambda machine, process: None
         self.process_failed: Callable[[Machine, BaseException], None] = lambda machine, error: None
+        # What was missing on the work lists of shards.
+        self.missed: list[str] = []
         # Told before so many machines lose power that what was not synced may be gone for good.
         self.losing: Callable[[], None] = lambda: None
         # Told of a machine of which processes are about to end, and of one whose disk is another one now, or
@@ -173,3 +175,4 @@ class World:
 
     def close(self) -> None:
         self.loop.close()
+        assert not self.missed, self.missed

@@ -6,7 +6,7 @@ the checkpoint because it changes rarely, and must be readable even if the journ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -46,6 +46,9 @@ class Unknown(msgspec.Struct, kw_only=True):
     set_aside: bool = True
 
 
+ManifestChange = Mapping[int, ReplicaEntry | None]
+"""By the key of an entry (`Manifest.by_key`), what it becomes; None for one that goes."""
+
 _Content = list[ReplicaEntry] | Unknown
 _DECODER: msgspec.msgpack.Decoder[_Content] = msgspec.msgpack.Decoder(_Content)
 
@@ -58,17 +61,39 @@ def decode_manifest(payload: bytes) -> _Content:
 class Manifest:
     """The durable list of replicas, in memory and in its document.
 
-    Not thread-safe: one writer at a time. `known`: `entries` names every replica that was created here and
+    One thread writes, also into the tables that others read: these look at one entry at a time, or copy the
+    whole table by one call. `known`: `entries` names every replica that was created here and
     not removed since. If False, no replica may be created (docs/consensus.md#births-and-removals).
     `set_aside` as in `Unknown`. `written`: the document exists.
     """
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._document = Document(disk, directory, "manifest")
-        self.entries: list[ReplicaEntry] = []
+        self._by_key: dict[int, ReplicaEntry] = {}
+        self._by_group: dict[bytes, ReplicaEntry] = {}
+        self._unmade: dict[int, ReplicaEntry] = {}
         self.known = True
         self.set_aside = True
         self.written = False
+
+    @property
+    def entries(self) -> list[ReplicaEntry]:
+        """All entries, the oldest first."""
+        return list(self._by_key.values())
+
+    @property
+    def by_key(self) -> Mapping[int, ReplicaEntry]:
+        """The entries by replica id; in a folder of logs, where that is 0, by the log's id, negative."""
+        return self._by_key
+
+    @property
+    def unmade(self) -> list[ReplicaEntry]:
+        """The entries in another state than "made"."""
+        return list(self._unmade.values())
+
+    def of_group(self, group: bytes) -> ReplicaEntry | None:
+        """Return the entry of a group; a store directory has one replica of it at most."""
+        return self._by_group.get(group)
 
     def load(self) -> None:
         """Read the entries, and write them again: the copy may have been in the page cache only."""
@@ -83,9 +108,10 @@ class Manifest:
         if payload is not None:
             found = decode_manifest(payload)
             if isinstance(found, Unknown):
-                self.entries, self.known, self.set_aside = found.entries, False, found.set_aside
+                self._take(found.entries)
+                self.known, self.set_aside = False, found.set_aside
             else:
-                self.entries = found
+                self._take(found)
         return payload
 
     def replace(
@@ -100,4 +126,20 @@ class Manifest:
         set_aside = self.set_aside if set_aside is None else set_aside
         content = entries if known else Unknown(entries=entries, set_aside=set_aside)
         self._document.write(msgspec.msgpack.encode(content))
-        self.entries, self.known, self.set_aside, self.written = entries, known, set_aside, True
+        self._take(entries)
+        self.known, self.set_aside, self.written = known, set_aside, True
+
+    def change(self, changes: ManifestChange, *, known: bool | None = None) -> None:
+        """Change, add and remove some entries; durable on return. `known` as in `replace`."""
+        after = {**self._by_key, **changes}
+        self.replace([entry for entry in after.values() if entry is not None], known=known)
+
+    def _take(self, entries: Sequence[ReplicaEntry]) -> None:
+        self._by_key = {_key_of(entry): entry for entry in entries}
+        self._by_group = {entry.group: entry for entry in entries}
+        self._unmade = {_key_of(entry): entry for entry in entries if entry.state != "made"}
+        assert len(self._by_key) == len(entries), f"{len(entries)} entries with {len(self._by_key)} ids"
+
+
+def _key_of(entry: ReplicaEntry) -> int:
+    return entry.replica_id or -entry.log_id

@@ -121,10 +121,11 @@ class CatchUp:
             return
         try:
             await self.storage.change_manifest(
-                lambda known: [
-                    msgspec.structs.replace(entry, log_id=switched.get(entry.log_id, entry.log_id))
-                    for entry in known
-                ]
+                lambda known: {
+                    key: msgspec.structs.replace(entry, log_id=switched[entry.log_id])
+                    for key, entry in known.items()
+                    if entry.log_id in switched
+                }
             )
         except StorageError as error:
             # Until the manifest is written, the journal's record maps the old log to the new one.
@@ -176,10 +177,9 @@ class CatchUp:
     def entry_of(self, group: bytes) -> ReplicaEntry | None:
         """Return the group's manifest entry if the log that it names is in use, else None."""
         partition = self._by_group.get(group)
-        for entry in self.storage.manifest.entries:
-            if entry.group == group and partition is not None and entry.log_id == partition.log.log_id:
-                return entry
-        return None
+        entry = self.storage.manifest.of_group(group)
+        named = entry is not None and partition is not None and entry.log_id == partition.log.log_id
+        return entry if named else None
 
     async def log_replaced(self, entry: ReplicaEntry) -> None:
         """Open the replica with its new log, and have the manifest written soon.
@@ -192,9 +192,9 @@ class CatchUp:
             if entry.log_id in self.storage.logs:
                 await self.storage.delete_log(entry.log_id, replica_id=entry.replica_id)
             return
-        for old in self.storage.manifest.entries:
-            if (old.group, old.replica_id) == (entry.group, entry.replica_id):
-                self._replaced_logs[old.log_id] = entry.log_id
+        old = self.storage.manifest.of_group(entry.group)
+        if old is not None and old.replica_id == entry.replica_id:
+            self._replaced_logs[old.log_id] = entry.log_id
         await self._shard.open(entry)
         self._shard.request_reconcile()
 

@@ -261,7 +261,7 @@ class Releases:
         replica = driver.replicas.get(group)
         if replica is None:
             manifest = self._storage.manifest
-            held = any(entry.group == group for entry in manifest.entries)
+            held = manifest.of_group(group) is not None
             # A process that has lost its manifest does not know what was promised here.
             return None if held or not manifest.known else LogEnd()
         core = replica.core

@@ -53,6 +53,8 @@ class Partition:
         self.reader = ReadView(self.context)
         self.start_mover = StartMover(self.context, self.appends)
         self.cursor_commands = CursorCommands(self.context, self.appends)
+        # Called when this replica begins to lead.
+        self.on_led: Callable[[Partition], None] | None = None
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -145,6 +147,8 @@ class Partition:
         """Begin to lead; or, if not `leading`, refuse at once all appends that are not proposed yet."""
         if leading:
             self.group_members.led(self._loop.time())
+            if self.on_led is not None:
+                self.on_led(self)
         else:
             self.appends.lost_leadership()
 

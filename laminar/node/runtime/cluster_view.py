@@ -22,6 +22,8 @@ from membership.records import (
 )
 from router import owner_shard, partition_hash
 
+# Most answers of `partition_address` that are kept: those of deleted partitions are not used any more.
+MOST_ADDRESSES = 1_000_000
 GAP = b"gap"
 """A shard's answer to an update of another view than its own."""
 
@@ -96,9 +98,9 @@ class View:
         self.node = node
         self._unix_name = unix_name
         self.message: ViewMessage | None = None
-        # The answers of `partition_address`, which every Raft message needs: kept until the next view.
+        # The answers of `partition_address`, which every Raft message needs: kept until the nodes change.
         self._addresses: dict[tuple[str, str, int], Address | None] = {}
-        self._addresses_of: ViewMessage | None = None
+        self._addresses_of: Mapping[str, NodeRecord] | None = None
 
     @property
     def cluster_id(self) -> bytes | None:
@@ -139,6 +141,10 @@ class View:
         """Return all partitions by "topic/number"."""
         return self.message.catalog.partitions if self.message is not None else {}
 
+    def partitions_of(self, topic: str) -> list[PartitionRecord]:
+        """Return a topic's partitions by number; empty if the view has no such topic."""
+        return [] if self.message is None else self.message.catalog.partitions_of(topic)
+
     def shard_on(self, node: str, topic: str, number: int) -> int | None:
         """Return the shard of a node that owns a partition; None for an unknown node."""
         record = self.nodes().get(node)
@@ -165,8 +171,9 @@ class View:
 
     def partition_address(self, node: str, topic: str, number: int) -> Address | None:
         """Return where the shard that owns a partition on `node` listens for its peers; None if unknown."""
-        if self._addresses_of is not self.message:
-            self._addresses_of = self.message
+        nodes = self.message.catalog.nodes if self.message is not None else None
+        if self._addresses_of is not nodes or len(self._addresses) > MOST_ADDRESSES:
+            self._addresses_of = nodes
             self._addresses = {}
         key = (node, topic, number)
         if key not in self._addresses:

@@ -80,5 +80,8 @@ class ShardContext(Protocol):
     async def open(self, entry: ReplicaEntry) -> None:
         """Start a replica of the manifest; keep it as `lost` if its log, or its term and vote, is missing."""
 
+    def opened(self, partition: Partition) -> None:
+        """Note that a replica takes part now."""
+
     def remove_replica(self, entry: ReplicaEntry, error: StorageError) -> None:
         """Stop driving, repairing and serving a replica; its waiters get `error`."""

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 
 from laminar.node.host.periodic import Work
 from laminar.node.partition.partition import Partition
-from laminar.node.runtime.cluster_view import ViewMessage
 from laminar.node.shard.context import ShardContext
+from laminar.node.shard.work_lists import WorkLists
 from membership.boot_history import BootRecord
 from membership.records import PartitionRecord
 from raft.values import NotLeader
@@ -66,15 +66,13 @@ class LeaderHandback:
     `calm_ms`: for how long a preferred leader's node must have been alive, without a break.
     """
 
-    def __init__(self, shard: ShardContext, *, calm_ms: int) -> None:
+    def __init__(self, shard: ShardContext, work: WorkLists, *, calm_ms: int) -> None:
         self._shard = shard
+        self._work = work
+        self._elsewhere = work.add("leaders", self._is_for_another)
         self._calm_ms = calm_ms
         # By node: the start of it that is seen alive, and since when.
         self._alive_since: dict[str, tuple[BootRecord | None, int]] = {}
-        # The view that was scanned last, and the groups of this shard that others shall lead by it: each with
-        # the preferred leader, or "" if the group must go wherever it can.
-        self._looked_at: ViewMessage | None = None
-        self._elsewhere: list[tuple[bytes, str]] = []
         self._attempts: dict[bytes, _Attempt] = {}
         self._under_way: dict[bytes, Partition] = {}
         self.handed_over = 0
@@ -96,19 +94,13 @@ class LeaderHandback:
                 alive[node] = known if known is not None and known[0] == boot else (boot, now_ms)
         self._alive_since = alive
 
-    def _scan(self) -> None:
-        """Find the groups of this shard that others shall lead by the view, if it is another one."""
-        shard = self._shard
-        message = shard.view.message
-        if message is None or message is self._looked_at:
-            return
-        self._looked_at = message
-        self._elsewhere = [
-            (record.group, "" if must_go else record.preferred_leader)
-            for record in message.catalog.partitions.values()
-            if ((must_go := self._must_go(record)) or record.preferred_leader not in ("", shard.node))
-            and shard.owns(record)
-        ]
+    def _is_for_another(self, record: PartitionRecord, partition: Partition | None) -> bool:
+        """Return whether a group is led here that another node shall lead."""
+        return (
+            partition is not None
+            and partition.replica.leading
+            and (record.preferred_leader not in ("", self._shard.node) or self._must_go(record))
+        )
 
     def _must_go(self, record: PartitionRecord) -> bool:
         """Return whether any other voter that can lead is to lead the group instead of this node."""
@@ -119,8 +111,7 @@ class LeaderHandback:
         )
 
     def _is_draining(self, node: str) -> bool:
-        record = self._shard.view.nodes().get(node)
-        return record is None or record.draining
+        return self._work.is_draining(node)
 
     def _is_calm(self, node: str) -> bool:
         known = self._alive_since.get(node)
@@ -189,18 +180,17 @@ class LeaderHandback:
 
     def check(self) -> Work | None:
         """Return the hand-overs that are due; None if there is none."""
-        self._scan()
         self._settle()
         due = list(self._due())
         return self._run(due) if due else None
 
     def _due(self) -> Iterable[Partition]:
-        calm = {"", *filter(self._is_calm, self._alive_since)}
-        for group, node in self._elsewhere:
-            if node not in calm:
+        calm = set(filter(self._is_calm, self._alive_since))
+        for record, partition in self._work.due(self._elsewhere):
+            must_go = self._must_go(record)
+            if partition is None or (not must_go and record.preferred_leader not in calm):
                 continue
-            partition = self._shard.by_group.get(group)
-            if partition is None or not partition.replica.leading or group in self._under_way:
+            if record.group in self._under_way:
                 continue
             if self._successor(partition) is not None:
                 yield partition

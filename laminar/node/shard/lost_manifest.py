@@ -60,7 +60,6 @@ class LostManifest:
             _log.debug("cannot ask the catalog which replicas were here: %s", error.detail)
             return False
         assert shard.view.message is not None, "a view that is as new as the catalog"
-        held = {entry.group for entry in manifest.entries}
         lost = [
             entry
             for entry in recorded_here(
@@ -72,9 +71,11 @@ class LostManifest:
             )
             # A group that already has an entry needs none: this store has one replica of it at most, and the
             # manifest has named that one since it was created.
-            if entry.group not in held
+            if manifest.of_group(entry.group) is None
         ]
-        await shard.storage.change_manifest(lambda entries: [*entries, *lost], known=True)
+        await shard.storage.change_manifest(
+            lambda known: {each.replica_id: each for each in lost}, known=True
+        )
         _log.critical(
             "the manifest of this shard was lost. By the catalog it held %d replicas, which are lost: %s",
             len(lost),

@@ -2,14 +2,15 @@
 
 A replica is created, and data is deleted, only after the catalog's leader has confirmed the reason: the copy
 in a view passes through old states (docs/consensus.md#births-and-removals). Each step may be interrupted
-anywhere, and is then repeated. Replicas that join or leave live groups are handled in `replica_moves`.
+anywhere, and is then repeated. Replicas that join or leave live groups are handled in `replica_moves`. Which
+partitions a step looks at, its work list says (`work_lists`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -19,12 +20,15 @@ from laminar.node.catalog.service import ConfirmRequest, MadeRequest, RemovedReq
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.partition.flush_policy import policy_of
+from laminar.node.partition.partition import Partition
 from laminar.node.shard.context import ShardContext
+from laminar.node.shard.work_lists import WorkLists
 from membership.records import (
     AcceptedLoss,
     PartitionRecord,
+    TopicRecord,
 )
-from router import owner_shard, partition_hash
+from router import partition_hash
 
 _log = logging.getLogger("laminar.shard")
 
@@ -58,37 +62,63 @@ def with_empty_log(
 class Reconciler:
     """The steps that make one shard's replicas what the catalog says."""
 
-    def __init__(self, shard: ShardContext) -> None:
+    def __init__(self, shard: ShardContext, work: WorkLists) -> None:
         self._shard = shard
-        # Groups whose first replica has campaigned, or does not need to.
-        self._campaigned: set[bytes] = set()
+        self._work = work
+        # By key, the live groups whose first replica has campaigned, or does not need to.
+        self._campaigned: dict[str, bytes] = {}
+        self._to_make = work.add("to make", self._is_to_be_made)
+        self._policies = work.add("policies", self._has_another_policy)
+        self._copies = work.add("min_replicas", self._has_other_min_replicas)
+        self._losses = work.add("losses", _has_losses)
+        self._first = work.add("first campaigns", self._is_to_campaign)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the catalog waits for a replica to be made or deleted here."""
+        return bool(self._to_make.keys or self._work.stones)
+
+    def _is_to_be_made(self, record: PartitionRecord, partition: Partition | None) -> bool:
+        return record.state == "creating" and bool(self._to_be_made(record))
+
+    def _to_be_made(self, record: PartitionRecord) -> list[int]:
+        """Return the id of the replica of this store that is still to be made, if there is one."""
+        shard = self._shard
+        return [
+            replica.replica_id
+            for replica in record.replicas
+            if replica.node == shard.node and replica.store_id == shard.store_id and not replica.made
+        ]
+
+    def _topic_of(self, record: PartitionRecord) -> TopicRecord | None:
+        return self._shard.view.topics().get(record.topic)
 
     async def make_missing(self) -> None:
         """Create the replicas that the catalog wants here, and report those that are made."""
         shard = self._shard
-        wanted: list[tuple[PartitionRecord, int]] = []
-        for record in shard.view.partitions().values():
-            if record.state != "creating" or not shard.owns(record):
-                continue
-            for replica in record.replicas:
-                own = replica.node == shard.node and replica.store_id == shard.store_id
-                if own and not replica.made:
-                    wanted.append((record, replica.replica_id))
+        manifest = shard.storage.manifest
+        wanted = [
+            (record, replica_id)
+            for record, _ in self._work.due(self._to_make)
+            for replica_id in self._to_be_made(record)
+        ]
         if not wanted:
             return
-        held = {entry.group: entry for entry in shard.storage.manifest.entries}
-        ours = {record.group for record, _ in wanted}
+        held = {record.group: manifest.of_group(record.group) for record, _ in wanted}
         # An earlier pass wrote these to the manifest as `making`, and failed to write `made`.
-        await self._finish([each for each in held.values() if each.state == "making" and each.group in ours])
-        new = [(record, replica_id) for record, replica_id in wanted if record.group not in held]
+        await self._finish([each for each in held.values() if each is not None and each.state == "making"])
+        new = [(record, replica_id) for record, replica_id in wanted if held[record.group] is None]
         if new:
             # The copy of the catalog in the view passes through old states; only the leader's
             # confirmation lets a replica be created.
             answer = await shard.ask_catalog(ConfirmRequest([record.group for record, _ in new]))
             creating = set(answer.creating)
             await self._make([(record, replica) for record, replica in new if record.group in creating])
-        made = {entry.group for entry in shard.storage.manifest.entries if entry.state == "made"}
-        groups = [record.group for record, _ in wanted if record.group in made]
+        groups = [
+            record.group
+            for record, _ in wanted
+            if (entry := manifest.of_group(record.group)) is not None and entry.state == "made"
+        ]
         if groups:
             answer = await shard.ask_catalog(MadeRequest(shard.node, shard.store_id, groups))
             if answer.error:
@@ -109,7 +139,7 @@ class Reconciler:
             for record, replica_id in new
         ]
         try:
-            await shard.storage.change_manifest(lambda known: [*known, *entries])
+            await shard.storage.change_manifest(lambda known: {each.replica_id: each for each in entries})
         except StorageError:
             # The manifest does not name these logs, and the next pass makes new ones.
             for entry in entries:
@@ -142,7 +172,9 @@ class Reconciler:
         )
         # A copy, not in place: the manifest in memory must equal the one on disk.
         made = {entry.replica_id: msgspec.structs.replace(entry, state="made") for entry in entries}
-        await shard.storage.change_manifest(lambda known: [made.get(each.replica_id, each) for each in known])
+        await shard.storage.change_manifest(
+            lambda known: {replica_id: entry for replica_id, entry in made.items() if replica_id in known}
+        )
         for entry in made.values():
             await shard.open(entry)
 
@@ -153,38 +185,57 @@ class Reconciler:
         published.
         """
         shard = self._shard
-        changed = []
-        for (topic, number), partition in list(shard.partitions.items()):
-            record = shard.view.topics().get(topic)
-            if record is None or partition.log.policy == policy_of(record.settings):
+        changed: dict[int, dict[str, int | str]] = {}
+        for record, partition in self._work.due(self._policies):
+            topic = self._topic_of(record)
+            if partition is None or topic is None:
                 continue
-            if policy_of(record.settings).is_interval and partition.state.stages.prepared:
+            policy = policy_of(topic.settings)
+            if policy.is_interval and partition.state.stages.prepared:
                 asyncio.get_running_loop().call_later(PINNED_S, shard.request_reconcile)
                 continue
             try:
-                await shard.storage.set_policy(partition.log, policy_of(record.settings))
+                await shard.storage.set_policy(partition.log, policy)
             except LogRemoved:
                 continue  # another log has replaced it, which requests another pass
             except StorageError as error:
-                _log.error("%s/%d: cannot change the flush policy: %s", topic, number, error)
+                _log.error("%s/%d: cannot change the flush policy: %s", record.topic, record.number, error)
                 continue
-            changed.append((partition.replica.group, dict(record.settings)))
+            changed[partition.replica.replica_id] = dict(topic.settings)
         if changed:
-            settings = dict(changed)
             await shard.storage.change_manifest(
-                lambda known: [
-                    msgspec.structs.replace(entry, settings=settings.get(entry.group, entry.settings))
-                    for entry in known
-                ]
+                lambda known: {
+                    replica_id: msgspec.structs.replace(entry, settings=settings)
+                    for replica_id, settings in changed.items()
+                    if (entry := known.get(replica_id)) is not None
+                }
             )
+
+    def _has_another_policy(self, record: PartitionRecord, partition: Partition | None) -> bool:
+        """Return whether the log, or the manifest, has another flush policy than the topic."""
+        topic = self._topic_of(record)
+        if partition is None or topic is None:
+            return False
+        policy = policy_of(topic.settings)
+        if partition.log.policy != policy:
+            return True
+        entry = self._shard.storage.manifest.of_group(record.group)
+        return entry is not None and policy_of(entry.settings) != policy
 
     def follow_min_replicas(self) -> None:
         """Let each partition ask for as many copies of an append as its topic does now."""
-        topics = self._shard.view.topics()
-        for (topic, _), partition in self._shard.partitions.items():
-            record = topics.get(topic)
-            if record is not None:
-                partition.copies.wanted = int(record.settings.get("min_replicas", 1))
+        for record, partition in self._work.due(self._copies):
+            topic = self._topic_of(record)
+            if partition is not None and topic is not None:
+                partition.copies.wanted = int(topic.settings.get("min_replicas", 1))
+
+    def _has_other_min_replicas(self, record: PartitionRecord, partition: Partition | None) -> bool:
+        topic = self._topic_of(record)
+        return (
+            partition is not None
+            and topic is not None
+            and partition.copies.wanted != int(topic.settings.get("min_replicas", 1))
+        )
 
     def stop_abandoned(self) -> None:
         """Stop the replicas that an operator's decision excluded from their groups, at once and for good.
@@ -192,9 +243,8 @@ class Reconciler:
         They could form a majority of the old group with others that come back.
         """
         shard = self._shard
-        for record in shard.view.partitions().values():
+        for record, partition in self._work.due(self._losses):
             gone = {replica_id for loss in record.losses for replica_id in loss.abandoned}
-            partition = shard.by_group.get(record.group) if gone else None
             if partition is not None and partition.replica.replica_id in gone:
                 shard.driver.remove(record.group, ReplicaStopped("its group goes on without it, by decision"))
 
@@ -206,8 +256,7 @@ class Reconciler:
         """
         shard = self._shard
         due: dict[bytes, AcceptedLoss] = {}
-        for record in shard.view.partitions().values():
-            partition = shard.by_group.get(record.group) if record.losses else None
+        for record, partition in self._work.due(self._losses):
             if partition is None or partition.replica.replica_id != record.losses[-1].kept:
                 continue
             if not set(record.losses[-1].abandoned) <= set(partition.replica.configuration.abandoned):
@@ -224,51 +273,46 @@ class Reconciler:
 
     def campaign_first_replicas(self) -> None:
         """Let the first replica of each partition that just became live campaign at once."""
-        shard = self._shard
-        for record in shard.view.partitions().values():
-            if record.state != "live" or record.group in self._campaigned:
-                continue
-            partition = shard.by_group.get(record.group)
+        for record, partition in self._work.due(self._first):
             if partition is None:
                 continue
-            self._campaigned.add(record.group)
+            self._campaigned[f"{record.topic}/{record.number}"] = record.group
             core = partition.replica.core
-            fresh = core.term == FIRST_TERM and not core.leader_id
-            if fresh and record.replicas[0].node == shard.node:
-                shard.driver.campaign(partition.replica)
+            if core.term == FIRST_TERM and not core.leader_id:
+                self._shard.driver.campaign(partition.replica)
+
+    def _is_to_campaign(self, record: PartitionRecord, partition: Partition | None) -> bool:
+        return (
+            partition is not None
+            and record.state == "live"
+            and record.replicas[0].node == self._shard.node
+            and self._campaigned.get(f"{record.topic}/{record.number}") != record.group
+        )
 
     async def remove_deleted(self) -> None:
         """Move the logs of deleted partitions to the trash, if the catalog's leader confirms the deletion."""
         shard = self._shard
         if shard.view.message is None:
             return
-        stones = shard.view.message.catalog.tombstones
-        candidates = [entry for entry in shard.storage.manifest.entries if entry.group.hex() in stones]
-        reported = [
-            bytes.fromhex(group)
-            for group, stone in stones.items()
-            if owner_shard(partition_hash(stone.topic, stone.number), shard.shards) == shard.number
-            and any(replica.node == shard.node for replica in stone.replicas)
-        ]
+        reported = [bytes.fromhex(key) for key in sorted(self._work.stones)]
         if not reported:
             return
         answer = await shard.ask_catalog(ConfirmRequest(reported))
         deleted = set(answer.deleted)
-        gone = [entry for entry in candidates if entry.group in deleted]
+        held = [shard.storage.manifest.of_group(group) for group in reported if group in deleted]
+        gone = [entry for entry in held if entry is not None]
         for entry in gone:
             shard.remove_replica(entry, StorageClosed(f"topic {entry.topic!r} is deleted"))
+            if self._campaigned.get(key := f"{entry.topic}/{entry.partition}") == entry.group:
+                del self._campaigned[key]
         if gone:
-            groups = {entry.group for entry in gone}
             logs: list[tuple[int, int]] = []
 
-            def without(known: list[ReplicaEntry]) -> list[ReplicaEntry]:
+            def without(known: Mapping[int, ReplicaEntry]) -> dict[int, ReplicaEntry | None]:
                 # Resolved now: since the catalog was asked, another log may have replaced the replica's.
-                logs[:] = [
-                    (shard.storage.resolve(each.log_id), each.replica_id)
-                    for each in known
-                    if each.group in groups
-                ]
-                return [each for each in known if each.group not in groups]
+                here = [known[each.replica_id] for each in gone if each.replica_id in known]
+                logs[:] = [(shard.storage.resolve(each.log_id), each.replica_id) for each in here]
+                return {each.replica_id: None for each in here}
 
             # The manifest comes first: a start misses no log that the manifest does not name. Only if the
             # disk is too full for a manifest, the logs are deleted first, to make room for it. Until it is
@@ -289,6 +333,10 @@ class Reconciler:
         for log_id, replica_id in logs:
             if log_id in storage.logs:
                 await storage.delete_log(log_id, replica_id=replica_id)
+
+
+def _has_losses(record: PartitionRecord, partition: Partition | None) -> bool:
+    return partition is not None and bool(record.losses)
 
 
 def _retrieve_exception(done: asyncio.Future[None]) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -28,9 +28,9 @@ from laminar.node.catalog.service import ConfirmRequest, ReplicaRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
-from laminar.node.runtime.cluster_view import ViewMessage
 from laminar.node.shard.context import ShardContext
 from laminar.node.shard.reconcile import with_empty_log
+from laminar.node.shard.work_lists import WorkLists
 from laminar.node.transport.transport import TransportError
 from membership.records import (
     PartitionRecord,
@@ -141,6 +141,7 @@ class ReplicaMover:
     def __init__(
         self,
         shard: ShardContext,
+        work: WorkLists,
         *,
         give_away: Callable[[Partition], bool] = lambda partition: False,
         learners_added: Callable[[Partition], None] = lambda partition: None,
@@ -148,11 +149,9 @@ class ReplicaMover:
         self._shard = shard
         self._give_away = give_away
         self._learners_added = learners_added
-        # The view that was looked at last, and whether any replica joins or leaves a group in it.
-        self._looked_at: ViewMessage | None = None
-        self._moving = False
-        # The replicas that each live group owned by this shard should have, in that view.
-        self._wanted: dict[bytes, frozenset[int]] = {}
+        self._work = work
+        self._to_settle = work.add("members", self._is_unsettled)
+        self._home = work.add("home", self._is_changing_here)
         self.steps = 0
         self.made = 0
         self.deleted = 0
@@ -160,40 +159,28 @@ class ReplicaMover:
     @property
     def needed(self) -> bool:
         """Whether `run_pass` may find something to do."""
-        message = self._shard.view.message
-        if message is not self._looked_at and message is not None:
-            self._looked_at = message
-            self._moving = any(
-                record.leaving
-                or not all(each.made for each in record.replicas)
-                # Only this store's: the removed replicas of a node that is gone for good stay listed.
-                or any(self._is_own(each) for each in record.removed)
-                for record in message.catalog.partitions.values()
-            )
-            self._wanted = {
-                record.group: frozenset(each.replica_id for each in record.replicas if not each.abandoned)
-                for record in message.catalog.partitions.values()
-                if record.state == "live" and self._shard.owns(record)
-            }
-        return (
-            self._moving
-            or bool(self._shard.lost)
-            or any(
-                partition.replica.leading and self._is_elsewhere(partition)
-                for partition in self._shard.partitions.values()
-            )
-            or any(entry.state == EMPTY for entry in self._shard.storage.manifest.entries)
-        )
+        shard = self._shard
+        return bool(self._to_settle.keys or self._home.keys or shard.lost or shard.storage.manifest.unmade)
 
     def _is_own(self, replica: ReplicaRecord) -> bool:
         shard = self._shard
         return (replica.node, replica.store_id) == (shard.node, shard.store_id)
 
-    def _is_elsewhere(self, partition: Partition) -> bool:
-        """Return whether a group has learners, or its voters are not the replicas of the placement."""
+    def _is_changing_here(self, record: PartitionRecord, partition: Partition | None) -> bool:
+        """Return whether a replica of this store is to be made in a live group, or to be deleted."""
+        return record.state == "live" and (
+            any(self._is_own(each) and not each.made for each in record.replicas)
+            # Only this store's: the removed replicas of a node that is gone for good stay listed.
+            or any(self._is_own(each) for each in record.removed)
+        )
+
+    def _is_unsettled(self, record: PartitionRecord, partition: Partition | None) -> bool:
+        """Return whether a group led here has other members than those placed, or one that is to leave."""
+        if partition is None or not partition.replica.leading or record.state != "live":
+            return False
         current = partition.replica.configuration
-        wanted = self._wanted.get(partition.replica.group)
-        return bool(current.learners) or (wanted is not None and wanted != frozenset(current.voters))
+        placed = {each.replica_id for each in record.replicas if not each.abandoned}
+        return bool(record.leaving or current.learners) or placed != set(current.voters)
 
     # -- as a home -------------------------------------------------------------------------
 
@@ -204,16 +191,13 @@ class ReplicaMover:
             TransportError: the catalog did not answer.
         """
         shard = self._shard
-        entries = {entry.replica_id: entry for entry in shard.storage.manifest.entries}
-        groups = {entry.group for entry in entries.values()}
+        manifest = shard.storage.manifest
         joining: list[tuple[PartitionRecord, int]] = []
         removed: list[tuple[PartitionRecord, int]] = []
         unfinished: list[ReplicaEntry] = []
         report = ReportReplicas(shard.node, shard.store_id)
         lost = {entry.replica_id for entry in shard.lost}
-        for record in shard.view.partitions().values():
-            if record.state != "live" or not shard.owns(record):
-                continue
+        for record in self._at_home():
             for replica in record.replicas:
                 if not self._is_own(replica):
                     continue
@@ -221,15 +205,15 @@ class ReplicaMover:
                     if not replica.lost:
                         report.lost.append(replica.replica_id)
                 elif not replica.made:
-                    entry = entries.get(replica.replica_id)
+                    entry = manifest.by_key.get(replica.replica_id)
                     if entry is None:
-                        if record.group not in groups:
+                        if manifest.of_group(record.group) is None:
                             joining.append((record, replica.replica_id))
                     elif entry.state == "making":
                         unfinished.append(entry)  # `making` was written, but not `empty`
                     elif await self._is_filled(entry):
                         report.made.append(replica.replica_id)
-                elif (entry := entries.get(replica.replica_id)) is not None and entry.state == EMPTY:
+                elif (entry := manifest.by_key.get(replica.replica_id)) is not None and entry.state == EMPTY:
                     await self._is_filled(entry)  # a learner that started again with an empty log
             for replica in record.removed:
                 if self._is_own(replica):
@@ -240,10 +224,20 @@ class ReplicaMover:
             answer = await shard.ask_catalog(ConfirmRequest(asked))
             await self._make([each for each in joining if each[1] in answer.joining])
             gone = [replica_id for _, replica_id in removed if replica_id in answer.removed]
-            await self._delete([entries[replica_id] for replica_id in gone if replica_id in entries])
+            await self._delete([manifest.by_key[each] for each in gone if each in manifest.by_key])
             report.deleted.extend(gone)
         if report.made or report.lost or report.deleted:
             await self._report_to_catalog(report)
+
+    def _at_home(self) -> list[PartitionRecord]:
+        """Return the live partitions with a replica of this store that changes, is lost or may be empty."""
+        shard = self._shard
+        found = {f"{record.topic}/{record.number}": record for record, _ in self._work.due(self._home)}
+        for entry in (*shard.lost, *shard.storage.manifest.unmade):
+            record = shard.view.partition(entry.topic, entry.partition)
+            if record is not None and record.state == "live" and shard.owns(record):
+                found[f"{record.topic}/{record.number}"] = record
+        return [found[key] for key in sorted(found)]
 
     async def _report_to_catalog(self, change: ReplicaChange) -> bool:
         answer = await self._shard.ask_catalog(ReplicaRequest(change))
@@ -256,7 +250,7 @@ class ReplicaMover:
         """
         shard = self._shard
         storage = shard.storage
-        filling = sum(entry.state in ("making", EMPTY) for entry in storage.manifest.entries)
+        filling = len(storage.manifest.unmade)
         new = new[: max(AT_ONCE - filling, 0)]
         if not new:
             return
@@ -266,7 +260,7 @@ class ReplicaMover:
             storage.record_hard_state(replica_id, term=0, vote=0)
         await storage.sync()
         try:
-            await storage.change_manifest(lambda known: [*known, *entries])
+            await storage.change_manifest(lambda known: {each.replica_id: each for each in entries})
         except StorageError:
             # The manifest does not name these logs, and the next pass makes new ones.
             for entry in entries:
@@ -279,14 +273,14 @@ class ReplicaMover:
         shard = self._shard
         if not entries:
             return
-        ids = {entry.replica_id for entry in entries}
+        ids = [entry.replica_id for entry in entries]
         await shard.storage.change_manifest(
-            lambda known: [
-                msgspec.structs.replace(each, state=EMPTY) if each.replica_id in ids else each
-                for each in known
-            ]
+            lambda known: {
+                each: msgspec.structs.replace(known[each], state=EMPTY) for each in ids if each in known
+            }
         )
-        for entry in [each for each in shard.storage.manifest.entries if each.replica_id in ids]:
+        known = shard.storage.manifest.by_key
+        for entry in [known[each] for each in ids if each in known]:
             await shard.open(entry)
             self.made += 1
             _log.info("%s/%d: created empty replica %d", entry.topic, entry.partition, entry.replica_id)
@@ -299,12 +293,11 @@ class ReplicaMover:
             return False
         if entry.state == EMPTY:
             await storage.change_manifest(
-                lambda known: [
-                    msgspec.structs.replace(each, state="made")
-                    if each.replica_id == entry.replica_id
-                    else each
-                    for each in known
-                ]
+                lambda known: {
+                    each.replica_id: msgspec.structs.replace(each, state="made")
+                    for each in [known.get(entry.replica_id)]
+                    if each is not None
+                }
             )
         return True
 
@@ -317,18 +310,15 @@ class ReplicaMover:
             shard.remove_replica(
                 entry, StorageClosed(f"replica {entry.replica_id} was removed from its group")
             )
-        ids = {entry.replica_id for entry in entries}
+        ids = [entry.replica_id for entry in entries]
         logs: list[tuple[int, int]] = []
 
-        def without(known: list[ReplicaEntry]) -> list[ReplicaEntry]:
+        def without(known: Mapping[int, ReplicaEntry]) -> dict[int, ReplicaEntry | None]:
             # Resolved now: since the catalog was asked, another log may have replaced the replica's. And not
             # later: once the manifest no longer names a log, `resolve` forgets what replaced it.
-            logs[:] = [
-                (shard.storage.resolve(each.log_id), each.replica_id)
-                for each in known
-                if each.replica_id in ids
-            ]
-            return [each for each in known if each.replica_id not in ids]
+            here = [known[each] for each in ids if each in known]
+            logs[:] = [(shard.storage.resolve(each.log_id), each.replica_id) for each in here]
+            return {each.replica_id: None for each in here}
 
         await shard.storage.change_manifest(without)
         for log_id, replica_id in logs:
@@ -342,15 +332,8 @@ class ReplicaMover:
 
     def unsettled(self) -> list[Partition]:
         """Return the partitions led here whose members are not those of the placement, or are to leave."""
-        found = []
-        for partition in self._shard.partitions.values():
-            record = self._record_of(partition) if partition.leads else None
-            if record is not None:
-                current = partition.replica.configuration
-                placed = {each.replica_id for each in record.replicas if not each.abandoned}
-                if record.leaving or current.learners or placed != set(current.voters):
-                    found.append(partition)
-        return found
+        led = (partition for _, partition in self._work.due(self._to_settle))
+        return [partition for partition in led if partition is not None and partition.leads]
 
     async def as_leader(self, partitions: Sequence[Partition]) -> list[Partition]:
         """Take each of these groups one step further, if it is led here, and report committed removals.

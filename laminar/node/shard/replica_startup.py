@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 import msgspec
 
@@ -221,6 +222,7 @@ class ReplicaOpener:
         record = shard.view.partition(entry.topic, entry.partition)
         if record is not None and any(replica.replica_id in loss.abandoned for loss in record.losses):
             shard.driver.remove(entry.group, ReplicaStopped("its group goes on without it, by decision"))
+        shard.opened(partition)
         return partition
 
     def _min_replicas(self, entry: ReplicaEntry) -> int:
@@ -244,7 +246,7 @@ class ReplicaOpener:
         _log.warning("%s: this learner may have lost entries; it starts again with an empty log", name)
         emptied = msgspec.structs.replace(entry, state=EMPTY, voters=[])
         # First: after a crash the old log is found, and this is repeated.
-        await storage.change_manifest(lambda entries: _replaced(entries, emptied))
+        await storage.change_manifest(lambda known: _changed(known, emptied))
         if not shard.repairs.keeps(log):
             raise StorageClosed(f"{name} was removed meanwhile")
         # What it acknowledged in its former incarnation is gone. The new log takes over both.
@@ -255,7 +257,7 @@ class ReplicaOpener:
         # At once: a removal of the replica meanwhile then finds the log that it has.
         shard.repairs.keep(named, new)
         await replaced
-        await storage.change_manifest(lambda entries: _replaced(entries, named))
+        await storage.change_manifest(lambda known: _changed(known, named))
         if not shard.repairs.keeps(new):
             if new.log_id in storage.logs:
                 await storage.delete_log(new.log_id, replica_id=entry.replica_id)
@@ -337,9 +339,9 @@ class ReplicaOpener:
         self._shard.repairs.attach_replica(partition.replica)
 
 
-def _replaced(entries: list[ReplicaEntry], new: ReplicaEntry) -> list[ReplicaEntry]:
-    """Return the entries with one replica's changed; those that the shard adds meanwhile stay."""
-    return [new if each.replica_id == new.replica_id else each for each in entries]
+def _changed(known: Mapping[int, ReplicaEntry], new: ReplicaEntry) -> dict[int, ReplicaEntry | None]:
+    """Return the change to a replica's new entry; none if it was removed meanwhile."""
+    return {new.replica_id: new} if new.replica_id in known else {}
 
 
 def _may_end_differently(entry: ReplicaEntry, log: Log) -> bool:

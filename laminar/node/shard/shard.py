@@ -58,10 +58,12 @@ from laminar.node.shard.reconcile import Reconciler
 from laminar.node.shard.replica_moves import CHECK_S as RECONCILE_CHECK_S
 from laminar.node.shard.replica_moves import ReplicaMover
 from laminar.node.shard.replica_startup import ReplicaOpener
+from laminar.node.shard.work_lists import CHECK_S as WORK_CHECK_S
+from laminar.node.shard.work_lists import WorkLists
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
 from laminar.node.transport.transport import Address, Peer, TransportError, UnixAddress
 from membership.boot_history import BootRecord
-from membership.catalog_delta import VersionGap
+from membership.catalog_delta import CatalogDelta, VersionGap
 from membership.records import (
     PartitionRecord,
 )
@@ -135,12 +137,13 @@ class Shard(Process):
             on_error=answer_error,
         )
         self.catch_up = CatchUp(self, by_group=self.by_group)
-        self.leaders = LeaderHandback(self, calm_ms=settings.settle_ms)
+        self.work = WorkLists(self)
+        self.leaders = LeaderHandback(self, self.work, calm_ms=settings.settle_ms)
         self.moves = ReplicaMover(
-            self, give_away=self.leaders.give_away, learners_added=self.catch_up.learners_added
+            self, self.work, give_away=self.leaders.give_away, learners_added=self.catch_up.learners_added
         )
         self._opener = ReplicaOpener(self)
-        self._reconciler = Reconciler(self)
+        self._reconciler = Reconciler(self, self.work)
         self._lost_manifest = LostManifest(self)
         members = PartitionMembers(self.by_group, view=self.view, refresh=self.refresh_view)
         self.releases = self.answer_releases(members)
@@ -243,6 +246,7 @@ class Shard(Process):
                 "disk_is_low": int(self.space.low),
                 "log_starts_moved": self.retention.moved,
                 "log_starts_held": self.retention.held,
+                "work_missed": self.work.missed,
             },
             "catch_up": self.catch_up.statistics(),
             "moves": self.moves.statistics(),
@@ -280,6 +284,7 @@ class Shard(Process):
             await self._first_view()
         self.spawn(self._reconcile_loop())
         self.every(RECONCILE_CHECK_S, self._check_reconcile)
+        self.every(WORK_CHECK_S, self.work.check_all)
         self.every(LEADERS_CHECK_S, self.leaders.check)
         self.every(self.boot.settings.retention_check_ms / 1000, self._retain)
         self.every(CATCH_UP_CHECK_S, self.catch_up.check)
@@ -328,21 +333,24 @@ class Shard(Process):
     async def _on_view_update(self, peer: Peer, payload: bytes) -> bytes:
         if self.view.message is None:
             return GAP
+        update = _update_decoder.decode(payload)
         try:
-            message = _update_decoder.decode(payload).applied_to(self.view.message)
+            message = update.applied_to(self.view.message)
         except VersionGap:
             return GAP
-        self._take_view(message)
+        self._take_view(message, update.catalog)
         return b""
 
-    def _take_view(self, message: ViewMessage) -> None:
+    def _take_view(self, message: ViewMessage, delta: CatalogDelta | None = None) -> None:
+        """Follow a new view, in which this has changed; None: anything may have."""
         if message.catalog.version < self.view.version:
             return
         known = self.view.nodes()
         self.view.message = message
-        if known != message.catalog.nodes:
+        if delta.nodes if delta is not None else known != message.catalog.nodes:
             self.driver.addresses_changed()
         self.leaders.observe()
+        self.work.follow(delta)
         self._reconciler.follow_min_replicas()
         self._reconciler.stop_abandoned()
         if self.cluster_id is None:
@@ -450,6 +458,16 @@ class Shard(Process):
         """Start a replica of the manifest; keep it as `lost` if its log, or its term and vote, is missing."""
         await self._opener.open(entry)
 
+    def opened(self, partition: Partition) -> None:
+        """Note that a replica takes part now: the catalog may ask something of it that it does not do yet."""
+        partition.on_led = self._led
+        if self.work.changed(partition):
+            self.request_reconcile()
+
+    def _led(self, partition: Partition) -> None:
+        if self.work.changed(partition):
+            self._reconcile_due.set()
+
     def refusal(self) -> Problem | None:
         """Return why this shard takes no appends now; None if it does."""
         resource = self.storage.refusal
@@ -514,8 +532,10 @@ class Shard(Process):
         self._reconcile_due.set()
 
     def _check_reconcile(self) -> None:
-        """Continue what needs no new view: lone voters, and replicas that move."""
+        """Continue what needs no new view: lone voters, replicas that move, and what is not finished."""
         self._opener.campaign_lone_voters()
+        if self._reconciler.is_unfinished:
+            self.request_reconcile()
         if self.moves.needed:
             self._reconcile_due.set()
 

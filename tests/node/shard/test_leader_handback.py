@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from laminar.node.runtime.cluster_view import View, ViewMessage
 from laminar.node.shard.leader_handback import AT_ONCE, FIRST_DELAY_MS, LeaderHandback
+from laminar.node.shard.work_lists import WorkLists
 from membership.boot_history import BootRecord
 from membership.records import CatalogState, LeavingReplica, PartitionRecord
 from raft.configuration import Configuration
@@ -41,7 +42,9 @@ class Shard:
         self.nodes = {name: node(name) for name in "abc"}
         self.boots: dict[str, BootRecord] = {}
         self.by_group = {record.group: self._partition(record) for record in self.records}
-        self.leaders = LeaderHandback(cast(Any, self), calm_ms=CALM_MS)
+        self.partitions: dict[tuple[str, int], Any] = {}
+        self.work = WorkLists(cast(Any, self))
+        self.leaders = LeaderHandback(cast(Any, self), self.work, calm_ms=CALM_MS)
         self.show()
 
     def owns(self, record: PartitionRecord) -> bool:
@@ -84,6 +87,7 @@ class Shard:
             boots=self.boots,
         )
         self.leaders.observe()
+        self.work.follow(None)
 
     def change(self, **fields: Any) -> None:
         """The partition changes in the catalog."""
@@ -109,6 +113,7 @@ class Shard:
         for partition in self.by_group.values():
             partition.replica.core.is_leader = refused
             partition.replica.leading = refused
+            self.work.changed(partition)
 
 
 def test_a_group_goes_to_its_preferred_leader_when_all_is_calm() -> None:

@@ -13,8 +13,6 @@ from laminar.node.catalog.service import CatalogAnswer
 from laminar.node.consensus.lost_majority import LogEnd, Releases
 from laminar.node.host.clock import Clock
 from laminar.node.shard.lost_manifest import LostManifest, recorded_here
-from laminar.node.shard.reconcile import Reconciler
-from laminar.node.shard.replica_moves import ReplicaMover
 from membership.records import (
     CatalogState,
     LeavingReplica,
@@ -127,7 +125,8 @@ async def test_what_was_created_since_is_born_as_ever() -> None:
     assert await LostManifest(node_of(storage, CatalogState(version=1), answers=[""]).shard).settle()
 
     node = node_of(storage, creating(), answers=[])
-    await Reconciler(node.shard).make_missing()
+    _, reconciler = node.duties()
+    await reconciler.make_missing()
 
     assert [(OTHER, "made")] == [(each.group, each.state) for each in storage.manifest.entries]
     assert 1 == len(storage.logs)
@@ -142,12 +141,17 @@ async def test_a_group_that_is_created_goes_on_without_the_lost_replica_and_repl
     [made] = storage.manifest.entries
     node.shard.lost.append(made)
     node.asked.clear()
-    await Reconciler(node.shard).make_missing()
+    _, reconciler = node.duties()
+    await reconciler.make_missing()
     assert [[OTHER]] == [request.groups for request in node.asked]
 
-    node = node_of(storage, live([replica(7, made=True)], [], OTHER), answers=[])
+    record = msgspec.structs.replace(
+        creating().partitions["new/0"], state="live", replicas=[replica(7, made=True)]
+    )
+    node = node_of(storage, CatalogState(version=2, partitions={"new/0": record}), answers=[])
     node.shard.lost.append(made)
-    await ReplicaMover(node.shard).at_home()
+    moves, _ = node.duties()
+    await moves.at_home()
     assert [[7]] == [request.change.lost for request in node.asked]
     await storage.close()
 

@@ -17,6 +17,7 @@ from laminar.node.catch_up.service import CatchUp
 from laminar.node.shard.reconcile import Reconciler
 from laminar.node.shard.replica_moves import EMPTY, ReplicaMover
 from laminar.node.shard.shard import Shard
+from laminar.node.shard.work_lists import WorkLists
 from membership.records import (
     CatalogState,
     PartitionRecord,
@@ -48,6 +49,8 @@ class OldNode:
                 message=SimpleNamespace(catalog=catalog),
                 partitions=lambda: catalog.partitions,
                 topics=lambda: catalog.topics,
+                nodes=lambda: catalog.nodes,
+                partition=lambda topic, number: catalog.partitions.get(f"{topic}/{number}"),
             ),
             driver=SimpleNamespace(remove=lambda group, error: None),
             repairs=SimpleNamespace(forget=lambda group: None),
@@ -71,10 +74,16 @@ class OldNode:
         shard.ask_catalog = ask
         shard.open = opened
 
+    def duties(self) -> tuple[ReplicaMover, Reconciler]:
+        """The parts, with a view that has just come."""
+        work = WorkLists(self.shard)
+        moves, reconciler = ReplicaMover(self.shard, work), Reconciler(self.shard, work)
+        work.follow(None)
+        return moves, reconciler
+
     async def follow(self) -> None:
-        moves = ReplicaMover(self.shard)
+        moves, reconciler = self.duties()
         await moves.at_home()
-        reconciler = Reconciler(self.shard)
         await reconciler.make_missing()
         await reconciler.remove_deleted()
 
@@ -175,7 +184,7 @@ async def test_what_is_made_takes_back_no_change_of_the_manifest_that_is_under_w
     node = OldNode(storage, creating(), CatalogAnswer(creating=[OTHER]))
     may_go_on = threading.Event()
     storage._executor.post_to_writer(may_go_on.wait)  # type: ignore[arg-type]
-    changing = asyncio.ensure_future(storage.change_manifest(lambda known: [replace(known[0], log_id=9)]))
+    changing = asyncio.ensure_future(storage.change_manifest(lambda known: {1: replace(known[1], log_id=9)}))
     await asyncio.sleep(0)
     following = asyncio.ensure_future(node.follow())
     await asyncio.sleep(0)
@@ -196,7 +205,7 @@ async def test_a_new_member_whose_manifest_could_not_be_written_is_made_later(pa
     disk = FaultDisk()
     storage = open_inline(disk)
     node = OldNode(storage, live([ReplicaRecord(7, "here", STORE)], [], OTHER), CatalogAnswer(joining=[7]))
-    moves = ReplicaMover(node.shard)
+    moves, _ = node.duties()
     left = [passed]
 
     def full(operation: str, path: str) -> int | None:

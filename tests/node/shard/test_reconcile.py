@@ -10,8 +10,11 @@ from typing import Any
 
 from laminar.batch import Header, build
 from laminar.log.format.flush_policy import COMMIT
+from laminar.node.runtime.cluster_view import View, ViewMessage
 from laminar.node.shard.reconcile import Reconciler
+from laminar.node.shard.work_lists import WorkLists
 from laminar.node.transactions.participant import Batch, Participant
+from membership.records import CatalogState, PartitionRecord, ReplicaRecord, TopicRecord
 from tests.node.alone import lone_partition
 
 
@@ -25,20 +28,31 @@ async def test_a_partition_keeps_its_flush_policy_until_what_is_prepared_is_publ
         written: list[Any] = []
         again = asyncio.Event()
 
-        async def change_manifest(change: Callable[[list[Any]], list[Any]]) -> None:
-            written.append(change([]))
+        async def change_manifest(change: Callable[[dict[int, Any]], dict[int, Any]]) -> None:
+            written.append(change({}))
 
         storage = partition.context.driver._storage
+        record = PartitionRecord("t", 0, partition.replica.group, "live", [ReplicaRecord(1, "b", b"")], 1)
+        topic = TopicRecord("t", 1, 1, {"flush": "interval"}, 1, 1)
+        view = View(node="a", unix_name=str)
+        catalog = CatalogState(version=1, topics={"t": topic}, partitions={"t/0": record})
+        view.message = ViewMessage(cluster_id=b"", catalog=catalog, statuses={})
         shard: Any = SimpleNamespace(
+            node="a",
             partitions={("t", 0): partition},
-            view=SimpleNamespace(topics=lambda: {"t": SimpleNamespace(settings={"flush": "interval"})}),
+            by_group={partition.replica.group: partition},
+            owns=lambda record: True,
+            view=view,
             storage=SimpleNamespace(
                 set_policy=storage.set_policy,
                 change_manifest=change_manifest,
+                manifest=SimpleNamespace(of_group=lambda group: None),
             ),
             request_reconcile=again.set,
         )
-        reconciler = Reconciler(shard)
+        work = WorkLists(shard)
+        reconciler = Reconciler(shard, work)
+        work.follow(None)
         await reconciler.change_policies()
         assert COMMIT == partition.log.policy
         await asyncio.wait_for(again.wait(), 30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import pytest
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from laminar.node.catalog.service import CatalogAnswer, ReplicaRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.runtime.cluster_view import View, ViewMessage
 from laminar.node.shard.replica_moves import Observed, ReplicaMover, next_step
+from laminar.node.shard.work_lists import WorkLists
 from membership.records import (
     CatalogState,
     LeavingReplica,
@@ -244,7 +245,8 @@ def reporting(
         ),
     )
     driver = SimpleNamespace(confirm=confirm)
-    return ReplicaMover(cast(Any, SimpleNamespace(ask_catalog=ask, driver=driver))), partition, told
+    shard: Any = SimpleNamespace(ask_catalog=ask, driver=driver)
+    return ReplicaMover(shard, WorkLists(shard)), partition, told
 
 
 async def test_a_removal_is_told_when_it_is_committed() -> None:
@@ -319,18 +321,21 @@ async def test_a_replica_is_added_only_by_the_newest_catalog(meanwhile: str, add
         view.message = ViewMessage(cluster_id=b"", catalog=catalog, statuses={})
 
     show(record)
-    shard = SimpleNamespace(
+    shard: Any = SimpleNamespace(
         refresh_view=refresh,
         node="a",
         store_id=b"a" * 16,
         view=view,
-        storage=SimpleNamespace(manifest=SimpleNamespace(entries=[])),
+        storage=SimpleNamespace(manifest=SimpleNamespace(unmade=[])),
         partitions={("t", 0): partition},
+        by_group={GROUP: partition},
         lost=[],
         owns=lambda record: True,
         driver=SimpleNamespace(propose_configuration=lambda replica, step: proposed.append(step)),
     )
-    moves = ReplicaMover(cast(Any, shard))
+    work = WorkLists(shard)
+    moves = ReplicaMover(shard, work)
+    work.follow(None)
     assert moves.needed
 
     await moves.as_leader(moves.unsettled())
@@ -353,7 +358,8 @@ def test_a_leader_hands_over_before_its_own_removal_if_another_takes_over(taken:
         )
     )
     driver = SimpleNamespace(propose_configuration=lambda replica, step: proposed.append(step))
-    moves = ReplicaMover(cast(Any, SimpleNamespace(driver=driver)), give_away=lambda given: taken)
+    shard: Any = SimpleNamespace(driver=driver)
+    moves = ReplicaMover(shard, WorkLists(shard), give_away=lambda given: taken)
 
     assert moves._step(partition, shrinking(), newest=True) is not taken
     assert len(proposed) == (0 if taken else 1)
@@ -367,14 +373,18 @@ def test_what_a_dead_node_would_have_to_delete_keeps_nobody_else_busy(where: str
     view.message = ViewMessage(
         cluster_id=b"", catalog=CatalogState(version=5, partitions={"t/0": record}), statuses={}
     )
-    storage = SimpleNamespace(manifest=SimpleNamespace(entries=[]))
-    shard = SimpleNamespace(
+    storage = SimpleNamespace(manifest=SimpleNamespace(unmade=[]))
+    shard: Any = SimpleNamespace(
         view=view,
         node="a",
         store_id=b"a" * 16,
         storage=storage,
         partitions={},
+        by_group={},
         lost=[],
         owns=lambda record: True,
     )
-    assert needed == ReplicaMover(cast(Any, shard)).needed
+    work = WorkLists(shard)
+    moves = ReplicaMover(shard, work)
+    work.follow(None)
+    assert needed == moves.needed

@@ -21,6 +21,7 @@ from laminar.node.consensus.replica import initial_frame
 from laminar.node.partition.snapshot import snapshot_of
 from laminar.node.shard.replica_moves import ReplicaMover
 from laminar.node.shard.replica_startup import ReplicaOpener
+from laminar.node.shard.work_lists import WorkLists
 from membership.catalog import OutcomeUnknown
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import open_inline
@@ -160,7 +161,7 @@ async def test_a_learner_that_is_let_go_while_it_begins_again_leaves_nothing_beh
             shard.driven.clear()
 
         shard.remove_replica = remove_replica
-        await ReplicaMover(shard)._delete([learner])
+        await ReplicaMover(shard, WorkLists(shard))._delete([learner])
         await beginning
 
         assert not shard.driven and not storage.logs and not storage.manifest.entries, turns

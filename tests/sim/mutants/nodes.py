@@ -31,11 +31,74 @@ ACCEPTED = (
 
 DIED = ("tests/node/catalog/test_placement.py",)
 
+WORK = ("tests/node/shard/test_work_lists.py",)
+WORK_IN_WORLDS = ("tests/sim/test_view_updates.py",)
+
 NODES = [
+    case(
+        "what the catalog did not confirm is not asked for again",
+        "laminar.node.shard.shard:Shard._check_reconcile",
+        "if self._reconciler.is_unfinished:",
+        "if False:",
+        tests=WORK_IN_WORLDS,
+        tests_only=True,
+    ),
+    case(
+        "a shard overlooks the partitions that a view changes",
+        "laminar.node.shard.work_lists:WorkLists.follow",
+        "keys = set(delta.partitions)",
+        "keys: set[str] = set()",
+        tests=WORK,
+    ),
+    case(
+        "a shard overlooks the topics that a view changes",
+        "laminar.node.shard.work_lists:WorkLists.follow",
+        "if name in topics:",
+        "if False:",
+        tests=WORK,
+        tests_only=True,
+    ),
+    case(
+        "a shard overlooks the tombstones that a view brings",
+        "laminar.node.shard.work_lists:WorkLists.follow",
+        "for key in delta.tombstones:",
+        "for key in ():",
+        tests=WORK,
+        tests_only=True,
+    ),
+    case(
+        "a shard overlooks that its node drains",
+        "laminar.node.shard.work_lists:WorkLists.follow",
+        "if was_draining != self._draining:",
+        "if False:",
+        tests=WORK,
+        tests_only=True,
+    ),
+    case(
+        "a whole view changes only what no list has yet",
+        "laminar.node.shard.work_lists:WorkLists.follow",
+        "self._look(message.catalog.partitions)",
+        "pass",
+        tests=WORK,
+    ),
+    case(
+        "a shard overlooks what a replica has to do that opens late",
+        "laminar.node.shard.shard:Shard.opened",
+        "if self.work.changed(partition):",
+        "if False:",
+        tests=WORK_IN_WORLDS,
+    ),
+    case(
+        "a shard overlooks what a replica has to do that begins to lead",
+        "laminar.node.shard.shard:Shard.opened",
+        "partition.on_led = self._led",
+        "pass",
+        tests=WORK_IN_WORLDS,
+    ),
     case(
         "a replica of a home that lost its manifest is born again",
         "laminar.node.shard.lost_manifest:LostManifest.settle",
-        "if entry.group not in held",
+        "if manifest.of_group(entry.group) is None",
         "if False",
         tests=LOST_MANIFEST,
         tests_only=True,
@@ -131,8 +194,8 @@ NODES = [
     case(
         "a replica that is let go deletes the log that it had before",
         "laminar.node.shard.replica_moves:ReplicaMover._delete",
-        "for each in known\n",
-        "for each in entries\n",
+        "here = [known[each] for each in ids if each in known]",
+        "here = [each for each in entries if each.replica_id in known]",
         tests=OPENING,
         tests_only=True,
     ),
@@ -149,7 +212,7 @@ NODES = [
     case(
         "a replica that is made takes back what is changed in the manifest meanwhile",
         "laminar.node.shard.reconcile:Reconciler._make",
-        "change_manifest(lambda known: [*known, *entries])",
+        "change_manifest(lambda known: {each.replica_id: each for each in entries})",
         "write_manifest([*shard.storage.manifest.entries, *entries])",
         tests=("tests/node/shard/test_old_catalog.py",),
         tests_only=True,
@@ -329,7 +392,7 @@ NODES = [
     ),
     case(
         "bootstrap without the store id",
-        "laminar.node.shard.reconcile:Reconciler.make_missing",
+        "laminar.node.shard.reconcile:Reconciler._to_be_made",
         "and replica.store_id == shard.store_id",
         "",
         tests=OLD_CATALOG,
@@ -338,7 +401,7 @@ NODES = [
         "a tombstone of the node's own copy deletes",
         "laminar.node.shard.reconcile:Reconciler.remove_deleted",
         "deleted = set(answer.deleted)",
-        "deleted = {entry.group for entry in candidates}",
+        "deleted = set(reported)",
         tests=OLD_CATALOG,
     ),
     case(

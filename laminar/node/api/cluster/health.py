@@ -41,6 +41,8 @@ class Watch:
 
     def __init__(self, services: HostServices) -> None:
         self._services = services
+        # The topics and partitions that `fewer_placed` counted last, and what it found.
+        self._counted: tuple[object, object, list[str]] = (None, None, [])
 
     def own(self) -> HealthReport:
         """Return the report of this shard."""
@@ -63,17 +65,20 @@ class Watch:
 
     def fewer_placed(self) -> list[str]:
         """Return the topics with fewer replicas than they asked for, each as "name (placed of wanted)"."""
-        view = self._services.view
-        fewest: dict[str, int] = {}
-        for partition in view.partitions().values():
-            placed = len(partition.replicas)
-            fewest[partition.topic] = min(placed, fewest.get(partition.topic, placed))
-        found = []
-        for name, record in sorted(view.topics().items()):
-            placed = fewest.get(name, record.replicas)
-            if placed < record.replicas:
-                found.append(f"{name} ({placed} of {record.replicas})")
-        return found
+        message = self._services.view.message
+        if message is None:
+            return []
+        catalog = message.catalog
+        topics, partitions = catalog.topics, catalog.partitions
+        if self._counted[0] is not topics or self._counted[1] is not partitions:
+            fewest: dict[str, int] = {}
+            for partition in partitions.values():
+                placed, record = len(partition.replicas), topics.get(partition.topic)
+                if record is not None and placed < record.replicas:
+                    fewest[partition.topic] = min(placed, fewest.get(partition.topic, placed))
+            found = [f"{name} ({fewest[name]} of {topics[name].replicas})" for name in sorted(fewest)]
+            self._counted = topics, partitions, found
+        return self._counted[2]
 
     def catalog_is_led(self) -> bool:
         """Return whether this node knows a leader of the catalog."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import msgspec
@@ -23,6 +23,7 @@ from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.partition.partition import Partition
 from laminar.node.transport.transport import Peer
 from membership.records import (
     ReplicaRecord,
@@ -94,17 +95,17 @@ class ReplicaStatus:
         """
         services = self._services
         view = services.view
+        records = view.partitions_of(topic)
         nodes = {
             replica.node
-            for record in view.partitions().values()
-            if record.topic == topic
+            for record in records
             for replica in (*record.replicas, *(each.replica for each in record.leaving))
         }
         owners = {
             (node, owner)
             for node in nodes
-            for record in view.partitions().values()
-            if record.topic == topic and (owner := view.shard_on(node, topic, record.number)) is not None
+            for record in records
+            if (owner := view.shard_on(node, topic, record.number)) is not None
         }
         found = self.own_states(topic)
         asked: list[asyncio.Future[list[ReplicaState]]] = []
@@ -136,9 +137,7 @@ class ReplicaStatus:
             for entry, reason in self._services.failed.values()
             if entry.topic == topic and (topic, entry.partition) not in self._services.partitions
         ]
-        for (name, number), partition in self._services.partitions.items():
-            if name != topic:
-                continue
+        for number, partition in self._own_partitions(topic):
             replica = partition.replica
             core = replica.core
             states.append(
@@ -170,6 +169,19 @@ class ReplicaStatus:
                 )
             )
         return states
+
+    def _own_partitions(self, topic: str) -> Iterator[tuple[int, Partition]]:
+        """Yield the partitions of a topic of which there is a replica here, with their numbers."""
+        held = self._services.partitions
+        known = self._services.view.topics().get(topic)
+        if known is not None:
+            for number in range(known.partitions):
+                if (topic, number) in held:
+                    yield number, held[topic, number]
+            return
+        for (name, number), partition in held.items():  # deleted, or newer than the view
+            if name == topic:
+                yield number, partition
 
     async def on_describe(self, peer: Peer, payload: bytes) -> list[ReplicaState]:
         """Answer another shard with the states of this shard's replicas of a topic."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import re
 from collections.abc import Mapping
 
@@ -84,9 +85,10 @@ class TopicRoutes:
         prefix = request.query.get("prefix", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         after = request.query.get("after", "")
-        found = sorted(
+        names_found = (
             name for name in self._services.view.topics() if name.startswith(prefix) and name > after
         )
+        found = heapq.nsmallest(limit + 1, names_found)
         page = found[:limit]
         answer = documents.TopicPage([self._describe(self._topics.record(name)) for name in page])
         headers = []
