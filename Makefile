@@ -16,6 +16,7 @@
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
 #                      (WORKLOAD=groups: consumers that die, too; WORKLOAD=transactions: drivers of sinks)
 # make cluster-life  one node becomes five under load, two are drained, one dies, the rest are restarted: always served
+# make cluster-upgrade  nodes of the last release become nodes of this program, one by one, under load; and back, while they may
 # make steer-deps  what steering with XDP needs, where packages may be installed (Debian, as root)
 # make log-damage  each kind of file of a folder damaged in each way: nothing may be missing without a word
 # make spark-faults  Spark's driver and nodes killed while it copies a topic: each record must be there once
@@ -126,6 +127,11 @@ cluster-faults: .venv/.core
 # The life of a cluster from its first node on, with a timeline; `OPTIONS="--topics 20 --most-p99 3"`: see its head.
 cluster-life: .venv/.core
 	$(BIN)/python -m tests.cluster.life $(OPTIONS)
+
+# The program in tests/cluster/upgrade/OLDER, built from git, beside this one; `OPTIONS="--topics 3"`: see its head.
+.PHONY: cluster-upgrade
+cluster-upgrade: .venv/.core
+	$(BIN)/python -m tests.cluster.upgrade $(OPTIONS)
 
 # A driver of Spark that is killed KILLS times while it copies a topic, and nodes with it: each record once.
 spark-faults: .venv/.spark java

@@ -346,14 +346,14 @@ class Controller(Process):
         if self.group is None or self.boot.node not in self.group.catalog.state().nodes:
             # Ask again later. Also while a founder has not registered yet: the joining node would be given
             # the founder's replica id, and lead a second group of the same name.
-            return msgspec.msgpack.encode(JoinAnswer())
+            return encoded(JoinAnswer())
         assert self.cluster_id is not None
         answer = await self.service.ask(NodeRequest(join.record, join.former))
         result = answer.result
         if result is None:
-            return msgspec.msgpack.encode(JoinAnswer())
+            return encoded(JoinAnswer())
         if not result.ok or result.node is None:
-            return msgspec.msgpack.encode(JoinAnswer(refused=f"{result.outcome}: {result.detail}"))
+            return encoded(JoinAnswer(refused=f"{result.outcome}: {result.detail}"))
         self._reconcile_now.set()
         replica = self.group.replica
         return encoded(

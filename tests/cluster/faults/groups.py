@@ -37,7 +37,8 @@ COMMIT_EVERY = 5
 class Crowd:
     """The members, and who is among the living; a dead one is followed by another."""
 
-    def __init__(self, urls: Sequence[str], rng: random.Random) -> None:
+    def __init__(self, urls: Sequence[str], rng: random.Random, *, topic: str = TOPIC) -> None:
+        self.topic = topic
         self.all: list[MemberProcess] = []
         self.happened: Counter[str] = Counter()
         # When each was killed, and which partitions it was reading then.
@@ -50,7 +51,7 @@ class Crowd:
 
     def join(self) -> None:
         """One more."""
-        member = MemberProcess(self._urls, TOPIC, GROUP, session_s=SESSION_S, every=COMMIT_EVERY)
+        member = MemberProcess(self._urls, self.topic, GROUP, session_s=SESSION_S, every=COMMIT_EVERY)
         self.all.append(member)
         self._living.append(member)
 
@@ -181,7 +182,7 @@ async def run_groups(
                 crowd.join()
                 workload.check_alive()
                 wrong += await settle(cluster, workload)
-                ends = await _read_to_the_end(cluster.urls, crowd)
+                ends = await read_to_the_end(cluster.urls, crowd)
                 sentences = crowd.wrong(ends)
             except Exception:  # noqa: BLE001 - whatever it is: the history up to here is told and kept
                 failure = traceback.format_exc()
@@ -195,10 +196,10 @@ async def run_groups(
     return sound and not sentences
 
 
-async def _read_to_the_end(urls: Sequence[str], crowd: Crowd) -> dict[int, int]:
+async def read_to_the_end(urls: Sequence[str], crowd: Crowd) -> dict[int, int]:
     """Where the partitions end, when the members were given all of it, or had time to."""
     async with laminar.aio.connect(urls) as client:
-        ends = await client.topic(TOPIC).offsets("latest")
+        ends = await client.topic(crowd.topic).offsets("latest")
     deadline = time.monotonic() + CONVERGE_S
     while time.monotonic() < deadline:
         if len(crowd.given()) >= sum(ends.values()):

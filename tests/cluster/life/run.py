@@ -12,9 +12,10 @@ import random
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -289,23 +290,34 @@ async def live(life: Life) -> None:
     await life.converge("the wanted set")
 
 
-async def run_life(folder: Path, plan: Plan, *, seed: int) -> bool:
-    """One life from a single node to its report; return whether every check held."""
+async def run_life(
+    folder: Path,
+    plan: Plan,
+    *,
+    seed: int,
+    script: Callable[[Any], Awaitable[None]] = live,
+    kind: type[Life] = Life,
+    cluster_kind: type[GrowingCluster] = GrowingCluster,
+    more_settings: Mapping[str, str | int] | None = None,
+) -> bool:
+    """One life from a single node to its report; return whether every check held.
+
+    `script` has its stages, by default those of `make cluster-life`.
+    """
     settings: dict[str, str | int] = {
         "pin": "off",
         "replace_after_ms": plan.replace_after_ms,
         "settle_ms": plan.settle_ms,
         "default_replicas": REPLICAS,
+        **(more_settings or {}),
     }
     history = History(folder / "history.jsonl")
     wrong: list[Violation] = []
     failure = ""
-    with GrowingCluster(
-        folder / "cluster", nodes=plan.nodes, shards=plan.shards, settings=settings
-    ) as cluster:
-        life = Life(cluster, plan, history, seed=seed)
+    with cluster_kind(folder / "cluster", nodes=plan.nodes, shards=plan.shards, settings=settings) as cluster:
+        life = kind(cluster, plan, history, seed=seed)
         try:
-            await live(life)
+            await script(life)
             async with life.stage("all answers, all records, all replicas"):
                 await life.finish_clients()
                 for topic in (*plan.names, COORDINATORS):
@@ -348,7 +360,7 @@ def _tell_figures(life: Life) -> bool:
     )
     operations = life.history.operations
     spans = life.spans
-    calm = spans.get("calm, one node")
+    calm = next((span for what, span in spans.items() if what.startswith("calm")), None)
     before = p99(append_ms(operations, writer="w", from_us=calm[0], to_us=calm[1])) if calm else 0.0
     print(f"{'p99 of appends, ms':>48}  {'times that before':>18}")
     for what, (from_us, to_us) in spans.items():
