@@ -8,6 +8,7 @@ until each node has reported to it, and as long as after a move, because it does
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection
 from typing import Literal
@@ -17,8 +18,9 @@ import msgspec
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.host.clock import Clock
 from laminar.node.host.settings import Settings
-from laminar.node.placement.balance import Decision, Move, allowed_at, decide, obstacle, scores_of, stale_pins
+from laminar.node.placement.balance import Decision, Move, Survey, allowed_at, decide, scores_of, stale_pins
 from laminar.node.placement.load import HOTTEST, Load, LoadReport
+from laminar.node.placement.slices import in_slices
 from laminar.node.placement.wanted import Wanted
 from membership.records import CatalogState
 from membership.requests import PreferLeaders
@@ -80,6 +82,9 @@ class Balancer:
         self._next_ms = 0
         self._paused_until_ms = 0
         self._wanted = Wanted(CatalogState())
+        self._survey = Survey(CatalogState(), self._wanted)
+        self._deciding = asyncio.Lock()
+        self._without_stale_pins: CatalogState | None = None
 
     def take(self, report: LoadReport, group: CatalogGroup) -> None:
         """Keep a node's report in place of its last one."""
@@ -95,12 +100,16 @@ class Balancer:
         if now_ms < self._next_ms or group.catalog.code_version < 1:
             return
         self._next_ms = now_ms + ROUND_MS
-        for lift in stale_pins(group.catalog.state()):
-            result = await group.catalog.change_placement(lift)
-            _log.warning("%s: its pin by the balance is stale: %s", lift.partition, result.outcome)
+        state = group.catalog.state()
+        if self._without_stale_pins is not state:
+            lifts = stale_pins(state)
+            for lift in lifts:
+                result = await group.catalog.change_placement(lift)
+                _log.warning("%s: its pin by the balance is stale: %s", lift.partition, result.outcome)
+            self._without_stale_pins = None if lifts else state
         if not self._threshold:
             return
-        decision = self._decision(group)
+        decision = await self._decision(group)
         above = any(score.value > self._threshold for score in decision.scores.values())
         self._rounds = self._rounds + 1 if above else 0
         hour = self._clock.wall_ms() // _HOUR_MS % 24
@@ -111,7 +120,7 @@ class Balancer:
     async def answer(self, group: CatalogGroup, *, act: bool) -> BalanceAnswer:
         """Return what the balance would do now; with `act` do it, at any hour and in the first round."""
         self._follow_term(group)
-        decision = self._decision(group)
+        decision = await self._decision(group)
         done = act and decision.move is not None and await self._perform(group, decision)
         state = group.catalog.state()
         loads = self._fresh()
@@ -133,15 +142,21 @@ class Balancer:
             ],
         )
 
-    def _decision(self, group: CatalogGroup) -> Decision:
+    async def _decision(self, group: CatalogGroup) -> Decision:
         """Return the move of this round, or why there is none; the scores are there in any case."""
+        async with self._deciding:  # else the survey of another state would change what is wanted meanwhile
+            return await self._decided(group)
+
+    async def _decided(self, group: CatalogGroup) -> Decision:
         state, reports, now_ms = group.catalog.state(), self._fresh(), self._clock.monotonic_ms()
-        self._wanted.follow(state)
+        if self._survey.state is not state:
+            self._wanted.follow(state)
+            self._survey = Survey(state, self._wanted)
         self._moved = {key: at for key, at in self._moved.items() if now_ms - at < PARTITION_REST_MS}
         because = "" if self._threshold else OFF
         if not because and group.catalog.code_version < 1:
             because = "the programs of some nodes do not know the commands of placement yet"
-        because = because or obstacle(state, self._wanted, reports, absent=self._absent)
+        because = because or await in_slices(self._survey.obstacle(reports, absent=self._absent))
         if not because and now_ms < self._paused_until_ms:
             rest_s = (self._paused_until_ms - now_ms + 999) // 1000
             because = f"after a move, or a change of this leader, loads are measured first: {rest_s} s more"

@@ -18,12 +18,13 @@ from laminar.node.catalog.voters import next_step
 from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.host.clock import Clock
-from laminar.node.placement.planner import Step, plan
-from laminar.node.placement.preferred_leaders import choose
+from laminar.node.placement.planner import Planner, Step
+from laminar.node.placement.preferred_leaders import choosing
 from laminar.node.placement.presence import Presence
+from laminar.node.placement.slices import SLICE, in_slices
 from laminar.node.placement.wanted import Wanted
 from laminar.node.runtime.boot import Boot
-from membership.catalog import CODE_VERSION
+from membership.catalog import CODE_VERSION, Catalog
 from membership.records import CatalogState
 from membership.requests import AddReplicas, PreferLeaders, RemoveReplica, ReplaceReplica
 
@@ -31,7 +32,7 @@ _log = logging.getLogger("laminar.controller")
 
 NEXT_STEP_S = 0.02
 
-# A pass over all partitions takes some 10 to 20 us for each, so at most a fifth of the time goes into passes.
+# A pass looks at the partitions that changed, at those that need a step, and takes some 10 to 40 us for each.
 LEAST_PAUSE_MS = 200
 PAUSE_MS_PER_PARTITION = 0.1
 
@@ -59,10 +60,11 @@ class LeaderDuties:
         self._balancer = balancer
         self._again = again
         self._presence = Presence()
-        self._wanted = Wanted(CatalogState())
+        self._planner = Planner(Wanted(CatalogState()))
         # What the last pass planned from, if it found nothing to do: the same has nothing to do again.
         self._idle_at: object = None
         self._next_ms = 0
+        self._next_spread_ms = 0
         self._timer: asyncio.TimerHandle | None = None
 
     async def run_pass(self, group: CatalogGroup) -> None:
@@ -73,6 +75,8 @@ class LeaderDuties:
         """
         replica = group.replica
         if not replica.core.is_leader:
+            if self._planner.begun:
+                self._planner = Planner(Wanted(CatalogState()))
             self._presence.forget()
             self._idle_at = None
             return
@@ -109,9 +113,13 @@ class LeaderDuties:
         seen = (state.version, catalog.code_version, frozenset(gone), frozenset(settled), frozenset(present))
         if self._idle_at == (seen, voting) or self._too_soon(now_ms):
             return
-        self._next_ms = now_ms + int(max(LEAST_PAUSE_MS, PAUSE_MS_PER_PARTITION * len(state.partitions)))
-        self._wanted.follow(state, unfit=gone)
-        steps = plan(state, self._wanted, gone=gone, present=present, settled=settled, voting=voting)
+        planner = self._planner
+        planner.follow(state, gone=gone, present=present, settled=settled)
+        while planner.look(SLICE):
+            await asyncio.sleep(0)
+            planner.follow(catalog.state(), gone=gone, present=present, settled=settled)
+        self._next_ms = now_ms + int(max(LEAST_PAUSE_MS, PAUSE_MS_PER_PARTITION * planner.waiting))
+        steps = planner.steps(voting=voting)
         done = 0
         for step in steps:
             if isinstance(step, ReplaceReplica):
@@ -131,12 +139,33 @@ class LeaderDuties:
                 result.detail or _what(step),
             )
         if catalog.code_version >= 1:
-            chosen = choose(catalog.state(), unfit=gone)
+            chosen = await self._leaders(catalog, gone=gone, now_ms=now_ms)
             if chosen:
                 result = await catalog.change_placement(PreferLeaders(chosen))
                 done += result.outcome == "updated"
+            done += chosen is None
         # A refused step is an entry of the log as well: it is not repeated until something has changed.
         self._idle_at = None if done else (seen, voting)
+
+    async def _leaders(self, catalog: Catalog, *, gone: set[str], now_ms: int) -> dict[str, str] | None:
+        """Return the preferred leaders to be changed; None if that is to be found out at a later pass.
+
+        A new partition gets one at once. Whether changes of several would spread them better takes a look at
+        all partitions, so it is asked less often where there are many.
+        """
+        leaders = self._planner.leaders
+        missing = leaders.missing()
+        if missing or not leaders.uneven():
+            return missing
+        if now_ms < self._next_spread_ms:
+            self._call_again(self._next_spread_ms - now_ms)
+            return None
+        state = catalog.state()
+        pause_ms = max(LEAST_PAUSE_MS, PAUSE_MS_PER_PARTITION * len(state.partitions))
+        self._next_spread_ms = now_ms + int(pause_ms)
+        chosen = await in_slices(choosing(state, unfit=gone))
+        now = catalog.state().partitions
+        return {key: node for key, node in chosen.items() if now.get(key) is state.partitions[key]}
 
     def _change_voters(self, group: CatalogGroup, *, gone: set[str], absent: set[str]) -> bool:
         """Take group 0's configuration one step further; return whether there was one to take."""
@@ -165,11 +194,17 @@ class LeaderDuties:
         """Return whether the last pass over all partitions was just now; then call for another one later."""
         if now_ms >= self._next_ms:
             return False
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(
-                (self._next_ms - now_ms) / 1000, self._when_due
-            )
+        self._call_again(self._next_ms - now_ms)
         return True
+
+    def _call_again(self, pause_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + pause_ms / 1000
+        if self._timer is not None and self._timer.when() <= due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(due, self._when_due)
 
     def _when_due(self) -> None:
         self._timer = None

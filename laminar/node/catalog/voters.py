@@ -76,8 +76,8 @@ def next_step(
         for replica_id, name in current.voters:
             if name in draining and not waiting and majority_active(without := current.without(replica_id)):
                 return without
-    if (spare is not None or votes > wanted) and not too_many_gone(state, gone, voting=voting):
+    if spare is not None or votes > wanted:
         for replica_id, name in current.voters:
             if name in unfit and majority_active(without := current.without(replica_id)):
-                return without
+                return without if not too_many_gone(state, gone, voting=voting) else None
     return None

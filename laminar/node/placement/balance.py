@@ -16,13 +16,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from laminar.node.placement.load import Load, LoadReport, PartitionLoad, Score, Scores, amount
-from laminar.node.placement.wanted import Wanted, belonging_weights, in_order, wanted_number, zones_of
+from laminar.node.placement.slices import SLICE, whole
+from laminar.node.placement.wanted import Wanted, belonging_weights, wanted_number, zones_of
 from membership.records import CatalogState, PartitionRecord, Pin
 from membership.requests import PinPartition, PreferLeaders
 
@@ -67,16 +68,48 @@ def obstacle(
     state: CatalogState, wanted: Wanted, reports: Mapping[str, LoadReport], *, absent: Collection[str]
 ) -> str:
     """Return why nothing may move now; "" if it may. `reports` are those that are new enough."""
-    belonging = belonging_weights(state).keys()
-    # A node that is drained and stopped has nothing to do with any load.
-    holding = {each.node for partition in state.partitions.values() for each in partition.replicas}
-    missing = sorted(set(absent) & (belonging | holding))
-    if missing:
-        return f"nodes are absent: {', '.join(missing)}"
-    silent = sorted(belonging - reports.keys())
-    if silent:
-        return f"no load is reported yet by {', '.join(silent)}"
-    for key, partition in in_order(state):
+    return whole(Survey(state, wanted).obstacle(reports, absent=absent))
+
+
+class Survey:
+    """What is known of the partitions of one state; each is looked at once, however often it is asked."""
+
+    def __init__(self, state: CatalogState, wanted: Wanted) -> None:
+        self.state = state
+        self._wanted = wanted
+        self._done = False
+        self._holding: set[str] = set()
+        self._unfinished = ""
+
+    def obstacle(
+        self, reports: Mapping[str, LoadReport], *, absent: Collection[str]
+    ) -> Generator[None, None, str]:
+        """Do what `obstacle` does, in slices."""
+        belonging = belonging_weights(self.state).keys()
+        yield from self._look()
+        # A node that is drained and stopped has nothing to do with any load.
+        missing = sorted(set(absent) & (belonging | self._holding))
+        if missing:
+            return f"nodes are absent: {', '.join(missing)}"
+        silent = sorted(belonging - reports.keys())
+        if silent:
+            return f"no load is reported yet by {', '.join(silent)}"
+        return self._unfinished
+
+    def _look(self) -> Generator[None, None, None]:
+        if self._done:
+            return
+        first = ""
+        for number, (key, partition) in enumerate(self.state.partitions.items(), 1):
+            if number % SLICE == 0:
+                yield
+            self._holding.update(each.node for each in partition.replicas)
+            why = "" if first and key > first else self._why_unfinished(key, partition)
+            if why:
+                first, self._unfinished = key, why
+        self._done = True
+
+    def _why_unfinished(self, key: str, partition: PartitionRecord) -> str:
         held = {each.node for each in partition.replicas}
         if (
             partition.state != "live"
@@ -86,11 +119,11 @@ def obstacle(
             return f"replicas of {key} are being made or moved"
         if any(each.lost or each.abandoned for each in partition.replicas):
             return f"{key} has lost a replica"
-        if len(held) < wanted_number(state, partition):
+        if len(held) < wanted_number(self.state, partition):
             return f"{key} has fewer replicas than it should have"
-        if held != set(wanted.nodes(partition)):
+        if held != set(self._wanted.nodes(partition)):
             return f"{key} is not on the nodes that it should be on"
-    return ""
+        return ""
 
 
 def decide(
@@ -151,14 +184,22 @@ def stale_pins(state: CatalogState) -> list[PinPartition]:
     weights = belonging_weights(state)
     return [
         PinPartition(key, partition.version, None)
-        for key, partition in in_order(state)
+        for key, partition in _pinned(state)
         if partition.pin is not None
-        and partition.pin.owner == OWNER
         and (
             len(partition.pin.nodes) != state.topics[partition.topic].replicas
             or not weights.keys() >= set(partition.pin.nodes)
         )
     ]
+
+
+def _pinned(state: CatalogState) -> list[tuple[str, PartitionRecord]]:
+    """Return the partitions with a pin of `OWNER`, in the order of their keys."""
+    return sorted(
+        (key, partition)
+        for key, partition in state.partitions.items()
+        if partition.pin is not None and partition.pin.owner == OWNER
+    )
 
 
 def allowed_at(hours: str, hour: int) -> bool:
@@ -252,7 +293,7 @@ class _Round:
             if each.leads and held_by in self._holders(each.partition):
                 yield each
         reported = {each.partition for each in self._reports[node].partitions}
-        for key, partition in in_order(self._state):
+        for key, partition in self._state.partitions.items():
             others = key not in reported and key not in self._resting
             if others and partition.preferred_leader == node and held_by in self._holders(key):
                 yield PartitionLoad(key, leads=True, load=Load())
@@ -302,8 +343,8 @@ class _Round:
     def lift(self, threshold: float) -> _Option | None:
         """Return the lift of the first pin of ours without which the nodes stay well below the threshold."""
         limit = threshold - LIFT_MARGINS * MARGIN
-        for key, partition in in_order(self._state):
-            if partition.pin is None or partition.pin.owner != OWNER or key in self._resting:
+        for key, partition in _pinned(self._state):
+            if key in self._resting:
                 continue
             after = self._after_lift(key, partition)
             if after <= limit:

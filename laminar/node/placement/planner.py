@@ -24,9 +24,12 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Literal, NamedTuple
 
-from laminar.node.placement.wanted import Wanted, wanted_number
+from laminar.node.placement.preferred_leaders import Leaders
+from laminar.node.placement.slices import SLICE
+from laminar.node.placement.wanted import Wanted, belonging_weights, wanted_number
 from membership.records import CatalogState, PartitionRecord, ReplicaRecord
 from membership.replica_rules import MOST_LEAVING, leaving_by_choice
 from membership.requests import AddReplicas, RemoveReplica, ReplaceReplica
@@ -62,6 +65,46 @@ class Planned(NamedTuple):
     nodes: Sequence[str]
 
 
+class Totals:
+    """What the rules for the whole cluster count of the partitions, kept up partition by partition."""
+
+    def __init__(self) -> None:
+        self.holding: Counter[str] = Counter()
+        """By node, the replicas that it holds or has promised to hold."""
+        self.decided: Counter[str] = Counter()
+        """By node, the replicas that an operator has abandoned."""
+        self.filling: Counter[str] = Counter()
+        """By node, the new replicas of live partitions that are not made yet."""
+        self.moving = 0
+        """Partitions of which a replica leaves by choice."""
+
+    def add(self, partition: PartitionRecord, number: int = 1) -> None:
+        """Count a partition; with -1 count it no longer."""
+        leaving = [each.replica for each in partition.leaving]
+        for each in partition.replicas:
+            # An abandoned replica is gone for good: its node holds nothing of it that counts.
+            if not each.abandoned:
+                self.holding[each.node] += number
+            if not each.made and partition.state == "live":
+                self.filling[each.node] += number
+        for each in leaving:
+            self.holding[each.node] += number
+        for each in (*partition.replicas, *partition.removed, *leaving):
+            if each.abandoned:
+                self.decided[each.node] += number
+        if any(each.why == "moved" for each in partition.leaving):
+            self.moving += number
+
+    def too_many_gone(
+        self, state: CatalogState, gone: Collection[str], *, voting: Collection[str] = ()
+    ) -> bool:
+        """Return whether too many nodes are gone for an automatic step (`too_many_gone`)."""
+        holding = {*voting, *(+self.holding)}
+        abandoned = (set(gone) - holding) | (set(gone) & set(+self.decided))
+        counted = state.nodes.keys() - abandoned
+        return GONE_PART * len(counted & set(gone)) > len(counted)
+
+
 def too_many_gone(state: CatalogState, gone: Collection[str], *, voting: Collection[str] = ()) -> bool:
     """Return whether too many nodes are gone for an automatic step.
 
@@ -69,17 +112,10 @@ def too_many_gone(state: CatalogState, gone: Collection[str], *, voting: Collect
     does not prevent the replacements of today. Nor does a node count of which an operator has abandoned a
     replica: that decision says that it is gone for good. `voting`: the nodes of the catalog's voters.
     """
-    holding = set(voting)
-    decided: set[str] = set()
+    totals = Totals()
     for partition in state.partitions.values():
-        # An abandoned replica is gone for good: its node holds nothing of it that counts.
-        holding.update(replica.node for replica in partition.replicas if not replica.abandoned)
-        holding.update(each.replica.node for each in partition.leaving)
-        decided.update(each.node for each in (*partition.replicas, *partition.removed) if each.abandoned)
-        decided.update(each.replica.node for each in partition.leaving if each.replica.abandoned)
-    abandoned = (set(gone) - holding) | (set(gone) & decided)
-    counted = state.nodes.keys() - abandoned
-    return GONE_PART * len(counted & set(gone)) > len(counted)
+        totals.add(partition)
+    return totals.too_many_gone(state, gone, voting=voting)
 
 
 def plan(
@@ -96,29 +132,94 @@ def plan(
     `wanted` answers for `state` without the nodes in `gone`. `gone` have been absent for long, `present` are
     seen now, `settled` have been seen for a while and may get replicas. `voting` as in `too_many_gone`.
     """
-    if gone and too_many_gone(state, gone, voting=voting):
-        return []
-    planner = _Planner(state, wanted, gone=set(gone), present=set(present), settled=set(settled) - set(gone))
-    found = [
-        planned
-        for key, partition in state.partitions.items()
-        if (planned := planner.step(key, partition)) is not None
-    ]
-    found.sort(key=lambda planned: (planned.precedence, planned.step.partition))
-    return planner.within_budgets(found)
+    planner = Planner(wanted)
+    planner.follow(state, gone=gone, present=present, settled=settled)
+    while planner.look(SLICE):
+        pass
+    return planner.steps(voting=voting)
 
 
-class _Planner:
-    """One round of planning."""
+class Planner:
+    """The steps of `plan` for one state after the other; only partitions that changed are looked at again.
 
-    def __init__(
-        self, state: CatalogState, wanted: Wanted, *, gone: set[str], present: set[str], settled: set[str]
-    ) -> None:
-        self._state = state
+    `follow` names the state, `look` works off a slice of what is to be looked at, and then `steps` are those
+    to begin now. `wanted` is brought up to each state here.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
-        self._gone = gone
-        self._present = present
-        self._settled = settled
+        self._state = CatalogState()
+        self._gone: frozenset[str] = frozenset()
+        self._present: frozenset[str] = frozenset()
+        self._settled: frozenset[str] = frozenset()
+        self._nodes: object = None
+        self.leaders = Leaders()
+        self._totals = Totals()
+        self._looked_at: dict[str, PartitionRecord] = {}
+        self._pending: dict[str, None] = {}
+        self._found: dict[str, Planned] = {}
+
+    # -- one state after the other -------------------------------------------------------
+
+    def follow(
+        self,
+        state: CatalogState,
+        *,
+        gone: Collection[str],
+        present: Collection[str],
+        settled: Collection[str],
+    ) -> None:
+        """Plan for `state` from now on. What the rules read of the nodes, if it changed, concerns all."""
+        nodes = {
+            name: (node.store_id, node.draining, node.rolled_back, node.effective_weight, node.effective_zone)
+            for name, node in state.nodes.items()
+        }
+        seen = (nodes, frozenset(gone), frozenset(present), frozenset(settled) - frozenset(gone))
+        before, self._state = self._state, state
+        if seen != (self._nodes, self._gone, self._present, self._settled):
+            self._nodes, self._gone, self._present, self._settled = seen
+            self._pending |= dict.fromkeys(state.partitions)
+            self.leaders.begin(belonging_weights(state, unfit=gone))
+        self._wanted.follow(state, unfit=gone)
+        self._pending |= dict.fromkeys(state.partitions.changes_since(before.partitions))
+        for topic, record in state.topics.changes_since(before.topics).items():
+            if record is not None:
+                self._pending |= {f"{topic}/{number}": None for number in range(record.partitions)}
+
+    def look(self, number: int) -> bool:
+        """Look at so many partitions at most; return whether there are more."""
+        for key in list(islice(self._pending, number)):
+            del self._pending[key]
+            self._found.pop(key, None)
+            known, partition = self._looked_at.pop(key, None), self._state.partitions.get(key)
+            self.leaders.look(key, partition)
+            if known is not None:
+                self._totals.add(known, -1)
+            if partition is not None:
+                self._looked_at[key] = partition
+                self._totals.add(partition)
+                planned = self.step(key, partition)
+                if planned is not None:
+                    self._found[key] = planned
+        return bool(self._pending)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a state was followed."""
+        return self._nodes is not None
+
+    @property
+    def waiting(self) -> int:
+        """How many partitions need a step."""
+        return len(self._found)
+
+    def steps(self, *, voting: Collection[str] = ()) -> list[Step]:
+        """Return the steps to begin now; every partition was looked at. `voting` as in `too_many_gone`."""
+        assert not self._pending
+        if self._gone and self._totals.too_many_gone(self._state, self._gone, voting=voting):
+            return []
+        found = sorted(self._found.values(), key=lambda planned: (planned.precedence, planned.step.partition))
+        return self.within_budgets(found)
 
     # -- one partition -------------------------------------------------------------------
 
@@ -245,17 +346,7 @@ class _Planner:
 
     def within_budgets(self, found: Sequence[Planned]) -> list[Step]:
         """Return the steps that may begin beside those that are under way."""
-        filling = Counter(
-            replica.node
-            for partition in self._state.partitions.values()
-            if partition.state == "live"
-            for replica in partition.replicas
-            if not replica.made
-        )
-        moving = sum(
-            any(each.why == "moved" for each in partition.leaving)
-            for partition in self._state.partitions.values()
-        )
+        filling, moving = self._totals.filling.copy(), self._totals.moving
         steps: list[Step] = []
         for precedence, step, nodes in found:
             voluntary = precedence >= Precedence.DRAIN

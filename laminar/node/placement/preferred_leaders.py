@@ -10,9 +10,10 @@ matching). Leaders hand over by themselves (`laminar.node.shard`).
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
 
-from laminar.node.placement.wanted import belonging_weights, in_order
+from laminar.node.placement.slices import SLICE, whole
+from laminar.node.placement.wanted import belonging_weights
 from membership.records import CatalogState, PartitionRecord
 from router import partition_hash, rank
 
@@ -25,35 +26,107 @@ def choose(state: CatalogState, *, unfit: Collection[str] = ()) -> dict[str, str
 
     `unfit` are nodes that have been gone for long. Partitions whose replicas are all unfit are left alone.
     """
+    return whole(choosing(state, unfit=unfit))
+
+
+def choosing(state: CatalogState, *, unfit: Collection[str] = ()) -> Generator[None, None, dict[str, str]]:
+    """Do what `choose` does, in slices."""
     weights = belonging_weights(state, unfit=unfit)
     spread = _Spread(weights)
     changed: dict[str, str] = {}
     unassigned = []
-    for key, partition in in_order(state):
-        candidates = [
-            each.node
-            for each in partition.replicas
-            if each.made and not each.lost and not each.abandoned and each.node in weights
-        ]
+    for number, (key, partition) in enumerate(state.partitions.items(), 1):
+        if number % SLICE == 0:
+            yield
+        candidates = _candidates(partition, weights)
         if not candidates:
             continue
-        if partition.preferred_leader in candidates:
-            spread.assign(key, candidates, partition.preferred_leader)
-        elif not partition.preferred_leader and not all(each.made for each in partition.replicas):
-            spread.count(candidates[0])  # it grows, and is led where it is until then
-        else:
+        leader = _leader(partition, candidates)
+        if not leader:
             unassigned.append((key, partition, candidates))
+        elif leader == partition.preferred_leader:
+            spread.assign(key, candidates, leader)
+        else:
+            spread.count(leader)
+    unassigned.sort(key=lambda each: each[0])
     for key, partition, candidates in unassigned:
         if len(changed) >= MOST_CHANGES:
             break
         changed[key] = spread.least(_by_rank(partition, candidates, weights))
         spread.assign(key, candidates, changed[key])
     while len(changed) < MOST_CHANGES:
-        moved = spread.improve()
+        moved = yield from spread.improve()
         if not moved:
             break
         changed.update(moved)
     return {key: node for key, node in changed.items() if state.partitions[key].preferred_leader != node}
+
+
+class Leaders:
+    """How many partitions each node is to lead, kept up partition by partition (`look`).
+
+    Finds at once what a new partition needs, and whether `choosing` might improve the spread.
+    """
+
+    def __init__(self) -> None:
+        self._weights: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+        self._counted: dict[str, str] = {}
+        self._without: dict[str, PartitionRecord] = {}
+
+    def begin(self, weights: Mapping[str, float]) -> None:
+        """Begin again with these nodes: all partitions are looked at next."""
+        self._weights = dict(weights)
+        self._counts = dict.fromkeys(weights, 0)
+        self._counted, self._without = {}, {}
+
+    def look(self, key: str, partition: PartitionRecord | None) -> None:
+        """Count a partition as it is now; None: it is gone."""
+        self._without.pop(key, None)
+        counted = self._counted.pop(key, None)
+        if counted is not None:
+            self._counts[counted] -= 1
+        candidates = [] if partition is None else _candidates(partition, self._weights)
+        if partition is None or not candidates:
+            return
+        leader = _leader(partition, candidates)
+        if leader:
+            self._counts[leader] += 1
+            self._counted[key] = leader
+        else:
+            self._without[key] = partition
+
+    def missing(self) -> dict[str, str]:
+        """Return a leader for each partition that has none, `MOST_CHANGES` at most."""
+        counts, chosen = dict(self._counts), {}
+        for key, partition in sorted(self._without.items())[:MOST_CHANGES]:
+            ranked = _by_rank(partition, _candidates(partition, self._weights), self._weights)
+            chosen[key] = min(ranked, key=lambda node: (counts[node] + 1) / self._weights[node])
+            counts[chosen[key]] += 1
+        return chosen
+
+    def uneven(self) -> bool:
+        """Return whether a node leads more than another one would with one partition more."""
+        least = min(((count + 1) / self._weights[node] for node, count in self._counts.items()), default=0.0)
+        return any(count / self._weights[node] > least for node, count in self._counts.items())
+
+
+def _candidates(partition: PartitionRecord, weights: Mapping[str, float]) -> list[str]:
+    """Return the nodes that may lead a partition."""
+    return [
+        each.node
+        for each in partition.replicas
+        if each.made and not each.lost and not each.abandoned and each.node in weights
+    ]
+
+
+def _leader(partition: PartitionRecord, candidates: Collection[str]) -> str:
+    """Return the node that is to lead a partition; empty if one is to be chosen."""
+    if partition.preferred_leader in candidates:
+        return partition.preferred_leader
+    if not partition.preferred_leader and not all(each.made for each in partition.replicas):
+        return next(iter(candidates))  # it grows, and is led where it is until then
+    return ""
 
 
 def _by_rank(
@@ -86,13 +159,13 @@ class _Spread:
         """Return the node that would lead least for its weight; the first among equals."""
         return min(ranked, key=lambda node: (self._counts[node] + 1) / self._weights[node])
 
-    def improve(self) -> dict[str, str]:
+    def improve(self) -> Generator[None, None, dict[str, str]]:
         """Hand partitions over along one chain from a node that leads too much; return what changed."""
         least = min(((count + 1) / self._weights[node] for node, count in self._counts.items()), default=0.0)
         for node in sorted(self._counts, key=lambda node: -self._load(node)):
             if self._load(node) <= least:
                 break
-            chain = self._chain(node)
+            chain = yield from self._chain(node)
             if chain:
                 return self._hand_over(chain)
         return {}
@@ -100,7 +173,7 @@ class _Spread:
     def _load(self, node: str) -> float:
         return self._counts[node] / self._weights[node]
 
-    def _chain(self, first: str) -> list[tuple[str, str]]:
+    def _chain(self, first: str) -> Generator[None, None, list[tuple[str, str]]]:
         """Return the partitions and their new nodes on the way from `first` to a node that leads too little.
 
         Too little: with one partition more it would still lead less for its weight than `first` does now.
@@ -110,7 +183,9 @@ class _Spread:
         queue = deque([first])
         while queue:
             node = queue.popleft()
-            for key in self._led[node]:
+            for number, key in enumerate(self._led[node], 1):
+                if number % SLICE == 0:
+                    yield
                 for other in self._candidates[key]:
                     if other == first or other in came:
                         continue

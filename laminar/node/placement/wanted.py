@@ -14,11 +14,6 @@ from membership.records import CatalogState, PartitionRecord
 from router import partition_hash, place
 
 
-def in_order(state: CatalogState) -> list[tuple[str, PartitionRecord]]:
-    """Return the partitions with their keys in the order of topics and numbers."""
-    return sorted(state.partitions.items(), key=lambda item: (item[1].topic, item[1].number))
-
-
 def belonging_weights(state: CatalogState, *, unfit: Collection[str] = ()) -> dict[str, float]:
     """Return, by node, the weights of the nodes that belong, without those in `unfit`."""
     return {

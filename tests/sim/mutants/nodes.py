@@ -137,7 +137,7 @@ NODES = [
     ),
     case(
         "an only replica that is lost gets its new place where it cannot be made",
-        "laminar.node.placement.planner:_Planner._place_for",
+        "laminar.node.placement.planner:Planner._place_for",
         "if not others and len(free) > 1 and replica.node in free:",
         "if False:",
         tests=LOST_MANIFESTS,

@@ -13,8 +13,8 @@ DUTIES = ("tests/sim/test_placement_worlds.py::test_a_node_that_comes_and_goes_m
 ENABLED = ("tests/sim/test_placement_worlds.py::test_a_command_waits_until_every_program_knows_it",)
 
 _PLANNER = "laminar.node.placement.planner:"
-_STEP = _PLANNER + "_Planner.step"
-_BUDGETS = _PLANNER + "_Planner.within_budgets"
+_STEP = _PLANNER + "Planner.step"
+_BUDGETS = _PLANNER + "Planner.within_budgets"
 _WANTED = "laminar.node.placement.wanted:"
 _PRESENCE = "laminar.node.placement.presence:Presence."
 _RULES = "membership.placement_rules:"
@@ -33,9 +33,9 @@ _MUTANTS = (
     ),
     (
         "voluntary steps get their share before replacements",
-        _PLANNER + "plan",
-        "found.sort(key=lambda planned: planned.precedence)",
-        "found.sort(key=lambda planned: -planned.precedence)",
+        _PLANNER + "Planner.steps",
+        "key=lambda planned: (planned.precedence, planned.step.partition)",
+        "key=lambda planned: (-planned.precedence, planned.step.partition)",
         PLANNER,
     ),
     # One step of a partition at a time.
@@ -76,7 +76,7 @@ _MUTANTS = (
     ),
     (
         "a replica is placed on the node that another one of its group is leaving",
-        _PLANNER + "_Planner._place_for",
+        _PLANNER + "Planner._place_for",
         " | {each.node for each in leaving_by_choice(partition)}",
         "",
         PLANNER,
@@ -131,10 +131,10 @@ _MUTANTS = (
         RULES,
     ),
     # Growth comes whole.
-    ("a partition grows by one", _PLANNER + "_Planner._growth", "[:missing]", "[:1]", PLANNER),
+    ("a partition grows by one", _PLANNER + "Planner._growth", "[:missing]", "[:1]", PLANNER),
     (
         "growth does not wait for a node that settles",
-        _PLANNER + "_Planner._growth",
+        _PLANNER + "Planner._growth",
         "if any(node in self._present and node not in self._settled for node in new):",
         "if False:",
         PLANNER,
@@ -149,14 +149,14 @@ _MUTANTS = (
     # Voluntary steps wait for nodes that are absent.
     (
         "a partition loses a replica while one that stays is absent",
-        _PLANNER + "_Planner._shrinking",
+        _PLANNER + "Planner._shrinking",
         "if not all(each.node in self._present for each in partition.replicas if each is not replica):",
         "if False:",
         PLANNER,
     ),
     (
         "a replica moves while another is absent",
-        _PLANNER + "_Planner._move",
+        _PLANNER + "Planner._move",
         " or not held <= self._present",
         "",
         PLANNER,
@@ -278,23 +278,23 @@ _MUTANTS = (
     ),
     (
         "what a restart takes away for a moment is wanted elsewhere",
-        "laminar.node.catalog.leader_duties:LeaderDuties._place",
+        _PLANNER + "Planner.follow",
         "self._wanted.follow(state, unfit=gone)",
         "gone = state.nodes.keys() - present; self._wanted.follow(state, unfit=gone)",
         DUTIES,
     ),
     (
         "replicas are replaced while more than one node in four is gone",
-        _PLANNER + "plan",
-        "if gone and too_many_gone(state, gone, voting=voting):",
+        _PLANNER + "Planner.steps",
+        "if self._gone and self._totals.too_many_gone(self._state, self._gone, voting=voting):",
         "if False:",
         PLANNER,
     ),
     (
         "a node that died a year ago prevents the replacements of today",
-        _PLANNER + "too_many_gone",
-        "abandoned = (set(gone) - holding) | (set(gone) & decided)",
-        "abandoned = set(gone) & decided",
+        _PLANNER + "Totals.too_many_gone",
+        "abandoned = (set(gone) - holding) | (set(gone) & set(+self.decided))",
+        "abandoned = set(gone) & set(+self.decided)",
         VOTERS,
     ),
     # Budgets.
@@ -314,7 +314,7 @@ _MUTANTS = (
     ),
     (
         "moves that are under way do not count",
-        _BUDGETS,
+        _PLANNER + "Totals.add",
         'any(each.why == "moved" for each in partition.leaving)',
         "False",
         PLANNER,
@@ -352,28 +352,28 @@ _MUTANTS = (
     (
         "what a removed node would have to report is waited for",
         _RULES + "remove_node",
-        "tombstones=_without_store(state, node.store_id)",
+        "tombstones=state.tombstones.changed(_without_store(state, node.store_id))",
         "tombstones=state.tombstones",
         RULES,
     ),
     # Preferred leaders.
     (
         "a partition's leader is chosen anew each time",
-        _LEADERS + "choose",
+        _LEADERS + "_leader",
         "if partition.preferred_leader in candidates:",
         "if False:",
         LEADERS,
     ),
     (
         "a replica that is not made is preferred",
-        _LEADERS + "choose",
+        _LEADERS + "_candidates",
         "if each.made and not each.lost",
         "if not each.lost",
         LEADERS,
     ),
     (
         "a replica that is lost is preferred",
-        _LEADERS + "choose",
+        _LEADERS + "_candidates",
         "if each.made and not each.lost",
         "if each.made",
         LEADERS,
@@ -394,7 +394,7 @@ _MUTANTS = (
     ),
     (
         "one choice of leaders has no bound",
-        _LEADERS + "choose",
+        _LEADERS + "choosing",
         "if len(changed) >= MOST_CHANGES:",
         "if False:",
         LEADERS,

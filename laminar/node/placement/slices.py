@@ -1,0 +1,36 @@
+"""Work over all partitions in slices, so that a controller's loop also answers the probes of other nodes.
+
+Such work is a generator that yields after each slice and returns its result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+SLICE = 500
+"""Partitions of a slice: one takes 10 to 40 us."""
+
+
+def whole(work: Generator[None, None, Result]) -> Result:
+    """Do all work at once and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+async def in_slices(work: Generator[None, None, Result]) -> Result:
+    """Do the work with a turn of the loop after each slice, and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        await asyncio.sleep(0)
