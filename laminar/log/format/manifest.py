@@ -50,6 +50,7 @@ ManifestChange = Mapping[int, ReplicaEntry | None]
 """By the key of an entry (`Manifest.by_key`), what it becomes; None for one that goes."""
 
 _Content = list[ReplicaEntry] | Unknown
+_encoder = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[_Content] = msgspec.msgpack.Decoder(_Content)
 
 
@@ -70,6 +71,8 @@ class Manifest:
     def __init__(self, disk: Disk, directory: str) -> None:
         self._document = Document(disk, directory, "manifest")
         self._by_key: dict[int, ReplicaEntry] = {}
+        # The same, encoded: of 10,000 entries a change then encodes one, and copies the others.
+        self._encoded: dict[int, bytes] = {}
         self._by_group: dict[bytes, ReplicaEntry] = {}
         self._unmade: dict[int, ReplicaEntry] = {}
         self.known = True
@@ -121,24 +124,51 @@ class Manifest:
 
         `known` and `set_aside` stay as they are if not given.
         """
-        entries = list(entries)
+        by_key = {_key_of(entry): entry for entry in entries}
+        assert len(by_key) == len(entries), f"{len(entries)} entries with {len(by_key)} ids"
         known = self.known if known is None else known
         set_aside = self.set_aside if set_aside is None else set_aside
-        content = entries if known else Unknown(entries=entries, set_aside=set_aside)
+        content = list(entries) if known else Unknown(entries=list(entries), set_aside=set_aside)
         self._document.write(msgspec.msgpack.encode(content))
         self._take(entries)
         self.known, self.set_aside, self.written = known, set_aside, True
 
     def change(self, changes: ManifestChange, *, known: bool | None = None) -> None:
         """Change, add and remove some entries; durable on return. `known` as in `replace`."""
-        after = {**self._by_key, **changes}
-        self.replace([entry for entry in after.values() if entry is not None], known=known)
+        if not self.known or known is False:
+            after = {**self._by_key, **changes}
+            self.replace([entry for entry in after.values() if entry is not None], known=known)
+            return
+        encoded = dict(self._encoded)
+        for key, entry in changes.items():
+            if entry is None:
+                encoded.pop(key, None)
+            else:
+                encoded[key] = _encoder.encode(entry)
+        self._document.write(_head_of_array(len(encoded)) + b"".join(encoded.values()))
+        self._encoded, self.written = encoded, True
+        for key, entry in changes.items():
+            before = self._by_key.pop(key, None) if entry is None else self._by_key.get(key)
+            if before is not None and self._by_group.get(before.group) is before:
+                del self._by_group[before.group]
+            self._unmade.pop(key, None)
+            if entry is not None:
+                self._by_key[key] = self._by_group[entry.group] = entry
+                if entry.state != "made":
+                    self._unmade[key] = entry
 
     def _take(self, entries: Sequence[ReplicaEntry]) -> None:
         self._by_key = {_key_of(entry): entry for entry in entries}
+        self._encoded = {key: _encoder.encode(entry) for key, entry in self._by_key.items()}
         self._by_group = {entry.group: entry for entry in entries}
-        self._unmade = {_key_of(entry): entry for entry in entries if entry.state != "made"}
-        assert len(self._by_key) == len(entries), f"{len(entries)} entries with {len(self._by_key)} ids"
+        self._unmade = {key: entry for key, entry in self._by_key.items() if entry.state != "made"}
+
+
+def _head_of_array(length: int) -> bytes:
+    """Return the head of a msgpack array, as `msgspec` writes it."""
+    if length < 16:
+        return bytes([0x90 | length])
+    return b"\xdc" + length.to_bytes(2) if length < 1 << 16 else b"\xdd" + length.to_bytes(4)
 
 
 def _key_of(entry: ReplicaEntry) -> int:

@@ -77,7 +77,8 @@ class Lagging:
         offers = []
         for partition in list(partitions):
             replica = partition.replica
-            if not replica.leading or replica.failure is not None:
+            # Most are led elsewhere, or have no other replica: looking at these must cost next to nothing.
+            if not replica.leading or len(replica.core.progress) <= 1 or replica.failure is not None:
                 continue
             try:
                 offers += self._offers_of(partition)
