@@ -46,20 +46,21 @@ demo: .venv/.spark java
 
 # First all that bears neighbours: four workers, as half of the tests wait for a disk, a timer or a JVM. What takes
 # long begins first, Spark's session is one worker's, and at most two workers run clusters (tests/scheduling.py). Then
-# one at a time what has a load of its own that neighbours may starve, and the documentation, whose ports are fixed.
+# two at a time what has a load of its own that more neighbours may starve, and the documentation, by one of the two,
+# as its ports are fixed.
 # What `make check` runs is left out here. What fails is run once more, alone, and fails the stage also if it passes
 # then, unless tests/unsteady.txt has it: docs/decisions/0011.
 LOADED := tests/cluster/test_demo.py tests/cluster/test_real_faults.py
 CHECKED := tests/test_architecture.py tests/test_wheel.py tests/test_licences.py tests/test_sync_face.py
 MANY := -n 4 --dist loadscope tests $(foreach left,tests/docs $(LOADED) $(CHECKED),--ignore=$(left))
-ALONE := -p no:xdist $(LOADED) tests/docs
+FEW := -n 2 --dist loadscope $(LOADED) tests/docs
 # Spark's queries are short here: Java's second compiler takes more CPU than it saves, half of Spark's.
 test: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 test: .venv/.spark java
 	@# Tests are compiled once, by two at a time, and not by each of four workers. Errors show below.
 	@printf '%s\n' tests/*/ | xargs -n 13 -P 2 $(BIN)/python -m pytest -q -p no:xdist --collect-only >/dev/null 2>&1 || true
 	$(BIN)/python -m tests.stage $(MANY)
-	$(BIN)/python -m tests.stage $(ALONE)
+	$(BIN)/python -m tests.stage $(FEW)
 
 # The same rules with other examples: more of them, from a seed that is drawn and printed (and may be given).
 test-long: .venv/.spark build/fuzz/bin/st java

@@ -14,6 +14,7 @@ from xdist.workermanage import WorkerController
 # Beginnings of paths below tests/: units of half a minute and more of CPU, the longest first. What is not
 # named comes after them, in the order of its path.
 LONGEST = (
+    "docs/",
     "spark/test_executors",
     "spark/",
     "benches/",
@@ -30,9 +31,11 @@ LONGEST = (
     "log/commit/",
     "log/recovery/",
 )
-# One unit, in one worker; but not what starts a Spark of its own.
-TOGETHER = ("spark/",)
+# One unit, in one worker: Spark, and the pages, which name ports. But not what starts a Spark of its own.
+TOGETHER = ("spark/", "docs/")
 APART = ("spark/test_executors",)
+# Each test is a unit: it has its own cluster, and waits most of the time.
+SINGLE = ("cluster/test_real_faults",)
 # Units that start several nodes each: at most so many workers have one at a time.
 CROWDED = ("cluster/", "ebpf/")
 MOST_CROWDED = 2
@@ -53,6 +56,8 @@ class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no t
 
     def _split_scope(self, nodeid: str) -> str:
         path = place(nodeid)
+        if path.startswith(SINGLE):
+            return nodeid
         for folder in TOGETHER:
             if path.startswith(folder) and not path.startswith(APART):
                 return folder

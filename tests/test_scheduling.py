@@ -82,3 +82,12 @@ def test_what_is_named_as_long_is_there() -> None:
     for start in scheduling.LONGEST:
         path = ROOT / "tests" / start
         assert path.is_dir() or list(path.parent.glob(f"{path.name}*.py")), start
+
+
+def test_the_pages_are_one_unit_that_begins_first_and_each_run_under_faults_is_one() -> None:
+    """The second stage: the pages name their ports, so they have one worker; the runs wait, so two may."""
+    begun = run(["cluster/test_real_faults.py", "docs/test_protocol.py", "docs/test_pages.py"], workers=2)
+
+    runs = {f"tests/cluster/test_real_faults.py::test_{number}" for number in range(4)}
+    assert "docs/" == begun[0][0]
+    assert runs == {unit for unit, _ in begun[1:]}
