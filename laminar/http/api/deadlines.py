@@ -53,7 +53,10 @@ STILL_LEADS_CHECK_S = 0.5
 """How often it is checked that a leader that does not answer has not been replaced."""
 
 LOOK_UP_PAUSE_S = 0.02
-"""Pause between two looks for a leader, and between two attempts of a request that a client waits for."""
+"""Longest pause between two looks for a leader, and between two attempts of a request of a client."""
+
+FIRST_LOOK_UP_PAUSE_S = 0.002
+"""The first of these pauses; each is twice the one before. A hand-over takes as long as a few appends."""
 
 STEP_PAUSE_S = 0.05
 """The same for steps of cursors, groups and transactions."""

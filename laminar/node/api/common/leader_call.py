@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from laminar.http.api.deadlines import (
     APPEND_ATTEMPTS_S,
     ELECTION_WAIT_S,
+    FIRST_LOOK_UP_PAUSE_S,
     LOOK_UP_PAUSE_S,
     READ_ATTEMPTS_S,
     STEP_ATTEMPTS_S,
@@ -47,6 +48,7 @@ class RetryPolicy:
     attempts_s: float
     """For how long after the first attempt another may begin, in seconds."""
     pause_s: float
+    """Longest pause before another attempt; the first ones are shorter."""
     repeatable: bool
     """Whether a second attempt is harmless: a read, or a request that the leader recognises."""
     conclude: Conclusion
@@ -130,6 +132,7 @@ class LeaderCall:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + policy.attempts_s
         unknown: list[Problem] = []
+        pause_s = min(FIRST_LOOK_UP_PAUSE_S, policy.pause_s)
         while True:
             led = None
             try:
@@ -152,7 +155,8 @@ class LeaderCall:
                     _conclude(policy, unknown, problem)
                 if problem.outcome == "unknown":
                     unknown.append(problem)
-            await asyncio.sleep(policy.pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, policy.pause_s)
 
 
 def _conclude(policy: RetryPolicy, unknown: Sequence[Problem], last: Problem) -> NoReturn:

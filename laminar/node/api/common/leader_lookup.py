@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from laminar.http.api.deadlines import ASK_WHO_LEADS_S, ELECTION_WAIT_S, LOOK_UP_PAUSE_S, STILL_LEADS_CHECK_S
+from laminar.http.api.deadlines import (
+    ASK_WHO_LEADS_S,
+    ELECTION_WAIT_S,
+    FIRST_LOOK_UP_PAUSE_S,
+    LOOK_UP_PAUSE_S,
+    STILL_LEADS_CHECK_S,
+)
 from laminar.http.api.problems import Problem
 from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.services import ShardServices
@@ -86,6 +92,7 @@ class Locator:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
+        pause_s = FIRST_LOOK_UP_PAUSE_S
         while True:
             where = self.known_leader(topic, number)
             if where is not None:
@@ -102,7 +109,8 @@ class Locator:
                     retry_after_ms=300,
                     outcome="not_applied",
                 )
-            await asyncio.sleep(LOOK_UP_PAUSE_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_UP_PAUSE_S)
 
     async def until_leader_changes(
         self, where: ReplicaEndpoint, topic: str, number: int, asking: Coroutine[Any, Any, T]
