@@ -36,17 +36,28 @@ def longest_gaps(operations: Iterable[Operation]) -> list[Gap]:
     return sorted(gaps, key=lambda gap: -gap.ms)
 
 
-def append_ms(operations: Iterable[Operation], *, writer: str, from_us: int, to_us: int) -> list[float]:
-    """Return the sorted times of acknowledged appends of processes `writer...` that began in this span."""
-    return sorted(
-        (each.end_us - each.start_us) / 1000
+def took_ms(append: Operation) -> float:
+    """Return the time of an append that was answered."""
+    assert append.end_us is not None
+    return (append.end_us - append.start_us) / 1000
+
+
+def appends_of(operations: Iterable[Operation], *, writer: str, from_us: int, to_us: int) -> list[Operation]:
+    """Return the acknowledged appends of processes `writer...` that began in this span."""
+    return [
+        each
         for each in operations
         if each.kind == "append"
         and each.outcome == "ok"
         and each.end_us is not None
         and each.process.startswith(writer)
         and from_us <= each.start_us < to_us
-    )
+    ]
+
+
+def append_ms(operations: Iterable[Operation], *, writer: str, from_us: int, to_us: int) -> list[float]:
+    """Return the sorted times of `appends_of`."""
+    return sorted(map(took_ms, appends_of(operations, writer=writer, from_us=from_us, to_us=to_us)))
 
 
 def p99(values: list[float]) -> float:

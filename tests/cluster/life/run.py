@@ -14,6 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from tests.checkers import Fault, History, Violation, check_replicas, check_tran
 from tests.cluster.faults.drivers import Drivers
 from tests.cluster.faults.report import tell, violations_of
 from tests.cluster.faults.workload import Workload, now_us
-from tests.cluster.life.figures import append_ms, longest_gaps, p99
+from tests.cluster.life.causes import CAUSES, Cpu, Probes, causes_of, terms_of
+from tests.cluster.life.figures import append_ms, appends_of, longest_gaps, p99, took_ms
 from tests.cluster.life.growing import PATIENCE_S, Api, GrowingCluster, LifeFailed, until
 from tests.cluster.life.named import NamedWriter
 from tests.cluster.life.placement import fewest_replicas, leaders, misplaced, uneven
@@ -34,6 +36,7 @@ REPLICAS = 3
 COORDINATORS = "_transactions"
 LEADERS_EVEN_S = 60.0
 """Longest time from a rolling restart to leaders that are spread evenly."""
+BUCKETS_MS = (0.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, float("inf"))
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +75,9 @@ class Life:
         self.gone: set[str] = set()
         self.rng = random.Random(seed)
         self.spans: dict[str, tuple[int, int]] = {}
+        self.cpu: dict[str, str] = {}
+        self.probes = Probes(cluster.directory)
+        self.terms: dict[tuple[str, int], list[tuple[int, int]]] = {}
         urls = cluster.urls
         self.workload = Workload(
             history,
@@ -102,12 +108,15 @@ class Life:
         fault = Fault(what=what, nodes=names, start_us=now_us())
         self.happened[what] += 1
         began_s = time.monotonic()
-        self.say(f"{what} {' '.join(names)}".rstrip())
+        name = f"{what} {' '.join(names)}".rstrip()
+        self.say(name)
+        before = Cpu.of(self.cluster)
         try:
             yield
         finally:
             fault.end_us = now_us()
-            self.spans[f"{what} {' '.join(names)}".rstrip()] = (fault.start_us, fault.end_us)
+            self.spans[name] = (fault.start_us, fault.end_us)
+            self.cpu[name] = Cpu.of(self.cluster).since(before)
             self.history.add(fault)
         self.check_alive()
         self.say(f"  done in {time.monotonic() - began_s:.1f} s")
@@ -128,6 +137,7 @@ class Life:
         await self.workload.start()
         self.named.start()
         self.drivers.start()
+        self._probing.append(asyncio.create_task(self.probes.run()))
         for topic in self.plan.names:
             for partition in range(self.plan.partitions):
                 self._probing.append(asyncio.create_task(self._probe(topic, partition)))
@@ -320,8 +330,9 @@ async def run_life(
             await script(life)
             async with life.stage("all answers, all records, all replicas"):
                 await life.finish_clients()
+                urls = [cluster.urls[number] for number in cluster.running()]
+                life.terms = await terms_of(urls, plan.names)
                 for topic in (*plan.names, COORDINATORS):
-                    urls = [cluster.urls[number] for number in cluster.running()]
                     digests = await asyncio.to_thread(committed_digests, urls, topic, timeout=PATIENCE_S)
                     wrong += check_replicas(digests)
         except Exception:  # noqa: BLE001 - whatever it is: the history up to here is told and kept
@@ -350,6 +361,36 @@ def _check_transactions(life: Life) -> list[Violation]:
     return check_transactions(drivers.attempts, drivers.begun, read, ends=ends, committed=drivers.committed)
 
 
+def _tell_stages(life: Life, before_ms: float) -> None:
+    """Print the times of appends in each stage, the causes of the slow ones, and the use of the CPUs."""
+    slow_ms = 3 * before_ms
+    operations = life.history.operations
+    causes = causes_of(operations, life.terms, life.probes)
+    print(
+        f"{'appends: number, p50, p99, most, ms':>72}  times  above {slow_ms:3.0f} ms: {' '.join(CAUSES)}"
+        "  CPU: nodes, client, others; waits: nodes, client"
+    )
+    for what, (from_us, to_us) in life.spans.items():
+        here = appends_of(operations, writer="w", from_us=from_us, to_us=to_us)
+        took = append_ms(here, writer="w", from_us=from_us, to_us=to_us)
+        slow = Counter(causes.get(id(each), "node") for each in here if took_ms(each) > slow_ms)
+        factor = f"{p99(took) / before_ms:.1f}" if before_ms else "-"
+        most, median = (took[-1], took[len(took) // 2]) if took else (0.0, 0.0)
+        counts = " ".join(f"{slow[cause]:6}" for cause in CAUSES)
+        print(
+            f"{what:>38} {len(took):6,} {median:7.1f} {p99(took):8.0f} {most:8.0f}  {factor:>5}"
+            f"         {counts}  {life.cpu[what]}"
+        )
+    every = appends_of(operations, writer="w", from_us=0, to_us=now_us())
+    print(f"{'all by cause; ms from':>45} {' '.join(f'{low:7g}' for low in BUCKETS_MS[:-1])}")
+    for cause in CAUSES:
+        took = sorted(took_ms(each) for each in every if causes.get(id(each), "node") == cause)
+        parts = " ".join(
+            f"{sum(low <= each < high for each in took):7,}" for low, high in pairwise(BUCKETS_MS)
+        )
+        print(f"{cause:>38} {len(took):6,} {parts}")
+
+
 def _tell_figures(life: Life) -> bool:
     """Print figures of the clients' service; return whether they are within the limits of the plan."""
     plan = life.plan
@@ -362,14 +403,17 @@ def _tell_figures(life: Life) -> bool:
     spans = life.spans
     calm = next((span for what, span in spans.items() if what.startswith("calm")), None)
     before = p99(append_ms(operations, writer="w", from_us=calm[0], to_us=calm[1])) if calm else 0.0
-    print(f"{'p99 of appends, ms':>48}  {'times that before':>18}")
-    for what, (from_us, to_us) in spans.items():
-        took = append_ms(operations, writer="w", from_us=from_us, to_us=to_us)
-        factor = f"{p99(took) / before:.1f}" if before else "-"
-        print(f"{what:>38} {p99(took):9.0f}  {factor:>18}  ({len(took):,} appends)")
+    _tell_stages(life, before)
     meanwhile = append_ms(operations, writer="w", from_us=calm[1], to_us=now_us()) if calm else []
     factor_of_all = p99(meanwhile) / before if before else 0.0
     print(f"all after the first calm: p99 {p99(meanwhile):.0f} ms, {factor_of_all:.1f} times that before")
+    full = spans.get("calm, all nodes")
+    if full:
+        # What the changes cost, without what three replicas on all nodes cost beside one on one.
+        calm_ms = p99(append_ms(operations, writer="w", from_us=full[0], to_us=full[1]))
+        changes = p99(append_ms(operations, writer="w", from_us=full[1], to_us=now_us()))
+        factor = f"{changes / calm_ms:.1f}" if calm_ms else "-"
+        print(f"all after the calm of all nodes: p99 {changes:.0f} ms, {factor} times that of this calm")
     gaps = longest_gaps(operations)
     for gap in gaps:
         stage = next((what for what, (a, b) in spans.items() if a <= gap.began_us < b), "between stages")
