@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from laminar.node.catalog.controller import Controller
+from laminar.node.placement.preferred_leaders import transfer
 from laminar.node.placement.wanted import belonging_weights
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS_TOPIC
 from membership.catalog import NotCatalogLeader, NotEnabled, OutcomeUnknown
@@ -24,6 +25,7 @@ from membership.requests import (
     AlterTopic,
     PinPartition,
     PlacementChange,
+    PreferLeaders,
     RemoveNode,
     Result,
 )
@@ -62,6 +64,7 @@ class Administrators:
             (4, self.replicas),
             (3, self.pin),
             (3, self.unpin),
+            (2, self.transfer),
             (3, self.remove),
             (2, self.forget_dead),
             (4, self.two_at_once),
@@ -179,6 +182,14 @@ class Administrators:
         if state is not None and pinned and self._calm():
             key = self.rng.choice(pinned)
             self.ask(PinPartition(key, state.partitions[key].version, None))
+
+    def transfer(self) -> None:
+        """Have another node lead a partition; it may have lost its replica, or its life, by now."""
+        state = self._state()
+        if state is not None and state.partitions:
+            key = self.rng.choice(sorted(state.partitions))
+            replica = self.rng.choice(state.partitions[key].replicas)
+            self.ask(PreferLeaders(transfer(state, key, replica.node)))
 
     def two_at_once(self) -> None:
         """Two commands about the same thing, both decided on what it is now: one of them is refused."""

@@ -158,8 +158,9 @@ class Client:
     async def _append(self, partition: int) -> None:
         rng = self.rng
         sequence = self.sequences[partition]
+        # With the number of keys: an append with a key does not take the producer's next number.
         values = [
-            b"%s/%d/%d/%d " % (self.name.encode(), partition, sequence, place)
+            b"%s/%d/%d/%d/%d " % (self.name.encode(), partition, sequence, self.keys, place)
             + rng.randbytes(rng.randrange(60))
             for place in range(rng.randrange(1, 5))
         ]

@@ -124,7 +124,8 @@ class Cuts:
         topic = state.topics[TOPIC]
         if draining:
             return AlterNode(draining[0].node, draining[0].version, draining=False)
-        if self.rng.random() < 0.2:
+        most = max([topic.replicas, *(len(each.pin.nodes) for each in state.partitions.values() if each.pin)])
+        if self.rng.random() < 0.2 and most < NODES:  # else the drain waits, for ever
             node = self.rng.choice(list(state.nodes.values()))
             return AlterNode(node.node, node.version, draining=True)
         if self.rng.random() < 0.4:

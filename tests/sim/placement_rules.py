@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from laminar.node.placement.preferred_leaders import choose
 from laminar.node.placement.wanted import Wanted, wanted_number
 from membership.records import CatalogState, PartitionRecord
 from membership.replica_rules import MOST_LEAVING
@@ -181,4 +182,28 @@ class PlacementRules:
                 replica = machine.controller.group.replica
                 if replica.replica_id in replica.configuration.voters:
                     wrong.append(f"{machine.name} drains and votes on the catalog")
+        return wrong
+
+    def led_elsewhere(self) -> list[str]:
+        """Which partitions others than their preferred leaders lead, and whose choice is not even, as text.
+
+        All is calm then: each is handed back, and no choice could be better.
+        """
+        state = self.world.catalog()
+        if state is None:
+            return ["the catalog has no leader"]
+        names = {machine.name for machine in self.world.machines.values()}
+        better = choose(state, unfit=state.nodes.keys() - names)
+        wrong = [f"{key}: {node} would be the better choice" for key, node in better.items()]
+        leaders = {
+            f"{topic}/{number}": machine.name
+            for machine in self.world.up
+            for shard in machine.shard_processes
+            for (topic, number), partition in shard.partitions.items()
+            if partition.leads
+        }
+        for key, record in state.partitions.items():
+            leader = leaders.get(key, "no node")
+            if leader != record.preferred_leader:
+                wrong.append(f"{key}: {leader} leads, {record.preferred_leader!r} is preferred")
         return wrong

@@ -147,6 +147,9 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
             lambda: watch.converged(TOPIC, options.partitions, _number(options)),
             at_most_s=60.0,
         ), "healed, but the cluster does not converge: " + _standing(world, watch, TOPIC, options.partitions)
+        assert world.loop.run_until(lambda: not watch.placement.led_elsewhere(), at_most_s=300.0), (
+            f"calm, but not led as preferred: {watch.placement.led_elsewhere()}"
+        )
         if drivers:
             _end_sinks(world, watch, drivers[0])
             outcome.exercised["sinks forgotten"] = _forgotten(watch)

@@ -10,9 +10,10 @@ import pytest
 
 from laminar.node.catalog.controller import Controller
 from laminar.node.catalog.service import TopicRequest
+from laminar.node.placement.preferred_leaders import transfer
 from membership.catalog import NotEnabled
 from membership.records import NodeRecord
-from membership.requests import AlterNode, RemoveNode
+from membership.requests import AlterNode, PreferLeaders, RemoveNode
 from tests.sim.cuts import run_world
 from tests.sim.machine import Machine
 from tests.sim.scene import SOON, Scene
@@ -80,6 +81,35 @@ def ask(own: Scene, change: Any) -> Any:
     assert leader is not None and leader[1].group is not None
     catalog = leader[1].group.catalog
     return world.loop.run_until_complete(catalog.change_placement(change))
+
+
+def test_an_operators_choice_of_a_leader_stands() -> None:
+    """Beside a node that restarts, and though leaders are spread evenly: others are exchanged for it."""
+    own = settled_scene(3, replace_after_ms=15_000, settle_ms=1000)
+    world = own.world
+    leader = world.catalog_leader()
+    assert leader is not None
+    asked = TopicRequest("many", partitions=8, replicas=3, settings={})
+    world.loop.run_until_complete(leader[1].service.ask(asked))
+    assert world.loop.run_until(lambda: not own.watch.placement.led_elsewhere(), at_most_s=60.0)
+    state = world.catalog()
+    assert state is not None
+    former = state.partitions["many/0"].preferred_leader
+    chosen = next(each.node for each in state.partitions["many/0"].replicas if each.node != former)
+    assert ask(own, PreferLeaders(transfer(state, "many/0", chosen))).outcome == "updated"
+
+    def stands() -> bool:
+        now = world.catalog()
+        assert now is not None
+        return now.partitions["many/0"].preferred_leader == chosen
+
+    assert world.loop.run_until(lambda: not own.watch.placement.led_elsewhere() and stands(), at_most_s=60.0)
+    machine = next(each for each in world.up if each.name == chosen)
+    machine.kill()
+    world.loop.run_for(3.0)
+    machine.start()
+    assert world.loop.run_until(lambda: not own.watch.placement.led_elsewhere() and stands(), at_most_s=120.0)
+    world.close()
 
 
 def test_a_node_that_drains_ends_with_nothing_and_may_be_removed() -> None:

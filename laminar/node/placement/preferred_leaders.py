@@ -9,7 +9,7 @@ matching). Leaders hand over by themselves (`laminar.node.shard`).
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Generator, Mapping
 
 from laminar.node.placement.slices import SLICE, whole
@@ -127,6 +127,28 @@ def _leader(partition: PartitionRecord, candidates: Collection[str]) -> str:
     if not partition.preferred_leader and not all(each.made for each in partition.replicas):
         return next(iter(candidates))  # it grows, and is led where it is until then
     return ""
+
+
+def transfer(state: CatalogState, key: str, node: str) -> dict[str, str]:
+    """Return the preferred leaders to be changed so that `node` leads a partition, and goes on doing so.
+
+    If it would lead too many then, the former leader gets one of its partitions in exchange: `choose` finds
+    nothing to change afterwards. Without one that both hold, it may choose again.
+    """
+    weights = belonging_weights(state)
+    former = state.partitions[key].preferred_leader
+    changed = {key: node}
+    if former == node or former not in weights or node not in weights:
+        return changed
+    led = Counter(partition.preferred_leader for partition in state.partitions.values())
+    if led[former] / weights[former] >= (led[node] + 1) / weights[node] - 1e-9:
+        return changed
+    for other, partition in sorted(state.partitions.items()):
+        if other == key or partition.preferred_leader != node:
+            continue
+        if former in _candidates(partition, weights):
+            return changed | {other: former}
+    return changed
 
 
 def _by_rank(

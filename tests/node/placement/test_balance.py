@@ -136,6 +136,28 @@ def test_a_hot_and_a_quiet_partition_swap_leaders_and_the_choice_of_leaders_keep
     assert settled.move is None and "no move lowers that" in settled.because
 
 
+def test_leaders_swap_before_a_replica_moves() -> None:
+    """Also where a replica that is read, and does not lead, could move as well: it would be copied."""
+    state = chosen(cluster("abcd", 8))
+    hot = led_by(state, "a")[:2]
+    followed = next(
+        key
+        for key, each in state.partitions.items()
+        if each.preferred_leader != "a" and "a" in [replica.node for replica in each.replicas]
+    )
+    read = Load(read_bytes_per_s=200 * MI)
+    reports = reports_of(state, dict.fromkeys(hot, read))
+    mine = [
+        replace(each, load=read) if each.partition == followed else each for each in reports["a"].partitions
+    ]
+    reports["a"] = replace(reports["a"], total=reports["a"].total + read, partitions=mine)
+    without_leaders = replace(reports["a"], partitions=[each for each in mine if each.partition == followed])
+    only = decide(state, Wanted(state), reports | {"a": without_leaders}, threshold=1.25)
+    assert isinstance(only.move, PinPartition)
+
+    assert isinstance(decide(state, Wanted(state), reports, threshold=1.25).move, PreferLeaders)
+
+
 def test_the_score_that_a_swap_is_chosen_for_is_the_one_that_follows() -> None:
     state = chosen(cluster("ab", 8, replicas=2))
     loads = {

@@ -131,6 +131,9 @@ def test_nothing_begins_while_more_than_one_node_in_four_is_gone() -> None:
     assert not too_many_gone(state, {"c"}) and too_many_gone(state, {"c", "d"})
     assert planned(state, gone={"c", "d"}) == []
     assert too_many_gone(state_of(*"abc"), {"c"})
+    # Nodes that could hold what is lost are there: what holds the steps back is the number of those gone.
+    state = many(state_of(*"abcdefgh"), 20)
+    assert planned(state, gone=set("ab")) != [] and planned(state, gone=set("abc")) == []
 
 
 def test_a_replacement_comes_before_all_other_steps_of_its_partition() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from laminar.node.placement.preferred_leaders import MOST_CHANGES, choose
+from laminar.node.placement.preferred_leaders import MOST_CHANGES, choose, transfer
 from laminar.node.placement.wanted import wanted_nodes
 from membership.records import CatalogState, ReplicaRecord
 from tests.membership.nodes import node, state_of
@@ -59,6 +59,54 @@ def test_leaders_follow_weights() -> None:
     state = replace(state, nodes=state.nodes | {"a": replace(node("a"), set_weight=2.0)})
     led = counts(chosen(state))
     assert led == {"a": 200, "b": 100, "c": 100}
+
+
+def test_what_is_even_stays_as_it_is() -> None:
+    """Also what another one chose: two partitions that swapped their leaders are not swapped back."""
+    state = chosen(cluster("abc", 60))
+    keys = list(state.partitions)
+    swapped = {
+        key: replace(state.partitions[key], preferred_leader=state.partitions[other].preferred_leader)
+        for key, other in zip(keys, reversed(keys), strict=True)
+    }
+    changed = sum(each != state.partitions[key] for key, each in swapped.items())
+    assert changed > 20 and choose(replace(state, partitions=state.partitions | swapped)) == {}
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 7, 60])
+def test_what_an_operator_transfers_stays_where_it_was_put(partitions: int) -> None:
+    """The former leader gets a partition in exchange, where one node would lead too many."""
+    state = chosen(cluster("abcd", partitions))
+    alone = exchanged = 0
+    for key, partition in state.partitions.items():
+        for replica in partition.replicas:
+            changes = transfer(state, key, replica.node)
+            after = replace(
+                state,
+                partitions=state.partitions
+                | {k: replace(state.partitions[k], preferred_leader=leader) for k, leader in changes.items()},
+            )
+            alone += len(changes) == 1
+            exchanged += len(changes) == 2
+            assert len(changes) <= 2 and changes[key] == replica.node
+            for other, leader in changes.items():
+                assert leader in [each.node for each in after.partitions[other].replicas]
+            if partitions >= 60 or len(changes) == 2:
+                assert choose(after) == {}, changes
+    assert alone and (exchanged or partitions < 7)
+
+
+def test_a_transfer_exchanges_nothing_with_a_node_that_goes_and_nothing_that_is_not_made() -> None:
+    state = chosen(cluster("abc", 6))
+    key = next(key for key, each in state.partitions.items() if each.preferred_leader == "a")
+    assert len(transfer(state, key, "b")) == 2 and transfer(state, key, "a") == {key: "a"}
+    draining = replace(state, nodes=state.nodes | {"a": replace(node("a"), draining=True)})
+    assert transfer(draining, key, "b") == {key: "b"}
+    growing = {
+        k: replace(each, replicas=[replace(r, made=r.node != "a") for r in each.replicas])
+        for k, each in state.partitions.items()
+    }
+    assert transfer(replace(state, partitions=growing), key, "b") == {key: "b"}
 
 
 def test_a_node_that_leaves_hands_over_only_what_it_leads() -> None:

@@ -190,6 +190,10 @@ def test_a_draining_node_hands_over_at_once_to_any_voter_that_can_lead() -> None
         shard.draining("a")
         assert target == shard.handed_over(), unfit
     shard = Shard()
+    shard.change(preferred_leader="c")  # which lacks more than b
+    shard.draining("a")
+    assert [3] == shard.handed_over()
+    shard = Shard()
     shard.draining("a", "b")
     assert [3] == shard.handed_over()
     shard = Shard()

@@ -104,6 +104,7 @@ def test_a_replica_that_is_moved_stays_until_the_new_one_votes() -> None:
         "['a', 'b', 'c', 'd'] []",
         "['a', 'b', 'd'] []",
     ]
+    assert steps(moving("moved", made=False), NOW) == ["['a', 'b', 'c'] ['d']"]
 
 
 def test_nobody_votes_whose_node_has_not_said_that_it_is_made() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tests.sim.mutants.balance import BALANCE
 from tests.sim.mutants.nodes import NODES
 from tests.sim.mutants.placement import PLACEMENT
 from tests.sim.mutants.protocol import PROTOCOL
 from tests.sim.mutants.tables import TABLES
 from tests.sim.mutants.transactions import TRANSACTIONS
 
-CASES = [*PROTOCOL, *TABLES, *TRANSACTIONS, *NODES, *PLACEMENT]
+CASES = [*PROTOCOL, *TABLES, *TRANSACTIONS, *NODES, *PLACEMENT, *BALANCE]

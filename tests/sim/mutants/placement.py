@@ -387,9 +387,9 @@ _MUTANTS = (
     ),
     (
         "leaders are not spread by weight",
-        _LEADERS + "_Spread._load",
-        "self._counts[node] / self._weights[node]",
-        "self._counts[node]",
+        _LEADERS + "choose",
+        "_Spread(weights)",
+        "_Spread(dict.fromkeys(weights, 1.0))",
         LEADERS,
     ),
     (
@@ -397,6 +397,27 @@ _MUTANTS = (
         _LEADERS + "choosing",
         "if len(changed) >= MOST_CHANGES:",
         "if False:",
+        LEADERS,
+    ),
+    (
+        "what an operator transfers is chosen again",
+        _LEADERS + "transfer",
+        "return changed | {other: former}",
+        "pass",
+        LEADERS,
+    ),
+    (
+        "a transfer exchanges a partition though it need not",
+        _LEADERS + "transfer",
+        "if led[former] / weights[former] >= (led[node] + 1) / weights[node] - 1e-9:",
+        "if False:",
+        LEADERS,
+    ),
+    (
+        "a transfer gives what the former leader does not hold in exchange",
+        _LEADERS + "transfer",
+        "if former in _candidates(partition, weights):",
+        "if True:",
         LEADERS,
     ),
     (

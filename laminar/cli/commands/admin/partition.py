@@ -99,7 +99,8 @@ def transfer(
             chosen = client.request_json("GET", path_of(partition))["preferred_leader"]
             if chosen != to:
                 raise Failed(
-                    f"{chosen} is chosen to lead {partition} again: {to} would lead more than its share",
+                    f"{chosen} is chosen to lead {partition} again: {to} would lead more than its share, "
+                    f"and leads nothing that could be exchanged",
                     code=EXIT_PARTLY,
                 )
             if time.monotonic() >= deadline_s:

@@ -9,6 +9,7 @@ from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.placement.preferred_leaders import transfer
 from laminar.node.placement.wanted import belonging_weights, wanted_nodes
 from membership.records import CatalogState, PartitionRecord, Pin
 from membership.requests import PinPartition, PreferLeaders
@@ -143,7 +144,7 @@ class PlacementRoutes:
                 limit=", ".join(fit),
             )
         await self._placement.change(
-            lambda: PreferLeaders({f"{topic}/{record.number}": node}),
+            lambda: PreferLeaders(transfer(self._state, f"{topic}/{record.number}", node)),
             absent=lambda: self._gone(topic, partition),
         )
         return self._answer(topic, partition, status=202)
