@@ -94,7 +94,9 @@ class PeerAdmission:
         history = msgspec.msgpack.decode(peer.history, type=list[BootRecord]) if peer.history else []
         shown = newer(self._greeted_by(peer.node), history[-1] if history else None)
         if shown is not None:
-            self._greeted[peer.node] = self._known_store(peer.node), shown
+            former, _ = self._greeted.get(peer.node, (None, shown))
+            # The catalog has no folder of a node that was just removed: this is of the former one.
+            self._greeted[peer.node] = self._known_store(peer.node) or former, shown
 
 
 def encode_history(history: Sequence[BootRecord]) -> bytes:

@@ -58,3 +58,15 @@ def test_a_former_folder_of_a_node_says_nothing_about_the_present_one() -> None:
     boots["b"], stores["b"] = anew, b"new"
     assert process.admits(greets(anew))
     assert not process.admits(greets(FIRST, SECOND))
+
+
+def test_the_last_message_of_a_removed_node_bars_no_folder_that_comes_after_it() -> None:
+    """It arrives when the catalog has removed the node, and has none of that name."""
+    boots, stores = {"b": SECOND}, {"b": b"old"}
+    process = PeerAdmission("a", knows=lambda node: True, known_boot=boots.get, known_store=stores.get)
+    assert process.admits(greets(FIRST, SECOND))
+    del boots["b"], stores["b"]
+    assert process.admits(greets(FIRST, SECOND))
+
+    boots["b"], stores["b"] = BootRecord(1, b"next"), b"new"
+    assert process.admits(greets(BootRecord(1, b"next")))

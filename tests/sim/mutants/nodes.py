@@ -580,6 +580,14 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "the last message of a removed node bars the next folder of its name",
+        "laminar.node.runtime.peer_admission:PeerAdmission._remember",
+        "self._known_store(peer.node) or former, shown",
+        "self._known_store(peer.node), shown",
+        tests=("tests/node/runtime/test_peer_admission.py",),
+        tests_only=True,
+    ),
+    case(
         "a group goes to a preferred leader that comes and goes",
         "laminar.node.shard.leader_handback:LeaderHandback._successor",
         "self._is_calm(record.preferred_leader)",

@@ -387,7 +387,7 @@ _MUTANTS = (
     ),
     (
         "leaders are not spread by weight",
-        _LEADERS + "choose",
+        _LEADERS + "choosing",
         "_Spread(weights)",
         "_Spread(dict.fromkeys(weights, 1.0))",
         LEADERS,
