@@ -242,6 +242,8 @@ def test_programs_ports_catalog_and_leaders_are_checked() -> None:
     assert [("nodes", "a"), ("ports", "b"), ("nodes", "d")] == [
         (each.check, each.where) for each in doctor.of_nodes(dead, healthy)
     ]
+    last = list(doctor.of_nodes(dead, healthy))[-1]
+    assert "laminar node drain d" in last.do and "balanced" in last.do
     assert ["a, b"] == [each.where for each in doctor.of_catalog(about, old)]
     assert ["d"] == [each.where for each in doctor.of_catalog(about, dead)]
     assert ["no leader"] == [each.finding[7:16] for each in doctor.of_catalog({"catalog_leader": ""}, old)]

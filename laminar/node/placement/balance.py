@@ -90,7 +90,9 @@ class Survey:
         # A node that is drained and stopped has nothing to do with any load.
         missing = sorted(set(absent) & (belonging | self._holding))
         if missing:
-            return f"nodes are absent: {', '.join(missing)}"
+            return (
+                f"nodes are absent: {', '.join(missing)}; start them, or drain those that are gone for good"
+            )
         silent = sorted(belonging - reports.keys())
         if silent:
             return f"no load is reported yet by {', '.join(silent)}"

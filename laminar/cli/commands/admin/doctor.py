@@ -155,7 +155,11 @@ def of_nodes(nodes: Sequence[Mapping[str, Any]], answers: Mapping[str, Answers])
         name, found = node["node"], answers.get(node["node"], Answers())
         if not node["alive"]:
             yield Finding(
-                "nodes", name, "it is not alive", f"start it again, or drain it: `laminar node drain {name}`"
+                "nodes",
+                name,
+                "it is not alive",
+                f"start it again; if it is gone for good, drain it: `laminar node drain {name}`. No load is "
+                f"balanced until then",
             )
             continue
         for place in found.closed:
