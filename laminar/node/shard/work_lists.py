@@ -13,6 +13,18 @@ and the rule is asked again when something happens that it may depend on:
 A duty does not take a partition off its list: `due` does, when the rule no longer holds. So what a duty could
 not finish stays due: an error, a refused confirmation or a crash loses nothing.
 
+What makes a partition due, by duty, and what looks at the list again while it is not empty:
+
+- to make: this store has a replica to make in a group that is being created. Each second.
+- tombstones: the catalog has one of a replica of this shard. Each second.
+- home: a live group has a replica of this store to make or to delete. Each second, as for replicas that are
+  lost or whose log may be empty, which are no matter of the catalog.
+- members: a group led here has a replica that leaves, a learner, or other voters than those placed. Each
+  second.
+- leaders: a group led here is another's to lead. Each second.
+- policies, losses, first campaigns: with each view, and when a replica opens; what failed, after a pause.
+- min_replicas: with each view; it cannot fail.
+
 A rule that depends on something else would leave work undone for ever. So `check_all` asks every rule for
 every partition, now and then and a few at a time. What it finds is done, and counted in `missed`: that is a
 mistake of this module's users, and the simulator fails on it.

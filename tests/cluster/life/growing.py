@@ -61,6 +61,16 @@ class Api:
                     return answer.json()
         return None
 
+    async def metric(self, name: str) -> float:
+        """Return the sum of a metric over the processes of the nodes that answer; 0 if none has it."""
+        total = 0.0
+        for number in self._cluster.running():
+            with contextlib.suppress(httpx.HTTPError):
+                answer = await self._http.get(self._cluster.urls[number] + "/metrics")
+                found = [line for line in answer.text.splitlines() if line.startswith(name + "{")]
+                total += sum(float(line.rsplit(" ", 1)[1]) for line in found)
+        return total
+
     async def command(self, method: str, path: str, body: object = None) -> Any:
         """Return the answer to a command that may be repeated; ask until one node accepts it.
 
