@@ -8,6 +8,7 @@
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
 #             make bench-recovery: what a node's death costs, until everything is replicated again,
 #             make bench-swim: how fast a dead node is found and told, over simulated wires,
+#             make bench-catalog: what a topic more costs a catalog of 100,000; OPTIONS="--nodes 3": with real nodes,
 #             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
 # make models  the models of consensus, births and transactions, with Java; OPTIONS=--mutants: each mutant fails, too
 # make raft-fuzz  SCHEDULES=1000000 short schedules of marks, changes and power losses against the Raft core; SEED is printed
@@ -34,7 +35,7 @@ CODE := laminar raft membership router ebpf tests benches examples
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-flush bench-pipelines bench-recovery bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
+  bench-catalog bench-flush bench-pipelines bench-recovery bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
   cluster-life log-damage spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
@@ -159,6 +160,9 @@ bench-recovery: .venv/.core
 
 bench-swim: .venv/.core
 	$(BIN)/python -m benches.bench_swim $(OPTIONS)
+
+bench-catalog: .venv/.core
+	$(BIN)/python -m benches.bench_catalog $(OPTIONS)
 
 bench-flush: .venv/.core
 	$(BIN)/python -m benches.bench_flush $(OPTIONS)

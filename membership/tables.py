@@ -4,8 +4,8 @@ A table is `PARTS` dicts. A changed table has copies of the dicts in which a key
 others with the table before: so a change of one record of 100,000 takes microseconds, and so does finding
 what differs between two tables of one history. Reading is that of any mapping, nearly as fast as a dict.
 
-The order of a table is the same in every process, but it says nothing: whoever chooses among records sorts
-them. msgspec encodes a table as the map that a dict would be (`encoded`).
+The order of a table is the same in every process, but it says nothing: code that chooses among records
+sorts them. msgspec encodes a table as the map that a dict would be (`encoded`).
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ class Indexed(Table[str, Record]):
     """A table whose records are also found by other keys, such as the ids of their replicas.
 
     `KEYS` has, by the index's name, the function that returns a record's keys; a key belongs to one record at
-    most. An index is made when it is first asked for, so copies that nobody asks have none, and is kept up
-    with each change from then on.
+    most. An index is made when it is first asked for, so copies that are never asked have none, and is kept
+    up with each change from then on.
     """
 
     KEYS: ClassVar[Mapping[str, Callable[[Any], Iterable[bytes | int]]]] = {}

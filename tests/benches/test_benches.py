@@ -223,6 +223,26 @@ def test_the_recovery_bench_kills_a_node_and_finds_everything_again(real_disk: P
     assert [] == list(real_disk.iterdir())
 
 
+def test_the_catalog_bench_makes_topics_in_a_process_and_on_a_node(real_disk: Path) -> None:
+    """`python -m benches.bench_catalog`: the catalog alone, a pass of the placement, and a node restarted."""
+    sizes = ["--topics", "200", "--nodes", "1", "--partitions", "5", "--rest", "0.1"]
+    command = [sys.executable, "-m", "benches.bench_catalog", *sizes, "--directory", str(real_disk)]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+
+    assert (0, "") == (ran.returncode, ran.stderr), ran.stdout
+    for told in (
+        "    100:",
+        "    200:",
+        "replay at a start: 401 commands",
+        "all partitions:",
+        "at rest",
+        "serves after",
+    ):
+        assert told in ran.stdout, told
+    assert [] == list(real_disk.iterdir())
+
+
 def test_what_three_processes_did_at_once_is_one_figure() -> None:
     """Rates add up, each over its own seconds; latencies are looked at together."""
     rate, p50, p99 = together([Loaded(2.0, (1.0, 9.0)), Loaded(1.0, (3.0,)), Loaded(1.0, ())])

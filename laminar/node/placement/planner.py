@@ -187,7 +187,7 @@ class Planner:
                 self._pending |= {f"{topic}/{number}": None for number in range(record.partitions)}
 
     def look(self, number: int) -> bool:
-        """Look at so many partitions at most; return whether there are more."""
+        """Look at `number` partitions at most; return whether there are more."""
         for key in list(islice(self._pending, number)):
             del self._pending[key]
             self._found.pop(key, None)
