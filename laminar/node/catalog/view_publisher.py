@@ -20,6 +20,8 @@ from laminar.node.transport.transport import Peer, Transport, TransportError, Un
 from membership.tables import encoded
 
 PUSH_TIMEOUT_S = 2.0
+# A shard decodes a whole view before it answers: 33 MiB, of 100,000 topics, take it some seconds.
+WHOLE_BYTES_PER_S = 1 << 20
 RETRY_S = 0.2
 
 
@@ -80,7 +82,8 @@ class ViewPublisher:
                 update = None if held is None else ViewUpdate.between(held, message)
                 if update is None:
                     payload = encoded(message)
-                    await self._transport.call(address, "view", payload, timeout=PUSH_TIMEOUT_S)
+                    timeout_s = PUSH_TIMEOUT_S + len(payload) / WHOLE_BYTES_PER_S
+                    await self._transport.call(address, "view", payload, timeout=timeout_s)
                 else:
                     payload = msgspec.msgpack.encode(update)
                     answer = await self._transport.call(

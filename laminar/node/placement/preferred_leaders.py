@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Generator, Mapping
+from itertools import islice
 
 from laminar.node.placement.slices import SLICE, whole
 from laminar.node.placement.wanted import belonging_weights
@@ -48,7 +49,6 @@ def choosing(state: CatalogState, *, unfit: Collection[str] = ()) -> Generator[N
             spread.assign(key, candidates, leader)
         else:
             spread.count(leader)
-    unassigned.sort(key=lambda each: each[0])
     for key, partition, candidates in unassigned:
         if len(changed) >= MOST_CHANGES:
             break
@@ -99,7 +99,7 @@ class Leaders:
     def missing(self) -> dict[str, str]:
         """Return a leader for each partition that has none, `MOST_CHANGES` at most."""
         counts, chosen = dict(self._counts), {}
-        for key, partition in sorted(self._without.items())[:MOST_CHANGES]:
+        for key, partition in islice(self._without.items(), MOST_CHANGES):
             ranked = _by_rank(partition, _candidates(partition, self._weights), self._weights)
             chosen[key] = min(ranked, key=lambda node: (counts[node] + 1) / self._weights[node])
             counts[chosen[key]] += 1
