@@ -39,6 +39,7 @@ from membership.records import CatalogState, NodeRecord
 from membership.tables import encoded
 
 NODE = NodeRecord("a", b"s" * 16, "127.0.0.1", 7070, [7071], [7170, 7171], 7170, shards=1)
+JSON = {"Content-Type": "application/json"}
 SAMPLE = 100
 MAKERS = 4
 
@@ -175,11 +176,15 @@ def _make_topics(cluster: LocalCluster, numbers: range, *, partitions: int) -> N
         connection = http.client.HTTPConnection(host, port, timeout=60)
         for number in numbers[share::MAKERS]:
             body = json.dumps({"partitions": partitions})
-            connection.request("PUT", f"/v1/topics/t{number:06d}", body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            text = answer.read()
-            if answer.status >= 300:
-                raise RuntimeError(f"t{number:06d}: {answer.status} {text[:300]!r}")
+            while True:
+                connection.request("PUT", f"/v1/topics/t{number:06d}", body, JSON)
+                answer = connection.getresponse()
+                text = answer.read()
+                if answer.status < 300:
+                    break
+                if json.loads(text).get("code") != "being_created":
+                    raise RuntimeError(f"t{number:06d}: {answer.status} {text[:300]!r}")
+                time.sleep(0.2)
         connection.close()
 
     with ThreadPoolExecutor(MAKERS) as pool:
@@ -212,7 +217,7 @@ def _real(directory: Path, *, nodes: int, partitions: int, each: int, rest_s: fl
             f"{nodes} nodes of one shard, {topics:,} topics of {each} partitions, {min(3, nodes)} replicas:"
         )
         done = 0
-        for mark in (mark for mark in (SAMPLE, 1_000, 10_000, 100_000, topics) if mark <= topics):
+        for mark in (mark for mark in (10, SAMPLE, 1_000, 10_000, 100_000, topics) if mark <= topics):
             for upto in dict.fromkeys((max(done, mark - SAMPLE), mark)):
                 began, used = time.monotonic(), _cpu_of(pids)
                 _make_topics(cluster, range(done, upto), partitions=each)
