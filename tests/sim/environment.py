@@ -163,7 +163,9 @@ class SimEnvironment(Environment):
     async def find_cluster(self, joins: Sequence[str]) -> bytes | None:
         return None  # a folder of another cluster is met over real connections
 
-    async def find_controllers(self, joins: Sequence[str]) -> list[Address]:
+    async def find_controllers(
+        self, joins: Sequence[str], *, tell: Callable[[str], None] = lambda reason: None
+    ) -> list[Address]:
         wires = self._machine.world.wires
         addresses: list[Address] = [TcpAddress(node, 1) for node in joins]
         return [

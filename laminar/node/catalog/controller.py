@@ -310,26 +310,33 @@ class Controller(Process):
         """
         request = msgspec.msgpack.encode(Join(record=self._own_record(), former=self._guard.former))
         logged: set[str] = set()
+
+        def say(line: str) -> None:
+            # Compared without digits, which are ports and counts, so that the same failure is logged once.
+            text = re.sub(r"[0-9]+", "", line)
+            if text not in logged:
+                logged.add(text)
+                _log.warning("joining: %s; still trying", line)
+
         while not self.stopping.is_set():
-            addresses = await self.environment.find_controllers(self.boot.settings.join)
-            if not addresses and not logged:
-                logged.add("")
-                _log.warning(
-                    "joining: no member answers at %s; still trying", ", ".join(self.boot.settings.join)
+            reasons: list[str] = []
+            joins = self.boot.settings.join
+            addresses = await self.environment.find_controllers(joins, tell=reasons.append)
+            if not addresses:
+                say(
+                    f"no node answers at {', '.join(joins)} ({'; '.join(reasons)}); --join must name the "
+                    "HTTP address of a node that runs, with the port that it was given by --port"
                 )
             for address in addresses:
                 try:
                     payload = await self.transport.call(address, "join", request, timeout=10.0)
                 except TransportError as error:
-                    # Without digits, which are ports and counts, so that the same failure is logged once.
-                    reason = re.sub(r"[0-9]+", "", str(error))
-                    if reason not in logged:
-                        logged.add(reason)
-                        _log.warning("joining through %s: %s; still trying", address, error)
+                    say(f"through {address}: {error}")
                     continue
                 answer = msgspec.msgpack.decode(payload, type=JoinAnswer)
                 if answer.refused:
-                    raise Unrecoverable(f"the cluster refuses this node: {answer.refused}. {ANOTHER_NAME}")
+                    advice = "" if answer.refused.startswith("invalid") else f". {ANOTHER_NAME}"
+                    raise Unrecoverable(f"the cluster refuses this node: {answer.refused}{advice}")
                 if answer.cluster_id:
                     await self._accept(answer)
                     return

@@ -88,12 +88,17 @@ class Environment:
         """Return the gossip of a node; `arguments` are those of `Gossip`."""
         return Gossip(**arguments)
 
-    async def find_controllers(self, joins: Sequence[str]) -> list[Address]:
-        """Return controllers' addresses of the cluster that answers at one of `joins`; [] if none answers."""
+    async def find_controllers(
+        self, joins: Sequence[str], *, tell: Callable[[str], None] = lambda reason: None
+    ) -> list[Address]:
+        """Return controllers' addresses of the cluster that answers at one of `joins`; [] if none answers.
+
+        `tell` gets a sentence for each that does not answer as a node.
+        """
         # Here and not at the top: it brings an HTTP client, which most processes never need.
         from laminar.node.runtime.join import find_controllers
 
-        return await find_controllers(joins)
+        return await find_controllers(joins, tell=tell)
 
     async def find_cluster(self, joins: Sequence[str]) -> bytes | None:
         """Return the id of the cluster that answers at one of `joins`; None if none does."""

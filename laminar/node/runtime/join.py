@@ -7,7 +7,7 @@ addresses of the controllers. All else goes over the node transport, which the s
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -56,9 +56,12 @@ class _Cluster(msgspec.Struct):
     cluster_id: str | None = None
 
 
-async def find_controllers(joins: Sequence[str]) -> list[Address]:
-    """Return the controllers' addresses, by the first of `joins` (HTTP `host:port`) that answers; else []."""
-    cluster = await _ask(joins)
+async def find_controllers(joins: Sequence[str], *, tell: Callable[[str], None]) -> list[Address]:
+    """Return the controllers' addresses, by the first of `joins` (HTTP `host:port`) that answers; else [].
+
+    `tell` gets a sentence for each of `joins` that did not answer as a node.
+    """
+    cluster = await _ask(joins, tell)
     addresses: list[Address] = []
     for node in cluster.nodes if cluster is not None else ():
         host, _, port = node.peer.rpartition(":")
@@ -68,18 +71,22 @@ async def find_controllers(joins: Sequence[str]) -> list[Address]:
 
 async def find_cluster(joins: Sequence[str]) -> bytes | None:
     """Return the cluster's id, by the first of `joins` (HTTP `host:port`) that answers; else None."""
-    cluster = await _ask(joins)
+    cluster = await _ask(joins, _log.debug)
     try:
         return bytes.fromhex(cluster.cluster_id) if cluster is not None and cluster.cluster_id else None
     except ValueError:
         return None
 
 
-async def _ask(joins: Sequence[str]) -> _Cluster | None:
+async def _ask(joins: Sequence[str], tell: Callable[[str], None]) -> _Cluster | None:
     for join in joins:
         try:
             answer = await ask_once(f"http://{join}", "GET", "/v1/cluster", timeout_s=TIMEOUT_S)
-            return msgspec.json.decode(answer.body if answer.status == 200 else b"", type=_Cluster)
-        except (ConnectionFailed, ValueError, msgspec.DecodeError) as error:
-            _log.debug("no answer from %s: %s", join, error)
+            if answer.status == 200:
+                return msgspec.json.decode(answer.body, type=_Cluster)
+            tell(f"{join} answered with status {answer.status}")
+        except ConnectionFailed as error:
+            tell(f"{join}: {error}")
+        except (ValueError, msgspec.DecodeError):
+            tell(f"{join} answered, and not as a node does")
     return None

@@ -27,6 +27,10 @@ class TcpAddress(NamedTuple):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        """Return ``host:port``, with brackets around an IPv6 host."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 class UnixAddress(NamedTuple):
     """A process of this node: the name of an abstract Unix socket, without the leading zero byte."""

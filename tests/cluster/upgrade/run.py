@@ -16,7 +16,7 @@ from laminar.testing.cluster import get_json
 from membership.catalog import CODE_VERSION
 from tests.cluster.faults.groups import Crowd, read_to_the_end
 from tests.cluster.life.growing import PATIENCE_S, LifeFailed, until
-from tests.cluster.life.placement import describe
+from tests.cluster.life.placement import describe, leaders
 from tests.cluster.life.run import REPLICAS, Life
 from tests.cluster.upgrade.cluster import MixedCluster
 
@@ -135,63 +135,45 @@ class Upgrade(Life):
                     if told["settings"].get("retention_ms") != 10**9:
                         raise LifeFailed(f"the change of {topic} is not to be seen: {told}")
 
-    async def lead(self, number: int) -> None:
-        """Have a node lead all partitions of the first topic that it holds."""
-        name = self.name(number)
-        topic = self.plan.names[0]
-        async with self.stage("lead", number):
-            held = [
-                each["partition"]
-                for each in (await describe(self.api))[topic]
-                if name in [replica["node"] for replica in each["replicas"]]
-            ]
-            for partition in held:
-                path = f"/v1/admin/topics/{topic}/partitions/{partition}/leader"
-                await self.api.command("POST", path, {"node": name})
+    async def leaders_on_both(self) -> None:
+        """Wait until leaders are spread evenly, so nodes of either program lead and follow the other."""
+        await self.even()
+        led = (await leaders(self.api))[0]
+        idle = [self.name(number) for number in self.cluster.running() if not led[self.name(number)]]
+        if idle:
+            raise LifeFailed(f"{idle} lead nothing: {led}")
 
-            async def missing() -> str:
-                led = {
-                    each["partition"]: (each["leader"] or {}).get("node")
-                    for each in (await describe(self.api))[topic]
-                    if each["partition"] in held
-                }
-                return "" if set(led.values()) <= {name} else f"the leaders are {led}"
+    async def hand_over_log(self, *numbers: int) -> None:
+        """Move a partition of one replica from node to node: each gets its log as whole segments."""
+        topic, values = f"handed-over-{len(self.spans)}", [b"%04d" % n + b" " * 1000 for n in range(400)]
+        pin = f"/v1/admin/topics/{topic}/partitions/0/pin"
+        async with (
+            self.stage("a log is handed over", *numbers),
+            laminar.aio.connect([self.cluster.urls[each] for each in numbers]) as client,
+        ):
+            await client.create_topic(topic, partitions=1, replicas=1)
+            for number in numbers:
+                name = self.name(number)
+                await self.api.command("PUT", pin, {"nodes": [name], "reason": "to be caught up"})
 
-            await until(f"led by {name}", missing)
-            await self.workload.more(50, timeout_s=PATIENCE_S)
+                async def missing(name: str = name) -> str:
+                    (told,) = (await describe(self.api))[topic]
+                    held = [each["node"] for each in told["replicas"]]
+                    return "" if held == [name] and not told["leaving"] else f"{topic}/0 is on {held}"
 
-    async def hand_over_log(self, source: int, target: int) -> None:
-        """Move a partition that `source` leads to `target`, which gets the log as whole segments."""
-        names = self.name(source), self.name(target)
-        topic = self.plan.names[0]
-        async with self.stage("catch up, from and to", source, target):
-            partition, nodes = await self._movable(topic, *names)
-            path = f"/v1/admin/topics/{topic}/partitions/{partition}"
-            await self.api.command("PUT", f"{path}/pin", {"nodes": nodes, "reason": "to be caught up"})
-            before = await self._installed(target)
-
-            async def missing() -> str:
-                told = (await describe(self.api))[topic][partition]
-                made = {each["node"] for each in told["replicas"] if each["in_sync"]}
-                return "" if made == set(nodes) and not told["leaving"] else f"{partition} is on {made}"
-
-            await until(f"{topic}/{partition} on {nodes}", missing)
-            installed = await self._installed(target)
-            if installed <= before:
-                raise LifeFailed(f"{names[1]} installed no log of whole segments ({before}, {installed})")
-            await self.api.command("DELETE", f"{path}/pin")
-        await self.converge("back where it should be")
-
-    async def _movable(self, topic: str, source: str, target: str) -> tuple[int, list[str]]:
-        """Return a partition that `source` leads and `target` lacks, and where it is to be."""
-        for each in (await describe(self.api))[topic]:
-            held = [replica["node"] for replica in each["replicas"]]
-            if source in held and target not in held:
-                path = f"/v1/admin/topics/{topic}/partitions/{each['partition']}/leader"
-                await self.api.command("POST", path, {"node": source})
-                others = [node for node in held if node != source]
-                return each["partition"], [source, target, *others[1:]]
-        raise LifeFailed(f"{source} holds nothing of {topic} that {target} lacks")
+                before = await self._installed(number)
+                await until(f"{topic}/0 on {name}", missing)
+                if number == numbers[0]:
+                    for value in values:
+                        await client.topic(topic).append(value)
+                elif await self._installed(number) <= before:
+                    raise LifeFailed(f"{name} installed no log of whole segments")
+            found: list[bytes] = []
+            async with client.topic(topic).read("earliest", follow=False) as records:
+                async for record in records:
+                    found.append(record.value)
+            if found != values:
+                raise LifeFailed(f"{len(values)} records were appended to {topic}, {len(found)} are there")
 
     async def _installed(self, number: int) -> float:
         """Return how many logs a node has installed as whole segments since its start."""
@@ -315,15 +297,15 @@ async def whole(up: Upgrade) -> None:
     await up.expect_mixed()
     await up.topics_by_both(0, 1)
     await up.older_client(0)
-    await up.lead(0)
-    await up.lead(1)
+    await up.leaders_on_both()
     up.cluster.members[3].joins = (1,)
     await up.join(3)
     await up.converge("a newer node among the older")
     await up.expect_mixed()
-    await up.hand_over_log(1, 3)
-    await up.hand_over_log(0, 2)
+    # From the older to the newer program, and from that to the older.
+    await up.hand_over_log(1, 3, 2)
     await up.restart(1)
+    await up.leaders_on_both()
     await up.change_program(1, older=False)
     await up.change_program(0, older=True)
     await up.expect_mixed()

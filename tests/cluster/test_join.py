@@ -1,0 +1,88 @@
+"""`--join HOST:PORT` is all that a new node needs; a wrong one is answered with what to give instead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from laminar.testing.cluster import LocalCluster, get_json
+
+PATIENCE_S = 60.0
+SECRET = "0123456789abcdef" * 2
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """One node that serves, with a secret, and room for a second one that each test starts."""
+    cluster = _OneAndGuest(
+        tmp_path_factory.mktemp("joins"), nodes=2, shards=1, settings={"secret": SECRET, "steer": "off"}
+    )
+    with cluster:
+        yield cluster
+
+
+class _OneAndGuest(LocalCluster):
+    """The first node starts with the cluster. The second has the settings that a test gives."""
+
+    guest: tuple[str, ...] = ()
+
+    def start(self, *, timeout: float = PATIENCE_S) -> None:
+        self.spawn(0)
+        self.wait_ready([0], timeout=timeout)
+
+    def command(self, number: int) -> list[str]:
+        return [*super().command(number), *(self.guest if number else ())]
+
+
+def _said(cluster: LocalCluster, *flags: str, until: str) -> str:
+    """Start the guest with these flags; return its log once it says `until`."""
+    assert isinstance(cluster, _OneAndGuest)
+    node = cluster.members[1]
+    node.log.unlink(missing_ok=True)
+    cluster.guest = flags
+    cluster.spawn(1)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while until not in (log := node.log_tail()):
+            assert time.monotonic() < deadline, f"{until!r} was not said: {log}"
+            time.sleep(0.05)
+        return log
+    finally:
+        cluster.kill(1)
+
+
+@pytest.mark.parametrize("port", [7170, 7171, 9999])
+def test_another_port_than_that_of_http_is_answered_with_which_to_give(
+    cluster: LocalCluster, port: int
+) -> None:
+    """The ports of the controller and of the shard for other nodes, and one where nothing listens."""
+    place = f"{cluster.members[0].host}:{port}"
+    log = _said(cluster, "--join", place, until="no node answers")
+
+    assert f"no node answers at {place} ({place}" in log
+    assert "with the port that it was given by --port" in log
+
+
+def test_a_name_that_is_no_address_is_said(cluster: LocalCluster) -> None:
+    assert "no node answers at nowhere.invalid:7070" in _said(
+        cluster, "--join", "nowhere.invalid:7070", until="no node answers"
+    )
+
+
+def test_another_secret_is_said(cluster: LocalCluster) -> None:
+    place = f"{cluster.members[0].host}:7070"
+    log = _said(cluster, "--join", place, "--secret", SECRET[::-1], until="still trying")
+
+    assert f"joining: through {cluster.members[0].host}:7170: connection lost (authentication failed" in log
+
+
+def test_the_port_of_a_shard_will_do_as_well(cluster: LocalCluster) -> None:
+    """Last, as the node then belongs to the cluster."""
+    node = cluster.members[0]
+    about = get_json(f"{node.url}/v1/cluster")
+    shard = about["nodes"][0]["shards"][0]["url"].removeprefix("http://")
+    assert shard != f"{node.host}:{node.port}"
+
+    _said(cluster, "--join", shard, until="joined cluster")
