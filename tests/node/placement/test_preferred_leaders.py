@@ -86,6 +86,8 @@ def test_what_an_operator_transfers_stays_where_it_was_put(partitions: int) -> N
                 partitions=state.partitions
                 | {k: replace(state.partitions[k], preferred_leader=leader) for k, leader in changes.items()},
             )
+            if counts(state)[partition.preferred_leader] > counts(state)[replica.node]:
+                assert changes == {key: replica.node}  # both lead as many as before, the other way round
             alone += len(changes) == 1
             exchanged += len(changes) == 2
             assert len(changes) <= 2 and changes[key] == replica.node

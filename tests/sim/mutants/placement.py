@@ -279,8 +279,8 @@ _MUTANTS = (
     (
         "what a restart takes away for a moment is wanted elsewhere",
         _PLANNER + "Planner.follow",
-        "self._wanted.follow(state, unfit=gone)",
-        "gone = state.nodes.keys() - present; self._wanted.follow(state, unfit=gone)",
+        "frozenset(gone), frozenset(present)",
+        "frozenset(state.nodes.keys() - set(present)), frozenset(present)",
         DUTIES,
     ),
     (
