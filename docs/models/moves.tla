@@ -7,6 +7,7 @@
    The group is Raft, coarse: one step is an election, the copy of a whole log, a commit. An entry is
    [t |-> term, v |-> voters, l |-> learners]. Each term begins with an entry of its own, which stands for all records
    too. A deposed leader acts until it hears of the later term. Who is down takes no step, and may come back.
+   Down are ids whose node never comes: they bound the model, where all that matters is that an id was given.
    Left out: what no record decides, as recovering replicas (recovering.tla), births (groups.tla), and whether
    a majority answers before a step.
    Rules, of the catalog:
@@ -28,7 +29,7 @@
      "joining" it creates only what the newest record places, and has not made yet
      "removed" it deletes only what the catalog has as removed *)
 EXTENDS Integers, Sequences, FiniteSets
-CONSTANTS Init0, Wants, MaxId, MaxTerm, MaxLen, MaxHist, MaxDead, MaxBlank, Rules
+CONSTANTS Init0, Wants, MaxId, MaxTerm, MaxLen, MaxHist, MaxDead, MaxBlank, Down, Rules
 VARIABLES hist, log, term, files, top, leads, com, view, sure, cm, blanks
 vars == <<hist, log, term, files, top, leads, com, view, sure, cm, blanks>>
 known == <<view, sure>>
@@ -99,7 +100,7 @@ Blanked(r) == /\ log' = [log EXCEPT ![r] = <<>>] /\ term' = [term EXCEPT ![r] = 
               /\ UNCHANGED <<hist, top, cm>>
 Create(r) == \E k \in 1..Len(hist) :
              /\ On("joining") => k = Len(hist)
-             /\ files[r] = "none" /\ r \in hist[k].placed \ hist[k].made
+             /\ r \notin Down /\ files[r] = "none" /\ r \in hist[k].placed \ hist[k].made
              /\ files' = [files EXCEPT ![r] = "empty"] /\ UNCHANGED <<hist, group, known, blanks>>
 Made(r) == /\ files[r] = "empty" /\ log[r] # <<>> /\ r \in Cat.placed \ Cat.made
            /\ files' = [files EXCEPT ![r] = "made"] /\ Record([Cat EXCEPT !.made = @ \cup {r}])
