@@ -176,13 +176,13 @@ class Planner:
         }
         seen = (nodes, frozenset(gone), frozenset(present), frozenset(settled) - frozenset(gone))
         before, self._state = self._state, state
-        anew = seen != (self._nodes, self._gone, self._present, self._settled)
-        if anew:
+        concerns_all = seen != (self._nodes, self._gone, self._present, self._settled)
+        if concerns_all:
             self._nodes, self._gone, self._present, self._settled = seen
             self._pending |= dict.fromkeys(state.partitions)
             self.leaders.begin(belonging_weights(state, unfit=gone))
         self._wanted.follow(state, unfit=gone)
-        if anew and not before.partitions:
+        if concerns_all and not before.partitions:
             return
         self._pending |= dict.fromkeys(state.partitions.changes_since(before.partitions))
         for topic, record in state.topics.changes_since(before.topics).items():
