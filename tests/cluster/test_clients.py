@@ -88,9 +88,12 @@ def test_requests(strangers: list[str], streamed: bool) -> None:
 
 def test_who_asks_for_it_is_redirected_to_the_leader(strangers: list[str]) -> None:
     """laminarmq's S9 and C4: the answer is 307 with an absolute Location, before the body is read."""
-    first = requests.post(
-        strangers[0], data=b"x", headers={"Laminar-Redirect": "1"}, allow_redirects=False, timeout=20
-    )
+    answers = [
+        requests.post(url, data=b"x", headers={"Laminar-Redirect": "1"}, allow_redirects=False, timeout=20)
+        for url in strangers
+    ]
+    # The lead may have gone to one of the two since: never to both.
+    first = next(answer for answer in answers if answer.status_code != 201)
     assert 307 == first.status_code
     assert first.headers["Location"].startswith("http://")
 
