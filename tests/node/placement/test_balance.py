@@ -172,7 +172,7 @@ def test_a_partition_that_is_being_handed_over_is_not_moved() -> None:
     """Its load is still counted where it was."""
     state = chosen(cluster("abc", 6))
     hot, warm = led_by(state, "a")
-    reports = reports_of(state, {hot: heavy(200), warm: heavy(200)})
+    reports = reports_of(state, {hot: heavy(300), warm: heavy(200)})
     other = led_by(state, "b")[0]
     swapped = {hot: "b", other: "a"}
     changed = {key: replace(state.partitions[key], preferred_leader=name) for key, name in swapped.items()}
@@ -264,6 +264,13 @@ def test_a_leading_replica_of_several_is_not_moved() -> None:
     move = decision.move
     if move is not None:
         assert isinstance(move, PinPartition) and move.pin is not None and leader in move.pin.nodes
+
+    for number in range(2, 12):
+        state = chosen(cluster("abcd", number, replicas=2))
+        full = dict.fromkeys(led_by(state, "a"), Load(stored_bytes=900_000 * MI))
+        move = decided(state, full).move
+        if isinstance(move, PinPartition) and move.pin is not None:
+            assert state.partitions[move.partition].preferred_leader in move.pin.nodes
 
 
 def test_a_pin_of_an_operator_and_a_partition_that_moved_lately_are_left_alone() -> None:
