@@ -18,7 +18,7 @@ import msgspec
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.host.clock import Clock
 from laminar.node.host.settings import Settings
-from laminar.node.placement.balance import Decision, Move, Survey, allowed_at, decide, scores_of, stale_pins
+from laminar.node.placement.balance import Decision, Move, Survey, allowed_at, deciding, scores_of, stale_pins
 from laminar.node.placement.load import HOTTEST, Load, LoadReport
 from laminar.node.placement.slices import in_slices
 from laminar.node.placement.wanted import Wanted
@@ -162,7 +162,9 @@ class Balancer:
             because = f"after a move, or a change of this leader, loads are measured first: {rest_s} s more"
         if because:
             return Decision(None, because, (), scores_of(state, reports))
-        return decide(state, self._wanted, reports, threshold=self._threshold, resting=self._moved)
+        return await in_slices(
+            deciding(state, self._wanted, reports, threshold=self._threshold, resting=self._moved)
+        )
 
     async def _perform(self, group: CatalogGroup, decision: Decision) -> bool:
         """Have the catalog perform a move; return whether it did."""

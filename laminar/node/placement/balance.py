@@ -7,8 +7,9 @@
    partitions that both nodes hold swap their preferred leaders, so each node leads as many as before, and the
    even spread (`preferred_leaders`) is kept. Only if no swap helps a replica moves, by a pin of the owner
    `OWNER`.
-3. A move lowers the larger score of the two nodes by `MARGIN` or more. All other scores stay, so under a
-   constant load the sorted scores only ever go down: no placement comes back, and moves end.
+3. A move lowers the larger score of the two nodes by `MARGIN` or more, and leaves the leaders spread so that
+   none changes after it. All other scores stay, so under a constant load the sorted scores only ever go down:
+   no placement comes back, and moves end.
 4. A pin of another owner is never touched. One of `OWNER` is lifted at rest, if without it each node that is
    concerned stays `LIFT_MARGINS` margins below the threshold, so the lift leads to no new move; and at any
    time if it contradicts the nodes or the topic (`stale_pins`).
@@ -22,6 +23,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from laminar.node.placement.load import Load, LoadReport, PartitionLoad, Score, Scores, amount
+from laminar.node.placement.preferred_leaders import choosing
 from laminar.node.placement.slices import SLICE, whole
 from laminar.node.placement.wanted import Wanted, belonging_weights, wanted_number, zones_of
 from membership.records import CatalogState, PartitionRecord, Pin
@@ -40,7 +42,7 @@ CONSIDERED = 16
 """Most partitions of the hottest node that are considered for one move: the hottest of the measure."""
 
 TRIED = 4
-"""Most nodes above the threshold for which a move is looked for, the hottest first."""
+"""Most nodes above the threshold for which a move is looked for, the hottest first; and most of its moves."""
 
 Move = PreferLeaders | PinPartition
 
@@ -62,6 +64,8 @@ class _Option(NamedTuple):
     move: Move
     because: str
     partitions: tuple[str, ...]
+    nodes: tuple[str, ...] | None = None
+    """Of the move of a replica: the nodes of the partition after it."""
 
 
 def obstacle(
@@ -140,6 +144,18 @@ def decide(
 
     `resting` are partitions that moved lately, and are left alone.
     """
+    return whole(deciding(state, wanted, reports, threshold=threshold, resting=resting))
+
+
+def deciding(
+    state: CatalogState,
+    wanted: Wanted,
+    reports: Mapping[str, LoadReport],
+    *,
+    threshold: float,
+    resting: Collection[str] = (),
+) -> Generator[None, None, Decision]:
+    """Do what `decide` does, in slices."""
     weights, totals = belonging_weights(state), _totals(state, reports)
     scores = Scores(totals, weights)
     by_node = scores_of(state, reports)
@@ -160,11 +176,35 @@ def decide(
         score = by_node[hot]
         whys.append(f"{hot} has a score of {score.value:.2f}, by {amount(totals[hot], score.measure)}")
         for options in (found.swaps(hot, score), found.replica_moves(hot, score)):
-            best = min(options, key=lambda option: option.after, default=None)
-            if best is not None and best.after <= score.value - MARGIN:
+            better = [option for option in options if option.after <= score.value - MARGIN]
+            for best in sorted(better, key=lambda option: option.after)[:TRIED]:
+                if (yield from _changes_leaders(state, best)):
+                    continue
                 because = f"{whys[-1]}; {best.because}: then at most {best.after:.2f}"
                 return Decision(best.move, because, best.partitions, by_node)
     return Decision(None, f"{'; '.join(whys)}; no move lowers that by {MARGIN} or more", (), by_node)
+
+
+def _changes_leaders(state: CatalogState, option: _Option) -> Generator[None, None, bool]:
+    """Return whether other partitions would be led elsewhere after the move of a replica, by the even spread.
+
+    A node that leads too little may get the lead of what it holds now, and the scores would not be those that
+    the move was chosen for.
+    """
+    if option.nodes is None:
+        return False
+    key = option.partitions[0]
+    partition = state.partitions[key]
+    leader = partition.preferred_leader
+    former = next(iter({each.node for each in partition.replicas} - set(option.nodes)))
+    other = next(iter(set(option.nodes) - {each.node for each in partition.replicas}))
+    moved = replace(
+        partition,
+        replicas=[replace(each, node=other) if each.node == former else each for each in partition.replicas],
+        preferred_leader=other if leader == former else leader,
+    )
+    chosen = yield from choosing(replace(state, partitions=state.partitions | {key: moved}))
+    return bool(chosen)
 
 
 def scores_of(state: CatalogState, reports: Mapping[str, LoadReport]) -> dict[str, Score]:
@@ -327,6 +367,7 @@ class _Round:
                     self._placed_on(nodes, each.partition, partition, reason),
                     f"{other} holds {each.partition} ({amount(each.load, score.measure)}) instead of {hot}",
                     (each.partition,),
+                    tuple(nodes),
                 )
 
     def _spread(self, nodes: Collection[str]) -> int:
