@@ -208,13 +208,17 @@ class Life:
 
     async def drain(self, number: int) -> None:
         """Empty a node, stop it when it says that this is safe, and remove it."""
+        await self.empty(number)
+        async with self.stage("remove", number):
+            await asyncio.to_thread(self.cluster.end, number)
+            await self.remove(self.cluster.members[number].name)
+
+    async def empty(self, number: int) -> None:
+        """Drain a node, until it says that it is safe to stop."""
         name = self.cluster.members[number].name
         async with self.stage("drain", number):
             await self.api.command("POST", f"/v1/admin/nodes/{name}/drain")
             await until("safe to stop", lambda: self._drained(name))
-        async with self.stage("remove", number):
-            await asyncio.to_thread(self.cluster.end, number)
-            await self.remove(name)
 
     async def _drained(self, name: str) -> str:
         self.check_alive()

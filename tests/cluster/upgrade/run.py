@@ -315,7 +315,9 @@ async def whole(up: Upgrade) -> None:
     await up.topics_by_both(0, 1)
     await up.calm("calm, mixed programs")
     await up.change_program(0, older=False)
-    # It is stopped while the version is enabled, so its folder does not say so.
+    # It is stopped while the version is enabled, so its folder does not say so. It is emptied first: with the
+    # next one stopped, too, partitions on both would have no majority.
+    await up.empty(0)
     async with up.stage("stop", 0):
         await asyncio.to_thread(up.cluster.end, 0)
     async with up.stage("upgrade", 2):
@@ -323,6 +325,7 @@ async def whole(up: Upgrade) -> None:
         await up.start_with(2, older=False)
     await up.expect_enabled()
     await up.refuse_older_member(0)
+    await up.api.command("POST", f"/v1/admin/nodes/{up.name(0)}/undrain")
     await up.refuse_older_program_on_newer_folder(1)
     await up.refuse_older_join(4)
     await up.expect_enabled()
