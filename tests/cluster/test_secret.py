@@ -34,7 +34,7 @@ def test_nodes_with_the_secret_form_a_cluster_and_one_with_another_cannot_join(r
         )
         try:
             assert stranger.stdout is not None
-            said = next(line for line in stranger.stdout if "joining through" in line)
+            said = next(line for line in stranger.stdout if "joining: through" in line)
         finally:
             stranger.terminate()
             stranger.communicate(timeout=20)

@@ -142,7 +142,7 @@ class Api:
         led = LedPartitions(host, self._exchange)
         nodes = NodeRoutes(host, led, placement)
         places = PlacementRoutes(host, topics, placement)
-        changes = OperationRoutes(host, nodes, places)
+        changes = OperationRoutes(host, nodes, places, placement)
         balance = BalanceRoutes(host)
         partitions = PartitionRoutes(host, topics, states)
         watch = Watch(host)

@@ -12,6 +12,7 @@ import pytest
 
 from laminar.node.consensus.raft_wire import control_frame
 from laminar.node.transport.transport import Channel, TcpAddress, Transport
+from membership.catalog import CODE_VERSION
 from raft.messages import AnyMessage, Heartbeat, Vote
 from tests.node.attacks.victim import Victim, victim
 
@@ -35,7 +36,14 @@ def _listening(attacked: Victim) -> list[TcpAddress]:
 async def stranger(attacked: Victim) -> AsyncIterator[Transport]:
     """A process of the node `evil`, which the catalog does not know, with the cluster's public id."""
     cluster = bytes.fromhex(attacked.http.get("/v1/cluster").json()["cluster_id"])
-    evil = Transport(cluster_id=lambda: cluster, node="evil", role=1, nonce=b"n" * 16, secret=None)
+    evil = Transport(
+        cluster_id=lambda: cluster,
+        node="evil",
+        role=1,
+        nonce=b"n" * 16,
+        secret=None,
+        code_version=CODE_VERSION,
+    )
     yield evil
     await evil.close()
 

@@ -81,15 +81,15 @@ _MUTANTS = (
     # The threshold, the score, and the margin.
     (
         "loads move below the threshold",
-        _BALANCE + "decide",
+        _BALANCE + "deciding",
         "if by_node[order[0]].value <= threshold:",
         "if False:",
         DECISIONS,
     ),
     (
         "a move need not lower any score",
-        _BALANCE + "decide",
-        "best.after <= score.value - MARGIN",
+        _BALANCE + "deciding",
+        "option.after <= score.value - MARGIN",
         "True",
         DECISIONS,
     ),
@@ -110,7 +110,7 @@ _MUTANTS = (
     # What moves.
     (
         "replicas move before leaders do",
-        _BALANCE + "decide",
+        _BALANCE + "deciding",
         "(found.swaps(hot, score), found.replica_moves(hot, score))",
         "(found.replica_moves(hot, score), found.swaps(hot, score))",
         DECISIONS,

@@ -36,8 +36,7 @@ class NodeRoutes:
 
     async def nodes(self, request: Request) -> Response:
         """Answer GET /v1/admin/nodes."""
-        described = await self._describe(sorted(self._services.view.nodes()))
-        return Response.json(documents.AdminNodes(described))
+        return Response.json(documents.AdminNodes(await self._describe(None)))
 
     async def node(self, request: Request, node: str) -> Response:
         """Answer GET /v1/admin/nodes/{node}."""
@@ -45,11 +44,20 @@ class NodeRoutes:
         return await self._answer(node)
 
     async def _answer(self, node: str, *, status: int = 200) -> Response:
-        (described,) = await self._describe([node])
+        found = await self._describe([node])
+        if not found:
+            raise _no_such_node(node)  # removed since
+        (described,) = found
         return Response.json(described, status=status, headers=[etag(described.version)])
 
-    async def _describe(self, nodes: list[str]) -> list[documents.AdminNode]:
-        led, voters = await self._led.of(nodes), await self._voters()
+    async def _describe(self, only: list[str] | None) -> list[documents.AdminNode]:
+        """Return the nodes as the catalog's leader has them now, `only` these or all, sorted by name.
+
+        Without a leader, as this shard's view has them.
+        """
+        voters = await self._voters()
+        nodes = sorted(self._services.view.nodes()) if only is None else only
+        led = await self._led.of(nodes)
         catalog = self._services.view.message
         assert catalog is not None, "a view with nodes has a catalog"
         held = _held(catalog.catalog)
@@ -103,12 +111,19 @@ class NodeRoutes:
         )
 
     async def _voters(self) -> list[str] | None:
-        """Return the catalog's voters as its leader says; None if it has none now."""
+        """Return the catalog's voters as its leader says; None if it has none now.
+
+        Wait until this shard's view is as new as the answer: an operator's change of a moment ago, which
+        another shard may have performed, is in it.
+        """
         try:
             answer = await self._services.ask_catalog(ConfirmRequest([]))
         except TransportError:
             return None
-        return None if answer.error else answer.voters
+        if answer.error:
+            return None
+        await self._placement.until_seen(answer.version)
+        return answer.voters
 
     async def _record(self, node: str) -> NodeRecord:
         """Return the node's record, of a newer view if this one has none.

@@ -9,6 +9,7 @@ from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operations import Operations
 from laminar.node.api.admin.partitions import PlacementRoutes
+from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import ShardServices
 
@@ -16,8 +17,15 @@ from laminar.node.api.common.services import ShardServices
 class OperationRoutes:
     """The handlers of the operations' routes."""
 
-    def __init__(self, services: ShardServices, nodes: NodeRoutes, partitions: PlacementRoutes) -> None:
+    def __init__(
+        self,
+        services: ShardServices,
+        nodes: NodeRoutes,
+        partitions: PlacementRoutes,
+        placement: PlacementCall,
+    ) -> None:
         self._services = services
+        self._placement = placement
         self._nodes = nodes
         self._partitions = partitions
         self._operations = Operations()
@@ -34,6 +42,7 @@ class OperationRoutes:
         prefix = request.query.get("prefix", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         after = request.query.get("after", "")
+        await self._placement.newest_view()
         found = [each for each in self._all() if each.id.startswith(prefix) and each.id > after]
         answer = documents.OperationPage(found[:limit])
         headers = []
@@ -44,6 +53,7 @@ class OperationRoutes:
 
     async def operation(self, request: Request, operation: str) -> Response:
         """Answer GET /v1/admin/operations/{operation}."""
+        await self._placement.newest_view()
         return Response.json(self._found(operation))
 
     def _found(self, operation: str) -> documents.Operation:

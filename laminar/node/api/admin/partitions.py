@@ -28,6 +28,7 @@ class PlacementRoutes:
 
     async def describe(self, request: Request, topic: str, partition: str) -> Response:
         """Answer GET /v1/admin/topics/{topic}/partitions/{partition}."""
+        await self._placement.newest_view()
         return self._answer(topic, partition)
 
     def _answer(self, topic: str, partition: str, *, status: int = 200) -> Response:

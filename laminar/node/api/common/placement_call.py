@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from laminar.http.api.problems import Problem
 from laminar.node.api.common.services import ShardServices
@@ -67,10 +68,18 @@ class PlacementCall:
         if result.outcome in ("invalid", "failed"):
             raise Problem("invalid", result.detail)
         if result.outcome != "conflict":
-            await self._until_seen(result.version)
+            await self.until_seen(result.version)
         return result
 
-    async def _until_seen(self, version: int) -> None:
+    async def newest_view(self) -> None:
+        """Wait until the view is as new as the catalog; if that has no leader, keep the view there is.
+
+        Another shard may have performed an operator's last change, and this shard's view follows later.
+        """
+        with suppress(Problem):
+            await self._services.refresh_view()
+
+    async def until_seen(self, version: int) -> None:
         """Wait until this shard's view has reached catalog `version`, `VIEW_WAIT_S` at most."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + VIEW_WAIT_S
