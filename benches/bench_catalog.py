@@ -9,6 +9,8 @@ Times of the rules are CPU seconds of one process, so a busy machine changes the
 * `--nodes N`: real processes, one shard each. Topics are made over HTTP, `--partitions` in all: time and CPU
   of each hundred, CPU at rest, memory of controllers and shards, and the time until a node that is restarted
   serves again.
+* `--restarted`: one real node gets the log of the catalog alone, whose topics are on a node that is gone: the
+  time until it serves, its memory, the time of one more topic over HTTP, and CPU at rest.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ from pathlib import Path
 import msgspec
 
 from benches.usage import cpu_s
+from laminar.batch import Kind, build_control, stamp
+from laminar.log.disk.disk import RealDisk
+from laminar.log.recovery.node import controller_store, logs_directory
+from laminar.log.storage import Storage
 from laminar.node.placement.planner import Planner
 from laminar.node.placement.preferred_leaders import choosing
 from laminar.node.placement.slices import SLICE
@@ -41,6 +47,7 @@ from membership.tables import encoded
 NODE = NodeRecord("a", b"s" * 16, "127.0.0.1", 7070, [7071], [7170, 7171], 7170, shards=1)
 JSON = {"Content-Type": "application/json"}
 SAMPLE = 100
+_SYNC_EVERY = 1_000
 MAKERS = 4
 
 
@@ -66,8 +73,7 @@ def _marks(topics: int) -> list[int]:
     return [*(mark for mark in (1_000, 10_000, 100_000) if mark < topics), topics]
 
 
-async def _catalog_alone(topics: int) -> Catalog:
-    group = _Group()
+async def _catalog_alone(group: _Group, topics: int) -> Catalog:
     group.catalog = catalog = Catalog(group)
     await catalog.register_node(NODE)
     before_mib = _rss_mib()
@@ -99,9 +105,12 @@ async def _catalog_alone(topics: int) -> Catalog:
             of = min(SAMPLE, topics)
             figures = f"{made_s / of * 1e6:.0f} us, {copied_s / of * 1e6:.0f} us"
             print(f"  {number:>7,}: {figures}; {len(update)} bytes")
+    began = time.process_time()
     gc.collect()
+    collected_s = time.process_time() - began
     both = (_rss_mib() - before_mib - sum(map(len, group.log)) / (1 << 20)) * 1024 / topics
     print(f"memory: {both:.2f} KiB for each topic, of the catalog and a shard's copy together")
+    print(f"a full collection of garbage, over both: {collected_s:.2f} s")
     began = time.process_time()
     again = Catalog(group)
     for index, command in enumerate(group.log, 1):
@@ -240,10 +249,73 @@ def _real(directory: Path, *, nodes: int, partitions: int, each: int, rest_s: fl
         print(f"  a node restarted serves after {serves_s:.1f} s, {spent_s:.1f} s of CPU")
 
 
+async def _append(data: str, commands: list[bytes]) -> None:
+    """Append commands to the catalog's log of a node that is stopped and the only voter."""
+    storage = Storage.open(RealDisk(), controller_store(data), logs_directory(data))
+    try:
+        (entry,) = storage.manifest.entries
+        log = storage.logs[storage.resolve(entry.log_id)]
+        for command in commands:
+            frame = build_control(Kind.COMMAND, command)
+            stamp(
+                frame,
+                index=log.last_index + 1,
+                term=log.last_term,
+                prev_term=log.last_term,
+                base_offset=log.next_offset,
+                append_time_ms=log.last_append_time_ms,
+                committed_index=log.start.index,
+                opens_segment=log.segment_full,
+            )
+            log.append([frame])
+            if log.last_index % _SYNC_EVERY == 0:
+                await storage.sync()
+        await storage.sync()
+    finally:
+        await storage.close()
+
+
+def _restarted(directory: Path, commands: list[bytes], *, topics: int, rest_s: float) -> None:
+    with LocalCluster(directory, nodes=1, shards=1, settings={"max_partitions": topics + 100}) as cluster:
+        roles = ("supervisor", "controller", "shard")
+        for done, say in (
+            (0, "with its own topics alone"),
+            (topics, f"with {topics:,} topics of another node"),
+        ):
+            cluster.kill(0)
+            if done:
+                asyncio.run(_append(str(cluster.members[0].data), commands))
+            began = time.monotonic()
+            cluster.restart(0, timeout=1800)
+            ready_s = time.monotonic() - began
+            _make_topics(cluster, range(done, done + 1), partitions=1)
+            serves_s = time.monotonic() - began
+            pids = cluster.pids(0)
+            print(
+                f"a node restarted {say}: ready after {ready_s:.1f} s, and makes a topic by {serves_s:.1f} s"
+            )
+            print(
+                "  CPU until then: "
+                + ", ".join(f"{r} {cpu_s([p]):.1f} s" for r, p in zip(roles, pids, strict=True))
+            )
+            began = time.monotonic()
+            _make_topics(cluster, range(done + 1, done + 1 + SAMPLE), partitions=1)
+            print(f"  a topic more: {(time.monotonic() - began) / SAMPLE * 1e3:.1f} ms, {MAKERS} at a time")
+            time.sleep(rest_s)
+            used = cpu_s(pids)
+            time.sleep(rest_s)
+            print(f"  at rest, in each second: CPU {(cpu_s(pids) - used) / rest_s * 1e3:.1f} ms")
+            print(
+                "  memory: "
+                + ", ".join(f"{r} {_rss_of(p):.0f} MiB" for r, p in zip(roles, pids, strict=True))
+            )
+
+
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m benches.bench_catalog", description=__doc__)
     parser.add_argument("--topics", type=int, default=100_000, help="topics of the catalog alone")
+    parser.add_argument("--restarted", action="store_true", help="also a real node that has these topics")
     parser.add_argument("--nodes", type=int, default=0, help="also real nodes; 0: none")
     parser.add_argument("--partitions", type=int, default=10_000, help="partitions that the real nodes get")
     parser.add_argument("--each", type=int, default=1, help="partitions of each of their topics")
@@ -252,8 +324,13 @@ def main() -> None:
     )
     parser.add_argument("--directory", type=Path, default=None)
     options = parser.parse_args()
+    gc.disable()  # as in a node's processes (laminar/node/host/loop_health.py)
+    group = _Group()
     if options.topics:
-        _placement(asyncio.run(_catalog_alone(options.topics)))
+        _placement(asyncio.run(_catalog_alone(group, options.topics)))
+    if options.restarted:
+        with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+            _restarted(Path(directory), group.log, topics=options.topics, rest_s=options.rest)
     if options.nodes:
         with tempfile.TemporaryDirectory(dir=options.directory) as directory:
             _real(

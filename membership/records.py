@@ -3,6 +3,9 @@
 This module has only their fields; `catalog_rules` says how they change. They are encoded with msgpack for
 snapshots and for the shard processes, so new fields go last and have defaults. A change makes a new
 `CatalogState`, which shares the unchanged records with the old one; a caller may keep the old one.
+
+No record can be part of a cycle of references, so the collector of garbage leaves them out (`gc=False`):
+else it would visit some ten objects for each topic, and stop the loop meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from membership.tables import Indexed, Table
 Setting = int | str
 
 
-class NodeRecord(msgspec.Struct, frozen=True):
+class NodeRecord(msgspec.Struct, frozen=True, gc=False):
     """One node: its identity, and where its processes listen.
 
     `store_id` is made when its data directory is formatted: a node of the same name with another store id is
@@ -69,7 +72,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
         return self.zone if self.set_zone is None else self.set_zone
 
 
-class ReplicaRecord(msgspec.Struct, frozen=True):
+class ReplicaRecord(msgspec.Struct, frozen=True, gc=False):
     """One replica of a partition: an id that is never reused, and the store it was promised to.
 
     `made` is the node's report that the replica is in its manifest, durably.
@@ -85,7 +88,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     """Whether its group goes on without it by an operator's decision: it never takes part in it again."""
 
 
-class LeavingReplica(msgspec.Struct, frozen=True):
+class LeavingReplica(msgspec.Struct, frozen=True, gc=False):
     """A replica that another one replaces, and that is still a member of the group.
 
     `why` is the reason: "dead" or "lost", then it leaves the group before the new replica joins; or "moved",
@@ -96,7 +99,7 @@ class LeavingReplica(msgspec.Struct, frozen=True):
     why: Literal["dead", "lost", "moved"]
 
 
-class AcceptedLoss(msgspec.Struct, frozen=True):
+class AcceptedLoss(msgspec.Struct, frozen=True, gc=False):
     """An operator's decision: the group lost its majority for good and goes on with one replica's log.
 
     `kept` is the id of that replica, `abandoned` are those of the others. Its log ended with entry
@@ -114,7 +117,7 @@ class AcceptedLoss(msgspec.Struct, frozen=True):
     """The catalog's version with this decision."""
 
 
-class Pin(msgspec.Struct, frozen=True):
+class Pin(msgspec.Struct, frozen=True, gc=False):
     """An explicit placement of a partition: these nodes hold it, whatever the rank says.
 
     `owner` is a name of who decided it, `reason` a text for people.
@@ -125,7 +128,7 @@ class Pin(msgspec.Struct, frozen=True):
     reason: str
 
 
-class PartitionRecord(msgspec.Struct, frozen=True):
+class PartitionRecord(msgspec.Struct, frozen=True, gc=False):
     """One partition and its group. `creating` until every replica is made, then `live` for good."""
 
     topic: str
@@ -166,7 +169,7 @@ class PartitionRecord(msgspec.Struct, frozen=True):
         return max(self.newest_replica_id, *(each.replica_id for each in members))
 
 
-class TopicRecord(msgspec.Struct, frozen=True):
+class TopicRecord(msgspec.Struct, frozen=True, gc=False):
     """One topic.
 
     `version` is the catalog's version at its last change: never the same for two states of a name.
@@ -180,7 +183,7 @@ class TopicRecord(msgspec.Struct, frozen=True):
     version: int
 
 
-class Tombstone(msgspec.Struct, frozen=True):
+class Tombstone(msgspec.Struct, frozen=True, gc=False):
     """The record of a deleted partition's group; a node deletes a replica's data only if there is one.
 
     It is kept until every replica in `replicas` is reported removed.
