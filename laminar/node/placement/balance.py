@@ -172,6 +172,7 @@ def deciding(
         return Decision(None, because, (), by_node)
     above = [node for node in order if by_node[node].value > threshold]
     whys = []
+    refused = ""
     for hot in above[:TRIED]:
         score = by_node[hot]
         whys.append(f"{hot} has a score of {score.value:.2f}, by {amount(totals[hot], score.measure)}")
@@ -179,10 +180,12 @@ def deciding(
             better = [option for option in options if option.after <= score.value - MARGIN]
             for best in sorted(better, key=lambda option: option.after)[:TRIED]:
                 if (yield from _changes_leaders(state, best)):
+                    refused = " and leaves the other leaders where they are"
                     continue
                 because = f"{whys[-1]}; {best.because}: then at most {best.after:.2f}"
                 return Decision(best.move, because, best.partitions, by_node)
-    return Decision(None, f"{'; '.join(whys)}; no move lowers that by {MARGIN} or more", (), by_node)
+    because = f"{'; '.join(whys)}; no move lowers that by {MARGIN} or more{refused}"
+    return Decision(None, because, (), by_node)
 
 
 def _changes_leaders(state: CatalogState, option: _Option) -> Generator[None, None, bool]:

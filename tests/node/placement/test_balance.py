@@ -169,8 +169,9 @@ def test_no_replica_moves_to_a_node_that_would_be_given_the_lead_with_it() -> No
         given = replace(state, partitions=state.partitions | ab | last)
         reports = reports_of(given, dict.fromkeys(given.partitions, Load(stored_bytes=900_000 * MI)))
         reports |= {name: replace(reports[name], total=Load(), partitions=[]) for name in "bc"}
-        move = decide(given, Wanted(given), reports, threshold=1.25).move
-        assert isinstance(move, PinPartition) == movable, move
+        decision = decide(given, Wanted(given), reports, threshold=1.25)
+        assert isinstance(decision.move, PinPartition) == movable, decision
+        assert decision.because.endswith("leaves the other leaders where they are") != movable
 
 
 def test_the_score_that_a_swap_is_chosen_for_is_the_one_that_follows() -> None:
