@@ -114,6 +114,7 @@ class Kind(IntEnum):
     COMMAND = 9
     SINK = 10
     FENCE = 11
+    OPEN = 12
 
 
 class Flag(IntFlag):

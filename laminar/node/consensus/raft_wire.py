@@ -46,12 +46,14 @@ _keepalive_decoder = msgspec.msgpack.Decoder(Keepalive)
 class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
     """Body of a `configuration` batch: (replica id, node) of voters and of learners.
 
-    `abandoned`: ids of former members that an operator's decision abandoned.
+    `abandoned`: ids of former members that an operator's decision abandoned. `successor_of`, of entry 1
+    alone: the id of the change of routes that made the partition; 0: none did.
     """
 
     voters: tuple[tuple[int, str], ...]
     learners: tuple[tuple[int, str], ...] = ()
     abandoned: tuple[int, ...] = ()
+    successor_of: int = 0
 
     def configuration(self) -> Configuration:
         """Return the part that Raft knows: replica ids alone."""
@@ -84,8 +86,14 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def encoded(self) -> bytes:
-        """Return the payload of the batch."""
-        return msgspec.msgpack.encode(self)
+        """Return the payload of the batch.
+
+        `successor_of` is left out where it is 0: entry 1 has the same bytes on every replica, also on one
+        whose program does not know the field.
+        """
+        if self.successor_of:
+            return msgspec.msgpack.encode(self)
+        return msgspec.msgpack.encode((self.voters, self.learners, self.abandoned))
 
 
 def configuration_record(payload: Buffer) -> ConfigurationRecord:

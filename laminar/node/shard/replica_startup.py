@@ -52,6 +52,8 @@ _DISPENSABLE = (
     Kind.PUBLISH,
     Kind.SINK,
     Kind.FENCE,
+    Kind.SEAL,
+    Kind.OPEN,
 )
 
 
@@ -188,6 +190,7 @@ class ReplicaOpener:
                 _log.error(
                     "%s: continues without the producer and cursor state of damaged entry %d", name, index
                 )
+                partition.state.succession.lacks_entries = True
                 return True
             if not leave_out or log.index_entry(index).kind not in _DISPENSABLE:
                 return False
@@ -306,6 +309,7 @@ class ReplicaOpener:
             if missing and all(shard.repairs.is_gone(entry.group, index) for index in missing):
                 _log.error("%s: continues without the state of damaged entries %s", name, missing)
                 partition.state.left_out.clear()
+                partition.state.succession.lacks_entries = True
                 shard.repairs.attach_replica(partition.replica)
 
     async def _repaired_within(self, entry: ReplicaEntry, timeout_s: float) -> None:

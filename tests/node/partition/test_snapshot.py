@@ -23,12 +23,16 @@ from laminar.node.partition import snapshot
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.cursors import CursorChange
 from laminar.node.partition.state.derived_state import encode_state
+from laminar.node.partition.state.succession import Input, OpenRecord, Output, SealRecord
 from tests.disks.fault_disk import FaultDisk, FaultFile
 from tests.log.histories import open_inline
 from tests.node.opened import entry, open_all
 from tests.node.trio import VOTERS
 
 NOBODY: Any = None
+
+
+OUTPUT = msgspec.structs.replace(VOTERS, successor_of=7)
 
 
 def partition_of(log: Log) -> Partition:
@@ -46,7 +50,8 @@ class Follower:
         self.log = storage.create_log("t-0", 1)
         self.partition = partition_of(self.log)
         self.sequences: dict[int, list[tuple[int, int]]] = {}
-        self.append(initial_frame(VOTERS, created_ms=1), stamped=True)
+        # An output of a change, so that it can be opened; nothing here refuses what it does not take.
+        self.append(initial_frame(OUTPUT, created_ms=1), stamped=True)
         self.commit(0)
 
     def append(self, frame: bytearray, *, stamped: bool = False) -> None:
@@ -81,6 +86,12 @@ class Follower:
     def cursor(self, name: int, position: int | None) -> None:
         change = CursorChange(name=f"c{name}", position=position, changed_ms=1)
         self.append(build_control(Kind.CURSOR, msgspec.msgpack.encode(change)))
+
+    def open(self, change: int) -> None:
+        self.append(OpenRecord(change, 2, 0, 9, [Input(0, bytes(16), 7, 1)]).frame())
+
+    def seal(self, change: int) -> None:
+        self.append(SealRecord(change, 3, [Output(1, 0, 9, bytes(16))], "strict").frame())
 
     def configure(self, learner: int) -> None:
         record = ConfigurationRecord(voters=VOTERS.voters, learners=((10 + learner, "d"),))
@@ -140,6 +151,7 @@ def picture(partition: Partition) -> Any:
         partition.producers.stored(),
         partition.cursors.stored(),
         partition.state.keys.stored(),
+        partition.state.succession.stored(),
         partition.state.configurations_up_to(1 << 60)[-1:],
         partition.log.start,
     )
@@ -151,6 +163,8 @@ STEPS = st.one_of(
     st.tuples(st.just("cursor"), st.integers(0, 1), st.one_of(st.none(), st.integers(0, 9))),
     st.tuples(st.just("keyed"), st.integers(0, 3)),
     st.tuples(st.just("configure"), st.integers(0, 3)),
+    st.tuples(st.just("open"), st.integers(7, 8)),
+    st.tuples(st.just("seal"), st.integers(9, 10)),
     st.tuples(st.just("move_start")),
     st.tuples(st.just("truncate"), st.integers(1, 3)),
     st.tuples(st.just("commit"), st.integers(0, 2)),
@@ -178,7 +192,23 @@ CUT_STATE: list[Any] = [
 ]
 
 
+# A seal that is in the document, and one that is cut after the document was kept.
+KEPT_SEAL: list[Any] = [("open", 7), ("seal", 9), ("sync",), ("commit", 0), ("keep",)]
+CUT_SEAL: list[Any] = [
+    *(("data", 0), ("open", 7), ("sync",), ("commit", 0), ("seal", 9), ("keep",)),
+    *(("truncate", 1), ("seal", 10), ("sync",)),
+]
+# The start moves over the open and the seal.
+TRIMMED_SEAL: list[Any] = [
+    *(("open", 7), ("seal", 9), ("cursor", 0, 7), ("cursor", 0, 8), ("sync",), ("commit", 0)),
+    *(("move_start",), ("sync",), ("commit", 0), ("sync",)),
+]
+
+
 @settings(max_examples=150, deadline=None)
+@example(KEPT_SEAL, 0)
+@example(CUT_SEAL, 0)
+@example(TRIMMED_SEAL, 0)
 @example(CUT_STATE, 0)
 @example(CUT_CONFIGURATION, 0)
 @example(KEPT_KEY, 0)

@@ -13,6 +13,7 @@ from laminar.node.partition.state.idempotency_keys import KeyEntry
 from laminar.node.partition.state.producers import ProducerEntry
 from laminar.node.partition.state.sinks import SinkEntry
 from laminar.node.partition.state.staged_batches import StoredStages
+from laminar.node.partition.state.succession import StoredSuccession
 
 
 class DerivedState(msgspec.Struct, frozen=True, array_like=True):
@@ -29,6 +30,7 @@ class DerivedState(msgspec.Struct, frozen=True, array_like=True):
     keys: list[KeyEntry] = []
     # See `Sinks.floor`.
     sinks_floor: int = 0
+    succession: StoredSuccession = StoredSuccession()
 
 
 _decoder = msgspec.msgpack.Decoder(DerivedState)

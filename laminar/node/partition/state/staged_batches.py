@@ -268,6 +268,12 @@ def publish_record(frame: Buffer) -> PublishRecord:
     return _publish_decoder.decode(body_of(frame))
 
 
+def prepare_adds_nothing(frame: Buffer) -> bool:
+    """Return whether a `prepare` entry only drops or forgets: it promises no records."""
+    record = _prepare_decoder.decode(body_of(frame))
+    return record.operation is not PrepareOperation.PREPARE
+
+
 class _Tables(NamedTuple):
     """What is known of staged batches, as of the log's end."""
 

@@ -3,8 +3,9 @@
 Each table is a function of the log (docs/consensus.md#derived-tables). It changes when an entry is appended,
 is rolled back when the entry is truncated, is notified of commits, and is stored in snapshots and in
 `log_start` entries. This module does all of that for all tables, so that a new table can't be left out of one
-of these steps. The tables are those of producers, idempotency keys, cursors, staged batches and sinks; the
-state also has the group's configuration, and where the log is to begin.
+of these steps. The tables are those of producers, idempotency keys, cursors, staged batches, sinks, and of
+the partition's place in its topic's routes; the state also has the group's configuration, and where the log
+is to begin.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from laminar.node.partition.state.idempotency_keys import IdempotencyKeys
 from laminar.node.partition.state.producers import Producers
 from laminar.node.partition.state.sinks import Sinks
 from laminar.node.partition.state.staged_batches import StagedBatches
+from laminar.node.partition.state.succession import Sealed, Succession
 
 
 class PartitionState:
@@ -36,6 +38,7 @@ class PartitionState:
         self.cursors = Cursors()
         self.stages = StagedBatches()
         self.sinks = Sinks()
+        self.succession = Succession()
         self.committed_index = start_index
         # Whether the log was trimmed, and its first `log_start` entry is not applied yet. That entry carries
         # the state that the trimmed entries led to.
@@ -77,6 +80,9 @@ class PartitionState:
         elif header.kind == Kind.SINK:
             self.sinks.appended(header, frame)
             self.sinks.committed(header.committed_index)
+        elif header.kind in (Kind.SEAL, Kind.OPEN):
+            self.succession.appended(header, frame)
+            self.succession.committed(header.committed_index)
         elif header.kind == Kind.LOG_START:
             record = log_start_record(frame)
             if self._beheaded:
@@ -87,7 +93,10 @@ class PartitionState:
             self._starts.append((header.index, record))
             self._configurations.append((header.index, record.configuration))
         elif header.kind == Kind.CONFIGURATION:
-            self._configurations.append((header.index, configuration_record(body_of(frame))))
+            configuration = configuration_record(body_of(frame))
+            if configuration.successor_of:
+                self.succession.made_by(header.index, configuration.successor_of)
+            self._configurations.append((header.index, configuration))
 
     def truncated(self, index: int) -> None:
         """Roll back entry `index` and all after it, which were truncated."""
@@ -97,6 +106,7 @@ class PartitionState:
         self.cursors.truncated(index)
         self.stages.truncated(index)
         self.sinks.truncated(index)
+        self.succession.truncated(index)
         while self._starts and self._starts[-1][0] >= index:
             self._starts.pop()
         while self._configurations and self._configurations[-1][0] >= index:
@@ -110,11 +120,18 @@ class PartitionState:
         self.cursors.committed(index)
         self.stages.committed(index)
         self.sinks.committed(index)
+        self.succession.committed(index)
         while len(self._configurations) > 1 and self._configurations[1][0] <= index:
             del self._configurations[0]
         while self._starts and self._starts[0][0] <= index:
             at, record = self._starts.popleft()
             self._last_start = self.due_start = (at, msgspec.structs.replace(record, state=b""))
+
+    @property
+    def committed_seal(self) -> Sealed | None:
+        """The `seal` entry, if this replica knows that it is committed: the partition's end is final."""
+        sealed = self.succession.sealed
+        return sealed if sealed is not None and sealed.index <= self.committed_index else None
 
     @property
     def start_is_moving(self) -> bool:
@@ -130,6 +147,7 @@ class PartitionState:
             sinks=self.sinks.stored(),
             keys=self.keys.stored(),
             sinks_floor=self.sinks.floor,
+            succession=self.succession.stored(),
         )
 
     def state_at(self, index: int) -> DerivedState:
@@ -141,6 +159,7 @@ class PartitionState:
             sinks=self.sinks.stored_at(index),
             keys=self.keys.stored_at(index),
             sinks_floor=self.sinks.floor_at(index),
+            succession=self.succession.stored_at(index),
         )
 
     def configurations_up_to(self, index: int) -> list[tuple[int, ConfigurationRecord]]:
@@ -176,6 +195,7 @@ class PartitionState:
         self.stages.restore(state.stages)
         self.sinks.restore(state.sinks, state.sinks_floor)
         self.keys.restore(state.keys)
+        self.succession.restore(state.succession)
 
     def adopt(self, whole: PartitionState) -> None:
         """Replace the tables by those of a replay that lacks no entry and ran beside this replica.
@@ -184,9 +204,11 @@ class PartitionState:
         """
         self.producers, self.cursors = whole.producers, whole.cursors
         self.stages, self.sinks, self.keys = whole.stages, whole.sinks, whole.keys
+        self.succession = whole.succession
         self.producers.committed(self.committed_index)
         self.cursors.committed(self.committed_index)
         self.stages.committed(self.committed_index)
         self.sinks.committed(self.committed_index)
         self.keys.committed(self.committed_index)
+        self.succession.committed(self.committed_index)
         self.left_out = []

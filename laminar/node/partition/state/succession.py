@@ -1,0 +1,291 @@
+"""The place of one partition in its topic's routes: what it succeeds, and whether it has ended.
+
+A *change* of routes replaces some partitions, its *inputs*, by others, its *outputs*, over the same logical
+partitions; no record is copied. Entry 1 of an output names the change: the partition is `waiting`, and takes
+no record before its leader has appended an `OPEN`. An input ends with a `SEAL`: nothing that adds a record is
+appended after it, so the end that it stands at is final.
+
+Like the table of producers this one is a function of the log: changed when an entry is appended, rolled back
+when the entry is truncated. It does not know whether an entry is committed, nor what the catalog has recorded
+of the change. Reference: `docs/consensus.md#ends-of-partitions`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from laminar.batch import (
+    MAX_TIME_MS,
+    BatchError,
+    Buffer,
+    Header,
+    Kind,
+    body_of,
+    build_control,
+    kind_of,
+)
+from laminar.http.api.documents import MAX_PARTITIONS
+from laminar.node.partition.state.staged_batches import prepare_adds_nothing
+
+# Keys are hashed to this many logical partitions, which a route maps to partitions (`laminar.wire`).
+LOGICAL_PARTITIONS: Final = 65_536
+# Kinds that a partition takes when it takes no records.
+_WITHOUT_RECORDS: Final = frozenset({Kind.NOOP, Kind.CONFIGURATION, Kind.LOG_START, Kind.CURSOR})
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+_Time = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIME_MS)]
+_First = Annotated[int, msgspec.Meta(ge=0, le=LOGICAL_PARTITIONS - 1)]
+_Size = Annotated[int, msgspec.Meta(ge=1, le=LOGICAL_PARTITIONS)]
+_Group = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+_Several = msgspec.Meta(min_length=1, max_length=MAX_PARTITIONS)
+
+Status: TypeAlias = Literal["waiting", "open", "sealed"]
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """A partition that a change makes: its number, its range of logical partitions, and its group's id."""
+
+    number: _Natural
+    first: _First
+    size: _Size
+    group: _Group
+
+
+class Input(msgspec.Struct, frozen=True, array_like=True):
+    """A partition that a change ends: its number, its group's id, its final end, and the time of its seal."""
+
+    number: _Natural
+    group: _Group
+    end: _Natural
+    time_ms: _Time
+
+
+class SealRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of a `seal` entry: the change, the version of the route that it makes, and its outputs.
+
+    The outputs are in the order of their ranges, which follow each other without a gap. `order` says whether
+    the order of each key is kept over the change.
+    """
+
+    change_id: _Positive
+    version: _Positive
+    outputs: Annotated[list[Output], _Several]
+    order: Literal["strict", "weak"]
+
+    def frame(self) -> bytearray:
+        """Return the entry's batch, not stamped yet. Raises `BatchError` if the record is not valid."""
+        frame = build_control(Kind.SEAL, msgspec.msgpack.encode(self))
+        seal_record(frame)
+        return frame
+
+
+class OpenRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of an `open` entry: the change, its route's version, this partition's range, and the inputs."""
+
+    change_id: _Positive
+    version: _Positive
+    first: _First
+    size: _Size
+    inputs: Annotated[list[Input], _Several]
+
+    def frame(self) -> bytearray:
+        """Return the entry's batch, not stamped yet. Raises `BatchError` if the record is not valid."""
+        frame = build_control(Kind.OPEN, msgspec.msgpack.encode(self))
+        open_record(frame)
+        return frame
+
+
+_Record = TypeVar("_Record", SealRecord, OpenRecord)
+_seal_decoder = msgspec.msgpack.Decoder(SealRecord)
+_open_decoder = msgspec.msgpack.Decoder(OpenRecord)
+
+
+def seal_record(frame: Buffer) -> SealRecord:
+    """Return the record in the frame of a `seal` entry.
+
+    Raises:
+        BatchError: it is malformed, or says what cannot be.
+    """
+    record = _decoded(frame, _seal_decoder, "seal entry")
+    outputs = record.outputs
+    _check_differ("outputs", [each.number for each in outputs], "seal entry")
+    _check_differ("outputs", [each.group for each in outputs], "seal entry")
+    expected = outputs[0].first
+    for each in outputs:
+        if each.first != expected:
+            raise _bad("first", each.first, expected, f"seal entry: output {each.number}")
+        expected = each.first + each.size
+    _check_end(expected, "seal entry")
+    return record
+
+
+def open_record(frame: Buffer) -> OpenRecord:
+    """Return the record in the frame of an `open` entry.
+
+    Raises:
+        BatchError: it is malformed, or says what cannot be.
+    """
+    record = _decoded(frame, _open_decoder, "open entry")
+    _check_differ("inputs", [each.number for each in record.inputs], "open entry")
+    _check_differ("inputs", [each.group for each in record.inputs], "open entry")
+    _check_end(record.first + record.size, "open entry")
+    return record
+
+
+def _decoded(frame: Buffer, decoder: msgspec.msgpack.Decoder[_Record], what: str) -> _Record:
+    try:
+        return decoder.decode(body_of(frame))
+    except msgspec.DecodeError as error:
+        raise BatchError("malformed", f"{what}: {error}", field="body") from error
+
+
+def _check_differ(field: str, values: Sequence[int | bytes], what: str) -> None:
+    if len(set(values)) != len(values):
+        raise BatchError("malformed", f"{what}: two {field} are the same partition", field=field)
+
+
+def _check_end(end: int, what: str) -> None:
+    if end > LOGICAL_PARTITIONS:
+        raise _bad("size", end, LOGICAL_PARTITIONS, f"{what}: the end of its range")
+
+
+def _bad(field: str, value: int, expected: int, what: str) -> BatchError:
+    message = f"{what}: {field} is {value}, not {expected}"
+    return BatchError("malformed", message, field=field, value=value, limit=expected)
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True):
+    """The `open` entry of a partition: its index, its append time, and what it says."""
+
+    index: int
+    time_ms: int
+    record: OpenRecord
+
+
+class Sealed(msgspec.Struct, frozen=True, array_like=True):
+    """The `seal` entry of a partition: its place in the log, the final end, its append time, what it says."""
+
+    index: int
+    term: int
+    end: int
+    time_ms: int
+    record: SealRecord
+
+
+class StoredSuccession(msgspec.Struct, frozen=True, array_like=True):
+    """The table as it is stored. `successor_of` is the id of the change that made the partition, 0: none."""
+
+    successor_of: int = 0
+    opened: Opened | None = None
+    sealed: Sealed | None = None
+    # See `Succession.lacks_entries`.
+    lacks_entries: bool = False
+
+
+class Succession:
+    """The table of one partition."""
+
+    __slots__ = ("_now", "_undo", "lacks_entries", "takes_records")
+
+    def __init__(self) -> None:
+        self._now = StoredSuccession()
+        # (index of the entry, the table before) of changes that may be rolled back.
+        self._undo: deque[tuple[int, StoredSuccession]] = deque()
+        # Whether the partition is `open` as of the log's end: the one question of each append.
+        self.takes_records = True
+        # Entries were damaged on every replica, so the tables were made without them for good: a seal may be
+        # among these. It stays set, and goes with the tables to other replicas.
+        self.lacks_entries = False
+
+    @property
+    def successor_of(self) -> int:
+        """Id of the change that made this partition; 0 if none did."""
+        return self._now.successor_of
+
+    @property
+    def opened(self) -> Opened | None:
+        """The `open` entry as of the log's end, committed or not."""
+        return self._now.opened
+
+    @property
+    def sealed(self) -> Sealed | None:
+        """The `seal` entry as of the log's end, committed or not."""
+        return self._now.sealed
+
+    @property
+    def status(self) -> Status:
+        """Whether the partition waits, is open, or is sealed, as of the log's end."""
+        if self._now.sealed is not None:
+            return "sealed"
+        return "waiting" if self._now.successor_of and self._now.opened is None else "open"
+
+    def takes(self, frame: Buffer) -> bool:
+        """Return whether this entry may be appended next."""
+        if self.takes_records:
+            return True
+        kind = kind_of(frame)
+        if kind in _WITHOUT_RECORDS:
+            return True
+        if kind == Kind.OPEN:
+            return self.status == "waiting"
+        # A deleted sink must be forgotten everywhere before its name is free again.
+        return kind == Kind.PREPARE and prepare_adds_nothing(frame)
+
+    # -- the log's changes -----------------------------------------------------------------
+
+    def appended(self, header: Header, frame: Buffer) -> None:
+        """Apply a `seal` or `open` entry that is now the log's last. Of two of a kind the first counts."""
+        now = self._now
+        if header.kind is Kind.SEAL and now.sealed is None:
+            sealed = Sealed(
+                header.index, header.term, header.base_offset, header.append_time_ms, seal_record(frame)
+            )
+            self._put(header.index, msgspec.structs.replace(now, sealed=sealed))
+        elif header.kind is Kind.OPEN and now.opened is None:
+            opened = Opened(header.index, header.append_time_ms, open_record(frame))
+            self._put(header.index, msgspec.structs.replace(now, opened=opened))
+
+    def made_by(self, index: int, change_id: int) -> None:
+        """Apply entry 1, by which the partition is an output of a change."""
+        self._put(index, msgspec.structs.replace(self._now, successor_of=change_id))
+
+    def truncated(self, index: int) -> None:
+        """Roll back entry `index` and all after it, which were truncated."""
+        while self._undo and self._undo[-1][0] >= index:
+            _, before = self._undo.pop()
+            self._set(before)
+
+    def committed(self, index: int) -> None:
+        """Forget how to roll back entries up to `index`: they are committed."""
+        while self._undo and self._undo[0][0] <= index:
+            self._undo.popleft()
+
+    def _put(self, index: int, after: StoredSuccession) -> None:
+        self._undo.append((index, self._now))
+        self._set(after)
+
+    def _set(self, now: StoredSuccession) -> None:
+        self._now = now
+        self.takes_records = self.status == "open"
+
+    # -- stored ----------------------------------------------------------------------------
+
+    def stored(self) -> StoredSuccession:
+        """Return the table as of the log's end."""
+        return msgspec.structs.replace(self._now, lacks_entries=self.lacks_entries)
+
+    def stored_at(self, index: int) -> StoredSuccession:
+        """Return the table as of entry `index`, which is the last committed one or a later one."""
+        found = next((before for at, before in self._undo if at > index), self._now)
+        return msgspec.structs.replace(found, lacks_entries=self.lacks_entries)
+
+    def restore(self, stored: StoredSuccession) -> None:
+        """Replace the table by a stored one; no change before this can be rolled back."""
+        self._undo.clear()
+        self._set(stored)
+        self.lacks_entries = stored.lacks_entries
