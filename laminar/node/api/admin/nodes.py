@@ -17,9 +17,7 @@ from laminar.node.api.common.etags import changed, etag, names, required
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import ShardServices
-from laminar.node.catalog.service import ConfirmRequest
 from laminar.node.runtime.cluster_view import host_in_url
-from laminar.node.transport.transport import TransportError
 from membership.records import CatalogState, NodeRecord
 from membership.requests import AlterNode, PlacementChange, RemoveNode
 
@@ -55,7 +53,7 @@ class NodeRoutes:
 
         Without a leader, as this shard's view has them.
         """
-        voters = await self._voters()
+        voters = await self._placement.newest_view()
         nodes = sorted(self._services.view.nodes()) if only is None else only
         led = await self._led.of(nodes)
         catalog = self._services.view.message
@@ -109,21 +107,6 @@ class NodeRoutes:
             safe_to_stop=record.draining and not waits,
             version=record.version,
         )
-
-    async def _voters(self) -> list[str] | None:
-        """Return the catalog's voters as its leader says; None if it has none now.
-
-        Wait until this shard's view is as new as the answer: an operator's change of a moment ago, which
-        another shard may have performed, is in it.
-        """
-        try:
-            answer = await self._services.ask_catalog(ConfirmRequest([]))
-        except TransportError:
-            return None
-        if answer.error:
-            return None
-        await self._placement.until_seen(answer.version)
-        return answer.voters
 
     async def _record(self, node: str) -> NodeRecord:
         """Return the node's record, of a newer view if this one has none.

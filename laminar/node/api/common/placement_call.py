@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
 from laminar.http.api.problems import Problem
 from laminar.node.api.common.services import ShardServices
-from laminar.node.catalog.service import CatalogAnswer, PlacementRequest
+from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest, PlacementRequest
 from laminar.node.transport.transport import TransportError
 from membership.requests import PlacementChange, Result
 
 ATTEMPTS = 5
 VIEW_WAIT_S = 5.0
+NEWEST_WAIT_S = 3.0
 
 
 class PlacementCall:
@@ -71,13 +71,25 @@ class PlacementCall:
             await self.until_seen(result.version)
         return result
 
-    async def newest_view(self) -> None:
-        """Wait until the view is as new as the catalog; if that has no leader, keep the view there is.
+    async def newest_view(self) -> list[str] | None:
+        """Wait until the view is as new as the catalog, and return the nodes that vote in the catalog.
 
-        Another shard may have performed an operator's last change, and this shard's view follows later.
+        Another shard may have performed an operator's last change, and this shard's view follows later. If
+        no leader of the catalog is known, or its answer takes `NEWEST_WAIT_S`, return None: the view stays as
+        it is.
         """
-        with suppress(Problem):
-            await self._services.refresh_view()
+        message = self._services.view.message
+        if message is None or not message.catalog_leader:
+            return None
+        try:
+            async with asyncio.timeout(NEWEST_WAIT_S):
+                answer = await self._services.ask_catalog(ConfirmRequest([]))
+        except (TransportError, TimeoutError):
+            return None
+        if answer.error:
+            return None
+        await self.until_seen(answer.version)
+        return answer.voters
 
     async def until_seen(self, version: int) -> None:
         """Wait until this shard's view has reached catalog `version`, `VIEW_WAIT_S` at most."""

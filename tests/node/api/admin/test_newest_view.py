@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import RequestHead
 from laminar.node.api.admin.led_partitions import LedPartitions
@@ -34,6 +33,7 @@ class Catalog(Services):
         newest, result = change_placement(self.view.message.catalog, change)
         assert result.ok, result
         self.newest = replace(newest, version=self.view.version + 1)
+        self.view.message.catalog_leader = "a"
         self.reachable = reachable
 
     async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:
@@ -48,12 +48,6 @@ class Catalog(Services):
         assert self.view.message is not None
         self.view.message.catalog = self.newest
         return True
-
-    async def refresh_view(self) -> None:
-        """See `ShardServices`."""
-        if not self.reachable:
-            raise Problem("no_leader", "the catalog cannot be asked: lost")
-        await self.view_change(1.0)
 
     def routes(self) -> tuple[NodeRoutes, OperationRoutes]:
         placement, others = PlacementCall(self), exchange(led=led_by_nobody)
