@@ -23,9 +23,11 @@ import json
 import os
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -39,12 +41,14 @@ from laminar.node.placement.preferred_leaders import choosing
 from laminar.node.placement.slices import SLICE
 from laminar.node.placement.wanted import Wanted
 from laminar.testing.cluster import LocalCluster
-from membership.catalog import Catalog
+from membership.catalog import CODE_VERSION, Catalog
 from membership.catalog_delta import CatalogDelta, changed_by, delta_between
 from membership.records import CatalogState, NodeRecord
 from membership.tables import encoded
 
-NODE = NodeRecord("a", b"s" * 16, "127.0.0.1", 7070, [7071], [7170, 7171], 7170, shards=1)
+NODE = NodeRecord(
+    "a", b"s" * 16, "127.0.0.1", 7070, [7071], [7170, 7171], 7170, shards=1, code_version=CODE_VERSION
+)
 JSON = {"Content-Type": "application/json"}
 SAMPLE = 100
 _SYNC_EVERY = 1_000
@@ -75,6 +79,7 @@ def _marks(topics: int) -> list[int]:
 
 async def _catalog_alone(group: _Group, topics: int) -> Catalog:
     group.catalog = catalog = Catalog(group)
+    await catalog.enable(CODE_VERSION)
     await catalog.register_node(NODE)
     before_mib = _rss_mib()
     held = copy = catalog.state()
@@ -200,6 +205,12 @@ def _make_topics(cluster: LocalCluster, numbers: range, *, partitions: int) -> N
         list(pool.map(make, range(MAKERS)))
 
 
+def _json(url: str, path: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url + path, timeout=60) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
 def _rss_of(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
@@ -276,7 +287,7 @@ async def _append(data: str, commands: list[bytes]) -> None:
 
 
 def _restarted(directory: Path, commands: list[bytes], *, topics: int, rest_s: float) -> None:
-    with LocalCluster(directory, nodes=1, shards=1, settings={"max_partitions": topics + 100}) as cluster:
+    with LocalCluster(directory, nodes=1, shards=1, settings={"max_partitions": topics + 1_000}) as cluster:
         roles = ("supervisor", "controller", "shard")
         for done, say in (
             (0, "with its own topics alone"),
@@ -288,6 +299,8 @@ def _restarted(directory: Path, commands: list[bytes], *, topics: int, rest_s: f
             began = time.monotonic()
             cluster.restart(0, timeout=1800)
             ready_s = time.monotonic() - began
+            known = len(_json(cluster.urls[0], "/v1/topics?limit=1000")["topics"])
+            assert known == min(done, 1000), f"the node knows {known} topics"
             _make_topics(cluster, range(done, done + 1), partitions=1)
             serves_s = time.monotonic() - began
             pids = cluster.pids(0)
