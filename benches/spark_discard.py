@@ -26,11 +26,12 @@ class DiscardWriter(BatchWriter):
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
         from laminar.spark.write.rows import Partitioner, StageBuffer
+        from laminar.wire.key_route import Route
 
         rows = StageBuffer(
             self._positions,
             topic=self._options.topic,
-            partitioner_of=lambda _: Partitioner(PARTITIONS, first=0),
+            partitioner_of=lambda _: Partitioner(Route.even(PARTITIONS), first=0),
         )
         records = sum(stage[3] for batch in iterator for stage in rows.put(batch))
         records += sum(stage[3] for stage in rows.finish())

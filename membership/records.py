@@ -10,7 +10,7 @@ else it would visit some ten objects for each topic, and stop the loop meanwhile
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
@@ -169,10 +169,26 @@ class PartitionRecord(msgspec.Struct, frozen=True, gc=False):
         return max(self.newest_replica_id, *(each.replica_id for each in members))
 
 
+class KeyRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A range of a topic's logical partitions, `first` up to, not including, `end`; `number` holds it."""
+
+    number: int
+    first: int
+    end: int
+
+
+class RouteRecord(msgspec.Struct, frozen=True, gc=False):
+    """A route of a topic: which of its partitions hold which logical partitions, in rising order."""
+
+    version: int
+    ranges: list[KeyRange]
+
+
 class TopicRecord(msgspec.Struct, frozen=True, gc=False):
     """One topic.
 
-    `version` is the catalog's version at its last change: never the same for two states of a name.
+    `partitions` is the number at its creation. `version` is the catalog's version at its last change: never
+    the same for two states of a name.
     """
 
     name: str
@@ -181,6 +197,17 @@ class TopicRecord(msgspec.Struct, frozen=True, gc=False):
     settings: dict[str, Setting]
     created_ms: int
     version: int
+    next_partition: int = 0
+    """The lowest number that no partition ever had; 0: `partitions`, as none was added."""
+    listed: list[int] | None = None
+    """The numbers of the partitions that exist, rising; None: those from 0 to below `partitions`."""
+    route: RouteRecord | None = None
+    """The present route; None: route 0, equal ranges over the partitions of the creation."""
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The numbers of the partitions that exist, rising; they may have gaps."""
+        return range(self.partitions) if self.listed is None else self.listed
 
 
 class Tombstone(msgspec.Struct, frozen=True, gc=False):
@@ -262,7 +289,7 @@ class CatalogState(msgspec.Struct, frozen=True):
     def partitions_of(self, topic: str) -> list[PartitionRecord]:
         """Return the topic's partitions by number; empty when there is no such topic."""
         record = self.topics.get(topic)
-        return [] if record is None else [self.partitions[f"{topic}/{n}"] for n in range(record.partitions)]
+        return [] if record is None else [self.partitions[f"{topic}/{n}"] for n in record.numbers]
 
     def partition_of_group(self, group: bytes) -> PartitionRecord | None:
         """Return the partition that a group belongs to; None if there is none."""

@@ -86,7 +86,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.client.errors": ("laminar.http.api",),
     "laminar.client.records": ("laminar.client.errors", "laminar.batch.*"),
     "laminar.client.codecs": (),
-    "laminar.client.policy": ("laminar.client.errors", "laminar.client.records"),
+    "laminar.client.policy": ("laminar.client.errors", "laminar.client.records", "laminar.wire"),
     "laminar.client.net": (
         *("laminar.client.errors", "laminar.client.policy"),
         *("laminar.batch", "laminar.http.protocol", "laminar.http.client", "laminar.http.api"),
@@ -171,7 +171,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.api.common": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.catalog", "membership"),
-        *("laminar.batch", "laminar.http.protocol", "laminar.http.api", "laminar.log.format"),
+        *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
+        "laminar.log.format",
     ),
     "laminar.node.api.records": (
         *("laminar.node.api.common", "laminar.node.consensus"),
@@ -196,7 +197,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.api.consumers": (
         *("laminar.node.api.common", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state"),
-        *("laminar.http.protocol", "laminar.http.api"),
+        *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
     ),
     "laminar.node.api.transactions": (
         *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),
@@ -313,6 +314,23 @@ FILE_CALLS = frozenset(
 )
 FILE_MODULES = ("shutil", "tempfile", "sqlite3", "shelve", "dbm")
 FILE_METHODS = ("read_text", "read_bytes", "write_text", "write_bytes", "touch", "mkdir")
+
+# The numbers of a topic's partitions have gaps once its route has changed: they are listed, never counted.
+# Who may compute route 0 from a number of partitions, and who may count up to one, each with the reason.
+MAY_TAKE_ROUTE_0 = {
+    "laminar.wire.key_route": "places of groups and blocks, which follow from the topic's creation",
+    "laminar.client.policy.routing": "an answer that says route 0",
+    "laminar.client.produce.datagrams": "a program that gives the number of partitions asks no node",
+    "laminar.node.api.common.topic_lookup": "a record without another route",
+    "laminar.node.api.transactions.sinks": "`_transactions`, whose partitions never change",
+}
+MAY_COUNT_PARTITIONS = {
+    "laminar.wire.key_route": "makes route 0",
+    "membership.records": "lists the partitions of a topic that never changed",
+    "laminar.node.catalog.service": "makes the partitions of a new topic",
+}
+
+COUNTS = frozenset(("partitions", "partition_count", "places", "numbers", "queues"))
 
 
 @dataclass(frozen=True, order=True)
@@ -506,6 +524,29 @@ def sizes(root: Path) -> dict[str, int]:
         if not module.is_package:
             found[module.path.parent.relative_to(root).as_posix()] += 1
     return dict(found)
+
+
+def check_numbers(root: Path) -> list[Violation]:
+    """Numbers of partitions are listed by the topic's record or route: nothing counts them from 0."""
+    wrong = []
+    for name, module in modules(root).items():
+        for node in module.imports_and_calls:
+            if not isinstance(node, ast.Call):
+                continue
+            called = dotted(node.func)
+            if called.endswith("Route.even") and name not in MAY_TAKE_ROUTE_0:
+                wrong.append(Violation(f"{name}:{node.lineno}", "takes the topic's route for route 0"))
+            counts = {
+                dotted(inner).rsplit(".", 1)[-1].lstrip("_")
+                for argument in node.args
+                for inner in ast.walk(argument)
+                if isinstance(inner, ast.Name | ast.Attribute)
+            }
+            if called == "range" and counts & COUNTS and name not in MAY_COUNT_PARTITIONS:
+                wrong.append(
+                    Violation(f"{name}:{node.lineno}", "counts partitions, and takes that for numbers")
+                )
+    return wrong
 
 
 def check_sizes(root: Path) -> list[Violation]:

@@ -20,7 +20,6 @@ from laminar.client.produce.producer import Delivery, Producer
 from laminar.client.topic import Topic
 from laminar.testing.cluster import LocalCluster
 from laminar.testing.history import Sent
-from laminar.wire.key_route import Route
 
 # At most 2,500 flights a second: the load lasts long enough for a node to be killed and started again in it.
 STEP_FLIGHTS = 50
@@ -128,7 +127,7 @@ async def _kill_once(
     say(f"{sent:,} flights sent: kill -9 of {name}, which leads {count} of {len(leaders)} partitions")
     orphans = {partition for partition, leader in leaders.items() if leader == name}
     down = asyncio.create_task(asyncio.sleep(DOWN_S))
-    await _acknowledged_again(flights, progress, sent, orphans, len(leaders))
+    await _acknowledged_again(topic, flights, progress, sent, orphans)
     say(f"all of them take appends again, {time.monotonic() - began:.2f} s after the kill")
     await down
     began = time.monotonic()
@@ -137,16 +136,18 @@ async def _kill_once(
 
 
 async def _acknowledged_again(
-    flights: Flights, progress: Progress, sent: int, orphans: set[int], partitions: int
+    topic: Topic[bytes], flights: Flights, progress: Progress, sent: int, orphans: set[int]
 ) -> None:
     """Wait until each partition in `orphans` acknowledged a flight sent after the first `sent` flights."""
-    route = Route.even(partitions)
+    partition_of: dict[str, int] = {}
     position = sent
     while orphans and position < len(flights):
         while position >= len(progress.deliveries):
             await progress.step_sent.wait()
-        partition = route.partition_of_key(flights.flights[position].origin.encode())
-        if partition in orphans:
+        origin = flights.flights[position].origin
+        if origin not in partition_of:
+            partition_of[origin] = await topic.partition_of(origin)
+        if partition_of[origin] in orphans:
             await progress.deliveries[position]
-            orphans.discard(partition)
+            orphans.discard(partition_of[origin])
         position += 1

@@ -17,6 +17,7 @@ from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode, Sub
 from laminar.client.errors import ConfigError, OutcomeUnknown
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.record_accumulator import RecordAccumulator
+from laminar.client.policy.routing import newest_route
 from laminar.client.produce.datagrams import Datagrams
 from laminar.client.produce.named_producer import Named, begin_named
 from laminar.client.produce.producer import (
@@ -30,7 +31,6 @@ from laminar.client.produce.producer import (
 from laminar.client.produce.sender import Sender
 from laminar.client.produce.uploads import PART_BYTES, Upload, check_partition, chunks_of
 from laminar.client.records import CursorInfo, PartitionInfo, Receipt, TopicInfo, Trimmed, identity
-from laminar.wire.key_route import Route
 
 if TYPE_CHECKING:
     import datetime
@@ -147,20 +147,18 @@ class Topic(Generic[T]):
         named: Named | None = None
         if name is not None:
             named = await begin_named(
-                self._session, self.name, name, partitions=len(places.places), timeout_s=timeout
+                self._session, self.name, name, partitions=places.route.numbers, timeout_s=timeout
             )
-        route = Route.even(len(places.places))
         accumulator = RecordAccumulator(
-            partitions=len(places.places),
-            partition_of_key=route.partition_of_key,
+            route=places.route,
             batch_bytes=batch_bytes,
             window=window,
             stop_on_failure=stop_on_failure,
-            first_partition=self._session.rng.randrange(len(places.places)),
+            first_place=self._session.rng.randrange(len(places.route)),
             numbers=named.numbers if named is not None else None,
         )
         if named is not None:
-            for queue in accumulator.queues:
+            for queue in accumulator.queues.values():
                 queue.epoch = named.epoch
         sender = Sender(
             self._session,
@@ -277,15 +275,15 @@ class Topic(Generic[T]):
                 "a part has at least one byte", code="bad_part", field="part_bytes", value=part_bytes, limit=1
             )
         places = await self._session.topic_map(self.name, timeout_s=timeout)
-        count = len(places.places)
+        route = places.route
         raw_key = key.encode() if isinstance(key, str) else key
         if partition is not None:
-            check_partition(self.name, partition, count)
+            check_partition(self.name, partition, route.numbers)
             chosen = partition
         elif raw_key is not None:
-            chosen = Route.even(count).partition_of_key(raw_key)
+            chosen = route.partition_of_key(raw_key)
         else:
-            chosen = self._session.rng.randrange(count)
+            chosen = route.numbers[self._session.rng.randrange(len(route))]
 
         async def small(value: bytes) -> Receipt:
             return await self._append_raw(
@@ -459,11 +457,15 @@ class Topic(Generic[T]):
         rows = [PartitionInfo.from_answer(row) for row in answer["partitions"]]
         return sorted(rows, key=lambda row: row.partition)
 
+    async def partition_of(self, key: str | bytes) -> int:
+        """Return the partition that takes the records of a key by the topic's present route."""
+        answer = await self._session.get_json(f"{topic_path(self.name)}/routes")
+        return newest_route(answer).partition_of_key(key)
+
     async def offsets(self, at: str = "latest") -> dict[int, int]:
         """Return by partition the offset at `at`: ``"earliest"``, ``"latest"`` or a time."""
         place = start_parameter(at, now_ms=time.time_ns() // 1_000_000)
-        places = await self._session.topic_map(self.name)
-        partitions = range(len(places.places))
+        partitions = (await self._session.topic_map(self.name)).numbers
         found = await asyncio.gather(
             *(self._session.offset_at(self.name, partition, place) for partition in partitions)
         )

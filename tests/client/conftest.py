@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from laminar.batch import Header, split, stamp, verify
+from laminar.wire.key_route import Route
 
 FakeAnswer = tuple[int, dict[str, str], bytes]
 
@@ -257,6 +258,8 @@ class FakeCluster:
             return problem(404, "not_found", detail=f"there is no topic {topic}")
         if rest == ["partitions"]:
             return _json(200, {"partitions": [self._row(topic, n) for n in range(len(self.topics[topic]))]})
+        if rest == ["routes"]:
+            return _json(200, {"routes": [Route.even(len(self.topics[topic])).answer()]})
         if rest[0] == "cursors":
             return self._cursor(method, topic, rest[1:], body)
         partition = self.topics[topic][int(rest[1])]

@@ -92,7 +92,7 @@ async def test_a_client_of_the_shared_port_uses_no_other_and_reaches_the_owners(
             assert connection._transport.get_extra_info("peername")[1] in shared
             owners += 1
         places = (await client.session.topic_map("narrow")).places
-        for place in places:
+        for place in places.values():
             assert place.leader is not None
             answer = await client.session.pool.ask(
                 place.leader,

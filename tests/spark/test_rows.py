@@ -38,7 +38,9 @@ def staged(*batches: Any, topic: str | None = "t") -> list[Stage]:
 
     def every() -> Iterator[Stage]:
         names = {name: at for at, name in enumerate(batches[0].schema.names)}
-        rows = StageBuffer(names, topic=topic, partitioner_of=lambda _: Partitioner(PARTITIONS, first=0))
+        rows = StageBuffer(
+            names, topic=topic, partitioner_of=lambda _: Partitioner(Route.even(PARTITIONS), first=0)
+        )
         for each in batches:
             yield from rows.put(each)
         yield from rows.finish()

@@ -71,7 +71,7 @@ def consume(
         handle = client.topic(topic)
         partitions = None if partition is None else [partition]
         if wanted is not None and partition is None:
-            partitions = [partition_of(handle, wanted)]
+            partitions = [handle.partition_of(wanted)]
         printed = 0
         if last is not None:
             tail, start = newest(handle, last, partitions, wanted, on_damage)
@@ -120,13 +120,6 @@ def start_of(since: str | None) -> str:
     start = f"-{since}" if since[:1].isdigit() and since[-1:] in "smhdw" else since
     start_parameter(start, now_ms=0)
     return start
-
-
-def partition_of(topic: Topic[bytes], key: bytes) -> int:
-    """Return the partition of records with this key."""
-    from laminar.wire.key_route import Route, logical_of_key
-
-    return Route.even(topic.describe().partitions).partition_of(logical_of_key(key))
 
 
 def copy(reader: Reader[bytes], show: Show, *, key: bytes | None, limit: int | None, commits: bool) -> None:

@@ -69,10 +69,10 @@ def set_cursor(
         places = (
             handle.offsets(at)
             if at is not None
-            else dict.fromkeys(range(handle.describe().partitions), offset)
+            else dict.fromkeys((each.partition for each in handle.partitions()), offset)
         )
         if partition is not None and partition not in places:
-            raise UsageError(f"--partition is 0 to {len(places) - 1}, not {partition}")
+            raise UsageError(f"{topic} has {len(places)} partitions, and none is {partition}")
         if offset is not None and partition is None and len(places) > 1:
             raise UsageError(f"{topic} has {len(places)} partitions: --partition says which gets --offset")
         wanted = {each: int(to) for each, to in places.items() if to is not None}

@@ -146,7 +146,7 @@ def describe(topic: Name, *, listing: Listing = AS_TABLE, cluster: Cluster = ANY
         asked, placed = about.get("replicas"), about.get("replicas_placed")
         copies = f"{asked} replicas" if placed in (None, asked) else f"{placed} of {asked} replicas"
         settings = "".join(f", {name}={value}" for name, value in (about.get("settings") or {}).items())
-        print(f"{topic}: {about['partitions']} partitions, {copies}{settings}")
+        print(f"{topic}: {len(partitions)} partitions, {copies}{settings}")
     rows = [partition_row(each) for each in partitions]
     columns = ("partition", "leader", "replicas", "in_sync", "start_offset", "end_offset", "bytes", "term")
     show(rows, listing, columns=columns, name="partition")
@@ -186,9 +186,10 @@ def trim(
     with cluster.connect() as client:
         handle = client.topic(topic)
         if before.isascii() and before.isdigit():
-            if partition is None and handle.describe().partitions > 1:
+            known = [each.partition for each in handle.partitions()]
+            if partition is None and len(known) > 1:
                 raise UsageError(f"{topic} has several partitions: --partition is required")
-            offsets = {partition or 0: int(before)}
+            offsets = {known[0] if partition is None else partition: int(before)}
         else:
             found = handle.offsets(before)
             if partition is not None and partition not in found:

@@ -70,7 +70,7 @@ class Value:
 
     async def __aenter__(self) -> Self:
         places = await self._session.topic_map(self.topic, timeout_s=self._timeout_s)
-        check_partition(self.topic, self.partition, len(places.places))
+        check_partition(self.topic, self.partition, places.numbers)
         answer = await self._ask(0)
         self._etag = answer.headers.get("etag", "")
         if answer.status == 206:

@@ -257,16 +257,16 @@ class Reader(Generic[T]):
 
     async def _start_fetchers(self) -> None:
         places = await self._session.topic_map(self._topic, timeout_s=self._timeout_s)
-        partitions = list(range(len(places.places))) if self._wanted is None else self._wanted
+        partitions = list(places.numbers) if self._wanted is None else self._wanted
         named = [*partitions, *self._start] if isinstance(self._start, Mapping) else partitions
-        beyond = [each for each in named if not 0 <= each < len(places.places)]
+        beyond = [each for each in named if each not in places.places]
         if beyond:
             raise ConfigError(
                 f"{self._topic} has {len(places.places)} partitions, not {beyond[0]}",
                 code="no_partition",
                 field="partitions",
                 value=beyond[0],
-                limit=len(places.places) - 1,
+                limit=places.numbers[-1],
             )
         starts = await self._starts(partitions)
         found = await asyncio.gather(*(self._first_fetch(each, starts[each]) for each in partitions))

@@ -112,7 +112,7 @@ class Subscription(Generic[T]):
         # When the loop's body began to wait for its next record, in seconds of the monotonic clock; else
         # None.
         self._waits_since_s: float | None = None
-        self._partitions = 0
+        self._partitions: tuple[int, ...] = ()
         self._members = Members(live=frozenset())
         self._valid_until_s = 0.0
         self._looks_at_s = 0.0
@@ -128,7 +128,7 @@ class Subscription(Generic[T]):
 
     async def __aenter__(self) -> Subscription[T]:
         places = await self._session.topic_map(self._topic)
-        self._partitions = len(places.places)
+        self._partitions = places.numbers
         self._rename()
         await self._renew(timeout_s=self._session.timeout_s)
         with contextlib.suppress(*_NOT_NOW):
@@ -355,7 +355,7 @@ class Subscription(Generic[T]):
         if time.monotonic() >= self._valid_until_s:
             return False
         me, members = self._id, self._members
-        wants = frozenset(range(self._partitions))
+        wants = frozenset(self._partitions)
         if self.mode == "clustering":
             await asyncio.gather(*(self._own_again(lease) for lease in list(self._leases.values())))
             await self._leave_as_former()

@@ -242,7 +242,7 @@ class Session:
         )
         fresh = TopicMap.from_answer(answer.json(), now_ms=now_ms())
         self._maps[topic] = fresh
-        for place in fresh.places:
+        for place in fresh.places.values():
             self.learn_nodes([replica.url for replica in place.replicas])
         return fresh
 
@@ -415,7 +415,7 @@ class Session:
             found = answer.json() if answer.status == 200 else None
             return (int(found["end_offset"]), int(found["offset"])) if found is not None else None
 
-        urls = [replica.url for replica in places.places[partition].replicas]
+        urls = [replica.url for replica in places.replicas(partition)]
         answers = [found for found in await asyncio.gather(*map(ask, urls)) if found is not None]
         if not answers:
             return None
@@ -445,7 +445,7 @@ class Session:
             Error: the map cannot be requested, for example because the topic is gone.
         """
         places = await self.topic_map(topic)
-        if partition >= len(places.places):
+        if partition not in places.places:
             raise Unavailable(f"{topic}/{partition} is not known", code="no_leader", retriable=True)
         url = places.leader(partition)
         if url is None:

@@ -67,10 +67,10 @@ class Assignment:
     waits: bool
 
 
-def wanted(me: str, topic: str, partitions: int, members: Members) -> frozenset[int]:
-    """Return the partitions that are assigned to `me`, which counts as live."""
+def wanted(me: str, topic: str, partitions: Iterable[int], members: Members) -> frozenset[int]:
+    """Return those of these partitions that are assigned to `me`, which counts as live."""
     live = members.live | {me}
-    return frozenset(each for each in range(partitions) if reader_of(topic, each, live) == me)
+    return frozenset(each for each in partitions if reader_of(topic, each, live) == me)
 
 
 def moves(

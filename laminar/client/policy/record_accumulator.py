@@ -21,11 +21,12 @@ each ended. The clock, the connections and the building of frames belong to `sen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from laminar.client.errors import Error, OutcomeUnknown, error_of_batch
 from laminar.client.policy.partition_queue import MOST_FLYING, PartitionQueue, Pending, extended
 from laminar.client.policy.resume_numbers import Numbers
+from laminar.wire.key_route import Route, logical_of_block
 
 # Bytes that a record takes in a frame besides its value and key: the offsets of both, and validity bits.
 RECORD_OVERHEAD_BYTES = 10
@@ -37,16 +38,18 @@ MAX_WINDOW = MOST_FLYING
 class RecordAccumulator:
     """All partition queues of a producer. Not thread-safe: a caller with threads holds its own lock.
 
+    `queues` has, by number, the partitions of the topic's `route`.
     `put` is called for each record and does as little as it can. `active` has the queues with batches that
     have no receipt, `failures` the batches that failed, `sticky` the queue that gets records without a key.
     """
 
     __slots__ = (
         "_batch_bytes",
+        "_block",
+        "_block_queue",
         "_max_record_bytes",
         "_max_records",
         "_partial_window",
-        "_partition_of_key",
         "_queue_of_key",
         "_stop_on_failure",
         "_window",
@@ -56,6 +59,7 @@ class RecordAccumulator:
         "numbers",
         "queues",
         "resent",
+        "route",
         "sticky",
         "taken",
     )
@@ -63,28 +67,29 @@ class RecordAccumulator:
     def __init__(
         self,
         *,
-        partitions: int,
-        partition_of_key: Callable[[bytes], int],
+        route: Route,
         batch_bytes: int,
         max_records: int = 65_536,
         max_record_bytes: int = MAX_RECORD_BYTES,
         window: int = 4,
         partial_window: int = 1,
         stop_on_failure: bool = True,
-        first_partition: int = 0,
+        first_place: int = 0,
         numbers: Numbers | None = None,
     ) -> None:
         assert 1 <= partial_window <= window <= MAX_WINDOW, (partial_window, window)
-        self.queues = [PartitionQueue(partition) for partition in range(partitions)]
-        self.sticky = self.queues[first_partition % partitions]
+        self.route = route
+        self.queues = {number: PartitionQueue(number) for number in route.numbers}
+        self.sticky = self.queues[route.numbers[first_place % len(route)]]
         self.active: dict[int, PartitionQueue] = {}  # queues that are not idle, by partition
         self.buffered_bytes = 0
         self.failures: list[Pending] = []
         self.taken = 0
         self.resent = 0
         self.numbers = numbers  # of a producer with a name
-        self._partition_of_key = partition_of_key
         self._queue_of_key: dict[bytes, PartitionQueue] = {}
+        self._block = -1  # of the record with a number that was put last, and its queue
+        self._block_queue = self.sticky
         self._batch_bytes = batch_bytes
         self._max_records = max_records
         self._max_record_bytes = max_record_bytes
@@ -101,8 +106,16 @@ class RecordAccumulator:
         if queue is None:
             if len(self._queue_of_key) >= 65_536:
                 self._queue_of_key.clear()
-            queue = self._queue_of_key[key] = self.queues[self._partition_of_key(key)]
+            queue = self._queue_of_key[key] = self.queues[self.route.partition_of_key(key)]
         return queue
+
+    def queue_of_block(self, block: int) -> PartitionQueue:
+        """Return the queue of a block of numbered records without a key: the same in every run."""
+        if block != self._block:
+            assert self.numbers is not None, "only a named producer numbers its records"
+            logical = logical_of_block(block, self.numbers.created_with)
+            self._block, self._block_queue = block, self.queues[self.route.partition_of(logical)]
+        return self._block_queue
 
     def put(self, value: bytes, key: bytes | None, queue: PartitionQueue) -> Pending:
         """Add a record to `queue`; return its batch, in which it is the last record.
@@ -136,7 +149,7 @@ class RecordAccumulator:
         if pending.size_bytes + size_bytes > self._batch_bytes or len(pending.values) >= self._max_records:
             queue.close_open()
             if queue is self.sticky:
-                self.sticky = self.queues[(queue.partition + 1) % len(self.queues)]
+                self.sticky = self.queues[self.route.after(queue.partition)]
         return pending
 
     def put_with(
@@ -195,7 +208,7 @@ class RecordAccumulator:
             return None
         if queue is self.sticky:
             # Records without a key are spread by batch: the next ones go to the next partition.
-            self.sticky = self.queues[(queue.partition + 1) % len(self.queues)]
+            self.sticky = self.queues[self.route.after(queue.partition)]
         self.taken += 1
         self.resent += pending.attempts > 1
         return pending

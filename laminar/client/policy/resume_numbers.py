@@ -9,7 +9,7 @@ same partition in every run: a record without a key goes to a partition that fol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 from laminar.client.errors import ConfigError
 from laminar.client.policy.partition_queue import PartitionQueue
@@ -22,17 +22,19 @@ MAX_NUMBER = 2**63 - 1
 class Numbers:
     """The numbers of one named producer.
 
-    `checkpoints` are those of the partitions, 0 for a partition without one. `floor` is the number up to
-    which everything was durable when this run began.
+    `checkpoints` are those of the partitions, by number; 0 for a partition without one. `floor` is the number
+    up to which everything was durable when this run began. `created_with` is the number of the topic's
+    partitions at its creation, from which a record's place follows.
     """
 
-    __slots__ = ("_checkpoints", "_lost", "_used", "last", "plain", "resumed_at")
+    __slots__ = ("_checkpoints", "_lost", "_used", "created_with", "last", "plain", "resumed_at")
 
-    def __init__(self, checkpoints: Sequence[int], *, floor: int) -> None:
+    def __init__(self, checkpoints: Mapping[int, int], *, floor: int, created_with: int) -> None:
+        self.created_with = created_with
         self.resumed_at = floor
         self.last = floor
         self.plain = False
-        self._checkpoints = list(checkpoints)
+        self._checkpoints = dict(checkpoints)
         self._used = 0
         self._lost = 0
 

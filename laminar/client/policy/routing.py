@@ -1,8 +1,8 @@
 """The choice of the node for a request, as pure objects: leaders, replicas and nodes.
 
-`TopicMap` has the leader and the replicas of each partition of a topic; `Balancer` chooses among replicas and
-nodes; `SessionOffsets` has how far this client has seen each partition, so that a later read does not return
-an older state. None of them reads a clock or a socket.
+`TopicMap` has a topic's route, and the leader and the replicas of each of its partitions; `Balancer` chooses
+among replicas and nodes; `SessionOffsets` has how far this client has seen each partition, so that a later
+read does not return an older state. None of them reads a clock or a socket.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from laminar.wire.key_route import Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,15 @@ MAP_AGE_MS = 10_000
 
 @dataclass(slots=True)
 class TopicMap:
-    """The places of all partitions of a topic, as last received. `stale` says that they proved wrong."""
+    """The places of all partitions of a topic by number, as last received; the numbers may have gaps.
 
-    places: list[Place] = field(default_factory=list)
+    `route` says which of them take records, and `created_with` how many there were at the topic's creation.
+    `stale` says that the places proved wrong.
+    """
+
+    route: Route
+    places: dict[int, Place] = field(default_factory=dict)
+    created_with: int = 0
     stale: bool = False
     refreshed_at_ms: int = 0
 
@@ -47,7 +55,7 @@ class TopicMap:
         The leader's URL is that of the shard that owns the replica, if the answer has it. The node's shared
         port could lead to any of its shards.
         """
-        places: list[Place] = []
+        places: dict[int, Place] = {}
         for row in sorted(answer["partitions"], key=lambda row: int(row["partition"])):
             replicas = tuple(
                 Replica(str(each["node"]), each["url"].rstrip("/"), bool(each.get("reachable", True)))
@@ -57,8 +65,16 @@ class TopicMap:
             leader = row.get("leader") or {}
             own = [replica.url for replica in replicas if replica.node == leader.get("node")]
             url = own[0] if own else leader.get("url")
-            places.append(Place(replicas, url.rstrip("/") if url else None))
-        return cls(places, refreshed_at_ms=now_ms)
+            places[int(row["partition"])] = Place(replicas, url.rstrip("/") if url else None)
+        version = int(answer.get("route") or 0)
+        # A node of an older program lists no ranges; it knows topics of route 0 only.
+        route = Route.of_ranges(version, answer["ranges"]) if version else Route.even(len(places))
+        return cls(route, places, int(answer.get("created_with", len(places))), refreshed_at_ms=now_ms)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of all partitions, rising."""
+        return tuple(self.places)
 
     def aged(self, *, now_ms: int) -> bool:
         """Return whether the map should be requested again in the background: a replica may be back."""
@@ -66,11 +82,11 @@ class TopicMap:
 
     def leader(self, partition: int) -> str | None:
         """Return the URL of the partition's leader, None if it is not known."""
-        return self.places[partition].leader if partition < len(self.places) else None
+        return self.places[partition].leader if partition in self.places else None
 
     def learn_leader(self, partition: int, url: str) -> None:
         """Note that a redirect named `url` as the partition's leader."""
-        if partition < len(self.places):
+        if partition in self.places:
             self.places[partition].leader = url.rstrip("/")
 
     def forget_leader(self, partition: int, url: str) -> None:
@@ -78,9 +94,9 @@ class TopicMap:
 
         If the map names another leader by now, nothing changes.
         """
-        if partition < len(self.places) and self.places[partition].leader not in (url, None):
+        if partition in self.places and self.places[partition].leader not in (url, None):
             return
-        if partition < len(self.places):
+        if partition in self.places:
             self.places[partition].leader = None
         self.stale = True
 
@@ -90,13 +106,22 @@ class TopicMap:
         Other shards of these nodes are left out too: the shards of a node often fail together.
         """
         avoided = set(avoid)
-        replicas = {replica for place in self.places for replica in place.replicas}
+        replicas = {replica for place in self.places.values() for replica in place.replicas}
         nodes = {replica.node for replica in replicas if replica.url in avoided}
         return sorted(replica.url for replica in replicas if replica.node not in nodes)
 
     def replicas(self, partition: int) -> tuple[Replica, ...]:
         """Return the partition's replicas."""
-        return self.places[partition].replicas if partition < len(self.places) else ()
+        return self.places[partition].replicas if partition in self.places else ()
+
+
+def newest_route(answer: Mapping[str, Any]) -> Route:
+    """Return the present route of a topic from the answer of ``GET /v1/topics/{t}/routes``.
+
+    Raises:
+        ValueError: it is no route that this program can read.
+    """
+    return Route.from_answer(max(answer["routes"], key=lambda each: int(each["version"])))
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ which stages become visible.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from laminar.client.errors import ConfigError, Error
 from laminar.client.policy.partition_queue import Pending, extended
 from laminar.client.policy.record_accumulator import MAX_RECORD_BYTES, RECORD_OVERHEAD_BYTES
 from laminar.client.records import Staged, StagedPart
+from laminar.wire.key_route import Route
 
 # A stage's number has 53 bits. The lower ones count the writer's stages, enough for 1 TiB in stages of 1 MiB;
 # the upper ones are random.
@@ -51,15 +52,14 @@ class Row(NamedTuple):
 class _Topic:
     """The open stages of one topic, by partition.
 
-    Until the topic's partitions are known, its records wait in `rows`. `sticky` is the partition for records
+    Until the topic's route is known, its records wait in `rows`. `sticky` is the partition for records
     without a key.
     """
 
-    __slots__ = ("open", "partition_of_key", "partitions", "rows", "sticky")
+    __slots__ = ("open", "route", "rows", "sticky")
 
     def __init__(self) -> None:
-        self.partitions = 0
-        self.partition_of_key: Callable[[bytes], int] | None = None
+        self.route: Route | None = None
         self.rows: list[Row] = []
         self.open: dict[int, Pending] = {}
         self.sticky = 0
@@ -100,7 +100,7 @@ class Stages:
         place = self._topics.get(topic)
         if place is None:
             place = self._topics[topic] = _Topic()
-        if place.partition_of_key is None:
+        if place.route is None:
             place.rows.append(row)
             self.buffered_bytes += row.size_bytes
             return len(place.rows) == 1
@@ -109,31 +109,30 @@ class Stages:
         return bool(self._ready) or self.buffered_bytes >= self.buffer_bytes
 
     def unknown(self) -> list[str]:
-        """Return the topics whose partitions are not known yet: the caller finds them and calls `know`."""
-        return [topic for topic, place in self._topics.items() if place.partition_of_key is None]
+        """Return the topics whose routes are not known yet: the caller finds them and calls `know`."""
+        return [topic for topic, place in self._topics.items() if place.route is None]
 
-    def know(self, topic: str, *, partitions: int, partition_of_key: Callable[[bytes], int]) -> None:
-        """Set the number of a topic's partitions, and gather its waiting records. Raises as `put` does."""
+    def know(self, topic: str, route: Route) -> None:
+        """Set a topic's route, and gather its waiting records. Raises as `put` does."""
         place = self._topics.setdefault(topic, _Topic())
-        place.partitions = partitions
-        place.partition_of_key = partition_of_key
-        place.sticky = self._spread % partitions
+        place.route = route
+        place.sticky = route.numbers[self._spread % len(route)]
         rows, place.rows = place.rows, []
         for row in rows:
             self._gather(topic, place, row)
 
     def _gather(self, topic: str, place: _Topic, row: Row) -> None:
-        assert place.partition_of_key is not None
+        assert place.route is not None
         number = row.partition
         if number is None:
-            number = place.sticky if row.key is None else place.partition_of_key(row.key)
-        elif not 0 <= number < place.partitions:
+            number = place.sticky if row.key is None else place.route.partition_of_key(row.key)
+        elif number not in place.route:
             raise ConfigError(
-                f"partition {number} of {place.partitions} of topic {topic!r}",
+                f"partition {number} of {len(place.route)} of topic {topic!r}",
                 code="no_partition",
                 field="partition",
                 value=number,
-                limit=place.partitions - 1,
+                limit=max(place.route.numbers),
             )
         pending = place.open.get(number)
         if pending is not None and pending.size_bytes + row.size_bytes > self._batch_bytes:
@@ -174,7 +173,8 @@ class Stages:
         self._ready.append((topic, pending))
         if pending.partition == place.sticky:
             # Records without a key are spread by stage: the next ones go to the next partition.
-            place.sticky = (place.sticky + 1) % place.partitions
+            assert place.route is not None
+            place.sticky = place.route.after(place.sticky)
 
     def close_all(self) -> None:
         """Close all open stages, when no more records will be put."""

@@ -26,6 +26,7 @@ from laminar.client.codecs import Codec, not_bytes
 from laminar.client.errors import ConfigError, Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.retry import REDIRECTS_AT_ONCE, Backoff, Step, judge_answer
+from laminar.client.policy.routing import newest_route
 from laminar.client.records import Receipt
 from laminar.http.api.problems import CODES
 from laminar.wire.datagram import NUMBER_BYTES, Answer, DatagramCodec, Forged, Leader, Question, room_bytes
@@ -101,8 +102,8 @@ class _PartitionQueue:
 class Datagrams(Generic[T]):
     """Appends to one topic by datagram: ``async with topic.datagrams() as datagrams``.
 
-    Made by `Topic.datagrams`. The first append requests the number of the topic's partitions and the nodes
-    over HTTP, once, unless `partitions` was given.
+    Made by `Topic.datagrams`. The first append requests the topic's route and the nodes over HTTP, once,
+    unless `partitions` was given: the number of partitions of a topic of route 0.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class Datagrams(Generic[T]):
         self._room_bytes = room_bytes(topic)
         self._producer_id = os.urandom(16)
         self._partitions = partitions
-        self._beginning: asyncio.Task[list[_PartitionQueue]] | None = None
-        self._queues: list[_PartitionQueue] = []
+        self._beginning: asyncio.Task[dict[int, _PartitionQueue]] | None = None
+        self._queues: dict[int, _PartitionQueue] = {}
         self._route: Route | None = None
         self._spread = 0
         self._nodes: list[Address] = []
@@ -236,8 +237,8 @@ class Datagrams(Generic[T]):
                 outcome="not_applied",
             )
 
-    async def _begun(self) -> list[_PartitionQueue]:
-        """Return the queues by partition; find the number of partitions and the nodes first, once."""
+    async def _begun(self) -> dict[int, _PartitionQueue]:
+        """Return the queues by partition; find the route and the nodes first, once."""
         if self._closed:
             raise _ended()
         if self._queues:
@@ -248,15 +249,15 @@ class Datagrams(Generic[T]):
             self._beginning.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._beginning)
 
-    async def _begin(self) -> list[_PartitionQueue]:
-        partitions = self._partitions
-        if partitions is None:
-            described = await self._session.get_json(topic_path(self._topic))
+    async def _begin(self) -> dict[int, _PartitionQueue]:
+        if self._partitions is None:
+            answer = await self._session.get_json(f"{topic_path(self._topic)}/routes")
             cluster = await self._session.get_json("/v1/cluster")
-            partitions = int(described["partitions"])
+            route = newest_route(answer)
             nodes = sorted(cluster["nodes"], key=lambda node: not node["alive"])
             urls = [str(node["url"]) for node in nodes]
         else:
+            route = Route.even(self._partitions)
             urls = list(self._session.endpoints.urls)
         self._nodes = [(parts.hostname, parts.port or 80) for parts in map(urlsplit, urls) if parts.hostname]
         if not self._nodes:
@@ -264,28 +265,28 @@ class Datagrams(Generic[T]):
                 "datagrams need the host and port of a node", code="bad_url", field="url", value=urls
             )
         self._next_node = self._session.rng.randrange(len(self._nodes))
-        self._route = Route.even(partitions)
-        self._queues = [_PartitionQueue(number) for number in range(partitions)]
+        self._route = route
+        self._queues = {number: _PartitionQueue(number) for number in route.numbers}
         return self._queues
 
     def _queue_of(
-        self, queues: list[_PartitionQueue], key: bytes | None, partition: int | None
+        self, queues: dict[int, _PartitionQueue], key: bytes | None, partition: int | None
     ) -> _PartitionQueue:
         if partition is not None:
-            if not 0 <= partition < len(queues):
+            if partition not in queues:
                 raise ConfigError(
                     f"partition {partition} of {len(queues)}",
                     code="no_partition",
                     field="partition",
                     value=partition,
-                    limit=len(queues) - 1,
+                    limit=max(queues),
                 )
             return queues[partition]
+        assert self._route is not None
         if key is not None:
-            assert self._route is not None
             return queues[self._route.partition_of_key(key)]
         self._spread = (self._spread + 1) % len(queues)
-        return queues[self._spread]
+        return queues[self._route.numbers[self._spread]]
 
     # -- batches -------------------------------------------------------------------------------
 
@@ -491,13 +492,15 @@ class Datagrams(Generic[T]):
         """Stop sending. Idempotent. Appends without a receipt fail, those in flight with `OutcomeUnknown`."""
         self._closed = True
         self._session.ended(self)
-        tasks: list[asyncio.Task[Any]] = [queue.task for queue in self._queues if queue.task is not None]
+        tasks: list[asyncio.Task[Any]] = [
+            queue.task for queue in self._queues.values() if queue.task is not None
+        ]
         if self._beginning is not None:
             tasks.append(self._beginning)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for queue in self._queues:
+        for queue in self._queues.values():
             text = f"closed while a record for {self._topic}/{queue.partition} was under way"
             _fail(queue.flying, OutcomeUnknown(text, code="outcome_unknown", outcome="unknown"))
             _fail(queue.waiting, _ended())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -43,9 +44,9 @@ async def register(session: Session, name: str, *, timeout_s: float | None) -> t
 
 
 async def begin_named(
-    session: Session, topic: str, name: str, *, partitions: int, timeout_s: float | None
+    session: Session, topic: str, name: str, *, partitions: Iterable[int], timeout_s: float | None
 ) -> Named:
-    """Register the name, and begin its epoch in every partition of the topic.
+    """Register the name, and begin its epoch in each of these partitions of the topic.
 
     Raises:
         Fenced: another client registered the name meanwhile.
@@ -55,7 +56,7 @@ async def begin_named(
     places = await session.topic_map(topic, timeout_s=timeout_s)
     turns = asyncio.Semaphore(AT_ONCE)
 
-    async def begin(partition: int) -> tuple[int, int]:
+    async def begin(partition: int) -> tuple[int, int, int]:
         async with turns:
             answer = await session.call(
                 "PUT",
@@ -64,8 +65,9 @@ async def begin_named(
                 timeout_s=timeout_s,
             )
         progress = answer.json()
-        return int(progress["checkpoint"]), int(progress["floor"])
+        return partition, int(progress["checkpoint"]), int(progress["floor"])
 
-    found = await asyncio.gather(*(begin(partition) for partition in range(partitions)))
-    floor = max((floor for _, floor in found), default=0)
-    return Named(producer_id, epoch, Numbers([checkpoint for checkpoint, _ in found], floor=floor))
+    found = await asyncio.gather(*(begin(partition) for partition in partitions))
+    floor = max((floor for _, _, floor in found), default=0)
+    checkpoints = {partition: checkpoint for partition, checkpoint, _ in found}
+    return Named(producer_id, epoch, Numbers(checkpoints, floor=floor, created_with=places.created_with))

@@ -78,13 +78,13 @@ class Delivery:
 def queue_for(accumulator: RecordAccumulator, key: bytes | None, partition: int | None) -> PartitionQueue:
     """Return the queue of a record: by `partition`, else by `key`, else the one that is being filled."""
     if partition is not None:
-        if not 0 <= partition < len(accumulator.queues):
+        if partition not in accumulator.queues:
             raise ConfigError(
                 f"partition {partition} of {len(accumulator.queues)}",
                 code="no_partition",
                 field="partition",
                 value=partition,
-                limit=len(accumulator.queues) - 1,
+                limit=max(accumulator.queues),
             )
         return accumulator.queues[partition]
     return accumulator.sticky if key is None else accumulator.queue_of(key)
@@ -123,7 +123,7 @@ def put_record(
     if number is None or key is not None or partition is not None:
         queue = queue_for(accumulator, key, partition)
     else:
-        queue = accumulator.queues[number // BLOCK % len(accumulator.queues)]
+        queue = accumulator.queue_of_block(number // BLOCK)
     if numbers is not None and number is not None and numbers.is_there(number, queue.partition):
         numbers.sent(number)
         pending = Pending(queue.partition)

@@ -11,7 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 from laminar.batch import BATCH_TYPE, BatchError, build
@@ -220,13 +229,13 @@ def joined_chunks_of(source: Any) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def check_partition(topic: str, partition: int, count: int) -> None:
-    """Raise `ConfigError` for a partition that the topic does not have."""
-    if not 0 <= partition < count:
+def check_partition(topic: str, partition: int, numbers: Sequence[int]) -> None:
+    """Raise `ConfigError` for a partition that the topic does not have; it has those of `numbers`."""
+    if partition not in numbers:
         raise ConfigError(
-            f"{topic} has {count} partitions, not {partition}",
+            f"{topic} has {len(numbers)} partitions, not {partition}",
             code="no_partition",
             field="partition",
             value=partition,
-            limit=count - 1,
+            limit=max(numbers),
         )

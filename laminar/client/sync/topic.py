@@ -285,6 +285,10 @@ class Topic(Generic[T]):
         """Return the partitions with their leaders, replicas and offsets."""
         return self._portal.run(lambda: self._twin.partitions())
 
+    def partition_of(self, key: str | bytes) -> int:
+        """Return the partition that takes the records of a key by the topic's present route."""
+        return self._portal.run(lambda: self._twin.partition_of(key))
+
     def offsets(self, at: str = "latest") -> dict[int, int]:
         """Return by partition the offset at `at`: ``"earliest"``, ``"latest"`` or a time."""
         return self._portal.run(lambda: self._twin.offsets(at))

@@ -24,7 +24,6 @@ from laminar.client.policy.partition_queue import Pending, padded
 from laminar.client.policy.staging import Row, Stages
 from laminar.client.produce.sender import unbuildable
 from laminar.client.records import Staged
-from laminar.wire.key_route import Route
 
 # Number of stages in flight: while a partition replicates one, others are on their way.
 WIDTH = 16
@@ -171,9 +170,8 @@ class StageSender:
 
     async def _learn(self, topic: str) -> None:
         places = await self._session.topic_map(topic, timeout_s=self._timeout_s)
-        count = len(places.places)
         with self._guard:
-            self.stages.know(topic, partitions=count, partition_of_key=Route.even(count).partition_of_key)
+            self.stages.know(topic, places.route)
 
     async def _send(self, topic: str, pending: Pending) -> None:
         count = len(pending.values)

@@ -210,20 +210,25 @@ class Partition(Answer):
     leaving: list[LeavingReplica]
 
 
-class Partitions(Answer):
-    """The partitions of a topic."""
-
-    topic: str
-    route: _Route
-    partitions: list[Partition]
-
-
 class KeyRange(Answer):
     """The logical partitions from `from` to before `to`, and the partition that has them."""
 
     start: _Count = field(name="from")
     to: _Count
     partition: _Count
+
+
+class Partitions(Answer):
+    """The partitions of a topic, the key ranges of its route, and how many it was created with.
+
+    Their numbers may have gaps.
+    """
+
+    topic: str
+    route: _Route
+    partitions: list[Partition]
+    ranges: list[KeyRange]
+    created_with: _Count
 
 
 class KeyRoute(Answer):

@@ -100,7 +100,7 @@ def replicas_of(cluster: Mapping[str, str], topic: str) -> tuple[int, dict[int, 
     here = connected(cluster)
     ends = here.run(here.positions(here.run(here.ids(options)), options.end))
     places = here.run(here.session.topic_map(topic)).places
-    count = common_count([len(place.replicas) for place in places], topic)
+    count = common_count([len(place.replicas) for place in places.values()], topic)
     return count, {partition: end for (_, partition), end in ends.items()}
 
 

@@ -30,19 +30,16 @@ OPEN_BYTES: Final = 32 << 20
 class Partitioner:
     """The choice of a partition for each row of one topic, as the client's producers choose it.
 
-    `partitions` is the topic's number of partitions. Rows without a key begin at partition `first`, modulo
-    that number.
+    `route` is the topic's. Rows without a key begin at the partition of place `first` in it, modulo the
+    number of its partitions.
     """
 
-    def __init__(self, partitions: int, *, first: int) -> None:
-        route = Route.even(partitions)
-        self.partitions = partitions
+    def __init__(self, route: Route, *, first: int) -> None:
+        self.route = route
         # All rows without a key of one Arrow record batch go to this partition, those of the next record
         # batch to the next partition.
-        self._sticky = first % partitions
-        self._partition_of = [
-            number for number, logicals in enumerate(route.ranges()) for _ in range(len(logicals))
-        ]
+        self._sticky = route.numbers[first % len(route)]
+        self._partition_of = [number for number, logicals in route.ranges().items() for _ in logicals]
         assert len(self._partition_of) == LOGICAL_PARTITIONS, "a route covers all logical partitions"
 
     def of(self, keys: pyarrow.Array | None, given: pyarrow.Array | None, rows: int) -> pyarrow.Array | int:
@@ -55,12 +52,12 @@ class Partitioner:
             ValueError: for a given partition that does not exist.
         """
         sticky = self._sticky
-        self._sticky = (sticky + 1) % self.partitions
+        self._sticky = self.route.after(sticky)
         if given is not None and given.null_count == rows:
             given = None
         if given is not None:
             self._check(given)
-        if keys is None or keys.null_count == rows or self.partitions == 1:
+        if keys is None or keys.null_count == rows or len(self.route) == 1:
             found: pyarrow.Array | int = sticky
         else:
             coded = keys.dictionary_encode()
@@ -74,11 +71,10 @@ class Partitioner:
         )
 
     def _check(self, given: pyarrow.Array) -> None:
-        bounds = pyarrow.compute.min_max(given).as_py()
-        for number in (bounds["min"], bounds["max"]):
-            if not 0 <= number < self.partitions:
+        for number in pyarrow.compute.unique(given).to_pylist():
+            if number is not None and number not in self.route:
                 raise ValueError(
-                    f"column partition: there is no partition {number}; the topic has {self.partitions}"
+                    f"column partition: there is no partition {number}; the topic has {len(self.route)}"
                 )
 
 

@@ -128,7 +128,7 @@ class TaskStager:
             known = self._cluster.run(self._cluster.session.topic_map(topic))
         except NotFound:
             raise ValueError(f"there is no topic {topic!r} to write to: create it first") from None
-        return Partitioner(len(known.places), first=self._attempt)
+        return Partitioner(known.route, first=self._attempt)
 
     def _send(self, stage: Stage) -> None:
         topic, partition, frame, records = stage

@@ -19,7 +19,7 @@ def test_members_agree_whatever_order_they_hear_of_each_other_in() -> None:
         assert reader_of("t", partition, NAMES) == reader_of("t", partition, NAMES[::-1])
     members = Members(live=frozenset(NAMES))
 
-    wishes = [wanted(name, "t", 50, members) for name in NAMES]
+    wishes = [wanted(name, "t", range(50), members) for name in NAMES]
 
     assert sorted(each for wish in wishes for each in wish) == list(range(50))
 
@@ -93,7 +93,7 @@ def test_members_that_come_and_go_end_with_each_partition_owned_once(
         for me in rng.sample(sorted(live), len(live)):
             places = {each: Place(position=0, owner=owner) for each, owner in owners.items()}
             held = [each for each, owner in owners.items() if owner == me]
-            wants = wanted(me, "t", partitions, members)
+            wants = wanted(me, "t", range(partitions), members)
             plan = moves(me, held=held, wants=wants, places=places, members=members)
             for partition in plan.release:
                 owners[partition] = ""

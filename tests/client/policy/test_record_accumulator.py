@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from laminar.client.errors import Error
 from laminar.client.policy.partition_queue import Pending
 from laminar.client.policy.record_accumulator import RecordAccumulator
+from laminar.client.policy.resume_numbers import Numbers
+from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_block
 
 
 def accumulator(**more: int | bool) -> RecordAccumulator:
-    values = {"partitions": 1, "batch_bytes": 60, "window": 4, **more}
-    return RecordAccumulator(partition_of_key=lambda key: key[0] % int(values["partitions"]), **values)  # type: ignore[arg-type]
+    values = {"batch_bytes": 60, "window": 4, **more}
+    return RecordAccumulator(route=Route.even(values.pop("partitions", 1)), **values)  # type: ignore[arg-type]
 
 
 class Partition:
@@ -247,6 +249,33 @@ def test_records_without_a_key_are_spread_by_batch() -> None:
     assert queue is box.queues[0]
 
 
+def test_queues_are_those_of_the_route_whatever_its_numbers() -> None:
+    """Keys follow the ranges, and the partition after the last one is the first."""
+    route = Route(2, [0, 40_000, 50_000, LOGICAL_PARTITIONS], [7, 2, 11])
+    box = RecordAccumulator(route=route, batch_bytes=20, first_place=4)
+
+    assert [7, 2, 11] == list(box.queues)
+    assert all(route.partition_of_key(key) == box.queue_of(key).partition for key in (b"a", b"b", b"c"))
+    spread = [box.put(b"x" * 20, None, box.sticky).partition for _ in range(6)]
+    assert [2, 11, 7, 2, 11, 7] == spread
+
+
+def test_numbered_records_without_a_key_stay_at_their_place_over_any_route() -> None:
+    """With route 0 it is the block's number modulo the partitions; later, who took over the place."""
+    numbers = Numbers(dict.fromkeys(range(3), 0), floor=0, created_with=3)
+    box = accumulator(partitions=3)
+    box.numbers = numbers
+    later = RecordAccumulator(
+        route=Route(1, [0, 30_000, LOGICAL_PARTITIONS], [4, 3]), batch_bytes=60, numbers=numbers
+    )
+
+    assert [block % 3 for block in range(50)] == [box.queue_of_block(block).partition for block in range(50)]
+    for block in range(50):
+        logical = logical_of_block(block, 3)
+        assert box.queue_of_block(block).partition == box.route.partition_of(logical)
+        assert later.queue_of_block(block).partition == (4 if logical < 30_000 else 3)
+
+
 def test_a_record_too_large_changes_nothing() -> None:
     box = accumulator(max_record_bytes=100)
     with pytest.raises(Error, match="over the limit"):
@@ -264,5 +293,5 @@ def test_a_stream_without_keys_fills_one_partition_after_another_before_anything
     for _ in range(300):
         box.put(bytes(size), None, box.sticky)
 
-    waiting = [sum(len(pending.values) for pending in queue.waiting()) for queue in box.queues]
+    waiting = [sum(len(pending.values) for pending in queue.waiting()) for queue in box.queues.values()]
     assert max(waiting) - min(waiting) <= 1024 // size

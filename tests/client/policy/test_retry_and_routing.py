@@ -20,6 +20,7 @@ from laminar.client.policy.routing import (
     readers,
 )
 from laminar.http.api.problems import CODES
+from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
 
 
 def judged(status: int, code: str | None = None, **more: object) -> Verdict:
@@ -148,20 +149,37 @@ def test_the_map_knows_the_leaders_own_shard() -> None:
     assert None is places.leader(7)
 
 
+def test_a_map_has_the_numbers_that_are_listed_and_the_route_that_is_answered() -> None:
+    """Beyond route 0 numbers have gaps, some take no records, and ranges do not rise with them."""
+    rows = [{"partition": number, "leader": {"url": f"http://{number}:1"}} for number in (9, 2, 5)]
+    route = Route(4, [0, 9_000, LOGICAL_PARTITIONS], [9, 5])
+
+    known = TopicMap.from_answer(
+        {"route": 4, "created_with": 1, "partitions": rows, "ranges": route.answer()["ranges"]}, now_ms=0
+    )
+
+    assert ((2, 5, 9), route, 1) == (known.numbers, known.route, known.created_with)
+    assert "http://5:1" == known.leader(5)
+    assert None is known.leader(0)
+    older = TopicMap.from_answer({"route": 0, "partitions": [{"partition": 0}, {"partition": 1}]}, now_ms=0)
+    assert ((0, 1), Route.even(2), 2) == (older.numbers, older.route, older.created_with)
+
+
 def test_elsewhere_leaves_out_all_shards_of_a_node() -> None:
     """Who does not answer at one port will hardly answer at another."""
-    places = [
-        Place((Replica("a", "http://a:1"), Replica("b", "http://b:1"))),
-        Place((Replica("a", "http://a:2"), Replica("b", "http://b:2"))),
-    ]
+    places = {
+        0: Place((Replica("a", "http://a:1"), Replica("b", "http://b:1"))),
+        1: Place((Replica("a", "http://a:2"), Replica("b", "http://b:2"))),
+    }
+    known = TopicMap(Route.even(2), places)
 
-    assert ["http://b:1", "http://b:2"] == TopicMap(places).elsewhere(["http://a:1"])
-    assert 4 == len(TopicMap(places).elsewhere([]))
+    assert ["http://b:1", "http://b:2"] == known.elsewhere(["http://a:1"])
+    assert 4 == len(known.elsewhere([]))
 
 
 def test_a_map_is_stale_only_if_it_named_who_was_left() -> None:
     """One that names another by now needs no question."""
-    known = TopicMap([Place((), "http://a:1"), Place((), "http://b:1"), Place()])
+    known = TopicMap(Route.even(2), {0: Place((), "http://a:1"), 1: Place((), "http://b:1")})
     known.forget_leader(1, "http://a:1")
     assert (False, "http://b:1") == (known.stale, known.leader(1))
     known.forget_leader(0, "http://a:1")

@@ -10,16 +10,13 @@ from laminar.client.errors import ConfigError, Error
 from laminar.client.policy.partition_queue import Pending
 from laminar.client.policy.staging import MAX_FIRST_STAGE, Epoch, Row, Stages, joined
 from laminar.client.records import Staged, StagedPart
-
-
-def by_length(key: bytes) -> int:
-    return len(key)
+from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
 
 
 def stages(*, batch_bytes: int = 100, buffer_bytes: int = 1_000, first_stage: int = 0) -> Stages:
-    """With topic `t` of four partitions, by the length of the key."""
+    """With topic `t` of four partitions."""
     made = Stages(first_stage=first_stage, batch_bytes=batch_bytes, buffer_bytes=buffer_bytes)
-    made.know("t", partitions=4, partition_of_key=by_length)
+    made.know("t", Route.even(4))
     return made
 
 
@@ -43,11 +40,11 @@ def test_every_record_is_in_one_stage_and_numbers_rise_with_the_order_of_records
     found: list[tuple[str, Pending]] = []
     for number, (partition, size) in enumerate(rows):
         if number == known_after:
-            made.know("t", partitions=4, partition_of_key=by_length)
+            made.know("t", Route.even(4))
         made.put("t", Row(b"%d " % number + b"x" * size, None, partition))
         found += taken(made)
     if known_after >= len(rows):
-        made.know("t", partitions=4, partition_of_key=by_length)
+        made.know("t", Route.even(4))
     made.close_all()
     found += taken(made)
 
@@ -84,6 +81,21 @@ def test_records_without_a_key_go_on_in_the_next_partition_once_a_stage_is_full(
     made.close_all()
 
     assert [2, 3, 0, 1] == [pending.partition for _, pending in taken(made)]
+
+
+def test_stages_go_to_the_partitions_that_the_route_names() -> None:
+    """By key or spread; another number is refused, however small it is."""
+    made = Stages(first_stage=1, batch_bytes=100, buffer_bytes=1_000)
+    route = Route(3, [0, 60_000, LOGICAL_PARTITIONS], [8, 3])
+    made.know("t", route)
+    for _ in range(4):
+        made.put("t", Row(b"x" * 90, None, None))
+    made.put("t", Row(b"x", b"key", None))
+    made.close_all()
+
+    assert [3, 8, 3, 8, route.partition_of_key(b"key")] == [pending.partition for _, pending in taken(made)]
+    with pytest.raises(ConfigError, match="partition 0 of 2"):
+        made.put("t", Row(b"x", None, 0))
 
 
 def test_what_is_put_after_a_drop_is_all_there_is() -> None:

@@ -17,6 +17,7 @@ from laminar.client.policy.partition_queue import MOST_FLYING, Pending
 from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.policy.resume_numbers import Numbers
 from laminar.client.produce import sender
+from laminar.wire.key_route import Route
 
 
 class Partition:
@@ -53,11 +54,10 @@ def test_what_was_accepted_and_lost_is_sent_again_in_order(seed: int) -> None:
     """Whatever leaders lose, the log ends as the stream; what is told as durable never was in danger."""
     rng = random.Random(seed)
     box = RecordAccumulator(
-        partitions=1,
-        partition_of_key=lambda key: 0,
+        route=Route.even(1),
         batch_bytes=60,
         window=4,
-        numbers=Numbers([0], floor=0),
+        numbers=Numbers({0: 0}, floor=0, created_with=1),
     )
     queue, partition = box.queues[0], Partition(rng)
     values = deque(b"value %06d" % number for number in range(40))
@@ -122,7 +122,7 @@ def test_what_was_accepted_and_lost_is_sent_again_in_order(seed: int) -> None:
 
 def test_an_answer_of_another_term_says_nothing_of_what_was_accepted() -> None:
     """However far its committed end lies: another batch may stand there."""
-    box = RecordAccumulator(partitions=1, partition_of_key=lambda key: 0, batch_bytes=60, window=4)
+    box = RecordAccumulator(route=Route.even(1), batch_bytes=60, window=4)
     queue = box.queues[0]
     pending = box.put(b"a", None, queue)
     assert pending is box.take(queue, now_ms=0)
@@ -142,10 +142,8 @@ def test_an_answer_of_another_term_says_nothing_of_what_was_accepted() -> None:
 
 def test_a_checkpoint_never_passes_a_record_that_is_not_durable() -> None:
     """In no queue, nor one that was given up; and it does not go back behind where the producer began."""
-    numbers = Numbers([5, 0], floor=2)
-    box = RecordAccumulator(
-        partitions=2, partition_of_key=lambda key: 0, batch_bytes=60, window=4, numbers=numbers
-    )
+    numbers = Numbers({0: 5, 1: 0}, floor=2, created_with=2)
+    box = RecordAccumulator(route=Route.even(2), batch_bytes=60, window=4, numbers=numbers)
     assert (2, 2) == (box.checkpoint(), numbers.resumed_at)
     pendings = []
     for number, queue in ((7, box.queues[0]), (8, box.queues[1]), (9, box.queues[0])):

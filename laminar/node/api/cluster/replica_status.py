@@ -25,6 +25,7 @@ from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.partition.partition import Partition
 from laminar.node.transport.transport import Peer
+from laminar.wire.key_route import Route
 from membership.records import (
     ReplicaRecord,
 )
@@ -175,7 +176,7 @@ class ReplicaStatus:
         held = self._services.partitions
         known = self._services.view.topics().get(topic)
         if known is not None:
-            for number in range(known.partitions):
+            for number in known.numbers:
                 if (topic, number) in held:
                     yield number, held[topic, number]
             return
@@ -186,6 +187,11 @@ class ReplicaStatus:
     async def on_describe(self, peer: Peer, payload: bytes) -> list[ReplicaState]:
         """Answer another shard with the states of this shard's replicas of a topic."""
         return self.own_states(msgspec.msgpack.decode(payload, type=str))
+
+
+def key_route(route: Route) -> documents.KeyRoute:
+    """Return a topic's route as answers show it."""
+    return msgspec.convert(route.answer(), documents.KeyRoute)
 
 
 async def _until_reported(
@@ -238,11 +244,14 @@ class PartitionRoutes:
             await self._services.refresh_view()
         record = self._topics.record(topic)
         wait_ms = integer(request, "wait_ms", MAX_DESCRIBE_WAIT_MS, maximum=MAX_DESCRIBE_WAIT_MS)
-        leaders = record.partitions if "wait_ms" in request.query else None
+        leaders = len(record.numbers) if "wait_ms" in request.query else None
         states = await self._states.of(topic, wait_s=wait_ms / 1000, leaders=leaders)
         record = self._topics.record(topic)  # it may have been deleted while its shards were asked
-        listed = [self._partition(topic, number, states) for number in range(record.partitions)]
-        return Response.json(documents.Partitions(topic, 0, listed))
+        listed = [self._partition(topic, number, states) for number in record.numbers]
+        route = key_route(self._topics.route(record))
+        return Response.json(
+            documents.Partitions(topic, route.version, listed, route.ranges, record.partitions)
+        )
 
     async def partition(self, request: Request, topic: str, partition: str) -> Response:
         """Answer GET /v1/topics/{topic}/partitions/{partition}."""

@@ -15,7 +15,7 @@ from laminar.http.api.parameters import MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.cluster.replica_status import ReplicaStatus
+from laminar.node.api.cluster.replica_status import ReplicaStatus, key_route
 from laminar.node.api.common.etags import changed, etag, names, required
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
@@ -31,7 +31,6 @@ from laminar.node.catalog.service import (
 )
 from laminar.node.transactions.coordinator import TOPIC as TRANSACTIONS
 from laminar.node.transport.transport import TransportError
-from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
 from membership.records import TopicRecord
 from membership.requests import AlterTopic, Result
 
@@ -59,23 +58,19 @@ class TopicRoutes:
 
     def _placed(self, record: TopicRecord) -> int:
         """Return the number of replicas of the topic's partition that has the fewest."""
-        partitions = (
-            self._services.view.partition(record.name, number) for number in range(record.partitions)
-        )
-        return min((len(each.replicas) for each in partitions if each is not None), default=0)
+        partitions = self._services.view.partitions_of(record.name)
+        return min((len(each.replicas) for each in partitions), default=0)
 
     def _describe(self, record: TopicRecord) -> documents.Topic:
-        partitions = [
-            self._services.view.partition(record.name, number) for number in range(record.partitions)
-        ]
+        partitions = self._services.view.partitions_of(record.name)
         return documents.Topic(
             topic=record.name,
             partitions=record.partitions,
             replicas=record.replicas,
             replicas_placed=self._placed(record),
             settings=record.settings,
-            route=0,
-            state="live" if all(p is not None and p.state == "live" for p in partitions) else "creating",
+            route=self._topics.route(record).version,
+            state="live" if all(each.state == "live" for each in partitions) else "creating",
             created=format_time(record.created_ms),
             version=record.version,
         )
@@ -171,7 +166,7 @@ class TopicRoutes:
         """Wait up to `LED_WAIT_S` for a new topic's first elections, so that it is usable at once."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LED_WAIT_S
-        wanted = self._topics.record(topic).partitions
+        wanted = len(self._topics.record(topic).numbers)
         while loop.time() < deadline:
             states = await self._states.of(topic)
             if len({state.partition for state in states.values() if state.leading}) == wanted:
@@ -301,15 +296,7 @@ class TopicRoutes:
     async def routes(self, request: Request, topic: str) -> Response:
         """Answer GET /v1/topics/{topic}/routes."""
         record = self._topics.record(topic)
-        return Response.json(documents.KeyRoutes(topic, [_route(record)]))
-
-
-def _route(record: TopicRecord) -> documents.KeyRoute:
-    route = Route.even(record.partitions)
-    ranges = [
-        documents.KeyRange(held.start, held.stop, partition) for partition, held in enumerate(route.ranges())
-    ]
-    return documents.KeyRoute(route.version, LOGICAL_PARTITIONS, ranges)
+        return Response.json(documents.KeyRoutes(topic, [key_route(self._topics.route(record))]))
 
 
 def _too_few_nodes(request: TopicRequest, answer: CatalogAnswer) -> Problem:

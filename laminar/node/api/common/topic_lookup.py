@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from laminar.http.api.problems import Problem
 from laminar.node.runtime.cluster_view import View
+from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
 from membership.records import (
     PartitionRecord,
+    RouteRecord,
     TopicRecord,
 )
+
+# Routes beyond the first that are kept made.
+MOST_ROUTES = 1024
 
 
 class TopicLookup:
@@ -15,6 +20,8 @@ class TopicLookup:
 
     def __init__(self, view: View) -> None:
         self._view = view
+        # By topic the route that was made last, and the record that it was made of.
+        self._routes: dict[str, tuple[RouteRecord, Route]] = {}
 
     def record(self, topic: str) -> TopicRecord:
         """Return the topic's record.
@@ -34,19 +41,32 @@ class TopicLookup:
             Problem: 404 `no_such_topic` or `no_such_partition`.
         """
         record = self.record(topic)
-        if (
-            not number.isascii()
-            or not number.isdigit()
-            or len(number) > 9
-            or int(number) >= record.partitions
-        ):
+        is_number = number.isascii() and number.isdigit() and len(number) <= 9
+        found = self._view.partition(topic, int(number)) if is_number else None
+        if found is None:
+            last = record.numbers[-1]
+            detail = f"topic {topic!r} has partitions 0 to {last}"
+            if len(record.numbers) <= last:
+                detail = f"topic {topic!r} has {len(record.numbers)} partitions of numbers up to {last}"
             raise Problem(
                 "no_such_partition",
-                f"topic {topic!r} has partitions 0 to {record.partitions - 1}",
+                detail,
                 field="partition",
                 value=number,
-                limit=record.partitions - 1,
+                limit=last,
             )
-        found = self._view.partition(topic, int(number))
-        assert found is not None, f"{topic}/{number} is in no record of a topic of {record.partitions}"
         return found
+
+    def route(self, record: TopicRecord) -> Route:
+        """Return a topic's present route."""
+        if record.route is None:
+            return Route.even(record.partitions)
+        known = self._routes.get(record.name)
+        if known is None or known[0] is not record.route:
+            ranges = record.route.ranges
+            bounds = [*(each.first for each in ranges), LOGICAL_PARTITIONS]
+            if len(self._routes) >= MOST_ROUTES:
+                self._routes.clear()
+            made = Route(record.route.version, bounds, [each.number for each in ranges])
+            known = self._routes[record.name] = (record.route, made)
+        return known[1]

@@ -139,7 +139,7 @@ class CursorRoutes:
     async def delete(self, request: Request, topic: str, cursor: str) -> Response:
         """Answer DELETE /v1/topics/{topic}/cursors/{cursor}."""
         record = self._topics.record(topic)
-        steps = [CursorRequest(topic, number, "delete", cursor) for number in range(record.partitions)]
+        steps = [CursorRequest(topic, number, "delete", cursor) for number in record.numbers]
         await self._all(steps)
         return Response(204)
 
@@ -159,9 +159,7 @@ class CursorRoutes:
     async def _everywhere(self, topic: str, name: str) -> tuple[list[CursorState], Bounds]:
         """Return a cursor's states in all partitions, or with an empty name all cursors'; and the bounds."""
         record = self._topics.record(topic)
-        states = await self._all(
-            [CursorRequest(topic, number, "get", name) for number in range(record.partitions)]
-        )
+        states = await self._all([CursorRequest(topic, number, "get", name) for number in record.numbers])
         bounds = {each.partition: (each.start_offset, each.end_offset) for each in states if not each.name}
         return [state for state in states if state.name], bounds
 

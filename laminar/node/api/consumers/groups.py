@@ -12,7 +12,6 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-import mmh3
 import msgspec
 
 from laminar.http.api import documents
@@ -30,6 +29,7 @@ from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.consumers.cursors import CursorRoutes, cursor_document
 from laminar.node.partition.state.group_members import Member
 from laminar.node.transport.transport import Peer
+from laminar.wire.key_route import logical_of_group
 
 if TYPE_CHECKING:
     from laminar.node.partition.partition import Partition
@@ -133,7 +133,7 @@ class GroupRoutes:
                     "invalid", f"not a valid name of a {field}", field=field, value=name, limit=GROUP_PATTERN
                 )
         record = self._topics.record(topic)
-        number = mmh3.hash(group.encode(), 0, signed=False) % record.partitions
+        number = self._topics.route(record).partition_of(logical_of_group(group, record.partitions))
         return GroupRequest(topic, number, operation, group, member, mode, session_ms)
 
     async def _at_leader(self, step: GroupRequest) -> GroupState:

@@ -87,7 +87,6 @@ class AppendRoutes:
             max_record_bytes=_PART_GROWS * limits.max_record_bytes,
         )
         self._spread = 0
-        self._routes: dict[int, Route] = {}
         self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job))
         self._loop = asyncio.get_running_loop()
         self._block = (
@@ -290,13 +289,11 @@ class AppendRoutes:
         append = await self._decoding.parsed(request)
         records = append.records if append.records is not None else records_of(append.frames)
         logical = integer(request, "logical", -1, minimum=0, maximum=LOGICAL_PARTITIONS - 1)
-        route = self._routes.get(record.partitions)
-        if route is None:
-            route = self._routes[record.partitions] = Route.even(record.partitions)
+        route = self._topics.route(record)
         mark = identity_of(request, scope="topic")
         if mark is None:
-            self._spread = (self._spread + 1) % record.partitions
-            spread = self._spread
+            self._spread = (self._spread + 1) % len(route)
+            spread = route.numbers[self._spread]
         else:
             # So that records without a key go to the same partition when the request is repeated.
             spread = route.partition_of(logical_of_key(mark.producer_id))
@@ -313,7 +310,7 @@ class AppendRoutes:
                 named(answer, mark)
         placed = merge_receipts(answers, topic)
         replicas = self._replicas(topic, parts[0][0])
-        headers = [("Laminar-Node", self._services.node), ("Laminar-Route", "0")]
+        headers = [("Laminar-Node", self._services.node), ("Laminar-Route", str(route.version))]
         if any(receipt.duplicate for receipt in placed):
             headers.append(("Laminar-Replayed", "1"))
         flush = policy_of(record.settings).name

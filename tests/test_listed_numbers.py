@@ -1,0 +1,215 @@
+"""A topic whose partitions have numbers with gaps, and a route whose ranges do not rise with them.
+
+One node with the whole API; its catalog makes such a topic. Whatever client, command or node takes numbers
+for dense finds a partition that is not there, or puts a key where its records are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+import laminar
+from laminar.client.errors import ConfigError, NotFound
+from laminar.client.topic import Topic
+from laminar.embedded import EmbeddedNode
+from laminar.http.api.append_body import ENVELOPE_LINES_TYPE
+from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
+from membership import catalog_rules
+from membership.records import CatalogState, KeyRange, RouteRecord
+from membership.requests import CreateTopic
+
+NUMBERS = [2, 5, 11]
+# Partition 2, the lowest number, holds the highest range.
+ROUTE = Route(3, [0, 20_000, 50_000, LOGICAL_PARTITIONS], [5, 11, 2])
+KEYS = [b"key %d" % number for number in range(24)]
+
+
+@pytest.fixture
+def with_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the catalog make topic `t` with `NUMBERS` and `ROUTE`, at every start of the node."""
+    make = catalog_rules.create_topic
+
+    def create_topic(state: CatalogState, request: CreateTopic) -> catalog_rules.Change:
+        after, result = make(state, request)
+        if request.name != "t" or result.outcome != "created":
+            return after, result
+        ranges = [KeyRange(number, held.start, held.stop) for number, held in ROUTE.ranges().items()]
+        made = [after.partitions[f"t/{number}"] for number in range(3)]
+        gone = dict.fromkeys([f"t/{number}" for number in range(3)])
+        listed = {f"t/{n}": replace(each, number=n) for n, each in zip(NUMBERS, made, strict=True)}
+        topic = replace(
+            after.topics["t"], next_partition=12, listed=NUMBERS, route=RouteRecord(ROUTE.version, ranges)
+        )
+        changed = after.partitions.changed(gone | listed)
+        return replace(after, partitions=changed, topics=after.topics | {"t": topic}), result
+
+    monkeypatch.setattr(catalog_rules, "create_topic", create_topic)
+
+
+@pytest.fixture
+async def node(with_gaps: None, tmp_path: Path) -> AsyncIterator[EmbeddedNode]:
+    async with laminar.embed(tmp_path / "data", journal_file_bytes=4 << 20) as running:
+        await running.client.create_topic("t", partitions=3)
+        yield running
+
+
+async def values(topic: Topic[bytes], partitions: list[int] | None = None) -> list[bytes]:
+    async with topic.read(partitions=partitions) as records:
+        return [record.value async for record in records]
+
+
+async def test_keys_lie_where_the_route_says_and_every_reader_finds_them(node: EmbeddedNode) -> None:
+    """By single appends, a producer, a named one, an upload, the node itself, and a datagram."""
+    topic = node.client.topic("t")
+    placed: dict[bytes, set[int]] = {key: set() for key in KEYS}
+    async with topic.producer() as producer:
+        sent = [(key, producer.send(key, key)) for key in KEYS]
+    for key, delivery in sent:
+        placed[key].add((await delivery).partition)
+    for key in KEYS:
+        placed[key].add((await topic.append(key, key)).partition)
+        assert await topic.partition_of(key) == ROUTE.partition_of_key(key)
+    uploaded = await topic.append_stream(_chunks(b"x" * 30), KEYS[0], part_bytes=10)
+    placed[KEYS[0]].add(uploaded.partition)
+    async with topic.producer(name="numbered") as named:
+        placed[KEYS[1]].add((await named.send(b"1", KEYS[1], number=1)).partition)
+        without = await named.send(b"2", number=2)
+    lines = "".join(json.dumps({"key": key.decode(), "value": key.decode()}) + "\n" for key in KEYS)
+    answer = await node.client.session.call(
+        "POST", "/v1/topics/t/records", body=lines.encode(), headers={"Content-Type": ENVELOPE_LINES_TYPE}
+    )
+    async with topic.datagrams() as datagrams:
+        for key in KEYS[:6]:
+            placed[key].add((await datagrams.append(key, key)).partition)
+        spread = {(await datagrams.append(b"spread")).partition for _ in range(3)}
+
+    assert {key: {ROUTE.partition_of_key(key)} for key in KEYS} == placed
+    assert without.partition in NUMBERS
+    assert set(NUMBERS) == {each["partition"] for each in answer.json()["placed"]} == spread
+    assert 24 * 3 + 1 + 2 + 6 + 3 == sum(
+        each.end_offset - each.start_offset for each in await topic.partitions()
+    )
+
+
+async def _chunks(value: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(value), 10):
+        yield value[at : at + 10]
+
+
+async def test_records_without_a_key_are_spread_over_what_there_is(node: EmbeddedNode) -> None:
+    """Batches of a producer, appends to the topic, stages of a transaction."""
+    topic = node.client.topic("t")
+    async with topic.producer(batch_bytes=100) as producer:
+        deliveries = [producer.send(bytes(80)) for _ in range(12)]
+    assert set(NUMBERS) == {(await each).partition for each in deliveries}
+    answers = [
+        await node.client.request_json("POST", "/v1/topics/t/records", [{"value": "x"}]) for _ in "abc"
+    ]
+    assert set(NUMBERS) == {each["placed"][0]["partition"] for each in answers}
+    async with node.client.transaction("s", 0, batch_bytes=100) as transaction:
+        for key in KEYS:
+            transaction.append("t", key, key)
+        for _ in range(6):
+            transaction.append("t", bytes(80))
+
+    found = {number: await values(topic, [number]) for number in NUMBERS}
+    assert all(found.values())
+    for key in KEYS:
+        assert [ROUTE.partition_of_key(key)] == [number for number in NUMBERS if key in found[number]]
+
+
+async def test_a_group_owns_exactly_the_partitions_that_are_listed(node: EmbeddedNode) -> None:
+    """Two members divide them; cursors, offsets and trims name them."""
+    topic = node.client.topic("t")
+    for key in KEYS:
+        await topic.append(key, key)
+    async with topic.subscribe("billing", session=2.0) as one, topic.subscribe("billing", session=2.0) as two:
+        async with asyncio.timeout(20):
+            while one.partitions | two.partitions != set(NUMBERS) or one.partitions & two.partitions:
+                await asyncio.gather(one._move(), two._move())
+        for member in (one, two):
+            left = sum(1 for key in KEYS if ROUTE.partition_of_key(key) in member.partitions)
+            if left:
+                async with asyncio.timeout(20):
+                    async for _ in member:
+                        left -= 1
+                        if not left:
+                            break
+            await member.commit()
+
+    ends = await topic.offsets()
+    assert ends == await topic.cursor("billing") and set(NUMBERS) == set(ends)
+    await topic.set_cursor("mine", dict.fromkeys(NUMBERS, 1))
+    async with topic.read(cursor="mine") as rest:
+        assert len(KEYS) - 3 == len([record async for record in rest])
+    trimmed = await topic.delete_before(ends[11], partition=11, dry_run=True)
+    assert 11 == trimmed.partition
+    described = await node.client.request_json("GET", "/v1/topics/t")
+    assert (3, "live") == (described["route"], described["state"])
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 12])
+async def test_a_number_that_is_not_listed_is_no_partition(node: EmbeddedNode, number: int) -> None:
+    """Also one below the highest."""
+    topic = node.client.topic("t")
+    with pytest.raises(NotFound, match="3 partitions of numbers up to 11"):
+        await node.client.request_json("GET", f"/v1/topics/t/partitions/{number}")
+    with pytest.raises(ConfigError, match=f"partition {number} of 3"):
+        await topic.append(b"x", partition=number)
+    with pytest.raises(ConfigError, match=f"3 partitions, not {number}"):
+        await values(topic, [number])
+    with pytest.raises(ConfigError, match=f"3 partitions, not {number}"):
+        await topic.append_stream(_chunks(b"x"), partition=number)
+
+
+async def test_commands_and_the_sync_client_name_what_is_listed(node: EmbeddedNode) -> None:
+    """`consume --key` reads the partition that has the key, `cursor set` all that there are."""
+    for key in KEYS:
+        await node.client.topic("t").append(key, key)
+
+    async def run(*words: str) -> str:
+        made = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "laminar.cli", *words, "--url", node.url, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await made.communicate()
+        assert 0 == made.returncode, words
+        return out.decode()
+
+    def synchronous() -> tuple[dict[int, int], list[int], bytes]:
+        with laminar.connect(node.url) as client:
+            topic = client.topic("t")
+            with topic.producer() as producer:
+                for key in KEYS:
+                    producer.send(key, key)
+            numbers = [each.partition for each in topic.partitions()]
+            with topic.subscribe("sync") as records:
+                first = next(iter(records))
+            return topic.offsets(), numbers, first.value
+
+    assert f"{KEYS[3].decode()}\n" == await run("consume", "t", "--key", KEYS[3].decode())
+    assert "" == await run("cursor", "set", "t", "c", "--at", "latest")
+    assert set(NUMBERS) == set(await node.client.topic("t").cursor("c"))
+    shown = await run("topic", "describe", "t", "-o", "names")
+    assert [str(number) for number in NUMBERS] == shown.split()
+    ends, numbers, first = await asyncio.to_thread(synchronous)
+    assert (NUMBERS, set(NUMBERS), True) == (numbers, set(ends), first in KEYS)
+
+
+async def test_a_node_that_starts_again_holds_the_same_partitions(with_gaps: None, tmp_path: Path) -> None:
+    """The shard finds its replicas by what the catalog lists, and the topic can be deleted."""
+    for expected in ([], KEYS):
+        async with laminar.embed(tmp_path / "data", journal_file_bytes=4 << 20) as node:
+            topic = await node.client.create_topic("t", partitions=3, exist_ok=True)
+            assert expected == sorted(await values(topic), key=KEYS.index)
+            for key in KEYS[len(expected) :]:
+                await topic.append(key, key)
+            if expected:
+                await node.client.delete_topic("t")
+                assert [] == await node.client.topics()
