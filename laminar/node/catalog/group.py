@@ -120,6 +120,7 @@ class CatalogGroup:
                         self.catalog.apply(header.index, bytes(body_of(frame)))
                     self.applied_index = header.index
                     self._resolve(header)
+                await asyncio.sleep(0)  # a read of what is in memory ends no turn of the loop
         except Exception as error:  # noqa: BLE001  # ends the process: this node's catalog has stopped
             self._on_failed(error)
             return
