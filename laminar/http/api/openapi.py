@@ -25,7 +25,7 @@ from laminar.http.api.append_body import (
 )
 from laminar.http.api.json_envelope import Envelope, Envelopes
 from laminar.http.api.parameters import PATH, Parameter
-from laminar.http.api.problems import CODES, PROBLEM_TYPE
+from laminar.http.api.problems import LISTED, PROBLEM_TYPE
 from laminar.http.api.routes import ROUTES, Body, Reply, Route
 
 _NAME: Final = re.compile(r"\{(\w+)\}")
@@ -96,7 +96,7 @@ def _schemas() -> dict[str, Any]:
         named = [route.document, *(kind for reply in route.replies for kind in reply.content.values())]
         kinds |= dict.fromkeys(kind for kind in named if kind is not None)
     _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
-    schemas["ProblemDocument"]["properties"]["code"]["enum"] = sorted(CODES)
+    schemas["ProblemDocument"]["properties"]["code"]["enum"] = sorted(LISTED)
     return schemas
 
 
@@ -132,7 +132,7 @@ def docs_page() -> str:
         f'<tr id="{row.code}"><td>{row.status}</td><td><code>{row.code}</code></td>'
         f"<td>{escape(row.title)}</td><td>{'yes' if row.retriable else 'no'}</td>"
         f"<td>{escape(row.hint)}</td></tr>"
-        for row in CODES.values()
+        for row in LISTED.values()
     )
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>Laminar</title>"

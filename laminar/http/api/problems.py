@@ -31,6 +31,8 @@ class ErrorCode(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome = "not_applied"
     # The client's exception class for this code (docs/clients.md#what-goes-wrong).
     family: str = "Error"
+    # Whether `/docs` and `/openapi.json` list it; not while no request can lead to it yet.
+    listed: bool = True
 
 
 def _row(
@@ -42,6 +44,7 @@ def _row(
     hint: str = "",
     outcome: Outcome = "not_applied",
     family: str = "Error",
+    listed: bool = True,
 ) -> ErrorCode:
     return ErrorCode(
         code=code,
@@ -51,6 +54,7 @@ def _row(
         hint=hint,
         outcome=outcome,
         family=family,
+        listed=listed,
     )
 
 
@@ -160,6 +164,13 @@ _ROWS: Final = (
         hint="Check whether the first request took effect; under a new key it is another request.",
         outcome="unknown",
     ),
+    _row(
+        "sealed",
+        409,
+        "The partition takes no more records: others follow it",
+        hint="`limit` is the version of the route that names them.",
+        listed=False,
+    ),
     _row("node_in_use", 409, "The node cannot be removed yet", hint="`detail` says what comes first."),
     _row("not_cancellable", 409, "This operation is not cancelled by itself", hint="`detail` says how."),
     _row("offset_expired", 410, "The offset lies before the partition's start", family="OffsetExpired"),
@@ -237,6 +248,14 @@ _ROWS: Final = (
     _row("not_ready", 503, "The node is still starting", retriable=True, family="Unavailable"),
     _row("being_created", 503, "The topic is still being created", retriable=True, family="Unavailable"),
     _row(
+        "changing",
+        503,
+        "The route of the partition's keys is being changed",
+        retriable=True,
+        family="Unavailable",
+        listed=False,
+    ),
+    _row(
         "too_few_nodes",
         503,
         "Too few nodes are alive for the number of replicas",
@@ -288,6 +307,8 @@ _ROWS: Final = (
 
 CODES: Final[Mapping[str, ErrorCode]] = {row.code: row for row in _ROWS}
 assert len(CODES) == len(_ROWS), "a code occurs twice"
+# The codes that are documented.
+LISTED: Final[Mapping[str, ErrorCode]] = {row.code: row for row in _ROWS if row.listed}
 
 # Default `Retry-After` of a retriable answer, in ms.
 DEFAULT_RETRY_AFTER_MS: Final = 200

@@ -220,11 +220,17 @@ class Driver:
             self.process_ready(replica)
 
     def propose(
-        self, replica: Replica, frame: bytearray | memoryview, *, opens_segment: bool = False
+        self,
+        replica: Replica,
+        frame: bytearray | memoryview,
+        *,
+        opens_segment: bool = False,
+        not_before_ms: int = 0,
     ) -> tuple[int, int]:
         """Propose one unstamped batch; return the (index, term) that it gets.
 
-        `opens_segment`: a segment begins with it, even if the present one is not full.
+        `opens_segment`: a segment begins with it, even if the present one is not full. Its append time is
+        `not_before_ms` or later.
 
         Raises:
             NotLeader: when this replica does not lead, or hands over.
@@ -234,7 +240,7 @@ class Driver:
         if not self.is_current(replica):
             raise NotLeader(0)
         # A batch that cannot be stamped is refused alone: nothing has changed yet.
-        entry = replica.stamped(frame, opens_segment=opens_segment)
+        entry = replica.stamped(frame, opens_segment=opens_segment, not_before_ms=not_before_ms)
         place = entry.index, entry.term
         try:
             replica.core.propose([entry], now_ms=self._clock.monotonic_ms())

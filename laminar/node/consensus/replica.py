@@ -148,7 +148,13 @@ class Replica:
     # -- proposing ---------------------------------------------------------------------
 
     def _stamp(
-        self, frame: bytearray | memoryview, place: Place, *, base_offset: int, opens_segment: bool = False
+        self,
+        frame: bytearray | memoryview,
+        place: Place,
+        *,
+        base_offset: int,
+        opens_segment: bool = False,
+        not_before_ms: int = 0,
     ) -> None:
         log = self.log
         stamp(
@@ -157,7 +163,7 @@ class Replica:
             term=place.term,
             prev_term=place.prev_term,
             base_offset=base_offset,
-            append_time_ms=max(self.wall_ms(), log.last_append_time_ms),
+            append_time_ms=max(self.wall_ms(), log.last_append_time_ms, not_before_ms),
             committed_index=place.committed_index,
             opens_segment=opens_segment or log.segment_full or place.index == log.start.index + 1,
         )
@@ -167,15 +173,23 @@ class Replica:
         self._stamp(frame, place, base_offset=self.log.next_offset)
         return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
 
-    def stamped(self, frame: bytearray | memoryview, *, opens_segment: bool = False) -> Entry:
+    def stamped(
+        self, frame: bytearray | memoryview, *, opens_segment: bool = False, not_before_ms: int = 0
+    ) -> Entry:
         """Return a batch as the entry to propose next. Leader only.
 
-        Index, terms, base offset and append time are written into `frame` in place; nothing else
-        changes. The driver performs the core's `Ready` before the next proposal, so the log's end is
-        always the end the next stamp continues from.
+        Index, terms, base offset and append time, `not_before_ms` or later, are written into `frame` in
+        place; nothing else changes. The driver performs the core's `Ready` before the next proposal, so the
+        log's end is always the end the next stamp continues from.
         """
         place = self.core.place()
-        self._stamp(frame, place, base_offset=self.log.next_offset, opens_segment=opens_segment)
+        self._stamp(
+            frame,
+            place,
+            base_offset=self.log.next_offset,
+            opens_segment=opens_segment,
+            not_before_ms=not_before_ms,
+        )
         return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
 
     def propose_configuration(self, record: ConfigurationRecord, *, now_ms: int) -> Place:

@@ -5,6 +5,10 @@ idempotency key are proposed as they are. A receipt means that the records are c
 replicas as the topic asks for. A `Problem` means that they are refused or, with outcome ``unknown``, that
 this replica cannot tell. Every future is resolved: a commit or a truncation does it, also after this replica
 has ceased to lead.
+
+Nothing that adds a record is proposed after a `seal` entry. What comes after it waits until that entry is
+committed, and is refused then: were it refused before, and the entry truncated, its client would append it to
+the partitions that follow, and a late copy of it could still be appended here.
 """
 
 from __future__ import annotations
@@ -19,7 +23,15 @@ from laminar.node.partition.append_batcher import AppendBatcher
 from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.deduplication import find_duplicate
 from laminar.node.partition.min_replicas import Copies
-from laminar.node.partition.problems import entry_too_large, not_leader, too_much_uncommitted, truncated
+from laminar.node.partition.problems import (
+    entry_too_large,
+    not_leader,
+    not_open,
+    seal_uncommitted,
+    sealed,
+    too_much_uncommitted,
+    truncated,
+)
 from laminar.node.partition.receipts import Appends, Receipt, Waiter, Window, fail
 from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
 
@@ -43,6 +55,8 @@ class AppendPath:
         # By the index of the entry: the appends that wait for its commit, and its size.
         self.waiters: dict[int, list[Waiter]] = {}
         self._sizes: dict[int, int] = {}
+        # What was not proposed, as a `seal` comes before it, and since when (the loop's time) it waits.
+        self._after_seal: list[tuple[asyncio.Future[Receipt], float]] = []
         self._context = context
         self._copies = copies
         self._batcher = AppendBatcher(self._propose_batch)
@@ -52,7 +66,11 @@ class AppendPath:
 
     def append_records(self, records: Records) -> asyncio.Future[Receipt]:
         """Append records without a producer id, together with what else arrives this turn."""
-        self._check_accepts()
+        self._context.check_leads()
+        if not self._context.state.succession.takes_records and (closed := self.closed()) is not None:
+            return closed
+        self.check_room()
+        self._copies.check()
         return self._batcher.add(records)
 
     def append_frame(
@@ -63,6 +81,8 @@ class AppendPath:
         `key_made_ms` is when its idempotency key was made, as its client says.
         """
         self._context.check_leads()
+        if not self._context.state.succession.takes_records:
+            self._check_open()
         # Recognise a retry before any check of room: it needs none, and a refusal would say "not applied" of
         # records that are in the log.
         known = find_duplicate(self._context, header, key_made_ms=key_made_ms)
@@ -77,9 +97,16 @@ class AppendPath:
         """
         assert header.producer_id != NO_PRODUCER, "a repetition could not be recognised"
         self._context.check_leads()
+        takes_records = self._context.state.succession.takes_records
+        if not takes_records:
+            self._check_open()
         known = find_duplicate(self._context, header)
         if known is not None:
             return known[1]
+        if not takes_records:
+            self._check_unsealed()
+            # Its receipt is given at once or not at all.
+            raise seal_uncommitted(self._context.name)
         self._check_and_flush()
         receipt = Receipt(self._context.number, self._context.log.next_offset, header.count)
         self.propose(frame, [], copied=True)
@@ -95,28 +122,56 @@ class AppendPath:
         self._context.check_leads()
         return self._append(frame, count, even_if_full=even_if_full)
 
+    def closed(self) -> asyncio.Future[Receipt] | None:
+        """Return None while this partition takes records. Leader only.
+
+        If its seal is not committed yet, return a future that fails when that is known: with `sealed`, or
+        with `not_leader` if another leader may have truncated it.
+
+        Raises:
+            Problem: 409 `sealed` when the seal is committed; 503 `changing` before the partition is opened.
+        """
+        if self._context.state.succession.takes_records:
+            return None
+        self._check_open()
+        self._check_unsealed()
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        self._after_seal.append((future, self._loop.time()))
+        return future
+
+    def _check_open(self) -> None:
+        """Raise 503 `changing` if this partition has to wait for its `open` entry."""
+        if self._context.state.succession.status == "waiting":
+            raise not_open(self._context.name)
+
+    def _check_unsealed(self) -> None:
+        """Raise 409 `sealed` if the partition's seal is committed."""
+        seal = self._context.state.committed_seal
+        if seal is not None:
+            raise sealed(self._context.name, seal.record.version)
+
     def would_start_at(self, offset: int) -> bool:
         """Return whether a record appended now would get this offset; False while appends are queued."""
         return not self._batcher and self._context.log.next_offset == offset
 
-    def when_committed(self, index: int, receipt: Receipt) -> asyncio.Future[Receipt]:
+    def when_committed(self, index: int, receipt: Receipt, *, copied: bool = True) -> asyncio.Future[Receipt]:
         """Return a future of `receipt`: resolved once entry `index` is committed and has its copies.
 
-        It fails as that entry's append would.
+        Without `copied` the commit alone is awaited. It fails as that entry's append would.
         """
         context = self._context
         future: asyncio.Future[Receipt] = self._loop.create_future()
         now_s = self._loop.time()
         if index <= context.committed_index:
             waiter = Waiter(future, receipt, 0, now_s)
-            if self._copies.are_there(index):
+            if not copied or self._copies.are_there(index):
                 waiter.acknowledge(self._copies.window())
             else:
                 self._copies.await_them(index, waiter)
             return future
         term = context.log.term(index)
         assert term is not None, f"{context.name}: entry {index} has no term"
-        self.waiters.setdefault(index, []).append(Waiter(future, receipt, term, now_s, copied=True))
+        self.waiters.setdefault(index, []).append(Waiter(future, receipt, term, now_s, copied=copied))
         return future
 
     # -- changes of the log and of the leader ------------------------------------------------
@@ -142,6 +197,10 @@ class AppendPath:
 
     def committed(self, before: int, index: int) -> None:
         """Resolve the appends whose entries lie after `before`, up to `index`."""
+        if self._after_seal:
+            seal = self._context.state.committed_seal
+            if seal is not None:
+                self._refuse_after_seal(sealed(self._context.name, seal.record.version))
         if not self.waiters:
             return
         log = self._context.log
@@ -172,6 +231,8 @@ class AppendPath:
     def lost_leadership(self) -> None:
         """Refuse what is not proposed yet; what is proposed waits for its commit or truncation."""
         self._copies.lost_leadership()
+        # The next leader has the seal, and refuses, or it has not, and takes them.
+        self._refuse_after_seal(not_leader(self._context.name, outcome="not_applied"))
         self._batcher.reject_all(not_leader(self._context.name, outcome="not_applied"))
 
     def failed(self, error: Exception) -> None:
@@ -186,6 +247,11 @@ class AppendPath:
         """Fail the appends that have waited longer than this for their commit, with `outcome_unknown`."""
         latest = self._loop.time() - older_than_s
         self._copies.expire(latest_s=latest)
+        if self._after_seal:
+            for future, since_s in self._after_seal:
+                if since_s <= latest:
+                    fail(future, seal_uncommitted(self._context.name))
+            self._after_seal = [waiting for waiting in self._after_seal if not waiting[0].done()]
         if not self.waiters:
             return
         for waiters in list(self.waiters.values()):
@@ -196,15 +262,18 @@ class AppendPath:
 
     def residue(self) -> tuple[object, ...]:
         """Return all state that an append could leave behind here, for tests that compare it."""
-        return dict(self.waiters), dict(self._sizes), self.uncommitted_bytes, self._batcher.residue()
+        return (
+            *(dict(self.waiters), dict(self._sizes), self.uncommitted_bytes),
+            *(tuple(self._after_seal), self._batcher.residue()),
+        )
+
+    def _refuse_after_seal(self, problem: Problem) -> None:
+        """Fail all that waits for the fate of a seal: nothing of it was proposed."""
+        waiting, self._after_seal = self._after_seal, []
+        for future, _ in waiting:
+            fail(future, problem)
 
     # -- proposing -------------------------------------------------------------------------
-
-    def _check_accepts(self) -> None:
-        """Raise `Problem` unless this replica leads and there is room, and copies enough, for an append."""
-        self._context.check_leads()
-        self.check_room()
-        self._copies.check()
 
     def check_room(self) -> None:
         """Raise `Problem` while the storage, or this partition, takes no further appends."""
@@ -223,6 +292,10 @@ class AppendPath:
         if not even_if_full:
             self.check_room()
             self._copies.check()
+        self.flush()
+
+    def flush(self) -> None:
+        """Propose the appends that wait for their batch. Raises 503 `not_leader` if it leads no more then."""
         if self._batcher:
             # The batcher's appends came first, and one of them may have been accepted only for the offset
             # that it gets now (`would_start_at`).
@@ -232,6 +305,11 @@ class AppendPath:
     def _append(
         self, frame: bytearray | memoryview, count: int, *, even_if_full: bool = False
     ) -> asyncio.Future[Receipt]:
+        succession = self._context.state.succession
+        if not succession.takes_records and not succession.takes(frame):
+            closed = self.closed()
+            assert closed is not None, f"{self._context.name} is open and takes no entry {frame[:8]!r}"
+            return closed
         self._check_and_flush(even_if_full=even_if_full)
         future: asyncio.Future[Receipt] = self._loop.create_future()
         self.propose(frame, [(future, count)], copied=True)
@@ -244,16 +322,21 @@ class AppendPath:
         *,
         copied: bool = False,
         opens_segment: bool = False,
+        not_before_ms: int = 0,
     ) -> int:
         """Propose an entry and return its index. Each of `appends` is resolved when it is committed.
 
-        With `copied` they are resolved only when the entry has the copies that the topic asks for.
+        With `copied` they are resolved only when the entry has the copies that the topic asks for. Its append
+        time is `not_before_ms` or later.
 
         Raises:
             Problem: when this replica does not lead, the entry is too large, or too many bytes are not
                 committed yet. Then nothing was proposed.
         """
         context = self._context
+        # All that may come after a seal has been asked before: one more record would be lost or doubled.
+        succession = context.state.succession
+        assert succession.takes_records or succession.takes(frame), f"{context.name} is {succession.status}"
         offset = context.log.next_offset
         # Add the waiters before the proposal: with one voter the commit may follow within the call.
         index, term = context.log.last_index + 1, context.replica.core.term
@@ -266,7 +349,9 @@ class AppendPath:
         self._sizes[index] = len(frame)
         self.uncommitted_bytes += len(frame)
         try:
-            placed = context.driver.propose(context.replica, frame, opens_segment=opens_segment)
+            placed = context.driver.propose(
+                context.replica, frame, opens_segment=opens_segment, not_before_ms=not_before_ms
+            )
         except Exception as error:
             # It was not proposed: the next batch gets this index, with its own waiters.
             self.waiters.pop(index, None)

@@ -41,14 +41,17 @@ def find_duplicate(
     Raises:
         Problem: when the key came with another request, its first request is not committed yet, or it is
             old enough to have been forgotten; when a newer epoch of the producer has written, or the batch
-            does not follow the producer's last; when a new key or producer has no room (`check_room`).
+            does not follow the producer's last; when a new key or producer has no room (`check_room`). A
+            partition that takes no records raises neither of the last two for a batch that is not here.
     """
+    takes_records = context.state.succession.takes_records
     if header.flags & Flag.KEYED:
         entry = context.state.keys.get(header.producer_id)
         if entry is None:
             if key_made_ms is not None:
                 _check_age(context, key_made_ms)
-            check_room(context, header)
+            if takes_records:
+                check_room(context, header)
             return None
         if entry.content != header.sequence:
             raise key_reused(entry)
@@ -59,9 +62,12 @@ def find_duplicate(
         return None
     known = context.state.producers.check(header.producer_id, header.producer_epoch, header.sequence)
     if isinstance(known, Refused):
-        raise refused_batch(known, header)
+        if takes_records or known.code != "out_of_sequence" or header.sequence < known.expected:
+            raise refused_batch(known, header)
+        return None
     if known is None:
-        check_room(context, header)
+        if takes_records:
+            check_room(context, header)
         return None
     return known.index, Receipt(context.number, known.offset, known.count, duplicate=True)
 

@@ -2,13 +2,15 @@
 
 `Partition` is the `StateMachine` of a `Replica`: its state follows from the log
 (`laminar.node.partition.state.state`). It notifies its parts of changes of the log: the append path resolves
-the futures that wait for a commit, the read view wakes readers, the start mover moves the log's start.
+the futures that wait for a commit, the read view wakes readers, the start mover moves the log's start. A
+change of routes begins and ends partitions by `propose_open` and `propose_seal`
+(`docs/consensus.md#ends-of-partitions`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from laminar.batch import Buffer, Header
 from laminar.http.api.problems import Problem
@@ -19,12 +21,16 @@ from laminar.node.partition.append_path import AppendPath
 from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.cursor_commands import CursorCommands
 from laminar.node.partition.min_replicas import Copies
+from laminar.node.partition.problems import not_open, sealed
 from laminar.node.partition.reads import ReadView
+from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.start_mover import StartMover
 from laminar.node.partition.state.cursors import Cursors
 from laminar.node.partition.state.group_members import GroupMembers
 from laminar.node.partition.state.producers import Producers
 from laminar.node.partition.state.state import PartitionState
+from laminar.node.partition.state.succession import OpenRecord, SealRecord
+from raft.quorum import majority
 
 
 def _no_refusal() -> Problem | None:
@@ -112,6 +118,115 @@ class Partition:
     def check_leads(self) -> None:
         """Raise 503 `not_leader` where only the leader can answer."""
         self.context.check_leads()
+
+    # -- changes of routes -------------------------------------------------------------------
+
+    def propose_seal(self, record: SealRecord) -> asyncio.Future[Receipt]:
+        """Propose that no record follows here; the future is resolved when that is committed. Leader only.
+
+        The offset of the receipt is the final end. If this change has sealed the partition already, nothing
+        is appended. The caller must know that the change is irrevocable, and that every node of the cluster
+        knows these entries.
+
+        Raises:
+            Problem: 409 `in_progress` while records are staged here, prepared or not, or a large record is
+                being uploaded: what is decided about them could not be appended any more; 409 `sealed` when
+                another change has sealed it; 503 `changing` before it is opened; 503 `not_leader`.
+        """
+        self.check_leads()
+        self.appends.flush()
+        succession = self.state.succession
+        known = succession.sealed
+        if known is not None:
+            if known.record.change_id != record.change_id:
+                raise sealed(self.context.name, known.record.version)
+            receipt = Receipt(self.number, known.end, 0, duplicate=True)
+            return self.appends.when_committed(known.index, receipt, copied=False)
+        if succession.status == "waiting":
+            raise not_open(self.context.name)
+        under_way = len(self.state.stages)
+        if under_way:
+            raise Problem(
+                "in_progress",
+                f"{self.context.name} holds {under_way} batches or uploads that are not published yet",
+                field="stages",
+                value=under_way,
+                limit=0,
+                outcome="not_applied",
+            )
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        self.appends.propose(record.frame(), [(future, 0)])
+        return future
+
+    def propose_open(self, record: OpenRecord) -> asyncio.Future[Receipt]:
+        """Propose that records are taken here from now on; resolved when that is committed. Leader only.
+
+        The entry's time is no earlier than that of any input's seal, and no later entry's is: so times never
+        fall from a partition to those that follow it. If this change has opened the partition already,
+        nothing is appended. The caller must know from the catalog that all inputs are sealed for good; and,
+        where the log may lack entry 1 (`may_lack_seal`), that the change made this partition.
+
+        Raises:
+            Problem: 422 `invalid` when this change did not make the partition, or it has ended; 503
+                `not_leader`.
+        """
+        self.check_leads()
+        succession = self.state.succession
+        known = succession.opened
+        if known is not None and known.record.change_id == record.change_id:
+            receipt = Receipt(self.number, 0, 0, duplicate=True)
+            return self.appends.when_committed(known.index, receipt, copied=False)
+        made_by = succession.successor_of
+        waits = succession.status == "waiting" and made_by == record.change_id
+        if not waits and (made_by or succession.status != "open" or not self.may_lack_seal):
+            raise Problem(
+                "invalid",
+                f"{self.context.name} is {succession.status}, and was made by another change or by none",
+                field="change_id",
+                value=record.change_id,
+                limit=made_by,
+                outcome="not_applied",
+            )
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        not_before_ms = max(each.time_ms for each in record.inputs)
+        self.appends.propose(record.frame(), [(future, 0)], not_before_ms=not_before_ms)
+        return future
+
+    @property
+    def synced_seal(self) -> tuple[int, int]:
+        """Index and term of the seal in this replica's log that a power loss here leaves; (0, 0): none.
+
+        It may be uncommitted. Replicas that name the same pair hold the same entry.
+        """
+        seal = self.state.succession.sealed
+        if seal is None or seal.index > self.log.synced_index:
+            return (0, 0)
+        return (seal.index, seal.term)
+
+    def seal_is_kept(self, synced: Mapping[str, tuple[int, int]]) -> bool:
+        """Return whether the seal is committed, and synced by a majority of the voters: nothing takes it.
+
+        `synced` has the `synced_seal` of other voters, by node, whenever they said so. A commit alone is not
+        enough: in an `interval` log the power may take it.
+        """
+        seal = self.state.committed_seal
+        if seal is None:
+            return False
+        place = (seal.index, seal.term)
+        voters = self.replica.configuration_record.voters
+        holding = sum(
+            (self.synced_seal if voter == self.replica.replica_id else synced.get(node)) == place
+            for voter, node in voters
+        )
+        return holding >= majority(len(voters))
+
+    @property
+    def may_lack_seal(self) -> bool:
+        """Whether a committed seal may be missing here, so that the catalog must be asked for one.
+
+        True after a loss was accepted for the group, or after damaged entries were left out for good.
+        """
+        return bool(self.replica.configuration.abandoned) or self.state.succession.lacks_entries
 
     def stop(self, error: Exception) -> None:
         """Stop this replica after a bug in its state: it takes part in nothing until a restart."""

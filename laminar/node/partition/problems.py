@@ -73,6 +73,31 @@ def entry_too_large(name: str, size_bytes: int, limit_bytes: int) -> Problem:
     )
 
 
+def sealed(name: str, version: int) -> Problem:
+    """Return the `sealed` problem (409) of a partition whose seal is committed; `limit` is its `version`."""
+    return Problem(
+        "sealed",
+        f"{name} takes no more records: route {version} names the partitions that follow it",
+        field="partition",
+        limit=version,
+        outcome="not_applied",
+    )
+
+
+def not_open(name: str) -> Problem:
+    """Return the `changing` problem (503, retriable) of a partition whose inputs are not all sealed yet."""
+    return Problem(
+        "changing", f"{name} takes records when the partitions before it have ended", outcome="not_applied"
+    )
+
+
+def seal_uncommitted(name: str) -> Problem:
+    """Return the `changing` problem (503, retriable) of a partition whose seal is not committed yet."""
+    return Problem(
+        "changing", f"{name} is being sealed, and that is not committed yet", outcome="not_applied"
+    )
+
+
 def refused_batch(refused: Refused, header: Header) -> Problem:
     """Return the problem of a batch whose producer is fenced or unknown, or which is out of sequence."""
     if refused.code == "fenced":

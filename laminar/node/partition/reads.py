@@ -264,12 +264,13 @@ class ReadView:
     async def wait_past(self, offset: int, wait_s: float) -> bool:
         """Wait until a record at `offset` is committed here; return False after `wait_s`.
 
-        Return False also as soon as `stop_waiting` is called.
+        Return False also as soon as `stop_waiting` is called, or none will ever be there: the partition is
+        sealed, and ends before it.
         """
         deadline = self._loop.time() + wait_s
         while self._context.end_offset <= offset:
             remaining = deadline - self._loop.time()
-            if remaining <= 0 or self._draining:
+            if remaining <= 0 or self._draining or self._context.state.committed_seal is not None:
                 return False
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiting[future] = None

@@ -2,7 +2,8 @@
 
 `expired_ends` finds the expired segments of one log. A sealed segment expires by age, if the append time of
 its last batch is too long ago by this leader's clock, or by size, if all sealed segments together are too
-large. The active segment never expires, and times that producers set do not count. `Retention` applies this
+large. The active segment never expires, but by age in a partition that is sealed itself, to which nothing is
+added any more. Times that producers set do not count. `Retention` applies this
 periodically to the partitions led here, and proposes the `log_start` entry by which all replicas trim the
 same records (`laminar.node.consensus.log_start`).
 
@@ -156,11 +157,7 @@ class Retention:
             return
         log = partition.log
         ends = [
-            end
-            for end in expired_ends(
-                log.sealed(), self._rules_of(partition.topic), now_ms=self._clock.wall_ms()
-            )
-            if log.start.index < end <= partition.committed_index
+            end for end in self._expired_ends(partition) if log.start.index < end <= partition.committed_index
         ]
         if not ends:
             held = partition.replica.group in self._held
@@ -178,6 +175,26 @@ class Retention:
                 partition.start_mover.propose(index).add_done_callback(self._done)
             except Problem as problem:
                 _log.warning("the start of %s stays for now: %s", partition.replica.name, problem)
+
+    def _expired_ends(self, partition: Partition) -> list[int]:
+        """Return the last indexes of the expired segments; that of the seal stands for the active segment.
+
+        The active segment of a sealed partition never becomes too large, and its last record is at least as
+        old as the seal.
+        """
+        log, rules, now_ms = partition.log, self._rules_of(partition.topic), self._clock.wall_ms()
+        segments = list(log.sealed())
+        ends = expired_ends(segments, rules, now_ms=now_ms)
+        seal = partition.state.committed_seal
+        if (
+            seal is not None
+            and rules.retention_ms is not None
+            and now_ms - seal.time_ms > rules.retention_ms
+            and len(ends) == len(segments)
+            and seal.index > max(ends, default=log.start.index)
+        ):
+            ends.append(seal.index)
+        return ends
 
     def _done(self, future: asyncio.Future[Receipt]) -> None:
         if future.cancelled():

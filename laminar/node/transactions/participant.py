@@ -126,6 +126,9 @@ class Participant:
         partition.check_leads()
         self._refuse_interval()
         self._refuse_published(batch)
+        closed = partition.appends.closed()
+        if closed is not None:
+            return closed
         known = partition.state.stages.batch(batch.key)
         have = {each.number for each in known.stages} if known is not None else set()
         missing = sorted(set(stages) - have)
@@ -166,6 +169,9 @@ class Participant:
         partition.check_leads()
         self._refuse_interval()
         self._refuse_published(batch)
+        closed = partition.appends.closed()
+        if closed is not None:
+            return closed
         known = partition.state.stages.batch(batch.key)
         have = known.count if known is not None and known.prepared else 0
         if have != count:

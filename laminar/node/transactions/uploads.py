@@ -90,6 +90,9 @@ class Uploads:
             return partition.appends.when_committed(
                 known.index, Receipt(partition.number, 0, 1, duplicate=True)
             )
+        closed = partition.appends.closed()
+        if closed is not None:
+            return closed
         if self._stages.batch(key) is None:
             self._make_room()
         self._make_room_for(key, header.frame_size)
@@ -124,6 +127,9 @@ class Uploads:
                     raise self._published_already(done)
                 receipt = Receipt(partition.number, done.offset, 1, duplicate=True)
                 return partition.appends.when_committed(done.index, receipt)
+            closed = partition.appends.closed()
+            if closed is not None:
+                return closed
             held = self._parts(upload, parts)
             # The loop turns during the check, and parts may change: propose only what was checked.
             if held == checked:

@@ -19,12 +19,13 @@ from laminar.node.consensus.peer_repair import EntryReply
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.partition.snapshot import snapshot_of
+from laminar.node.partition.state.succession import Output, SealRecord
 from laminar.node.shard.replica_moves import ReplicaMover
 from laminar.node.shard.replica_startup import ReplicaOpener
 from laminar.node.shard.work_lists import WorkLists
 from membership.catalog import OutcomeUnknown
 from tests.disks.fault_disk import FaultDisk
-from tests.log.histories import open_inline
+from tests.log.histories import frame_for, open_inline
 from tests.node.opened import entry, found_again, open_all
 from tests.node.trio import PATIENCE_S, VOTERS
 
@@ -196,9 +197,12 @@ async def test_a_batch_damaged_at_a_start_keeps_nobody_away(
     partition = shard.partitions[("t", 1)]
     assert ([3] if voters > 1 else []) == partition.state.left_out
     assert (voters == 1) == partition.is_whole
+    # What goes on without an entry for good says so: the partition's seal may be missing.
+    assert (voters == 1) == partition.may_lack_seal
     assert shard.driven[0].core.defers_campaign
     partition.committed(4)
-    assert (voters == 1) == (snapshot_of(partition.log, partition.state) is not None)
+    kept = snapshot_of(partition.log, partition.state)
+    assert (voters == 1) == (kept is not None and kept.state.succession.lacks_entries)
     assert [0] == [Header.unpack(each).base_offset for each in await partition.reader.frames(0, max_bytes=1)]
     with pytest.raises(DamagedRange):
         await partition.reader.frames(1, max_bytes=1)
@@ -217,8 +221,61 @@ async def test_a_batch_damaged_at_a_start_keeps_nobody_away(
         ]
         assert (
             not shard.driven[0].core.defers_campaign
+            and not partition.may_lack_seal
             and snapshot_of(partition.log, partition.state) is not None
         )
+    for task in shard.work:
+        task.cancel()
+    await storage.close()
+
+
+async def test_a_replica_whose_seal_is_damaged_votes_and_leads_only_when_it_has_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without it the replica would take records behind the final end."""
+    monkeypatch.setattr("laminar.node.shard.replica_startup.REPAIR_PATIENCE_S", 0.05)
+    monkeypatch.setattr("laminar.node.shard.replica_startup.REPAIR_CHECK_S", 0.01)
+    disk = FaultDisk()
+    storage = open_inline(disk)
+    log = storage.create_log("t-1")
+    log.append([initial_frame(VOTERS, created_ms=1)])
+    log.append([frame_for(log, [b"a" * 300])])
+    seal = SealRecord(7, 3, [Output(n, 9 * n, 9, bytes([n]) * 16) for n in range(9)], "strict").frame()
+    stamp(
+        seal,
+        index=3,
+        term=log.last_term,
+        prev_term=log.last_term,
+        base_offset=1,
+        append_time_ms=log.last_append_time_ms,
+        committed_index=0,
+    )
+    log.append([bytes(seal)])
+    storage.record_hard_state(1, term=1, vote=0)
+    await storage.sync()
+    await storage.close()
+    disk.kill()
+    storage = open_inline(disk)
+    log = storage.logs[log.log_id]
+    disk.rot(log.segment_of(3).file.path, log.index_entry(3).position + 200, 4)
+
+    shard = await open_all(storage, [entry(1, log.log_id)])
+    async with asyncio.timeout(PATIENCE_S):
+        while not shard.driven:  # noqa: ASYNC110  # a list, filled from within
+            await asyncio.sleep(0.001)
+    partition = shard.partitions[("t", 1)]
+    assert [3] == partition.state.left_out
+    assert shard.driven[0].core.defers_campaign and not partition.leads
+
+    async def given(*_: object, **__: object) -> bytes:
+        return msgspec.msgpack.encode(EntryReply("held", True, bytes(seal)))
+
+    shard.repairs._call = given
+    async with asyncio.timeout(PATIENCE_S):
+        while not partition.is_whole:  # noqa: ASYNC110  # looked at
+            await asyncio.sleep(0.001)
+    assert "sealed" == partition.state.succession.status
+    assert not partition.may_lack_seal
     for task in shard.work:
         task.cancel()
     await storage.close()

@@ -6,7 +6,8 @@ from tests.sim.mutants.balance import BALANCE
 from tests.sim.mutants.nodes import NODES
 from tests.sim.mutants.placement import PLACEMENT
 from tests.sim.mutants.protocol import PROTOCOL
+from tests.sim.mutants.routes import ROUTES
 from tests.sim.mutants.tables import TABLES
 from tests.sim.mutants.transactions import TRANSACTIONS
 
-CASES = [*PROTOCOL, *TABLES, *TRANSACTIONS, *NODES, *PLACEMENT, *BALANCE]
+CASES = [*PROTOCOL, *TABLES, *TRANSACTIONS, *NODES, *PLACEMENT, *BALANCE, *ROUTES]

@@ -71,6 +71,8 @@ class ReplicaState(msgspec.Struct, frozen=True):
     failed: str = ""
     # Its group's id in hex. A deleted topic's replica may still exist when a topic of the same name is made.
     group: str = ""
+    # Index and term of the partition's seal, if it is synced in this replica's log; (0, 0): it is not.
+    synced_seal: tuple[int, int] = (0, 0)
 
 
 class ReplicaStatus:
@@ -162,6 +164,7 @@ class ReplicaStatus:
                     last_term=partition.log.last_term,
                     last_offset=partition.log.next_offset,
                     abandoned=bool(core.dropped.get("abandoned")),
+                    synced_seal=partition.synced_seal,
                     catch_up=self._catch_up_progress(replica.group),
                     damaged=[
                         (each.first_offset, each.next_offset)

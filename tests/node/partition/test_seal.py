@@ -1,0 +1,752 @@
+"""A partition that ends, and one that waits for its beginning: what is taken, answered and kept."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from laminar.batch import Header, Kind, build, build_part, stamp
+from laminar.batch.header import set_producer
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records
+from laminar.log.format.flush_policy import FlushPolicy
+from laminar.node.consensus.replica import initial_frame
+from laminar.node.partition import producer_progress
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.retention import Rules
+from laminar.node.partition.state import producers
+from laminar.node.partition.state.succession import Input, OpenRecord, Output, SealRecord
+from laminar.node.transactions.participant import Batch as StagedBatch
+from laminar.node.transactions.participant import Participant
+from laminar.node.transactions.uploads import Uploads
+from tests.disks.fault_disk import FaultDisk
+from tests.log.histories import open_inline
+from tests.node.alone import VOTER, lone_partition, values
+from tests.node.partition.test_retention import HOUR_MS, LARGE, At, fill, keeper, moving, settled_start
+from tests.node.trio import VOTERS, Member, Trio, batch, send, trio
+
+SEAL = SealRecord(7, 3, [Output(1, 0, 30_000, b"1" * 16), Output(2, 30_000, 35_536, b"2" * 16)], "strict")
+OPEN = OpenRecord(7, 3, 0, 30_000, [Input(0, b"0" * 16, 812, 1)])
+OUTPUT = msgspec.structs.replace(VOTER, successor_of=7)
+SINK = StagedBatch(sink=b"s" * 16, number=1, epoch=1)
+HOURS = FlushPolicy(interval_ms=HOUR_MS, interval_records=0)
+
+
+def asked(partition: Partition, frame: bytearray, **named: Any) -> asyncio.Future[Receipt]:
+    return partition.appends.append_frame(frame, Header.unpack(frame), **named)
+
+
+def staged(partition: Partition, batch: StagedBatch = SINK, stage: int = 0) -> asyncio.Future[Receipt]:
+    frame = build([b"staged"])
+    return Participant(partition).stage(batch, stage, frame, Header.unpack(frame))
+
+
+def keyed(key: bytes, content: int) -> bytearray:
+    frame = build([b"keyed"])
+    set_producer(frame, producer_id=key * 16, epoch=0, sequence=content, keyed=True)
+    return frame
+
+
+async def problem_of(made: Any) -> Problem:
+    """The refusal of what is called, or of the future that it returns."""
+    with pytest.raises(Problem) as problem:
+        await asyncio.wait_for(made(), 20)
+    return problem.value
+
+
+def kinds(partition: Partition) -> list[int]:
+    log = partition.log
+    return [log.index_entry(index).kind for index in range(log.first_index, log.last_index + 1)]
+
+
+# -- a sealed partition ----------------------------------------------------------------------
+
+
+async def test_nothing_that_adds_a_record_is_taken_after_the_seal(tmp_path: Path) -> None:
+    """Now and after a restart; the answer says that it was not applied, and which route goes on."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.appends.append_records(Records([b"a", b"b"]))
+        waiting = partition.appends.append_records(Records([b"c"]))
+        receipt = await partition.propose_seal(SEAL)
+        assert (await waiting).offset == 2 and receipt.offset == 3, "what was asked for before comes before"
+        entries = partition.log.last_index
+
+        async def check() -> None:
+            for new in (
+                lambda: partition.appends.append_records(Records([b"x"])),
+                lambda: asked(partition, build([b"x"])),
+                lambda: asked(partition, batch(0, b"x")),
+                lambda: asked(partition, keyed(b"k", 1)),
+                lambda: partition.appends.accept_frame(*_with_header(batch(0, b"x"))),
+                lambda: staged(partition),
+                lambda: Participant(partition).prepare(SINK, [0]),
+                lambda: Participant(partition).confirm_prepared(SINK, 1),
+                lambda: Uploads(partition).part(b"u" * 16, build_part(b"x", upload=b"u" * 16, number=0)),
+                lambda: Uploads(partition).publish(b"u" * 16, parts=1, size_bytes=1, crc32c=1, stub=b""),
+                lambda: producer_progress.fence(partition, b"f" * 16, 1),
+                lambda: partition.propose_seal(msgspec.structs.replace(SEAL, change_id=8)),
+            ):
+                problem = await problem_of(new)
+                assert ("sealed", 409, "not_applied", 3) == (
+                    *(problem.code, problem.status, problem.outcome, problem.limit),
+                ), problem
+
+        await check()
+        assert entries == partition.log.last_index, "nothing was appended"
+
+    async with lone_partition(tmp_path) as partition:
+        await partition.reader.confirmed_end()
+        await check()
+        assert [b"a", b"b", b"c"] == await values(partition)
+        seal = partition.state.committed_seal
+        assert seal is not None and (3, SEAL) == (seal.end, seal.record)
+
+
+async def test_what_adds_no_record_goes_on(tmp_path: Path) -> None:
+    """Cursors, the log's start, deleted sinks; and the seal itself, which is there once."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.appends.append_records(Records([b"a", b"b"]))
+        await staged(partition)
+        await Participant(partition).prepare(SINK, [0])
+        await Participant(partition).publish(SINK)
+        first = await partition.propose_seal(SEAL)
+
+        again = await partition.propose_seal(SEAL)
+        await partition.cursor_commands.set("c", 3, expected=None, check=False, owner="", now_ms=1)
+        await Participant(partition).forget(SINK.sink, SINK.epoch)
+        await partition.start_mover.propose(partition.committed_index)
+
+        assert (3, False) == (first.offset, first.duplicate)
+        assert (3, True) == (again.offset, again.duplicate)
+        assert partition.state.stages.published(SINK.sink) is None
+        assert (3, 3) == (partition.start_offset, partition.end_offset)
+        assert 3 == partition.committed_index - partition.state.succession.sealed.index  # type: ignore[union-attr]
+    async with lone_partition(tmp_path) as partition:
+        await partition.reader.confirmed_end()
+        seal = partition.state.committed_seal
+        assert seal is not None and (3, SEAL) == (seal.end, seal.record), "the start has passed its entry"
+        problem = await problem_of(lambda: partition.appends.append_records(Records([b"x"])))
+        assert "sealed" == problem.code
+
+
+async def test_retries_are_answered_across_a_seal_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By receipt, or by what is wrong with them; only what is surely not here is refused as sealed."""
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 2)
+    async with lone_partition(tmp_path) as partition:
+        for number in range(70):
+            await asked(partition, batch(number, b"%d" % number, epoch=2))
+        await asked(partition, keyed(b"k", 1))
+        await asked(partition, batch(0, b"q", producer=b"q" * 16))
+        now_ms = partition.context.now_ms()
+        await partition.propose_seal(SEAL)
+
+        async def answer(frame: bytearray, **named: Any) -> tuple[object, ...]:
+            try:
+                receipt = await asked(partition, frame, **named)
+            except Problem as problem:
+                return problem.code, problem.outcome
+            return receipt.offset, receipt.duplicate
+
+        assert (69, True) == await answer(batch(69, b"69", epoch=2))
+        assert (70, True) == await answer(keyed(b"k", 1))
+        assert ("idempotency_key_reused", "not_applied") == await answer(keyed(b"k", 2))
+        assert ("out_of_sequence", "unknown") == await answer(batch(1, b"1", epoch=2))
+        assert ("fenced", "not_applied") == await answer(batch(0, b"0", epoch=1))
+        assert ("unknown_producer", "unknown") == await answer(batch(4, b"4", producer=b"n" * 16))
+        assert ("key_expired", "unknown") == await answer(keyed(b"o", 1), key_made_ms=now_ms - 48 * HOUR_MS)
+        for new in (
+            batch(70, b"70", epoch=2),
+            batch(75, b"75", epoch=2),  # those before it were refused, too
+            batch(0, b"0", epoch=3),
+            batch(3, b"3", epoch=3),
+            batch(0, b"0", producer=b"n" * 16),  # there is no room for its number, and none is needed
+            keyed(b"n", 1),
+        ):
+            assert ("sealed", "not_applied") == await answer(new)
+        again = partition.appends.accept_frame(*_with_header(batch(69, b"69", epoch=2)))
+        assert (69, True) == (again.offset, again.duplicate)
+
+
+def _with_header(frame: bytearray) -> tuple[bytearray, Header]:
+    return frame, Header.unpack(frame)
+
+
+async def test_nothing_is_sealed_over_what_may_still_be_published(tmp_path: Path) -> None:
+    """A stage, a prepare that a decision may name, a part of a large record: refused, and nothing changes."""
+    async with lone_partition(tmp_path) as partition:
+        upload = b"u" * 16
+
+        async def refused() -> None:
+            problem = await problem_of(lambda: partition.propose_seal(SEAL))
+            assert ("in_progress", "stages", 1, "not_applied") == (
+                *(problem.code, problem.field, problem.value, problem.outcome),
+            )
+            assert Kind.SEAL not in kinds(partition)
+            await partition.appends.append_records(Records([b"on"]))
+
+        first = staged(partition)  # at the log's end, and not committed yet
+        await refused()
+        await first
+        await Participant(partition).prepare(SINK, [0])
+        await refused()
+        await Participant(partition).publish(SINK)
+        await Uploads(partition).part(upload, build_part(b"x", upload=upload, number=0))
+        await refused()
+        await Uploads(partition).drop(upload)
+
+        end = partition.end_offset
+        assert end == (await partition.propose_seal(SEAL)).offset
+        # Its decision was carried out before the seal, and is answered again as it was then.
+        assert (await Participant(partition).publish(SINK)).duplicate
+
+
+async def test_a_reader_at_the_final_end_does_not_wait(tmp_path: Path) -> None:
+    """Who waits is woken by the seal, who comes later is answered at once, who is behind reads on."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.appends.append_records(Records([b"a", b"b"]))
+        waiting = asyncio.ensure_future(partition.reader.wait_past(2, 600))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+
+        await partition.propose_seal(SEAL)
+
+        assert not await asyncio.wait_for(waiting, 20)
+        assert not await asyncio.wait_for(partition.reader.wait_past(2, 600), 20)
+        assert not await asyncio.wait_for(partition.reader.wait_past(7, 600), 20)
+        assert await partition.reader.wait_past(1, 0)
+        assert [b"a", b"b"] == await values(partition)
+
+
+# -- retention -------------------------------------------------------------------------------
+
+
+async def test_the_last_segment_of_a_sealed_partition_expires_by_age_once(tmp_path: Path) -> None:
+    """Its end stays, and no size makes it expire: nothing is added that could make it larger."""
+    clock = At()
+    async with lone_partition(tmp_path, settings=LARGE) as partition:
+        await fill(partition, 4)
+        clock.wall = partition.log.last_append_time_ms + HOUR_MS
+        keeper(clock, Rules(retention_ms=1)).check(partition)
+        assert not moving(partition), "it is not sealed"
+        await partition.propose_seal(SEAL)
+        seal = partition.state.committed_seal
+        assert seal is not None
+
+        clock.wall = seal.time_ms + 1000
+        keeper(clock, Rules(retention_bytes=0)).check(partition)
+        keeper(clock, Rules()).check(partition)
+        keeper(clock, Rules(retention_ms=1000)).check(partition)
+        assert not moving(partition)
+        clock.wall += 1
+        keeper(clock, Rules(retention_ms=1000)).check(partition)
+        assert moving(partition)
+        await settled_start(partition)
+        clock.wall += 10 * HOUR_MS
+        for _ in range(2):
+            keeper(clock, Rules(retention_ms=1000)).check(partition)
+            assert not moving(partition), "there is nothing left to trim"
+
+        assert (8, 8, seal.index) == (partition.start_offset, partition.end_offset, partition.log.start.index)
+        assert partition.log.size_bytes < 10_000
+    async with lone_partition(tmp_path, settings=LARGE) as partition:
+        await partition.reader.confirmed_end()
+        assert seal == partition.state.committed_seal
+
+
+async def test_older_segments_of_a_sealed_partition_expire_as_ever(tmp_path: Path) -> None:
+    """One by one, by age or size; the last only after all of them."""
+    clock = At()
+    async with lone_partition(tmp_path) as partition:
+        await fill(partition, 10)
+        await partition.propose_seal(SEAL)
+        seal = partition.state.committed_seal
+        ends = [end for end, _, _ in partition.log.sealed()]
+        assert seal is not None and len(ends) > 1
+
+        clock.wall = seal.time_ms
+        keeper(clock, Rules(retention_bytes=1_300_000)).check(partition)
+        await settled_start(partition)
+        assert ends[0] == partition.log.start.index
+        keeper(clock, Rules(retention_bytes=0)).check(partition)
+        await settled_start(partition)
+        assert ends[-1] == partition.log.start.index and partition.start_offset < partition.end_offset
+        clock.wall += HOUR_MS
+        keeper(clock, Rules(retention_ms=1)).check(partition)
+        await settled_start(partition)
+        assert partition.start_offset == partition.end_offset == seal.end
+
+
+# -- a partition that waits ------------------------------------------------------------------
+
+
+async def test_an_output_takes_nothing_before_it_is_opened(tmp_path: Path) -> None:
+    """The refusal may be repeated; cursors are taken, so that they stand before the first record."""
+    for _ in range(2):  # also after a restart
+        async with lone_partition(tmp_path, voters=OUTPUT) as partition:
+            entries = partition.log.last_index
+            for new in (
+                lambda: partition.appends.append_records(Records([b"x"])),
+                lambda: asked(partition, batch(0, b"x")),
+                lambda: asked(partition, batch(5, b"x")),
+                lambda: asked(partition, keyed(b"k", 1), key_made_ms=1),
+                lambda: partition.appends.accept_frame(*_with_header(batch(0, b"x"))),
+                lambda: staged(partition),
+                lambda: Participant(partition).prepare(SINK, [0]),
+                lambda: Uploads(partition).part(b"u" * 16, build_part(b"x", upload=b"u" * 16, number=0)),
+                lambda: producer_progress.fence(partition, b"f" * 16, 1),
+                lambda: partition.propose_seal(SEAL),
+            ):
+                problem = await problem_of(new)
+                assert ("changing", 503, "not_applied", True) == (
+                    *(problem.code, problem.status, problem.outcome, problem.retriable),
+                ), problem
+            assert entries == partition.log.last_index
+            await partition.cursor_commands.set("c", 0, expected=None, check=False, owner="", now_ms=1)
+            assert not await partition.reader.wait_past(0, 0.01), "it has not ended"
+
+
+async def test_an_output_is_opened_once_by_the_change_that_made_it(tmp_path: Path) -> None:
+    """Records follow at once, behind the entry; another change, or a partition of none, is refused."""
+    async with lone_partition(tmp_path, voters=OUTPUT) as partition:
+        other = await problem_of(lambda: partition.propose_open(msgspec.structs.replace(OPEN, change_id=8)))
+        assert ("invalid", 8, 7) == (other.code, other.value, other.limit)
+        opening = partition.propose_open(OPEN)
+        receipt = await partition.appends.append_records(Records([b"a"]))
+        await opening
+        entries = partition.log.last_index
+        assert (await partition.propose_open(OPEN)).duplicate
+        assert entries == partition.log.last_index
+        assert 0 == receipt.offset
+    async with lone_partition(tmp_path, voters=OUTPUT) as partition:
+        await partition.appends.append_records(Records([b"b"]))
+        assert (await partition.propose_open(OPEN)).duplicate
+        assert [b"a", b"b"] == await values(partition)
+        await partition.propose_seal(SEAL)
+        late = await problem_of(lambda: partition.propose_open(msgspec.structs.replace(OPEN, change_id=8)))
+        assert "invalid" == late.code
+    async with lone_partition(tmp_path / "plain") as partition:
+        plain = await problem_of(lambda: partition.propose_open(OPEN))
+        assert ("invalid", 0) == (plain.code, plain.limit)
+
+
+async def test_times_do_not_fall_from_a_seal_to_what_follows_it(tmp_path: Path) -> None:
+    """Though the clock of the output's leader is behind that of an input's."""
+    async with lone_partition(tmp_path, voters=OUTPUT) as partition:
+        ahead_ms = partition.replica.wall_ms() + HOUR_MS
+        inputs = [Input(0, b"0" * 16, 812, ahead_ms - 5), Input(3, b"3" * 16, 4, ahead_ms)]
+
+        await partition.propose_open(msgspec.structs.replace(OPEN, inputs=inputs))
+        await partition.appends.append_records(Records([b"a"]))
+
+        log = partition.log
+        times = [log.index_entry(index).append_time_ms for index in (log.last_index - 1, log.last_index)]
+        assert [ahead_ms, ahead_ms] == times
+
+
+# -- three replicas --------------------------------------------------------------------------
+
+
+async def sealed_by(cluster: Trio, *members: Member) -> None:
+    await cluster.until(
+        lambda: all(each.partition.state.committed_seal is not None for each in members), what="sealed"
+    )
+
+
+async def test_sealed_is_said_only_when_the_seal_is_committed() -> None:
+    """Until then what is new waits, and what is a retry is answered."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        await send(leader, batch(0, b"0"))
+        for follower in cluster.followers(leader):
+            follower.hold_disk()
+        sealing = leader.partition.propose_seal(SEAL)
+        waiting = [
+            send(leader, batch(1, b"1")),
+            leader.partition.appends.append_records(Records([b"x"])),
+            staged(leader.partition),
+        ]
+        with pytest.raises(Problem) as accepted:
+            leader.partition.appends.accept_frame(*_with_header(batch(1, b"1")))
+        assert ("changing", "not_applied") == (accepted.value.code, accepted.value.outcome)
+        assert 0 == (await send(leader, batch(0, b"0"))).offset
+        await asyncio.sleep(0.05)
+        assert not any(each.done() for each in (sealing, *waiting))
+
+        for follower in cluster.followers(leader):
+            follower.release_disk()
+        assert 1 == (await sealing).offset
+        for each in waiting:
+            with pytest.raises(Problem) as problem:
+                await each
+            assert ("sealed", 3) == (problem.value.code, problem.value.limit)
+        await cluster.settled()
+        assert all([b"0"] == member.values() for member in cluster.alive)
+
+
+async def test_a_seal_that_is_cut_is_nobodys_end() -> None:
+    """What waited for it goes to the next leader, and is taken there; no client heard of the seal."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        await send(leader, batch(0, b"0"))
+        cluster.cut_off(leader.node)
+        sealing = leader.partition.propose_seal(SEAL)
+        waiting = send(leader, batch(1, b"1"))
+        assert "sealed" == leader.partition.state.succession.status
+
+        rest = [member.node for member in cluster.followers(leader)]
+        successor = await cluster.leader(among=rest)
+        assert 1 == (await send(successor, batch(1, b"1"))).offset
+        cluster.heal()
+        for each in (sealing, waiting):
+            with pytest.raises(Problem) as problem:
+                await asyncio.wait_for(each, 20)
+            assert ("not_leader", "not_applied") == (problem.value.code, problem.value.outcome)
+        await cluster.settled()
+        assert {"open"} == {member.partition.state.succession.status for member in cluster.alive}
+        cluster.check_equal()
+        successor = await cluster.leader()
+        assert 2 == (await send(successor, batch(2, b"2"))).offset
+        await successor.partition.propose_seal(SEAL)
+
+
+async def test_what_waits_behind_a_seal_that_no_majority_takes_is_answered_in_time() -> None:
+    """As an append would be; but nothing of it was proposed, so it is surely not applied."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        for follower in cluster.followers(leader):
+            follower.hold_disk()
+        leader.partition.propose_seal(SEAL).add_done_callback(lambda done: done.exception())
+        waiting = send(leader, batch(0, b"0"))
+
+        leader.partition.appends.expire(older_than_s=60)
+        assert not waiting.done()
+        leader.partition.appends.expire(older_than_s=0)
+        with pytest.raises(Problem) as problem:
+            await waiting
+        assert ("changing", "not_applied") == (problem.value.code, problem.value.outcome)
+        for follower in cluster.followers(leader):
+            follower.release_disk()
+
+
+async def test_a_seal_that_only_a_follower_holds_is_the_end_under_it() -> None:
+    """Its leader died before the commit: the next one commits the entry, and appends nothing behind it."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        await send(leader, batch(0, b"0"))
+        await cluster.settled()
+        heir, other = cluster.followers(leader)
+        cluster.wire = lambda sender, receiver, channel, messages: (
+            0 if (sender, receiver) == (leader, heir) else None
+        )
+        leader.partition.propose_seal(SEAL).add_done_callback(lambda done: done.exception())
+        await cluster.until(lambda: heir.partition.state.succession.sealed is not None, what="received")
+        await leader.kill()
+        assert heir.partition.state.committed_seal is None
+        cluster.heal()
+
+        assert heir is await cluster.leader(among=[heir.node, other.node])
+        with pytest.raises(Problem) as problem:
+            await send(heir, batch(1, b"1"))
+        assert "sealed" == problem.value.code
+        await leader.start()
+        await sealed_by(cluster, *cluster.members.values())
+        await cluster.settled()
+        assert all([b"0"] == member.values() for member in cluster.alive)
+        cluster.check_equal()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_committed_seal_survives_any_crash(seed: int) -> None:
+    """Of all replicas at once, with the power, at any moment after the commit."""
+    async with trio(seed=seed) as cluster:
+        leader = await cluster.leader()
+        await send(leader, batch(0, b"0"))
+        if seed % 2:
+            await cluster.settled()
+        await leader.partition.propose_seal(SEAL)
+        for member in cluster.members.values():
+            await (member.cut_power(keep=0.3) if seed < 3 else member.kill())
+        for member in cluster.members.values():
+            await member.start()
+
+        leader = await cluster.leader()
+        with pytest.raises(Problem) as problem:
+            await send(leader, batch(1, b"1"))
+        assert "sealed" == problem.value.code
+        assert (await send(leader, batch(0, b"0"))).duplicate
+        await cluster.settled()
+        assert all([b"0"] == member.values() for member in cluster.alive)
+
+
+async def test_a_replica_that_was_away_learns_of_the_end() -> None:
+    """Also one that leads next; and readers that wait at it are answered."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        away = cluster.followers(leader)[0]
+        await send(leader, batch(0, b"0"))
+        await cluster.settled()
+        await away.kill()
+        await leader.partition.propose_seal(SEAL)
+        await leader.partition.cursor_commands.set("c", 1, expected=None, check=False, owner="", now_ms=1)
+        await away.start()
+        reading = asyncio.ensure_future(away.partition.reader.wait_past(1, 600))
+        assert not await asyncio.wait_for(reading, 20)
+        await cluster.settled()
+        assert leader.partition.state.state() == away.partition.state.state()
+        leader.driver.transfer(leader.replica, away.replica_id)
+        await cluster.until(lambda: away.partition.leads, what="it leads")
+        with pytest.raises(Problem) as problem:
+            await send(away, batch(1, b"1"))
+        assert "sealed" == problem.value.code
+
+
+async def test_an_accepted_loss_may_lose_the_seal_and_says_so() -> None:
+    """The replica that goes on is asked to seal again; what was lost with the others is an operator's."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        behind = cluster.followers(leader)[0]
+        await send(leader, batch(0, b"0"))
+        await cluster.settled()
+        assert not leader.partition.may_lack_seal
+        await behind.kill()
+        await leader.partition.propose_seal(SEAL)
+        for member in cluster.alive:
+            await member.kill()
+        await behind.start()
+        lost = [member.replica_id for member in cluster.members.values() if member is not behind]
+        behind.driver.go_on_alone(behind.replica, lost, node=behind.node)
+        await cluster.leader(among=[behind.node])
+
+        partition = behind.partition
+        assert ("open", True) == (partition.state.succession.status, partition.may_lack_seal)
+        assert 1 == (await partition.propose_seal(SEAL)).offset
+        assert partition.seal_is_kept({})
+        await behind.kill()
+        await behind.start()
+        await sealed_by(cluster, behind)
+        assert behind.partition.may_lack_seal, "other entries may be missing all the same"
+
+
+async def test_a_partition_that_may_lack_its_first_entry_can_be_opened(tmp_path: Path) -> None:
+    """Its mark was lost with the others' logs; the catalog knows of the change."""
+    async with lone_partition(tmp_path) as partition:
+        partition.state.succession.lacks_entries = True
+        await partition.propose_open(OPEN)
+        assert partition.state.succession.opened is not None
+
+
+async def test_a_seal_is_kept_when_a_majority_has_synced_it() -> None:
+    """Where commits are not synced at once, a power loss may take a committed seal; not then."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        for member in cluster.members.values():
+            await member.storage.set_policy(member.partition.log, HOURS)
+        # Before the first entry that may be lost the journal says so, and that is synced.
+        await send(leader, batch(0, b"0"))
+        await cluster.settled()
+        await leader.partition.propose_seal(SEAL)
+        await sealed_by(cluster, *cluster.alive)
+        near, far = cluster.followers(leader)
+
+        def said() -> dict[str, tuple[int, int]]:
+            return {member.node: member.partition.synced_seal for member in cluster.followers(leader)}
+
+        assert {(0, 0)} == {leader.partition.synced_seal, *said().values()}
+        assert not leader.partition.seal_is_kept(said())
+        await near.storage.sync(durable=True)
+        assert not leader.partition.seal_is_kept(said()), "one of three"
+        await leader.storage.sync(durable=True)
+        seal = leader.partition.state.committed_seal
+        assert seal is not None
+        place = (seal.index, seal.term)
+        assert {near.node: place, far.node: (0, 0)} == said()
+        assert leader.partition.seal_is_kept(said())
+        assert not leader.partition.seal_is_kept({}), "nobody else has said anything"
+        # Another entry at that index, and a node that is no voter, prove nothing.
+        assert not leader.partition.seal_is_kept({near.node: (seal.index, seal.term + 1), "z": place})
+
+        for member in cluster.members.values():
+            await member.cut_power(keep=0.0)
+        for member in cluster.members.values():
+            await member.start()
+        found = {member.node: member.partition.state.succession.sealed for member in cluster.members.values()}
+        assert {leader.node, near.node} == {node for node, sealed in found.items() if sealed is not None}
+
+
+async def test_a_follower_does_not_take_its_own_log_for_committed() -> None:
+    """A seal that is not committed is not kept, whoever has synced it."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        cluster.cut_off(leader.node)
+        leader.partition.propose_seal(SEAL).add_done_callback(lambda done: done.exception())
+        await leader.storage.sync(durable=True)
+        place = leader.partition.synced_seal
+
+        assert place != (0, 0)
+        assert not leader.partition.seal_is_kept({member.node: place for member in cluster.alive})
+        cluster.heal()
+        await cluster.leader()
+
+
+# -- any order of appends, seals and cuts -----------------------------------------------------
+
+
+class Group:
+    """A partition over a real log, whose commits and next leaders a test decides."""
+
+    def __init__(self) -> None:
+        self.storage = open_inline(FaultDisk())
+        self.log = self.storage.create_log("t-0", 1)
+        core = SimpleNamespace(is_leader=True, term=1, configuration=VOTERS.configuration())
+        replica: Any = SimpleNamespace(
+            core=core,
+            failure=None,
+            configuration=VOTERS.configuration(),
+            wall_ms=lambda: 1,
+            on_match=None,
+        )
+        driver: Any = SimpleNamespace(propose=self.propose, leader_requested=lambda replica: None)
+        self.core = core
+        self.partition = Partition(topic="t", number=0, driver=driver, log=self.log)
+        self.partition.replica = replica
+        first = initial_frame(VOTERS, created_ms=1)
+        self.log.append([bytes(first)])
+        self.partition.appended(Header.unpack(first), first)
+
+    def propose(
+        self, replica: Any, frame: bytearray, *, opens_segment: bool, not_before_ms: int
+    ) -> tuple[int, int]:
+        log = self.log
+        stamp(
+            frame,
+            index=log.last_index + 1,
+            term=self.core.term,
+            prev_term=log.last_term,
+            base_offset=log.next_offset,
+            append_time_ms=max(log.last_append_time_ms, not_before_ms),
+            committed_index=self.partition.committed_index,
+        )
+        log.append([bytes(frame)])
+        self.partition.appended(Header.unpack(frame), frame)
+        return log.last_index, self.core.term
+
+    def commit(self, behind_end: int) -> None:
+        index = self.log.last_index - behind_end
+        if index > self.partition.committed_index:
+            self.partition.committed(index)
+
+    def next_leader(self, entries: int) -> None:
+        """Another one leads, which lacks the last entries; then this replica leads again."""
+        self.core.is_leader = False
+        self.partition.led(False)
+        index = max(self.log.last_index + 1 - entries, self.partition.committed_index + 1)
+        if index <= self.log.last_index:
+            self.log.truncate(index)
+            self.partition.truncated(index)
+        self.core.is_leader, self.core.term = True, self.core.term + 1
+        self.partition.led(True)
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("produce"), st.integers(0, 1)),
+    st.tuples(st.just("produce"), st.integers(0, 1)),
+    st.tuples(st.just("records")),
+    st.tuples(st.just("stage")),
+    st.tuples(st.just("cursor")),
+    st.tuples(st.just("seal")),
+    st.tuples(st.just("commit"), st.integers(0, 2)),
+    st.tuples(st.just("next_leader"), st.integers(0, 4)),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@example([("seal",), ("records",), ("next_leader", 1), ("records",), ("commit", 0)])
+@example([("produce", 0), ("seal",), ("produce", 0), ("cursor",), ("commit", 1), ("produce", 0)])
+@example([("records",), ("records",), ("records",), ("seal",), ("records",), ("commit", 0)])
+@given(st.lists(STEPS, max_size=30))
+def test_no_record_follows_a_committed_seal_and_none_is_refused_before(script: list[Any]) -> None:
+    """What is acknowledged is in the log once, what is refused is not; each answer judged when it comes."""
+
+    async def main() -> None:
+        group = Group()
+        partition = group.partition
+        acknowledged: list[bytes] = []
+        refused: list[bytes] = []
+        waiting: list[tuple[bytes, asyncio.Future[Receipt]]] = []
+
+        def judge(value: bytes, problem: Problem) -> None:
+            assert "not_applied" == problem.outcome, problem
+            committed = kinds(partition)[: partition.committed_index]
+            if problem.code == "sealed":
+                assert Kind.SEAL in committed, f"sealed is said, and these are committed: {committed}"
+            else:
+                assert problem.code == "not_leader", problem
+            refused.append(value)
+
+        async def collect() -> None:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            for value, each in waiting[:]:
+                if each.done():
+                    waiting.remove((value, each))
+                    error = each.exception()
+                    assert error is None or isinstance(error, Problem), error
+                    if error is None:
+                        acknowledged.append(value)
+                    else:
+                        judge(value, error)
+
+        for number, (name, *arguments) in enumerate(script, start=1):
+            value = b"%d" % number
+            before = kinds(partition)
+            try:
+                if name == "produce":
+                    producer = bytes([arguments[0] + 1]) * 16
+                    known = partition.producers.progress(producer)
+                    sequence = 0 if known is None else known.sequence + 1
+                    waiting.append((value, asked(partition, batch(sequence, value, producer=producer))))
+                elif name == "records":
+                    waiting.append((value, partition.appends.append_records(Records([value]))))
+                elif name == "stage":
+                    waiting.append((b"", staged(partition, stage=number)))
+                elif name == "cursor":
+                    set_cursor = partition.cursor_commands.set
+                    moved = set_cursor("c", 0, expected=None, check=False, owner="", now_ms=1)
+                    waiting.append((b"", moved))
+                elif name == "seal":
+                    waiting.append((b"", partition.propose_seal(SEAL)))
+                else:
+                    getattr(group, name)(*arguments)
+            except Problem as problem:
+                if problem.code == "in_progress":
+                    assert name == "seal" and Kind.STAGED in before
+                else:
+                    assert Kind.SEAL in before
+                    judge(value, problem)
+            await collect()
+            after = kinds(partition)
+            if Kind.SEAL in after:
+                behind = after[after.index(Kind.SEAL) + 1 :]
+                assert set(behind) <= {Kind.CURSOR}, f"behind the seal: {behind}"
+        # In the end each has an answer.
+        while waiting:
+            group.commit(0)
+            await collect()
+
+        found = [bytes(value) for value in await values(partition)]
+        assert len(set(found)) == len(found)
+        assert {each for each in acknowledged if each} == set(found)
+        assert not set(refused) & set(found)
+        await group.storage.close()
+
+    asyncio.run(main())
