@@ -324,7 +324,7 @@ def run_node(node: str, folder: Path, sockets: Sequence[socket.socket], orders: 
         ),
         board=StatusBoard(1),
         lifeline=-1,
-        ready_fd=-1,
+        report_fd=-1,
     )
     storage = open_store(boot, str(folder / "home"))
 

@@ -48,12 +48,19 @@ class NodeFailed(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class _Boot(Boot):
-    """A start without a supervisor: readiness is reported by a call, not through a pipe."""
+    """A start without a supervisor: reports are calls, not bytes in a pipe."""
 
+    on_answers: Callable[[], None]
     on_ready: Callable[[], None]
+
+    def answers(self) -> None:
+        self.on_answers()
 
     def ready(self) -> None:
         self.on_ready()
+
+    async def until_shared_port_listens(self) -> None:
+        """Return at once: `on_answers` has begun to listen."""
 
 
 class EmbeddedNode:
@@ -137,7 +144,7 @@ class EmbeddedNode:
             addresses=self._addresses,
             board=self._board,
             lifeline=-1,
-            ready_fd=-1,
+            report_fd=-1,
             founding=identity.founding,
             epoch=identity.epoch,
             record_cluster=self._folder.record_cluster,
@@ -147,6 +154,7 @@ class EmbeddedNode:
             record_has_peers=self._folder.record_has_peers,
             folder_version=identity.format_version,
             record_folder_version=self._folder.record_format_version,
+            on_answers=self._sockets.listen_on_shared_port,
             on_ready=ready,
         )
 

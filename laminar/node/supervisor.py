@@ -1,9 +1,10 @@
 """A node's first process: opens the sockets, forks the others, watches them. No event loop, no thread.
 
 It is a zygote: everything is imported before the first fork, so a child costs milliseconds, and every
-listening socket stays open here while children come and go, so connections wait for a successor and the
-kernel's order of the shared port's sockets never changes. It decides when a child is started again and when
-the node ends. What a child does is not known here: each is a function `run(boot) -> exit code`.
+listener's socket stays open here while children come and go, so connections wait for a successor and the
+kernel's order of the shared port's sockets never changes. It begins to listen on the shared port when the
+shards answer. It decides when a child is started again and when the node ends. What a child does is not known
+here: each is a function `run(boot) -> exit code`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from laminar.node.host.log_setup import set_up_logging
 from laminar.node.host.restart_policy import RESTARTS_IN_WINDOW, RestartPolicy
 from laminar.node.host.settings import Settings, fault_of_open_http, is_loopback, shards_of_this_machine
 from laminar.node.runtime.boot import (
+    ANSWERS,
     CONTROLLER,
+    READY,
     Addresses,
     Boot,
     ChildState,
@@ -70,7 +73,9 @@ class _Child:
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     pid: int = 0
     pidfd: int = -1
-    ready_fd: int = -1
+    report_fd: int = -1
+    answers: bool = False
+    """It has reported, once at least, that it answers HTTP requests."""
     state: ChildState = ChildState.STARTING
     restarts: int = 0
     start_at_ms: int | None = None
@@ -78,6 +83,11 @@ class _Child:
     started_at_ms: int = 0
     recovery_restarts: int = 0
     """How often in a row it ended with `EXIT_TO_RECOVER`, to recover logs that had failed."""
+
+    @property
+    def has_died(self) -> bool:
+        """Whether it has ended at least once."""
+        return self.restarts > 0 or self.state in (ChildState.DEAD, ChildState.GIVEN_UP)
 
 
 def serve(
@@ -166,6 +176,8 @@ class Supervisor:
         self._steering = Steering(settings.steer)
         self._selector = selectors.DefaultSelector()
         self._lifeline, self._lifeline_end = os.pipe()
+        # The write end is closed when the shared port listens: children, later ones too, see the end of file.
+        self._shared_port, self._shared_port_end = os.pipe()
         self._signal_pipe = os.pipe()
         self._signals: list[int] = []
         self._stop_signals = 0
@@ -290,7 +302,7 @@ class Supervisor:
 
     def _start(self, child: _Child) -> None:
         child.started_at_ms = _now_ms()
-        ready, ready_end = os.pipe()
+        report, report_end = os.pipe()
         identity = self._identity() if child.restarts else self._folder.identity
         role = child.role
         sockets = self._sockets.for_child(role)
@@ -312,7 +324,8 @@ class Supervisor:
             addresses=self._addresses,
             board=self._board,
             lifeline=self._lifeline,
-            ready_fd=ready_end,
+            report_fd=report_end,
+            shared_port_fd=self._shared_port,
             founding=identity.founding,
             epoch=identity.epoch,
             record_cluster=self._folder.record_cluster,
@@ -326,7 +339,7 @@ class Supervisor:
         )
 
         def work() -> int:
-            os.close(ready)
+            os.close(report)
             self._sockets.close_all_but(sockets)
             if isinstance(role, str):
                 if self._steering.controller_cpu is not None:
@@ -338,10 +351,10 @@ class Supervisor:
 
         self._set_state(child, ChildState.STARTING)
         child.pid = self._fork(role_name(role), work)
-        os.close(ready_end)
-        child.ready_fd = ready
+        os.close(report_end)
+        child.report_fd = report
         child.pidfd = os.pidfd_open(child.pid)
-        self._selector.register(ready, selectors.EVENT_READ, lambda: self._take_ready(child))
+        self._selector.register(report, selectors.EVENT_READ, lambda: self._take_report(child))
         self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._take_death(child))
         self._set_state(child, ChildState.STARTING)
 
@@ -353,8 +366,9 @@ class Supervisor:
             self._steering.let_go()
             for fd in (*self._signal_pipe, self._lifeline_end):
                 os.close(fd)
+            self._close_shared_port_end()
             for sibling in self._children.values():
-                for fd in (sibling.pidfd, sibling.ready_fd):
+                for fd in (sibling.pidfd, sibling.report_fd):
                     if fd >= 0:
                         os.close(fd)
             set_up_logging(
@@ -366,10 +380,15 @@ class Supervisor:
 
         return fork(name, child, handled_signals=HANDLED_SIGNALS)
 
-    def _take_ready(self, child: _Child) -> None:
-        said = os.read(child.ready_fd, 1)
-        self._forget_fd(child.ready_fd)
-        child.ready_fd = -1
+    def _take_report(self, child: _Child) -> None:
+        said = os.read(child.report_fd, len(ANSWERS + READY))
+        if said:
+            child.answers = True
+            self._listen_if_due()
+        if said == ANSWERS:
+            return
+        self._forget_fd(child.report_fd)
+        child.report_fd = -1
         if not said:
             return  # the child died, which closed the pipe: `_take_death` handles that
         self._set_state(child, ChildState.READY)
@@ -381,7 +400,36 @@ class Supervisor:
             log.info("node %s is ready: %s, %d shards", node, url, self._shards)
             machine.notify_service_manager("READY=1", os.environ)
 
+    def _listen_if_due(self) -> None:
+        """Begin to listen on the shared port once the shards answer; those that died are not waited for.
+
+        The requests that reach the socket of a shard that died wait for its successor, as when it dies later.
+        """
+        shards = [child for child in self._children.values() if child.role != CONTROLLER]
+        awaited = [child for child in shards if not child.answers and not child.has_died]
+        if awaited or not any(child.answers for child in shards) or self._stop_signals:
+            return
+        if self._shared_port_end < 0:
+            return  # it listens
+        try:
+            self._sockets.listen_on_shared_port()
+        except OSError as error:
+            log.critical("%s, so this node ends", error)
+            self._unrecoverable = True
+            self._stop()
+            return
+        self._close_shared_port_end()
+
+    def _close_shared_port_end(self) -> None:
+        if self._shared_port_end >= 0:
+            os.close(self._shared_port_end)
+            self._shared_port_end = -1
+
     def _take_death(self, child: _Child) -> None:
+        self._note_death(child)
+        self._listen_if_due()
+
+    def _note_death(self, child: _Child) -> None:
         pid = child.pid
         code = self._reap(child)
         how = _how_it_ended(code)
@@ -425,9 +473,9 @@ class Supervisor:
         _, status = os.waitpid(child.pid, 0)
         self._forget_fd(child.pidfd)
         child.pid, child.pidfd = 0, -1
-        if child.ready_fd >= 0:
-            self._forget_fd(child.ready_fd)
-            child.ready_fd = -1
+        if child.report_fd >= 0:
+            self._forget_fd(child.report_fd)
+            child.report_fd = -1
         return os.waitstatus_to_exitcode(status)
 
     def _forget_fd(self, fd: int) -> None:
@@ -488,8 +536,9 @@ class Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._selector.close()
-            for fd in (*self._signal_pipe, self._lifeline, self._lifeline_end):
+            for fd in (*self._signal_pipe, self._lifeline, self._lifeline_end, self._shared_port):
                 os.close(fd)
+            self._close_shared_port_end()
 
     def _note_signal(self, number: int, frame: object) -> None:
         # Python calls this between two instructions of whatever runs: only note it. The pipe wakes the

@@ -27,7 +27,7 @@ from ebpf.interfaces import interfaces_of
 from ebpf.layout import CONTROLLER_ROW, Passed, Rule
 from ebpf.loader import Membership, join
 from ebpf.shared import Shared
-from laminar.node.runtime.listeners import NodeSockets, open_sockets, plan_ports
+from laminar.node.runtime.listeners import NodeSockets, begin_to_listen, open_sockets, plan_ports
 from laminar.node.runtime.steering import plan_of
 from router import owner_shard, partition_hash, shard_of_source_port
 from tests.ebpf.conftest import Network
@@ -66,6 +66,9 @@ def steered(host: str, shards: int, *, modes: Sequence[int] | None = None) -> It
     usable = sorted(os.sched_getaffinity(0))
     cpus = [usable[shard % len(usable)] for shard in range(shards)]
     sockets = open_sockets(host, plan_ports(PORT, shards, None))
+    sockets.listen_on_shared_port()
+    for sock in sockets.own:
+        begin_to_listen(sock)
     membership = join(interfaces_of(host)[0], plan_of(sockets, cpus, usable[0]), pid=os.getpid(), modes=modes)
     try:
         yield Steered(host, sockets, cpus, membership)
@@ -281,6 +284,7 @@ def test_connections_land_on_the_same_sockets_without_steering(new_network: Call
     network = new_network()
     with network.inside():
         sockets = open_sockets("127.0.0.1", plan_ports(PORT, 3, None))
+        sockets.listen_on_shared_port()
         try:
             for number in range(200):
                 with socket.socket() as sock:

@@ -1,10 +1,11 @@
-"""A node with children made for tests: run as a program, `supervised.py DATA PORT SHARDS [BEHAVIOUR]`.
+"""A node with children made for tests: run as a program, `supervised.py DATA PORT SHARDS [BEHAVIOUR [HOST]]`.
 
 Each child accepts on its sockets and answers "ROLE PID" and a newline. A connection that sends one byte
 gets more: `d` ends the child with exit code 3, `b` shows the board, `t` the number of threads. BEHAVIOUR:
 `deaf` children ignore SIGTERM, `stubborn` ones too and have ten minutes to end, `broken` shards exit at once,
 `unrecoverable` ones say that no successor could do better, `norecovery` lets recovery fail, `threaded` starts
-a thread before serving.
+a thread before serving, `late` lets shard 1 serve only when somebody has connected to its peer port, and
+`half` lets it exit at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from laminar.node.entry_points import EntryPoints
 from laminar.node.host.fork import Unrecoverable, threads
 from laminar.node.host.settings import Settings
 from laminar.node.runtime.boot import Boot, role_name
+from laminar.node.runtime.listeners import begin_to_listen
 from laminar.node.supervisor import serve
 
 # How long those who ignore SIGTERM are waited for.
@@ -57,13 +59,25 @@ def answer(boot: Boot, connection: socket.socket) -> int | None:
 def child(boot: Boot, behaviour: str) -> int:
     """Accept until told to stop."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour in DRAIN_MS else stop)
-    listeners = [sock for sock in (boot.http_shared, boot.http_own, boot.peer) if sock is not None]
+    listeners = {boot.peer.fileno(): boot.peer}
+    awaited: dict[int, socket.socket] = {}
     try:
+        if boot.http_own is not None and boot.http_shared is not None:
+            if behaviour == "late" and boot.role == 1:
+                select.select([boot.peer], [], [])
+            begin_to_listen(boot.http_own)
+            listeners[boot.http_own.fileno()] = boot.http_own
+            boot.answers()
+            awaited[boot.shared_port_fd] = boot.http_shared
         boot.ready()
         while True:
-            for listener in select.select(listeners, [], [])[0]:
+            for fd in select.select([*listeners, *awaited], [], [])[0]:
+                if fd in awaited:
+                    shared = awaited.pop(fd)
+                    listeners[shared.fileno()] = shared
+                    continue
                 try:
-                    connection, _ = listener.accept()
+                    connection, _ = listeners[fd].accept()
                 except BlockingIOError:
                     continue
                 with connection:
@@ -90,12 +104,14 @@ def main() -> int:
     def shard(boot: Boot) -> int:
         if behaviour == "unrecoverable":
             raise Unrecoverable("another has my name")
-        return 4 if behaviour == "broken" else child(boot, behaviour)
+        broken = behaviour == "broken" or (behaviour == "half" and boot.role == 1)
+        return 4 if broken else child(boot, behaviour)
 
     entry_points = EntryPoints(controller=lambda boot: child(boot, behaviour), shard=shard, recover=recover)
     settings = Settings(
         data=data,
         port=port,
+        host=sys.argv[5] if len(sys.argv) > 5 else "127.0.0.1",
         shards=shards,
         pin="off",
         drain_ms=DRAIN_MS.get(behaviour, 5000),

@@ -18,6 +18,8 @@ import pytest
 
 from laminar.node.host.machine import CpuClaims, misplaced_packages, plan_pinning
 from laminar.node.host.restart_policy import LONGEST_PAUSE_MS, RestartPolicy
+from laminar.testing.nodes import free_host
+from router import shard_of_source_port
 
 PROGRAM = Path(__file__).with_name("supervised.py")
 # How long tests wait for what should come at once.
@@ -85,9 +87,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Node]]:
         node.end()
 
 
-def ask(port: int, order: bytes = b"") -> tuple[str, int, str]:
+def ask(port: int, order: bytes = b"", *, host: str = "127.0.0.1") -> tuple[str, int, str]:
     """(role, pid, what the order was answered) of whoever accepts on a port; waits until somebody does."""
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
+    with socket.create_connection((host, port), timeout=PATIENCE_S) as connection:
         stream = connection.makefile("rb")
         role, _, pid = stream.readline().decode().strip().rpartition(" ")
         connection.sendall(order) if order else connection.shutdown(socket.SHUT_WR)
@@ -121,6 +123,44 @@ def test_each_child_serves_its_own_sockets_and_node_json_says_where(start: Calla
     assert ("shard 1", node["pids"]["shard 1"], "") == ask(node["shard_http_ports"][1])
     assert [ask(port)[0] for port in node["peer_ports"]] == ["controller", "shard 0", "shard 1"]
     assert ask(node["http_port"])[0] in ("shard 0", "shard 1")
+
+
+def test_the_shared_port_refuses_until_all_shards_answer_and_each_own_port_until_its_shard_does(
+    start: Callable[..., Node],
+) -> None:
+    """Else the kernel accepted what nobody answers yet. The order of the sockets is that of the shards."""
+    host = free_host()
+    node = start("7070", "2", "late", host)
+    node.wait_for_line("shard 0 is ready")
+
+    assert "shard 0" == ask(7071, host=host)[0]
+    for port in (7070, 7072):
+        with pytest.raises(ConnectionRefusedError):
+            ask(port, host=host)
+
+    socket.create_connection((host, 7172)).close()  # what shard 1 waits for
+    node.ready()
+    assert "shard 1" == ask(7072, host=host)[0]
+    for _ in range(40):
+        with socket.create_connection((host, 7070), timeout=PATIENCE_S) as connection:
+            said = connection.makefile("rb").readline().decode()
+            assert f"shard {shard_of_source_port(connection.getsockname()[1], 2)} " in said
+
+
+def test_the_shared_port_does_not_wait_for_a_shard_that_died(start: Callable[..., Node]) -> None:
+    """What the others have is served although it keeps dying."""
+    host = free_host()
+    node = start("7070", "2", "half", host)
+    node.wait_for_line("shard 0 is ready")
+    for _ in range(2):  # at the second death the first has been dealt with
+        node.wait_for_line("shard 1 (pid")
+
+    answered = 0
+    while answered < 10:
+        with socket.create_connection((host, 7070), timeout=PATIENCE_S) as connection:
+            if shard_of_source_port(connection.getsockname()[1], 2) == 0:
+                assert "shard 0" in connection.makefile("rb").readline().decode()
+                answered += 1
 
 
 def test_children_have_one_thread(start: Callable[..., Node]) -> None:

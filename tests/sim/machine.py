@@ -169,7 +169,7 @@ class Machine:
             ),
             board=world.board,
             lifeline=nobody,
-            ready_fd=-1,
+            report_fd=-1,
             founding=identity.founding,
             epoch=identity.epoch,
             record_cluster=self._folder.record_cluster,

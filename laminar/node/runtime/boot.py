@@ -28,6 +28,9 @@ Role = int | Literal["controller"]
 
 CONTROLLER: Literal["controller"] = "controller"
 
+ANSWERS, READY = b"a", b"r"
+"""What a child reports to its supervisor, each once."""
+
 
 def role_number(role: Role) -> int:
     """Return the number of a role in ports, handshakes and lists: 0 for the controller, k + 1 for shard k."""
@@ -107,13 +110,10 @@ class StatusBoard:
 
 @dataclass(slots=True, kw_only=True)
 class ChildSockets:
-    """The sockets of one child. The supervisor bound them, and listens on those of TCP.
-
-    The supervisor keeps its own copies.
-    """
+    """The sockets of one child. The supervisor bound them, and keeps its own copies."""
 
     http_shared: socket.socket | None
-    """This shard's listening socket of the shared port; None for the controller."""
+    """This shard's socket of the shared port, on which the supervisor listens; None for the controller."""
     http_own: socket.socket | None
     """The shard's own HTTP port; None for the controller."""
     peer: socket.socket
@@ -139,9 +139,11 @@ class Boot:
     nonce: bytes
     """16 random bytes of this incarnation of this process."""
     http_shared: socket.socket | None
-    """This shard's listening socket of the shared port; None for the controller."""
+    """This shard's socket of the shared port, held until the supervisor listens on it; None for the
+    controller.
+    """
     http_own: socket.socket | None
-    """The shard's own listening HTTP port; None for the controller."""
+    """The shard's own HTTP port, held until the shard listens on it; None for the controller."""
     peer: socket.socket
     """Listening TCP socket, for `Transport.serve_tcp`."""
     gossip: socket.socket | None
@@ -150,7 +152,10 @@ class Boot:
     board: StatusBoard
     lifeline: int
     """A pipe's read end: end of file on it means that the supervisor is gone, and the child must end."""
-    ready_fd: int
+    report_fd: int
+    """A pipe's write end, to the supervisor: `answers` and `ready`."""
+    shared_port_fd: int = -1
+    """A pipe's read end: end of file on it means that the supervisor listens on the shared port."""
     recovery_restarts: int = 0
     """How often in a row this process restarted to recover logs that had failed."""
     founding: bool = False
@@ -230,8 +235,22 @@ class Boot:
         await asyncio.get_running_loop().run_in_executor(None, self.record_folder_version, version)
         self.folder_version = version
 
+    def answers(self) -> None:
+        """Report to the supervisor that this shard answers HTTP requests, or will at once. Call it once."""
+        os.write(self.report_fd, ANSWERS)
+
     def ready(self) -> None:
-        """Report to the supervisor that this child serves. Call it once."""
-        os.write(self.ready_fd, b"1")
-        os.close(self.ready_fd)
-        self.ready_fd = -1
+        """Report to the supervisor that this child serves, after `answers`. Call it once."""
+        os.write(self.report_fd, READY)
+        os.close(self.report_fd)
+        self.report_fd = -1
+
+    async def until_shared_port_listens(self) -> None:
+        """Wait until the supervisor listens on the shared port; also ends when the supervisor does."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(self.shared_port_fd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(self.shared_port_fd)

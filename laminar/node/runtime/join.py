@@ -83,8 +83,12 @@ async def _ask(joins: Sequence[str], tell: Callable[[str], None]) -> _Cluster | 
         try:
             answer = await ask_once(f"http://{join}", "GET", "/v1/cluster", timeout_s=TIMEOUT_S)
             if answer.status == 200:
-                return msgspec.json.decode(answer.body, type=_Cluster)
-            tell(f"{join} answered with status {answer.status}")
+                cluster = msgspec.json.decode(answer.body, type=_Cluster)
+                if cluster.nodes:
+                    return cluster
+                tell(f"{join} has not joined a cluster itself yet")  # another of `joins` may have
+            else:
+                tell(f"{join} answered with status {answer.status}")
         except ConnectionFailed as error:
             tell(f"{join}: {error}")
         except (ValueError, msgspec.DecodeError):

@@ -1,4 +1,4 @@
-"""Every listening socket of a node, opened once by the supervisor and kept until it ends.
+"""Every socket that a node listens on, bound once by the supervisor and kept until it ends.
 
 All shards listen on one shared port (`SO_REUSEPORT`), and a program on it, which needs no privilege
 (`laminar.node.runtime.reuseport`), chooses the shard: for TCP `(source port >> 1) mod shards`, read from the
@@ -6,11 +6,16 @@ packet itself. So a client that knows the rule picks its shard by the port it bi
 evenly. It is not `port mod shards`, because Linux's `connect` gives out even ports only. UDP on the same port
 goes to the shard that owns the datagram's partition. The program's answer is a position in the kernel's list
 of that port's sockets. They are listed in the order in which they began to listen (UDP: were bound), and when
-one is closed, the last takes its position. Hence they are opened in shard order, and kept while children come
-and go.
+one is closed, the last takes its position. Hence they begin to listen in shard order, and are kept while
+children come and go.
 
 Each shard has a port of its own too, and each process one for its peers. The protocols on them are not known
 here.
+
+Ports of peers listen from the start, as Raft needs them. Those of HTTP are held: bound, so that no other
+program can have them, but refusing connections until the node can answer (`laminar.node.shard.http_ports`).
+The kernel would accept connections for a node that recovers its logs, and their requests would wait for it; a
+client that is refused asks another node at once.
 """
 
 from __future__ import annotations
@@ -70,9 +75,11 @@ class NodeSockets:
     """The sockets that `open_sockets` opened. Only the supervisor holds all; a child keeps its own."""
 
     shared: list[socket.socket]
+    """TCP on the shared port, a socket for each shard. Held until `listen_on_shared_port`."""
     datagrams: list[socket.socket]
     """UDP on the shared port's number, a socket for each shard."""
     own: list[socket.socket]
+    """A port for each shard. Held until the shard calls `begin_to_listen`."""
     peers: list[socket.socket]
     gossip: socket.socket
 
@@ -96,6 +103,17 @@ class NodeSockets:
             peer_ports=ports.peers,
             gossip_port=ports.gossip,
         )
+
+    def listen_on_shared_port(self) -> None:
+        """Begin to listen on the shared port's sockets, in shard order.
+
+        Raises:
+            OSError: another program has taken the port.
+        """
+        for sock in self.shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # all, before the first listens
+        for sock in self.shared:
+            begin_to_listen(sock)
 
     def for_child(self, role: Role) -> ChildSockets:
         """Return the sockets that a child needs."""
@@ -130,7 +148,7 @@ class NodeSockets:
 
 
 def open_sockets(host: str, ports: Ports) -> NodeSockets:
-    """Bind the sockets of a node and listen.
+    """Bind the sockets of a node; listen on those for peers, and hold those for HTTP.
 
     A kept port may have been taken since, by any outgoing connection; callers that don't insist on it use
     `open_kept_sockets`.
@@ -141,20 +159,31 @@ def open_sockets(host: str, ports: Ports) -> NodeSockets:
     family, bind_host = _resolve(host)
     with contextlib.ExitStack() as opened:
 
-        def listen(port: int, *, shared: bool = False) -> socket.socket:
+        def hold(port: int, *, shared: bool = False) -> socket.socket:
+            if port == 0:
+                # Bound by its number, as `shutdown` gives back a port that `bind` has chosen. As long as
+                # neither listens, both sockets may have it.
+                with _bind(family, socket.SOCK_STREAM, bind_host, 0) as chosen:
+                    return hold(_port(chosen), shared=shared)
             sock = opened.enter_context(_bind(family, socket.SOCK_STREAM, bind_host, port, shared=shared))
+            _hold(sock)
+            return sock
+
+        def listen(port: int) -> socket.socket:
+            sock = opened.enter_context(_bind(family, socket.SOCK_STREAM, bind_host, port))
             sock.listen(BACKLOG)
             return sock
 
         # The shared port last: by SO_REUSEPORT two nodes of one user could both bind it without an error, so
         # the other ports have to show first that the second node is one too many.
-        own = [listen(port) for port in ports.own]
+        own = [hold(port) for port in ports.own]
         peers = [listen(port) for port in ports.peers]
         gossip = opened.enter_context(_bind(family, socket.SOCK_DGRAM, bind_host, ports.gossip))
-        shared = [listen(ports.shared, shared=True)]
+        shared = [hold(ports.shared, shared=True)]
         port = _port(shared[0])
         while len(shared) < len(ports.own):
-            shared.append(listen(port, shared=True))
+            shared.append(hold(port, shared=True))
+        # Before it listens, so that the program chooses for the first connection too.
         choose_by_source_port(shared[0], len(shared))
         datagrams: list[socket.socket] = []
         while len(datagrams) < len(shared):
@@ -164,6 +193,39 @@ def open_sockets(host: str, ports: Ports) -> NodeSockets:
         choose_by_partition(datagrams[0], len(datagrams))
         opened.pop_all()
     return NodeSockets(shared=shared, datagrams=datagrams, own=own, peers=peers, gossip=gossip)
+
+
+def _hold(sock: socket.socket) -> None:
+    """Keep a bound port from all other programs although it does not listen.
+
+    Of programs that set SO_REUSEADDR, the kernel lets several bind a port as long as none listens, and the
+    first that listens wins. So it must be set for `bind`, as connections of the last start may linger; and
+    not any more when another binds. The kernel looks at that again only at a port that has listened once.
+    """
+    try:
+        sock.listen(0)
+        sock.shutdown(socket.SHUT_RD)  # ends the listening only: the port stays bound
+    except OSError as error:
+        raise _cannot_bind(sock.getsockname(), error) from error
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+
+
+def begin_to_listen(sock: socket.socket) -> None:
+    """Listen on a held socket.
+
+    Raises:
+        OSError: another program has taken the port.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.listen(BACKLOG)
+    except OSError as error:
+        raise _cannot_bind(sock.getsockname(), error) from error
+
+
+def listens(sock: socket.socket) -> bool:
+    """Return whether a socket listens."""
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def open_kept_sockets(host: str, shards: int, kept: Ports | None) -> NodeSockets:
@@ -215,8 +277,12 @@ def _bind(
         sock.setblocking(False)
     except OSError as error:
         sock.close()
-        raise OSError(error.errno, f"can't bind {host} port {port}: {error.strerror}") from error
+        raise _cannot_bind((host, port), error) from error
     return sock
+
+
+def _cannot_bind(address: tuple[str, int], error: OSError) -> OSError:
+    return OSError(error.errno, f"can't bind {address[0]} port {address[1]}: {error.strerror}")
 
 
 def _port(sock: socket.socket) -> int:

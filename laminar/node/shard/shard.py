@@ -46,9 +46,9 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.retention import Retention, Rules
 from laminar.node.runtime.boot import CONTROLLER, Boot, Role, StatusBoard
 from laminar.node.runtime.cluster_view import GAP, ViewMessage, ViewUpdate
-from laminar.node.runtime.listeners import BACKLOG
 from laminar.node.runtime.process import Process
 from laminar.node.shard.application import ShardApplication
+from laminar.node.shard.http_ports import LATEST_S, HttpPorts, leaders_known
 from laminar.node.shard.leader_handback import CHECK_S as LEADERS_CHECK_S
 from laminar.node.shard.leader_handback import LeaderHandback
 from laminar.node.shard.load_meter import LoadMeter
@@ -118,7 +118,7 @@ class Shard(Process):
         self._reconcile_due = asyncio.Event()
         self._opened = False
         self._view_changed: list[asyncio.Future[None]] = []
-        self._ready = False
+        self._is_ready = asyncio.Event()
         settings = boot.settings
         self.space = DiskSpace(
             self.environment.disk,
@@ -136,6 +136,7 @@ class Shard(Process):
             shard=self.number,
             on_error=answer_error,
         )
+        self._ports = HttpPorts(boot, self.http)
         self.catch_up = CatchUp(self, by_group=self.by_group)
         self.work = WorkLists(self)
         self.leaders = LeaderHandback(self, self.work, calm_ms=settings.settle_ms)
@@ -258,27 +259,25 @@ class Shard(Process):
     async def run(self) -> None:
         """Serve until stopped."""
         await self.listen()
-        if self.cluster_id is None:
+        joining = self.cluster_id is None
+        if joining:
+            # Its operator may ask it what it waits for. It has no replicas, so nothing else can be asked.
+            self.spawn(self._serve_http())
             await self._first_view()
         if self.stopping.is_set():
+            self._ports.close()
+            await self.http.drain(timeout_s=self.boot.settings.drain_ms / 1000)
             await self.close()
             return
         await self.space.refresh()
         self.every(SPACE_CHECK_S, self.space.refresh)
         await self._opener.open_all()
         self._opened = True
+        self._note_ready()
         self.spawn(self.storage.scrubber.run())
         self.every(FAILED_CHECK_S, self.check_failed_logs)
-        servers = []
-        loop = asyncio.get_running_loop()
-        for sock in (self.boot.http_shared, self.boot.http_own):
-            if sock is not None:
-                duplicate = sock.dup()  # the loop closes its server's socket, but `sock` stays open
-                duplicate.setblocking(False)
-                backlog = min(BACKLOG, self.http.limits.max_connections // 4)
-                servers.append(
-                    await loop.create_server(self.http.protocol_factory, sock=duplicate, backlog=backlog)
-                )
+        if not joining:
+            self.spawn(self._serve_http())
         await self._application.start()
         if not self.view.version:
             await self._first_view()
@@ -293,13 +292,7 @@ class Shard(Process):
         if self.number == 0:
             self.spawn(self._purge_trash())
         await self.stopping.wait()
-        for server in servers:
-            server.close()
-        # Else the kernel goes on accepting connections, which are not served: a client sends its request, and
-        # hears of a reset when this process ends. A client that is refused asks another node at once.
-        for sock in (self.boot.http_shared, self.boot.http_own):
-            if sock is not None:
-                sock.close()
+        self._ports.close()
         for partition in self.partitions.values():
             partition.reader.stop_waiting()
         await self.driver.hand_over(timeout_s=HAND_OVER_S)
@@ -310,6 +303,20 @@ class Shard(Process):
             if partition.state.underived_bytes >= snapshot.WORTH_BYTES:
                 await self._snapshots.write(partition)
         await self.close()
+
+    async def _serve_http(self) -> None:
+        """Answer HTTP when this shard can serve, or after `LATEST_S`; report both to the supervisor."""
+        if self._ports.held:
+            try:
+                async with asyncio.timeout(LATEST_S):
+                    await self._is_ready.wait()
+                    await leaders_known(self.partitions.values(), self.view)
+            except TimeoutError:
+                _log.warning("HTTP is answered although this shard has no view of its cluster yet")
+        await self._ports.open()
+        self.spawn(self._ports.open_shared())
+        await self._is_ready.wait()
+        self.boot.ready()
 
     async def _first_view(self) -> None:
         """Wait for the first view: pushed by the controller, or asked for here."""
@@ -355,9 +362,7 @@ class Shard(Process):
         self._reconciler.stop_abandoned()
         if self.cluster_id is None:
             self.cluster_id, self.epoch = message.cluster_id, message.epoch
-        if not self._ready and self.boot.node in message.catalog.nodes:
-            self._ready = True
-            self.boot.ready()
+        self._note_ready()
         waiting, self._view_changed = self._view_changed, []
         for future in waiting:
             if not future.done():
@@ -387,10 +392,14 @@ class Shard(Process):
                 "no_leader", "this node's copy of the catalog is not up to date yet", outcome="not_applied"
             )
 
+    def _note_ready(self) -> None:
+        if self._opened and self.boot.node in self.view.nodes():
+            self._is_ready.set()
+
     @property
     def ready(self) -> bool:
         """Whether this shard knows its cluster and has opened its replicas."""
-        return self._ready and self._opened
+        return self._is_ready.is_set()
 
     async def view_change(self, timeout_s: float) -> bool:
         """Wait for the controller's next view; return whether one came in time."""

@@ -10,7 +10,14 @@ import socket
 import pytest
 
 from laminar.node.runtime.boot import CONTROLLER
-from laminar.node.runtime.listeners import NodeSockets, Ports, open_kept_sockets, open_sockets, plan_ports
+from laminar.node.runtime.listeners import (
+    NodeSockets,
+    Ports,
+    begin_to_listen,
+    open_kept_sockets,
+    open_sockets,
+    plan_ports,
+)
 from tests.node.hosts import HOSTS, have
 
 
@@ -27,7 +34,11 @@ def connect(host: str, port: int, *, options: bytes = b"") -> socket.socket:
     client = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     if options:
         client.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, options)
-    client.connect((host, port))
+    try:
+        client.connect((host, port))
+    except OSError:
+        client.close()
+        raise
     return client
 
 
@@ -41,6 +52,7 @@ def test_a_connection_lands_on_the_shard_that_its_source_port_names(
         pytest.skip(f"no {host} here")
     node = open_kept_sockets(host, shards, None)
     opened.append(node)
+    node.listen_on_shared_port()
     seen = set()
 
     for _ in range(150):
@@ -58,6 +70,7 @@ def test_ip_options_do_not_mislead_the_choice(opened: list[NodeSockets]) -> None
     """With options the TCP header stands elsewhere; the program reads the header's length."""
     node = open_kept_sockets("127.0.0.1", 3, None)
     opened.append(node)
+    node.listen_on_shared_port()
 
     for _ in range(30):
         with connect("127.0.0.1", node.ports.shared, options=b"\x01" * 8) as client:
@@ -70,6 +83,7 @@ def test_a_client_chooses_its_shard_by_the_port_it_binds(opened: list[NodeSocket
     """The rule is public: a client that binds a fitting source port reaches the shard it wants."""
     node = open_kept_sockets("127.0.0.1", 4, None)
     opened.append(node)
+    node.listen_on_shared_port()
     wanted = 2
 
     client = socket.socket()
@@ -95,6 +109,7 @@ def test_pitfall_51_steering_stays_right_when_an_accepting_child_dies_and_anothe
     """
     node = open_kept_sockets("127.0.0.1", 3, None)
     opened.append(node)
+    node.listen_on_shared_port()
 
     for _ in range(5):
         pid = os.fork()
@@ -120,6 +135,62 @@ def test_pitfall_51_steering_stays_right_when_an_accepting_child_dies_and_anothe
         for client in clients:
             client.close()
         assert waiting in (39, 40)  # all but the one that the child took, if it came to that
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_ports_for_http_refuse_connections_until_the_node_listens(
+    host: str, opened: list[NodeSockets]
+) -> None:
+    """What the kernel accepts for a node that cannot answer would wait. Those for peers listen at once."""
+    if not have(host):
+        pytest.skip(f"no {host} here")
+    node = open_kept_sockets(host, 2, None)
+    opened.append(node)
+    ports = node.ports
+
+    for port in (ports.shared, *ports.own):
+        with pytest.raises(ConnectionRefusedError):
+            connect(host, port)
+    for port in ports.peers:
+        connect(host, port).close()
+
+    begin_to_listen(node.own[1])
+    connect(host, ports.own[1]).close()
+    for port in (ports.shared, ports.own[0]):
+        with pytest.raises(ConnectionRefusedError):
+            connect(host, port)
+
+
+def test_no_other_program_can_have_a_port_that_does_not_listen_yet(opened: list[NodeSockets]) -> None:
+    """SO_REUSEADDR alone would let it: the kernel checks only ports that listen."""
+    node = open_kept_sockets("127.0.0.1", 2, None)
+    opened.append(node)
+
+    for port in (node.ports.shared, *node.ports.own):
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", port))  # sets SO_REUSEADDR
+
+
+def test_a_port_with_connections_of_the_last_start_is_held_and_listens_again(
+    opened: list[NodeSockets],
+) -> None:
+    """They linger in TIME_WAIT, as the node closed them."""
+    first = open_kept_sockets("127.0.0.1", 1, None)
+    kept = first.ports
+    first.listen_on_shared_port()
+    begin_to_listen(first.own[0])
+    for listener, port in ((first.shared[0], kept.shared), (first.own[0], kept.own[0])):
+        with connect("127.0.0.1", port):
+            select.select([listener], [], [], 5.0)
+            listener.accept()[0].close()
+    first.close()
+
+    second = open_sockets("127.0.0.1", plan_ports(0, 1, kept))
+    opened.append(second)
+    second.listen_on_shared_port()
+    begin_to_listen(second.own[0])
+    for port in (kept.shared, kept.own[0]):
+        connect("127.0.0.1", port).close()
 
 
 def test_fixed_ports_follow_the_published_plan() -> None:

@@ -127,6 +127,7 @@ def test_ordinary_connections_are_spread_evenly(host: str, shards: int, opened: 
         pytest.skip(f"no {host} here")
     node = open_kept_sockets(host, shards, None)
     opened.append(node)
+    node.listen_on_shared_port()
     accepted = [0] * shards
 
     for _ in range(CONNECTIONS // 100):

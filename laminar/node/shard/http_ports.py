@@ -1,0 +1,110 @@
+"""When a shard's HTTP ports begin to listen, and when they end.
+
+Until then they refuse connections, and clients ask other nodes at once. That is best until this shard knows
+the catalog, has opened its replicas, and knows which nodes lead them: before, a request would wait here
+although another node can answer it. But an operator must be able to ask a node what it waits for, and some
+replicas may have no leader for long. So each wait is bounded.
+
+When the ports of a node listen, they do so until it ends. A shard that the supervisor has started again finds
+them listening and connections waiting, so it answers without delay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable
+
+from laminar.http.server.server import HttpServer
+from laminar.node.partition.partition import Partition
+from laminar.node.runtime.boot import Boot
+from laminar.node.runtime.cluster_view import View
+from laminar.node.runtime.listeners import BACKLOG, begin_to_listen, listens
+
+LATEST_S = 5.0
+"""A shard whose replicas are open listens after this time, whatever it waits for.
+
+A node that has joined has a view after 3 s at the latest (`UNCONFIRMED_S` in
+`laminar/node/catalog/controller.py`), and `LEADERS_S` come on top.
+"""
+LEADERS_S = 1.0
+"""The longest wait for leaders: an election takes less, and a group without a majority has none."""
+_LEADERS_CHECK_S = 0.01
+
+
+class HttpPorts:
+    """The HTTP ports of one shard: its own and its part of the shared one."""
+
+    def __init__(self, boot: Boot, server: HttpServer) -> None:
+        self._boot = boot
+        self._server = server
+        self._servers: list[asyncio.Server] = []
+        self._closed = False
+
+    @property
+    def held(self) -> bool:
+        """Whether this shard has an own port that does not listen yet."""
+        return self._boot.http_own is not None and not listens(self._boot.http_own)
+
+    async def open(self) -> None:
+        """Answer on the own port, and report that to the supervisor."""
+        own = self._boot.http_own
+        if own is None or self._closed:
+            return
+        if not listens(own):
+            begin_to_listen(own)
+        await self._serve(own)
+        self._boot.answers()
+
+    async def open_shared(self) -> None:
+        """Answer on the shared port, once the supervisor listens on it."""
+        shared = self._boot.http_shared
+        if shared is None:
+            return
+        await self._boot.until_shared_port_listens()
+        # It does not if the supervisor has died. Its sockets must begin in shard order, and `create_server`
+        # listens too.
+        if not self._closed and listens(shared):
+            await self._serve(shared)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        duplicate = sock.dup()  # the loop closes its server's socket, but `sock` stays open
+        duplicate.setblocking(False)
+        backlog = min(BACKLOG, self._server.limits.max_connections // 4)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(self._server.protocol_factory, sock=duplicate, backlog=backlog)
+        self._servers.append(server)
+        if self._closed:
+            server.close()
+
+    def close(self) -> None:
+        """Take no further connection."""
+        self._closed = True
+        for server in self._servers:
+            server.close()
+        # Else the kernel goes on accepting connections, which are not served: a client sends its request, and
+        # hears of a reset when this process ends. A client that is refused asks another node at once.
+        for sock in (self._boot.http_shared, self._boot.http_own):
+            if sock is not None:
+                sock.close()
+
+
+async def leaders_known(partitions: Iterable[Partition], view: View) -> None:
+    """Wait up to `LEADERS_S` until these replicas know their leaders, except where none can be elsewhere."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + LEADERS_S
+    unled = list(partitions)
+    while unled := [each for each in unled if _may_be_led_elsewhere(each, view)]:
+        if loop.time() >= deadline:
+            return
+        await asyncio.sleep(_LEADERS_CHECK_S)
+
+
+def _may_be_led_elsewhere(partition: Partition, view: View) -> bool:
+    """Return whether a replica knows no leader, and another voter's node is not known to be dead."""
+    replica = partition.replica
+    if replica.leader_node is not None or replica.failure is not None:
+        return False
+    statuses = view.message.statuses if view.message is not None else {}
+    others = (member for member in replica.configuration.voters if member != replica.replica_id)
+    return any(statuses.get(replica.nodes[member]) != "dead" for member in others)
