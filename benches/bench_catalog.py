@@ -275,7 +275,7 @@ async def _append(data: str, commands: list[bytes]) -> None:
                 prev_term=log.last_term,
                 base_offset=log.next_offset,
                 append_time_ms=log.last_append_time_ms,
-                committed_index=log.start.index,
+                committed_index=log.last_index,  # the only voter
                 opens_segment=log.segment_full,
             )
             log.append([frame])
