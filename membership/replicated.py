@@ -95,11 +95,15 @@ class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj h
     def perform(self, command: bytes) -> Any:
         """Perform one committed command and return what its method returned.
 
+        A code version below the enabled one changes nothing: a leader may have proposed it by an old state.
+
         Raises:
             BadCommand: `encode` did not make these bytes; nothing happened.
             UnknownCodeVersion: the cluster enabled methods that this program lacks.
         """
         _check(command)
+        if command[0] == _VERSION and pysyncobj.pickle.loads(command[1:]) < self.code_version():
+            return None
         try:
             return self._SyncObj__doApplyCommand(command)
         except SyncObjExceptionWrongVer as error:

@@ -297,6 +297,9 @@ class Leadership:
             # neither committed nor followed by another one.
             raise ConfigurationRefused("no_majority", f"of {new.voters} no majority is heard")
         self.propose([entry])
+        for replica_id in new.voters:
+            if replica_id in current.learners:
+                self.progress[replica_id].counts_from = entry.index
         self._adopt_configuration()
 
     @property
@@ -329,7 +332,7 @@ class Leadership:
             self._advance_commit()
 
     def _advance_commit(self) -> None:
-        index = agreed_value([progress.match_index for progress in self._voters])
+        index = agreed_value([progress.counted_index for progress in self._voters])
         log = self._log
         # Only entries of our own term are committed by counting; older ones with them (section 5.4.2).
         if index > log.committed_index and index >= self.term_start:

@@ -31,6 +31,7 @@ class Progress:
     __slots__ = (
         "acked_round",
         "active",
+        "counts_from",
         "flow",
         "goal",
         "incarnation",
@@ -51,6 +52,8 @@ class Progress:
     def __init__(self, replica_id: int, *, next_index: int, incarnation: int, goal: int) -> None:
         self.replica_id = replica_id
         self.match_index = 0
+        # Of a voter that this leader promoted: the entry that made it one.
+        self.counts_from = 0
         self.next_index = next_index
         self.flow = Flow.PROBE
         self.probe_sent = False
@@ -73,6 +76,14 @@ class Progress:
         self.resume_index = 0
         self.incarnation = incarnation
         self.goal = goal
+
+    @property
+    def counted_index(self) -> int:
+        """Up to where its copy counts as a voter's: nowhere before it holds the entry that made it one.
+
+        Until then it may take itself for a learner, and begin again with an empty log.
+        """
+        return self.match_index if self.match_index >= self.counts_from else 0
 
     @property
     def needs_catch_up(self) -> bool:

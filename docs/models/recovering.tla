@@ -117,6 +117,10 @@ Win(i, t) ==
      \/ "everyvoter" \in Mut /\ V \subseteq all      \* mutant: the rule as it was
      \/ "ownfree" \in Mut /\ MajOf(V, un \cup {i})   \* mutant: its own grant always unmarked
 
+(* Where a log makes r a voter, the last time; 0: it was one at first. What r acknowledged as a learner counts not. *)
+Made(l, r) == LET S == {k \in Changes(l) : r \in l[k].v /\ r \notin Conf(Pre(l, k - 1))} IN
+              IF S = {} THEN 0 ELSE CHOOSE k \in S : \A n \in S : n <= k
+
 Durable(l, d) == IF Policy = "interval" THEN Max(d, Synced(l)) ELSE d
 
 BecomeLeader(i) ==
@@ -165,7 +169,7 @@ Receive(j, t) ==
 
 Commit(i) ==
   LET t == term[i]
-      By(n) == {j \in R \ {i} : \E x \in ack : /\ x[1] = t /\ x[2] = j /\ x[4] >= n
+      By(n) == {j \in R \ {i} : \E x \in ack : /\ x[1] = t /\ x[2] = j /\ x[4] >= Max(n, Made(log[i], j))
                                                /\ (x[3] = Known(t, j) \/ "matchkept" \in Mut)}
                \cup (IF Policy = "interval" \/ dur[i] >= n THEN {i} ELSE {})
   IN /\ role[i] = "L"
@@ -253,9 +257,11 @@ Damage(i) ==
           /\ \E t \in IF "oldterm" \in Mut THEN {term[i], term[i] - 1} \ {0} ELSE {t \in Terms : t > term[i]} :
                term' = [term EXCEPT ![i] = t]
   /\ Same
-(* A marked learner that was never a voter, as far as it knows, begins again with an empty log. *)
+(* A learner that was never a voter, as far as it knows, begins again with an empty log: a marked one, and with the
+   policy "interval" any that is restarted (here: once). *)
 BeginAnew(i) ==
-  /\ rec[i] /\ ~MayVote(i) /\ log[i] # <<>>
+  /\ rec[i] \/ (Policy = "interval" /\ inc[i] = 0)
+  /\ ~MayVote(i) /\ log[i] # <<>>
   /\ Forget(i, <<>>) /\ Raise(i) /\ Promised
   /\ UNCHANGED <<term, voted, faults>> /\ Same
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import errno
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +17,8 @@ from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DiskError
 from laminar.log.format.manifest import Manifest, ReplicaEntry, decode_manifest
 from tests.disks.fault_disk import FaultDisk
+
+TraceFunction = Callable[[FrameType, str, Any], Any]
 
 
 def entry(number: int, state: str = "made", *, log_id: int = 0) -> ReplicaEntry:
@@ -49,6 +55,31 @@ def check(disk: FaultDisk, found: Manifest, expected: dict[int, ReplicaEntry]) -
         assert unmade == {number for number, one in expected.items() if one.state != "made"}
         for number in range(1, 40):
             assert each.of_group(number.to_bytes(16)) == expected.get(number)
+
+
+def test_an_entry_is_found_at_each_step_of_its_change() -> None:
+    """The shard's loop reads while another thread writes. A replica that it does not find is made anew."""
+    _, found = manifest()
+    found.replace([entry(1, "making"), entry(2)])
+    lines = 0
+
+    def look(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
+        nonlocal lines
+        if frame.f_code is not Manifest.change.__code__:
+            return None
+        lines += 1
+        assert found.of_group(entry(1).group) is not None, frame.f_lineno
+        assert 1 in found.by_key and found.unmade, frame.f_lineno
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        found.change({1: entry(1, "empty")})
+    finally:
+        sys.settrace(before)
+    assert lines > 5
+    assert found.unmade == [entry(1, "empty")]
 
 
 steps = st.lists(

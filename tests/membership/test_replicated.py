@@ -128,6 +128,15 @@ def test_a_method_of_a_later_code_version_waits_until_it_is_enabled() -> None:
     assert objects.perform(objects.encode(counter.double, 2)) == 12
 
 
+def test_a_code_version_is_never_disabled() -> None:
+    """Also where a leader has proposed a lower one by an old state: what is committed is never taken back."""
+    objects = ReplicatedObjects([Counter()], newest=2)
+    for version in (1, 2, 1, 0):
+        objects.perform(objects.encode_code_version(version))
+
+    assert objects.code_version() == 2
+
+
 def test_an_unknown_code_version_stops_this_node() -> None:
     """It can't know what the commands behind it mean."""
     objects = ReplicatedObjects([Counter()])

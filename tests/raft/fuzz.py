@@ -2,9 +2,10 @@
 
 Each schedule begins with a group that has a leader, takes some twenty steps that are drawn with a bias to
 what is dangerous (a leader that is cut off in the instant of a change, a power loss after an acknowledgement,
-a replica that stands with an old configuration), and ends healed. Two things must never be: a leader that
-lacks what is committed while a member still holds it, and a group without a leader though all its replicas
-are up. An acknowledged entry may be gone only when more voters than a minority forgot at one time.
+a replica that stands with an old configuration, a learner that begins again), and ends healed. Two things
+must never be: a leader that lacks what is committed while a member still holds it, and a group without a
+leader though all its replicas are up. An acknowledged entry may be gone only when more voters than a minority
+forgot at one time; a learner that began again when it was restarted forgot nothing that counted.
 
 `python -m tests.raft.fuzz --schedules 1000000` runs many, `--seed N --schedules 1` one.
 """
@@ -55,6 +56,8 @@ class Disk(Replica):
     def __init__(self, replica_id: int, schedule: Schedule, configuration: Configuration) -> None:
         self.schedule = schedule
         self.synced = 1
+        # It is recovering without a fault: a learner that began again when it was restarted.
+        self.began_again = False
         entries = schedule.first_entries if replica_id in schedule.configuration.members() else ()
         super().__init__(
             replica_id,
@@ -389,7 +392,8 @@ class Schedule:
                 replica.core.receive(message, entries, now_ms=self.now_ms)
                 self.act(replica)
 
-    def forget(self, replica: Disk, keep: int) -> None:
+    def forget(self, replica: Disk, keep: int, *, fault: bool = True) -> None:
+        replica.began_again = not fault
         replica.synced = min(replica.synced, keep) if self.damages else keep
         replica.forget(len(replica.durable_log.entries) - keep, now_ms=self.now_ms)
         replica.synced = keep
@@ -417,7 +421,8 @@ class Schedule:
             self.gone = True
 
     def too_many_forgot(self, voters: tuple[int, ...]) -> bool:
-        return 2 * sum(self.replicas[each].recovering for each in voters) >= len(voters)
+        found = [self.replicas[each] for each in voters]
+        return 2 * sum(each.recovering and not each.began_again for each in found) >= len(voters)
 
     @staticmethod
     def holds(replica: Replica, entry: Entry) -> bool:
@@ -426,6 +431,9 @@ class Schedule:
 
     def restart(self) -> None:
         replica = self.rng.choice(list(self.replicas.values()))
+        if not (replica.was_voter or replica.recovering or self.damages):
+            self.forget(replica, 0, fault=False)  # A learner begins again.
+            return
         self.seen.pop(replica.replica_id, None)
         replica.crash()
         replica.start(now_ms=self.now_ms)

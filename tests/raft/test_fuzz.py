@@ -138,7 +138,7 @@ def old_term_after_a_folder_went_back(patch: pytest.MonkeyPatch) -> None:
     ("switch", "seed"),
     [
         (every_voter_and_a_removal, 2402),
-        (every_voter_and_a_promotion, 2606),
+        (every_voter_and_a_promotion, 12992),
         (marks_ignored, 14),
         (mark_falls_at_once, 14),
         (match_kept_over_an_incarnation, 1648),

@@ -6,8 +6,10 @@ configuration only, which may be uncommitted or overtaken: nobody who held the d
 
 from __future__ import annotations
 
+import pytest
+
 from raft import Configuration, Role
-from tests.raft.harness import Network, Replica
+from tests.raft.harness import Network, Packet, Replica
 
 
 def stands(network: Network, replica: Replica) -> None:
@@ -75,6 +77,43 @@ def test_pitfall_34_voters_before_a_promotion_elect_nobody_with_a_marked_grant()
     network.pass_time(6_000)
 
     assert b"precious" in network.leader().data
+
+
+@pytest.mark.parametrize("word_is_late", [False, True])
+def test_pitfall_34_a_promoted_learner_counts_only_when_it_knows_that_it_votes(word_is_late: bool) -> None:
+    """3 acknowledged the record as a learner, was restarted and began again with an empty log. So it may, as
+    nobody waits for the copy of a learner. 1 has not heard of it and promotes it. Its former word commits
+    nothing: the record would be on one disk of three, and go with it. The same if that word comes only then.
+    """
+    network = Network(2, learners=1)
+    one, three = network.elect(1), network[3]
+    one.propose(b"old", now_ms=network.now_ms)
+    network.settle()
+    network.pass_time(500)
+    network.isolate(2)
+    one.propose(b"precious", now_ms=network.now_ms)
+    late: list[Packet] = []
+    if word_is_late:
+        network.settle(sync=False)
+        three.sync()
+        late = [packet for packet in network.packets if packet[0].sender == 3]
+        network.packets.clear()
+    else:
+        network.settle()
+    held = one.log.last_index
+    three.forget(len(three.durable_log.entries), now_ms=network.now_ms)
+    network.packets.clear()
+    assert one.core.committed_index == held - 1
+
+    one.configure(Configuration((1, 2, 3)), now_ms=network.now_ms)
+    one.sync()
+    for packet in late:
+        one.receive(packet, now_ms=network.now_ms)
+    assert one.core.committed_index == held - 1
+
+    network.pass_time(2_000)
+    assert one.core.committed_index == one.log.last_index
+    assert three.data == one.data == [b"old", b"precious"]
 
 
 def test_a_learner_with_the_latest_log_stands_once_all_have_answered() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
+from laminar.log.disk.disk import Buffer
 from laminar.node.consensus.outbox import BULK_FRAME_BYTES
 from laminar.node.consensus.replica import Replica
 from laminar.node.transport.handshake import Channel
@@ -171,6 +174,37 @@ def _learners(scene: Scene) -> tuple[tuple[int, str], ...]:
     machine = leader(scene)
     replica = replica_of(machine) if machine is not None else None
     return replica.configuration_record.learners if replica is not None else ()
+
+
+def test_a_leader_that_has_not_applied_all_that_is_committed_takes_no_step() -> None:
+    """By an old state of the catalog a node that joined since would be removed from group 0."""
+    scene = Scene(15)
+    until_voters(scene, "abc")
+    first = leader(scene)
+    late = next(machine for machine in scene.world.machines.values() if machine is not first)
+    assert first is not None and first.controller is not None and late.controller is not None
+    led, held = first.controller.group, late.controller.group
+    assert led is not None and held is not None
+    read, goes_on = held._read, asyncio.Event()
+
+    async def slow(index: int) -> list[Buffer]:
+        await goes_on.wait()
+        return await read(index)
+
+    held._read = slow  # type: ignore[method-assign]
+    scene.world.machines["d"] = Machine(scene.world, "d", shards=1, join=(first.node,))
+    scene.world.machines["d"].start()
+    assert scene.world.loop.run_until(lambda: "d" in {node for _, node in _learners(scene)}, at_most_s=60.0)
+    first.controller.driver.transfer(led.replica, held.replica.replica_id)
+    assert scene.world.loop.run_until(lambda: leader(scene) is late, at_most_s=60.0)
+    scene.world.loop.run_for(5.0)
+    assert leader(scene) is late and "d" not in held.catalog.state().nodes
+
+    assert "d" in held.replica.configuration_record.nodes().values()
+    goes_on.set()
+    assert scene.world.loop.run_until(lambda: "d" in held.catalog.state().nodes, at_most_s=60.0)
+    assert make_topic(scene, "late", node="d") == 201
+    scene.world.close()
 
 
 def test_a_new_node_gets_a_long_catalog_in_bounded_pieces_and_then_votes() -> None:

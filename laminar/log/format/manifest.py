@@ -148,14 +148,18 @@ class Manifest:
         self._document.write(_head_of_array(len(encoded)) + b"".join(encoded.values()))
         self._encoded, self.written = encoded, True
         for key, entry in changes.items():
-            before = self._by_key.pop(key, None) if entry is None else self._by_key.get(key)
-            if before is not None and self._by_group.get(before.group) is before:
-                del self._by_group[before.group]
-            self._unmade.pop(key, None)
-            if entry is not None:
+            before = self._by_key.get(key)
+            # In this order: a reader finds the entry before or the one after, never none.
+            if entry is None:
+                self._by_key.pop(key, None)
+            else:
                 self._by_key[key] = self._by_group[entry.group] = entry
-                if entry.state != "made":
-                    self._unmade[key] = entry
+            if before is not None and before is not entry and self._by_group.get(before.group) is before:
+                del self._by_group[before.group]
+            if entry is not None and entry.state != "made":
+                self._unmade[key] = entry
+            else:
+                self._unmade.pop(key, None)
 
     def _take(self, entries: Sequence[ReplicaEntry]) -> None:
         self._by_key = {_key_of(entry): entry for entry in entries}

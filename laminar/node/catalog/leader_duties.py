@@ -80,8 +80,10 @@ class LeaderDuties:
             self._presence.forget()
             self._idle_at = None
             return
-        if group.committed_index < replica.log.last_index:
-            return  # no step before all entries are committed; the next pass tries again
+        if group.applied_index < replica.log.last_index:
+            # No step before all entries are committed, and none by an old state: by that, nodes that joined
+            # since are no members. The next pass tries again.
+            return
         now_ms = self._clock.monotonic_ms()
         absent = self._absent(group)
         self._presence.observe(group.catalog.state().nodes, absent=absent, now_ms=now_ms)

@@ -252,6 +252,11 @@ class Replica:
         progress = self.core.progress.get(replica_id)
         return progress.match_index if progress is not None else 0
 
+    def counted_index(self, replica_id: int) -> int:
+        """Return up to where a voter's copy counts (`raft.progress.Progress`), or 0. Leader only."""
+        progress = self.core.progress.get(replica_id)
+        return progress.counted_index if progress is not None else 0
+
     @property
     def leader_node(self) -> str | None:
         """Node of the leader that this replica knows of."""

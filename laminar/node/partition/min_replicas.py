@@ -78,7 +78,7 @@ class Copies:
         """Return the index up to which as many voters as the topic wants have the log on disk."""
         if self.wanted > len(voters):
             return 0
-        matches = sorted((self._context.replica.match_index(voter) for voter in voters), reverse=True)
+        matches = sorted((self._context.replica.counted_index(voter) for voter in voters), reverse=True)
         return matches[self.wanted - 1]
 
     def are_there(self, index: int) -> bool:

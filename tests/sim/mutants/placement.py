@@ -435,7 +435,21 @@ _MUTANTS = (
         "CODE_VERSION",
         ENABLED,
     ),
+    (
+        "a code version is disabled by one that is proposed late",
+        "membership.replicated:ReplicatedObjects.perform",
+        "< self.code_version()",
+        "< 0",
+        ("tests/membership/test_replicated.py",),
+    ),
     # Who votes on the catalog.
+    (
+        "the catalog's leader takes steps by an old state",
+        "laminar.node.catalog.leader_duties:LeaderDuties.run_pass",
+        "group.applied_index < replica.log.last_index",
+        "group.committed_index < replica.log.last_index",
+        ("tests/sim/test_catalog_voters.py",),
+    ),
     (
         "a draining node votes on the catalog",
         _VOTERS,

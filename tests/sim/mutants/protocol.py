@@ -168,6 +168,14 @@ PROTOCOL = [
         "return values[size >> 1 if size % 2 == 0 else -1]",
     ),
     case(
+        "a promoted learner counts before it knows that it votes",
+        "raft.progress:Progress.counted_index",
+        "self.match_index >= self.counts_from",
+        "True",
+        tests=("tests/raft/test_recovering_changes.py",),
+        tests_only=True,
+    ),
+    case(
         "a read is confirmed by nobody",
         "raft.leadership:Leadership._confirm_reads",
         "agreed_value([progress.acked_round for progress in self._voters])",
