@@ -447,6 +447,7 @@ class Trio:
                 mine, others = first.state.state(), partition.state.state()
                 assert (mine.stages, mine.sinks) == (others.stages, others.sinks), f"{member}"
                 assert mine.keys == others.keys, f"{member}: keys differ"
+                assert mine.succession == others.succession, f"{member}: seals differ"
 
 
 @asynccontextmanager

@@ -94,6 +94,8 @@ class Client:
         self.operations = 0
         # By partition: what was acknowledged, with its offset, in this order.
         self.told: list[list[tuple[int, list[bytes]]]] = [[] for _ in range(partitions)]
+        # What was refused, as its partition is sealed: it is appended nowhere.
+        self.refused: list[bytes] = []
         # By partition: one past the highest offset that this client was told of.
         self.seen = [0] * partitions
         self._transport: SimTransport
@@ -203,6 +205,13 @@ class Client:
                 self.sequences[partition] = 0
                 frame = self._frame(partition, values)
                 continue
+            if answer.code == "sealed":
+                assert self._group(partition).seal, (
+                    f"{self.name}: {target} is sealed, and no seal is committed"
+                )
+                assert answer.outcome == "not_applied", answer
+                self.refused += values
+                return
             if answer.status == 0 or answer.outcome == "unknown":
                 self.unknown += 1
             running = keyed and answer.code == "in_progress"

@@ -65,6 +65,8 @@ class Group:
     entries: list[Committed] = field(default_factory=list)
     values: list[bytes] = field(default_factory=list)
     sequences: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    # Index of the entry that sealed the partition; 0: it is open.
+    seal: int = 0
 
     def give_up(self, index: int) -> None:
         """What was committed behind entry `index` may or may not be found again."""
@@ -72,6 +74,8 @@ class Group:
             return
         if self.configuration is not None and self.configuration[0] > index:
             self.configuration = None
+        if self.seal > index:
+            self.seal = 0
         del self.values[self.entries[index].base_offset :]
         del self.entries[index:]
         self.sequences = {entry.producer: entry.sequence for entry in self.entries if entry.producer}
@@ -315,6 +319,11 @@ class Watch:
         )
         values: list[bytes] = []
         producer = None
+        assert not group.seal or header.kind not in (Kind.DATA, Kind.STAGED, Kind.PUBLISH), (
+            f"{who}: entry {header.index} of kind {header.kind} is committed, and {group.seal} is a seal"
+        )
+        if header.kind == Kind.SEAL:
+            group.seal = group.seal or header.index
         if header.count:
             assert header.base_offset == len(group.values), (
                 f"{who}: offset {header.base_offset} where {len(group.values)} comes next"
@@ -520,6 +529,8 @@ class Watch:
                 mine, others = first.state.state(), partition.state.state()
                 assert (mine.stages, mine.sinks) == (others.stages, others.sinks), f"{who}: sinks differ"
                 assert mine.keys == others.keys, f"{who}: keys differ"
+                seals = [(each.succession.opened, each.succession.sealed) for each in (mine, others)]
+                assert seals[0] == seals[1], f"{who}: seals differ"
 
 
 def _kept(held: dict[int, Held]) -> int:

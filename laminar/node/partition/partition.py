@@ -21,7 +21,7 @@ from laminar.node.partition.append_path import AppendPath
 from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.cursor_commands import CursorCommands
 from laminar.node.partition.min_replicas import Copies
-from laminar.node.partition.problems import not_open, sealed
+from laminar.node.partition.problems import held, not_open, sealed
 from laminar.node.partition.reads import ReadView
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.start_mover import StartMover
@@ -62,6 +62,8 @@ class Partition:
         # Called when this replica begins to lead.
         self.on_led: Callable[[Partition], None] | None = None
         self._loop = asyncio.get_running_loop()
+        # Until then (the loop's time) nothing begins that a seal would have to wait for.
+        self._held_until_s = 0.0
 
     @property
     def replica(self) -> Replica:
@@ -120,6 +122,21 @@ class Partition:
         self.context.check_leads()
 
     # -- changes of routes -------------------------------------------------------------------
+
+    def hold(self, seconds: float) -> int:
+        """Begin no batch of a sink and no upload for this time; return how many are under way. Leader only.
+
+        What was begun goes on, so at some time none is under way, and the partition can be sealed. A later
+        call counts in place of an earlier one. The next leader holds nothing.
+        """
+        self.check_leads()
+        self._held_until_s = self._loop.time() + seconds
+        return len(self.state.stages)
+
+    def check_may_begin(self) -> None:
+        """Raise 503 `changing` while no batch of a sink and no upload is to begin here."""
+        if self._loop.time() < self._held_until_s:
+            raise held(self.context.name)
 
     def propose_seal(self, record: SealRecord) -> asyncio.Future[Receipt]:
         """Propose that no record follows here; the future is resolved when that is committed. Leader only.
@@ -260,6 +277,7 @@ class Partition:
 
     def led(self, leading: bool) -> None:
         """Begin to lead; or, if not `leading`, refuse at once all appends that are not proposed yet."""
+        self._held_until_s = 0.0
         if leading:
             self.group_members.led(self._loop.time())
             if self.on_led is not None:

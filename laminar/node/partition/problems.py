@@ -91,6 +91,15 @@ def not_open(name: str) -> Problem:
     )
 
 
+def held(name: str) -> Problem:
+    """Return the `changing` problem (503, retriable) of what would begin a transaction or an upload now."""
+    return Problem(
+        "changing",
+        f"{name} begins no transaction and no large record now: its route is about to change",
+        outcome="not_applied",
+    )
+
+
 def seal_uncommitted(name: str) -> Problem:
     """Return the `changing` problem (503, retriable) of a partition whose seal is not committed yet."""
     return Problem(

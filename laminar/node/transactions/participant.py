@@ -69,7 +69,8 @@ class Participant:
         Raises:
             Problem: 422 `invalid` when other records are staged under this number, there are too many
                 stages, or the partition's flush policy is `interval`; 409 `in_progress` when the batch is
-                prepared; 409 `already_committed` when it or a later one is published.
+                prepared; 409 `already_committed` when it or a later one is published; 503 `changing` while no
+                batch is to begin here.
         """
         partition = self._partition
         partition.check_leads()
@@ -89,7 +90,9 @@ class Participant:
                 known.index, Receipt(partition.number, 0, known.records, True)
             )
         prepared = partition.state.stages.batch(batch.key)
-        if prepared is not None and prepared.prepared:
+        if prepared is None:
+            partition.check_may_begin()
+        elif prepared.prepared:
             raise Problem(
                 "in_progress", "this batch is being committed: no stage can be added", outcome="not_applied"
             )

@@ -69,7 +69,7 @@ class Uploads:
         Raises:
             Problem: 422 `invalid` when other bytes are held under this number, or the number is too high;
                 409 `already_committed` when the upload is published; 413 `too_large` or 429 `quota` when
-                there is no room.
+                there is no room; 503 `changing` while no upload is to begin here.
         """
         partition = self._partition
         partition.check_leads()
@@ -94,6 +94,7 @@ class Uploads:
         if closed is not None:
             return closed
         if self._stages.batch(key) is None:
+            partition.check_may_begin()
             self._make_room()
         self._make_room_for(key, header.frame_size)
         return partition.appends.append_control(frame)

@@ -210,6 +210,39 @@ async def test_nothing_is_sealed_over_what_may_still_be_published(tmp_path: Path
         assert (await Participant(partition).publish(SINK)).duplicate
 
 
+async def test_what_was_begun_ends_while_nothing_else_begins(tmp_path: Path) -> None:
+    """So what is in a seal's way gets less. Records, and steps of what is under way, are taken as ever."""
+    later = StagedBatch(sink=b"t" * 16, number=1, epoch=1)
+    one, two = b"1" * 16, b"2" * 16
+    async with lone_partition(tmp_path) as partition:
+        await staged(partition)
+        await Uploads(partition).part(one, build_part(b"x", upload=one, number=0))
+
+        assert 2 == partition.hold(600)
+        for new in (
+            lambda: staged(partition, later),
+            lambda: Uploads(partition).part(two, build_part(b"x", upload=two, number=0)),
+        ):
+            problem = await problem_of(new)
+            assert ("changing", "not_applied", True) == (problem.code, problem.outcome, problem.retriable)
+        await partition.appends.append_records(Records([b"on"]))
+        await staged(partition, stage=1)
+        await Uploads(partition).part(one, build_part(b"y", upload=one, number=1))
+        await Uploads(partition).drop(one)
+        await Participant(partition).prepare(SINK, [0, 1])
+        await Participant(partition).publish(SINK)
+        assert 0 == partition.hold(600)
+        assert 3 == (await partition.propose_seal(SEAL)).offset
+
+    async with lone_partition(tmp_path / "again") as partition:
+        partition.hold(600)
+        partition.hold(0)
+        await staged(partition)
+        partition.hold(600)
+        partition.led(True)
+        await staged(partition, later)
+
+
 async def test_a_reader_at_the_final_end_does_not_wait(tmp_path: Path) -> None:
     """Who waits is woken by the seal, who comes later is answered at once, who is behind reads on."""
     async with lone_partition(tmp_path) as partition:

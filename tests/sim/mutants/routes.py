@@ -38,6 +38,14 @@ ROUTES = [
         tests=SEAL,
     ),
     case(
+        "a batch of a sink begins while a partition is about to be sealed",
+        "laminar.node.transactions.participant:Participant.stage",
+        "partition.check_may_begin()",
+        "pass",
+        tests=SEAL,
+        tests_only=True,
+    ),
+    case(
         "a partition is sealed before the appends that came first",
         "laminar.node.partition.partition:Partition.propose_seal",
         "self.appends.flush()",
