@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from membership import catalog_rules as rules
-from membership import placement_rules, replica_rules
+from membership import placement_rules, replica_rules, route_rules
 from membership.boot_history import BootRecord
 from membership.records import (
     CatalogState,
@@ -28,6 +28,7 @@ from membership.replicated import BadCommand, Replicated, ReplicatedObjects, rep
 from membership.requests import (
     ChangePlacement,
     ChangeReplicas,
+    ChangeRoute,
     CreateTopic,
     DeleteTopic,
     FoundCluster,
@@ -37,6 +38,7 @@ from membership.requests import (
     RegisterNode,
     ReplicaChange,
     Result,
+    RouteStep,
     UpdateTopicSettings,
 )
 from membership.tables import encoded
@@ -159,6 +161,11 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
     def change_placement(self, request: str) -> Result:
         """Change the wanted placement by one step (`placement_rules.change_placement`)."""
         return self._follow(placement_rules.change_placement, ChangePlacement, request)
+
+    @replicated_since(ver=2)
+    def change_route(self, request: str) -> Result:
+        """Perform one step of a change of a topic's route (`route_rules.change_route`)."""
+        return self._follow(route_rules.change_route, ChangeRoute, request)
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
@@ -352,6 +359,18 @@ class Catalog:
         if self.code_version < 1:
             raise NotEnabled(1)
         return await self._command(self._tables.change_placement, ChangePlacement(change))
+
+    async def change_route(self, step: RouteStep) -> Result:
+        """Perform one step of a change of a topic's route (`route_rules`).
+
+        Outcomes: created, updated, deleted, exists, absent, conflict, invalid, quota.
+
+        Raises:
+            NotEnabled: a node does not know this command yet.
+        """
+        if self.code_version < 2:
+            raise NotEnabled(2)
+        return await self._command(self._tables.change_route, ChangeRoute(step))
 
     @property
     def code_version(self) -> int:

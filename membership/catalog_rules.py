@@ -259,24 +259,14 @@ def mark_made(state: CatalogState, request: MarkMade) -> Change:
 
 
 def delete_topic(state: CatalogState, request: DeleteTopic) -> Change:
-    """Remove a topic and leave a tombstone for each of its groups."""
+    """Remove a topic and leave a tombstone for each of its groups, those of a change under way as well."""
     topic = state.topics.get(request.name)
     if topic is None:
         return _same(state, "absent", f"no topic {request.name!r}")
     if request.version is not None and request.version != topic.version:
         return _same(state, "conflict", f"version is {topic.version}", topic=topic)
     gone = state.partitions_of(request.name)
-    tombstones = {
-        p.group.hex(): Tombstone(
-            p.topic,
-            p.number,
-            p.group,
-            [*p.replicas, *(each.replica for each in p.leaving), *p.removed],
-            request.deleted_ms,
-            state.version + 1,
-        )
-        for p in gone
-    }
+    tombstones = {p.group.hex(): tombstone_of(p, request.deleted_ms, state.version + 1) for p in gone}
     return _changed(
         state,
         "deleted",
@@ -285,6 +275,12 @@ def delete_topic(state: CatalogState, request: DeleteTopic) -> Change:
         partitions=state.partitions.changed({f"{p.topic}/{p.number}": None for p in gone}),
         tombstones=state.tombstones | tombstones,
     )
+
+
+def tombstone_of(partition: PartitionRecord, deleted_ms: int, version: int) -> Tombstone:
+    """Return the record of a group that is deleted: every replica that may hold something of it."""
+    replicas = [*partition.replicas, *(each.replica for each in partition.leaving), *partition.removed]
+    return Tombstone(partition.topic, partition.number, partition.group, replicas, deleted_ms, version)
 
 
 def mark_removed(state: CatalogState, request: MarkRemoved) -> Change:

@@ -158,6 +158,12 @@ class PartitionRecord(msgspec.Struct, frozen=True, gc=False):
     """The explicit placement; None: placement by rank."""
     why: str = ""
     """The reason of the last change of `replicas`, as text for people; empty: unchanged since creation."""
+    origin: int = 0
+    """The id of the change of the topic's route that made it; 0: it was made with its topic."""
+    first: int = 0
+    """The first of its logical partitions; only of one that a change made."""
+    size: int = 0
+    """How many logical partitions it has; 0: those that route 0 gives it."""
 
     @property
     def highest_replica_id(self) -> int:
@@ -170,11 +176,11 @@ class PartitionRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeyRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A range of a topic's logical partitions, `first` up to, not including, `end`; `number` holds it."""
+    """A partition by number, and the range of logical partitions that it holds: the first, and how many."""
 
     number: int
     first: int
-    end: int
+    size: int
 
 
 class RouteRecord(msgspec.Struct, frozen=True, gc=False):
@@ -182,6 +188,54 @@ class RouteRecord(msgspec.Struct, frozen=True, gc=False):
 
     version: int
     ranges: list[KeyRange]
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A partition that a change of a route makes: its number, its range, and its group."""
+
+    number: int
+    first: int
+    size: int
+    group: bytes
+
+    @property
+    def range(self) -> KeyRange:
+        """Its range in the route that the change makes."""
+        return KeyRange(self.number, self.first, self.size)
+
+
+class Seal(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The end of an input: the index and the time of the entry that ended it, and the offset behind it."""
+
+    index: int
+    end_offset: int
+    time_ms: int
+
+
+class RouteChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A change of a topic's route: neighbouring *inputs* end, and *outputs* follow over the same range.
+
+    `id` is the catalog's version at its begin, and `version` that of the route that it makes. Inputs and
+    outputs are in the order of their ranges. While it is `preparing` it may be cancelled; from `closing` on
+    the inputs are sealed, which nothing takes back; `done`: its route was the topic's from then on.
+    """
+
+    id: int
+    version: int
+    inputs: list[KeyRange]
+    outputs: list[Output]
+    order: Literal["strict", "weak"]
+    """Whether the order of each key is kept over the change."""
+    state: Literal["preparing", "closing", "done"]
+    begun_ms: int
+    wait_ms: int
+    """How long it may be `preparing`."""
+    abandon: bool = False
+    """Whether stages and uploads that are in its way are dropped when that time is over."""
+    force: bool = False
+    """Whether it is `done` at its close, before its inputs are sealed; only if its order is weak."""
+    seals: dict[int, Seal] = {}
+    """By number the inputs that are sealed, as their leaders reported."""
 
 
 class TopicRecord(msgspec.Struct, frozen=True, gc=False):
@@ -203,6 +257,10 @@ class TopicRecord(msgspec.Struct, frozen=True, gc=False):
     """The numbers of the partitions that exist, rising; None: those from 0 to below `partitions`."""
     route: RouteRecord | None = None
     """The present route; None: route 0, equal ranges over the partitions of the creation."""
+    changes: list[RouteChange] | None = None
+    """The changes that are done, oldest first, without the oldest of all; None: none."""
+    change: RouteChange | None = None
+    """The change that is under way; None: none."""
 
     @property
     def numbers(self) -> Sequence[int]:

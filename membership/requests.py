@@ -1,8 +1,9 @@
 """The catalog's requests, what a command carries, and its results.
 
 All that depends on a clock, on randomness or on which nodes are alive was decided by the proposer, and is in
-the request. This module has only the fields; `catalog_rules`, `replica_rules` and `placement_rules` say what
-they change. Requests are JSON text in the log of group 0, so new fields go last and have defaults.
+the request. This module has only the fields; `catalog_rules`, `replica_rules`, `placement_rules` and
+`route_rules` say what they change. Requests are JSON text in the log of group 0, so new fields go last and
+have defaults.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from membership.boot_history import BootRecord
-from membership.records import AcceptedLoss, NodeRecord, Pin, Setting, TopicRecord
+from membership.records import AcceptedLoss, NodeRecord, Pin, Seal, Setting, TopicRecord
 
 
 class FoundCluster(msgspec.Struct, frozen=True):
@@ -213,6 +214,73 @@ class ChangePlacement(msgspec.Struct, frozen=True):
     change: PlacementChange
 
 
+class BeginChange(msgspec.Struct, frozen=True, tag="begin"):
+    """Begin to replace neighbouring partitions by new ones, if the topic's route still has version `after`.
+
+    `cuts` are the logical partitions at which the inputs' range is cut, rising: no cut makes one output.
+    `groups` and `placement` are those of the outputs, as in `CreateTopic`, in the order of their ranges.
+    """
+
+    topic: str
+    after: int
+    inputs: list[int]
+    cuts: list[int]
+    groups: list[bytes]
+    placement: list[list[str]]
+    order: Literal["strict", "weak"]
+    begun_ms: int
+    wait_ms: int
+    abandon: bool = False
+    force: bool = False
+
+
+class CloseChange(msgspec.Struct, frozen=True, tag="close"):
+    """Let the inputs of a change be sealed, for good.
+
+    With `force`, or if the change was begun with it, its outputs do not wait for the seals.
+    """
+
+    topic: str
+    id: int
+    force: bool = False
+
+
+class CancelChange(msgspec.Struct, frozen=True, tag="cancel"):
+    """Give a change up whose inputs may not be sealed yet."""
+
+    topic: str
+    id: int
+    cancelled_ms: int
+
+
+class ReportSeal(msgspec.Struct, frozen=True, tag="report_seal"):
+    """A leader's report that the seal of its partition, an input of a change, is committed and synced."""
+
+    topic: str
+    id: int
+    number: int
+    group: bytes
+    seal: Seal
+
+
+class ReclaimPartition(msgspec.Struct, frozen=True, tag="reclaim"):
+    """Delete a sealed partition that nothing reads any more; the proposer has seen that it is empty."""
+
+    topic: str
+    number: int
+    group: bytes
+    reclaimed_ms: int
+
+
+RouteStep = BeginChange | CloseChange | CancelChange | ReportSeal | ReclaimPartition
+
+
+class ChangeRoute(msgspec.Struct, frozen=True):
+    """A request for one step of a change of a topic's route, or of what it leaves."""
+
+    step: RouteStep
+
+
 Outcome = Literal[
     "created",
     "updated",
@@ -228,6 +296,7 @@ Outcome = Literal[
     "conflict",
     "invalid",
     "failed",
+    "quota",
 ]
 
 
@@ -239,7 +308,7 @@ class Result(msgspec.Struct, frozen=True):
     rolled_back: an older copy of the data directory that is known. removed: the data directory of a node that
     was removed from the cluster. absent: no such topic, node or partition. conflict: decided on an outdated
     state. invalid: the request contradicts itself or the state. failed: a
-    bug in applying it; nothing changed.
+    bug in applying it; nothing changed. quota: the topic would have more than it may.
     """
 
     outcome: Outcome
@@ -248,8 +317,8 @@ class Result(msgspec.Struct, frozen=True):
     node: NodeRecord | None = None
     topic: TopicRecord | None = None
     groups: list[bytes] = []
-    """Of mark_made: the groups that are live now. Of delete_topic: those that have a tombstone now. Of
-    mark_removed: those whose last replica is removed now.
+    """Of mark_made: the groups that are live now. Of delete_topic and change_route: those that have a
+    tombstone now. Of mark_removed: those whose last replica is removed now.
     """
 
     @property

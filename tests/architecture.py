@@ -271,6 +271,7 @@ PURE = (
     "membership.catalog_rules",
     "membership.replica_rules",
     "membership.placement_rules",
+    "membership.route_rules",
     "membership.catalog_delta",
     "laminar.node.placement.balance",
     "laminar.node.placement.load",
@@ -326,6 +327,7 @@ MAY_TAKE_ROUTE_0 = {
 }
 MAY_COUNT_PARTITIONS = {
     "laminar.wire.key_route": "makes route 0",
+    "membership.route_rules": "makes route 0, as a record has it",
     "membership.records": "lists the partitions of a topic that never changed",
     "laminar.node.catalog.service": "makes the partitions of a new topic",
 }

@@ -1,6 +1,7 @@
 """A topic whose partitions have numbers with gaps, and a route whose ranges do not rise with them.
 
-One node with the whole API; its catalog makes such a topic. Whatever client, command or node takes numbers
+One node with the whole API. Its catalog is told of changes of the topic's route as if inputs had been sealed:
+the node makes the new partitions, and deletes the old ones. A client, command or handler that takes numbers
 for dense finds a partition that is not there, or puts a key where its records are not.
 """
 
@@ -8,55 +9,86 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
-from msgspec.structs import replace
 
 import laminar
 from laminar.client.errors import ConfigError, NotFound
 from laminar.client.topic import Topic
 from laminar.embedded import EmbeddedNode
 from laminar.http.api.append_body import ENVELOPE_LINES_TYPE
+from laminar.node.catalog.controller import Controller
+from laminar.node.runtime.boot import CONTROLLER
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
-from membership import catalog_rules
-from membership.records import CatalogState, KeyRange, RouteRecord
-from membership.requests import CreateTopic
+from membership.records import Seal
+from membership.requests import BeginChange, CloseChange, ReclaimPartition, ReportSeal, Result
 
-NUMBERS = [2, 5, 11]
-# Partition 2, the lowest number, holds the highest range.
-ROUTE = Route(3, [0, 20_000, 50_000, LOGICAL_PARTITIONS], [5, 11, 2])
+NUMBERS = [6, 7, 8]
+# Partition 8, the highest number, holds the lowest range.
+ROUTE = Route(4, [0, 21_846, 40_000, LOGICAL_PARTITIONS], [8, 6, 7])
+# Inputs and cuts of the changes from partitions 0, 1 and 2 to that.
+CHANGES: list[tuple[list[int], list[int]]] = [([0], [9_000]), ([1, 2], []), ([5], [40_000]), ([3, 4], [])]
 KEYS = [b"key %d" % number for number in range(24)]
 
 
+async def change_routes(node: EmbeddedNode) -> None:
+    """Carry the changes out, and reclaim what they ended."""
+    group = cast("Controller", node._processes[CONTROLLER]).group
+    assert group is not None
+    catalog = group.catalog
+    async with asyncio.timeout(30):
+        await until(lambda: answered(catalog.code_version >= 2))
+        for version, (inputs, cuts) in enumerate(CHANGES):
+            groups = [os.urandom(16) for _ in range(len(cuts) + 1)]
+            placement = [[node.node]] * len(groups)
+            begin = BeginChange("t", version, inputs, cuts, groups, placement, "strict", 1, 60_000)
+            assert "created" == (await catalog.change_route(begin)).outcome
+            change = catalog.state().topics["t"].change
+            assert change is not None
+            close = partial(catalog.change_route, CloseChange("t", change.id))
+            await until(close)  # not before its outputs are made
+            for number in inputs:
+                record = catalog.state().partitions[f"t/{number}"]
+                seal = ReportSeal("t", change.id, number, record.group, Seal(1, 0, 1))
+                assert "updated" == (await catalog.change_route(seal)).outcome
+        for number in range(6):
+            reclaim = ReclaimPartition("t", number, catalog.state().partitions[f"t/{number}"].group, 1)
+            assert "deleted" == (await catalog.change_route(reclaim)).outcome
+        await until(lambda: all_led(node))
+        await until(lambda: answered(not catalog.state().tombstones))
+
+
+async def until(check: Callable[[], Awaitable[bool | Result]]) -> None:
+    """Wait until a check, or a command of the catalog, succeeds: the node makes and deletes replicas."""
+    while True:
+        found = await check()
+        if found if isinstance(found, bool) else found.ok:
+            return
+        await asyncio.sleep(0.01)
+
+
+async def answered(found: bool) -> bool:
+    return found
+
+
+async def all_led(node: EmbeddedNode) -> bool:
+    """Return whether the shard's view lists `NUMBERS`, and each of these partitions has a leader."""
+    answer = await node.client.request_json("GET", "/v1/topics/t/partitions?read=leader")
+    return NUMBERS == [each["partition"] for each in answer["partitions"] if each["leader"]]
+
+
 @pytest.fixture
-def with_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the catalog make topic `t` with `NUMBERS` and `ROUTE`, at every start of the node."""
-    make = catalog_rules.create_topic
-
-    def create_topic(state: CatalogState, request: CreateTopic) -> catalog_rules.Change:
-        after, result = make(state, request)
-        if request.name != "t" or result.outcome != "created":
-            return after, result
-        ranges = [KeyRange(number, held.start, held.stop) for number, held in ROUTE.ranges().items()]
-        made = [after.partitions[f"t/{number}"] for number in range(3)]
-        gone = dict.fromkeys([f"t/{number}" for number in range(3)])
-        listed = {f"t/{n}": replace(each, number=n) for n, each in zip(NUMBERS, made, strict=True)}
-        topic = replace(
-            after.topics["t"], next_partition=12, listed=NUMBERS, route=RouteRecord(ROUTE.version, ranges)
-        )
-        changed = after.partitions.changed(gone | listed)
-        return replace(after, partitions=changed, topics=after.topics | {"t": topic}), result
-
-    monkeypatch.setattr(catalog_rules, "create_topic", create_topic)
-
-
-@pytest.fixture
-async def node(with_gaps: None, tmp_path: Path) -> AsyncIterator[EmbeddedNode]:
+async def node(tmp_path: Path) -> AsyncIterator[EmbeddedNode]:
     async with laminar.embed(tmp_path / "data", journal_file_bytes=4 << 20) as running:
         await running.client.create_topic("t", partitions=3)
+        await change_routes(running)
+        running.client.session.forget_topic("t")
         yield running
 
 
@@ -149,17 +181,17 @@ async def test_a_group_owns_exactly_the_partitions_that_are_listed(node: Embedde
     await topic.set_cursor("mine", dict.fromkeys(NUMBERS, 1))
     async with topic.read(cursor="mine") as rest:
         assert len(KEYS) - 3 == len([record async for record in rest])
-    trimmed = await topic.delete_before(ends[11], partition=11, dry_run=True)
-    assert 11 == trimmed.partition
+    trimmed = await topic.delete_before(ends[8], partition=8, dry_run=True)
+    assert 8 == trimmed.partition
     described = await node.client.request_json("GET", "/v1/topics/t")
-    assert (3, "live") == (described["route"], described["state"])
+    assert (4, "live") == (described["route"], described["state"])
 
 
-@pytest.mark.parametrize("number", [0, 1, 3, 12])
+@pytest.mark.parametrize("number", [0, 2, 5, 9])
 async def test_a_number_that_is_not_listed_is_no_partition(node: EmbeddedNode, number: int) -> None:
     """Also one below the highest."""
     topic = node.client.topic("t")
-    with pytest.raises(NotFound, match="3 partitions of numbers up to 11"):
+    with pytest.raises(NotFound, match="3 partitions of numbers up to 8"):
         await node.client.request_json("GET", f"/v1/topics/t/partitions/{number}")
     with pytest.raises(ConfigError, match=f"partition {number} of 3"):
         await topic.append(b"x", partition=number)
@@ -202,14 +234,17 @@ async def test_commands_and_the_sync_client_name_what_is_listed(node: EmbeddedNo
     assert (NUMBERS, set(NUMBERS), True) == (numbers, set(ends), first in KEYS)
 
 
-async def test_a_node_that_starts_again_holds_the_same_partitions(with_gaps: None, tmp_path: Path) -> None:
+async def test_a_node_that_starts_again_holds_the_same_partitions(tmp_path: Path) -> None:
     """The shard finds its replicas by what the catalog lists, and the topic can be deleted."""
     for expected in ([], KEYS):
         async with laminar.embed(tmp_path / "data", journal_file_bytes=4 << 20) as node:
             topic = await node.client.create_topic("t", partitions=3, exist_ok=True)
+            if not expected:
+                await change_routes(node)
+                node.client.session.forget_topic("t")
             assert expected == sorted(await values(topic), key=KEYS.index)
             for key in KEYS[len(expected) :]:
-                await topic.append(key, key)
+                assert ROUTE.partition_of_key(key) == (await topic.append(key, key)).partition
             if expected:
                 await node.client.delete_topic("t")
                 assert [] == await node.client.topics()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -483,6 +485,30 @@ async def test_a_program_that_is_too_old_is_not_registered_once_a_newer_version_
     assert (await catalog.register_node(replace(node("b"), code_version=2))).outcome == "updated"
     result = await catalog.register_node(old)
     assert result.outcome == "invalid" and "'a' is too old: it knows code version 1" in result.detail
+
+
+async def test_what_the_last_release_wrote_gives_the_same_state(group: Group, catalog: Catalog) -> None:
+    """Its commands, applied again, and its snapshot: `golden/catalog.json`, by a program of code version 1.
+
+    Found, two nodes, a topic of three partitions made, its settings changed, a preferred leader chosen,
+    another topic made and deleted.
+    """
+    golden = json.loads((Path(__file__).parents[1] / "golden" / "catalog.json").read_text())
+    group.log.extend(bytes.fromhex(command) for command in golden["log"])
+    group.apply()
+    restored = Catalog(group)
+    restored.restore(bytes.fromhex(golden["snapshot"]))
+
+    state = catalog.state()
+    assert state == restored.state() == msgspec.msgpack.decode(encoded(state), type=CatalogState)
+    assert (["t"], 1, {"flush": "interval"}) == (
+        list(state.topics),
+        len(state.tombstones),
+        state.topics["t"].settings,
+    )
+    assert [0, 1, 2] == list(state.topics["t"].numbers) == [each.number for each in state.partitions_of("t")]
+    assert "b" == state.partitions["t/0"].preferred_leader
+    assert 1 == catalog.code_version == restored.code_version
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xc1", msgspec.msgpack.encode([1, 2])])

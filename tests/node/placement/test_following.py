@@ -16,25 +16,33 @@ from laminar.node.placement.wanted import Wanted
 from membership import catalog_rules
 from membership.catalog_delta import changed_by, delta_between
 from membership.placement_rules import change_placement
-from membership.records import CatalogState, PartitionRecord, ReplicaRecord, TopicRecord
+from membership.records import CatalogState, PartitionRecord, ReplicaRecord, Seal, TopicRecord
 from membership.replica_rules import change_replicas
 from membership.requests import (
     AddReplicas,
     AlterNode,
     AlterTopic,
+    BeginChange,
+    CancelChange,
     ChangePlacement,
     ChangeReplicas,
+    ChangeRoute,
+    CloseChange,
     CreateTopic,
     DeleteTopic,
     MarkMade,
     MarkRemoved,
     PreferLeaders,
+    ReclaimPartition,
     RegisterNode,
     RemoveReplica,
     ReplaceReplica,
     ReportRemovals,
     ReportReplicas,
+    ReportSeal,
+    RouteStep,
 )
+from membership.route_rules import change_route, route_of
 from tests.membership.nodes import node
 
 NODES = "abcdef"
@@ -100,6 +108,38 @@ class Follower(RuleBasedStateMachine):
         if name is not None:
             alter = AlterTopic(name, self.state.topics[name].version, replicas)
             self.change(change_placement, ChangePlacement(alter))
+
+    @rule(number=_numbers, steps=st.integers(1, 3))
+    def a_route_changes(self, number: int, steps: int) -> None:
+        """A partition is split, or a change goes on, or is given up: outputs are partitions as any."""
+        name = self.pick(number, self.state.topics)
+        for _ in range(steps if name is not None else 0):
+            self.change(change_route, ChangeRoute(self.step_of_a_change(name, number)))
+
+    def step_of_a_change(self, name: str, number: int) -> RouteStep:
+        topic = self.state.topics[name]
+        change, route = topic.change, route_of(topic)
+        if change is None:
+            sealed = [n for each in topic.changes or () for n in each.seals if n in topic.numbers]
+            if sealed and number % 3 == 0:
+                return ReclaimPartition(
+                    name, sealed[0], self.state.partitions[f"{name}/{sealed[0]}"].group, 1
+                )
+            held = route.ranges[number % len(route.ranges)]
+            self.made += 1
+            groups = [(1000 * self.made + n).to_bytes(16, "big") for n in range(2)]
+            nodes = [self.pick(number + n, self.state.nodes) for n in range(2)]
+            cut = held.first + held.size // 2
+            placement = [[each] for each in nodes]
+            return BeginChange(
+                name, route.version, [held.number], [cut], groups, placement, "strict", begun_ms=1, wait_ms=1
+            )
+        if change.state == "preparing":
+            cancel = number % 5 == 0
+            return CancelChange(name, change.id, 1) if cancel else CloseChange(name, change.id)
+        held = change.inputs[0]
+        record = self.state.partitions[f"{name}/{held.number}"]
+        return ReportSeal(name, change.id, held.number, record.group, Seal(1, 0, 1))
 
     @rule()
     def the_nodes_report_what_they_made(self) -> None:

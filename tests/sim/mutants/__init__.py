@@ -6,8 +6,9 @@ from tests.sim.mutants.balance import BALANCE
 from tests.sim.mutants.nodes import NODES
 from tests.sim.mutants.placement import PLACEMENT
 from tests.sim.mutants.protocol import PROTOCOL
+from tests.sim.mutants.route_changes import ROUTE_CHANGES
 from tests.sim.mutants.routes import ROUTES
 from tests.sim.mutants.tables import TABLES
 from tests.sim.mutants.transactions import TRANSACTIONS
 
-CASES = [*PROTOCOL, *TABLES, *TRANSACTIONS, *NODES, *PLACEMENT, *BALANCE, *ROUTES]
+CASES = [*PROTOCOL, *TABLES, *TRANSACTIONS, *NODES, *PLACEMENT, *BALANCE, *ROUTES, *ROUTE_CHANGES]
