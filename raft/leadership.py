@@ -290,7 +290,8 @@ class Leadership:
             if replica_id in current.learners and not self.caught_up(replica_id):
                 match_index = self.progress[replica_id].match_index
                 raise ConfigurationRefused(
-                    "not_caught_up", f"replica {replica_id} holds {match_index} of {self._wanted_index}"
+                    "not_caught_up",
+                    f"replica {replica_id} is probed, or holds {match_index} of {self._wanted_index}",
                 )
         if set(new.voters) != set(current.voters) and not self.majority_active(new.voters):
             # A configuration is in force once it is appended. Without a majority of its voters it could be
@@ -310,9 +311,14 @@ class Leadership:
         return max(self._committed_at_tick, self.term_start)
 
     def caught_up(self, replica_id: int) -> bool:
-        """Return whether this member holds all that was committed at the last heartbeat."""
+        """Return whether this member holds all that was committed at the last heartbeat.
+
+        One that is probed may have been restarted, and hold nothing any more.
+        """
         progress = self.progress.get(replica_id)
-        return progress is not None and progress.match_index >= self._wanted_index
+        if progress is None or progress.match_index < self._wanted_index:
+            return False
+        return progress is self.own or progress.flow is Flow.REPLICATE
 
     def is_active(self, replica_id: int) -> bool:
         """Return whether this member sent something in the last two election timeouts; True for our own."""

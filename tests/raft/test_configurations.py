@@ -198,6 +198,29 @@ def test_pitfall_15_a_learner_is_promoted_only_when_it_has_caught_up() -> None:
     assert network[2].core.configuration == Configuration((1, 2))
 
 
+def test_pitfall_15_no_learner_is_promoted_whose_connection_has_just_ended() -> None:
+    """Its node was restarted, and it may have begun again with an empty log. A group of one voter would wait
+    until it is filled, and could have gone on alone.
+    """
+    network = Network(1, learners=1)
+    leader = network.elect(1)
+    leader.propose(b"a", now_ms=0)
+    network.settle()
+    network.pass_time(500)
+    assert leader.core.is_caught_up(2)
+    network[2].crash()
+    leader.core.unreachable(2)
+    assert not leader.core.is_caught_up(2)
+    assert refusal(leader, Configuration((1, 2))) == "not_caught_up"
+
+    network[2].forget(2, now_ms=network.now_ms)
+    network.pass_time(600)
+    assert leader.core.is_caught_up(2) and network[2].data == [b"a"]
+    leader.configure(Configuration((1, 2)), now_ms=network.now_ms)
+    network.settle()
+    assert leader.core.committed_index == 3
+
+
 def test_pitfall_15_a_fresh_leader_promotes_nobody_of_whom_it_knows_nothing() -> None:
     """Before its first tick it has seen no commit index that a learner could be measured by."""
     network = Network(2, learners=1, logs=dict.fromkeys((1, 2), entries_of(1, 1, 1)))

@@ -168,6 +168,14 @@ PROTOCOL = [
         "return values[size >> 1 if size % 2 == 0 else -1]",
     ),
     case(
+        "a learner is promoted whose connection has just ended",
+        "raft.leadership:Leadership.caught_up",
+        "progress is self.own or progress.flow is Flow.REPLICATE",
+        "True",
+        tests=("tests/raft/test_configurations.py",),
+        tests_only=True,
+    ),
+    case(
         "a promoted learner counts before it knows that it votes",
         "raft.progress:Progress.counted_index",
         "self.match_index >= self.counts_from",
