@@ -173,6 +173,8 @@ class Partition:
             )
         future: asyncio.Future[Receipt] = self._loop.create_future()
         self.appends.propose(record.frame(), [(future, 0)])
+        # From now on the seal refuses, for good and not for a while.
+        self._held_until_s = 0.0
         return future
 
     def propose_open(self, record: OpenRecord) -> asyncio.Future[Receipt]:

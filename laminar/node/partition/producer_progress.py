@@ -9,6 +9,7 @@ that was killed may still wait in a socket.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from laminar.batch import HEADER_SIZE, Header, Kind
 from laminar.batch.header import seal
@@ -27,6 +28,8 @@ async def fence(partition: Partition, producer_id: bytes, epoch: int) -> Progres
 
     The `sequence` in it is of this epoch, -1 if that has no batch yet; the user's numbers are of all epochs.
     None if the table has forgotten the producer since. If this epoch has begun already, nothing is appended.
+    Nor is it in a sealed partition: no batch of any epoch is taken there, so its progress is final with the
+    seal; None if it has none.
 
     Raises:
         Problem: 409 `fenced` if a newer epoch has begun; 429 `quota` if the producer is new and the table is
@@ -36,6 +39,11 @@ async def fence(partition: Partition, producer_id: bytes, epoch: int) -> Progres
     known = partition.producers.fenced_at(producer_id, epoch)
     if isinstance(known, Refused):
         raise _fenced(epoch, known.expected)
+    ended = partition.state.succession.sealed
+    if known is None and ended is not None:
+        await partition.appends.when_committed(ended.index, Receipt(partition.number, 0, 0))
+        progress = partition.producers.committed_progress(producer_id)
+        return None if progress is None else replace(progress, epoch=epoch, sequence=-1)
     if known is None:
         frame = bytearray(HEADER_SIZE)
         seal(frame, Kind.FENCE, producer_id=producer_id, producer_epoch=epoch)

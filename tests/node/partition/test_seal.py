@@ -91,7 +91,6 @@ async def test_nothing_that_adds_a_record_is_taken_after_the_seal(tmp_path: Path
                 lambda: Participant(partition).confirm_prepared(SINK, 1),
                 lambda: Uploads(partition).part(b"u" * 16, build_part(b"x", upload=b"u" * 16, number=0)),
                 lambda: Uploads(partition).publish(b"u" * 16, parts=1, size_bytes=1, crc32c=1, stub=b""),
-                lambda: producer_progress.fence(partition, b"f" * 16, 1),
                 lambda: partition.propose_seal(msgspec.structs.replace(SEAL, change_id=8)),
             ):
                 problem = await problem_of(new)
@@ -181,6 +180,24 @@ def _with_header(frame: bytearray) -> tuple[bytearray, Header]:
     return frame, Header.unpack(frame)
 
 
+async def test_a_producer_that_resumes_finds_its_progress_in_a_sealed_partition(tmp_path: Path) -> None:
+    """As a fence would leave it; nothing is appended, as no batch of an older epoch can come any more."""
+    async with lone_partition(tmp_path) as partition:
+        frame = build([b"a", b"b"], producer_id=b"p" * 16, producer_epoch=2, checkpoint=7, floor=3)
+        await asked(partition, frame)
+        await partition.propose_seal(SEAL)
+        entries = partition.log.last_index
+
+        resumed = await producer_progress.fence(partition, b"p" * 16, 5)
+        assert producers.Progress(epoch=5, sequence=-1, checkpoint=7, floor=3) == resumed
+        begun = await producer_progress.fence(partition, b"p" * 16, 2)
+        assert producers.Progress(epoch=2, sequence=0, checkpoint=7, floor=3) == begun
+        assert await producer_progress.fence(partition, b"n" * 16, 1) is None
+        assert entries == partition.log.last_index
+        old = await problem_of(lambda: producer_progress.fence(partition, b"p" * 16, 1))
+        assert ("fenced", 2) == (old.code, old.limit)
+
+
 async def test_nothing_is_sealed_over_what_may_still_be_published(tmp_path: Path) -> None:
     """A stage, a prepare that a decision may name, a part of a large record: refused, and nothing changes."""
     async with lone_partition(tmp_path) as partition:
@@ -233,6 +250,8 @@ async def test_what_was_begun_ends_while_nothing_else_begins(tmp_path: Path) -> 
         await Participant(partition).publish(SINK)
         assert 0 == partition.hold(600)
         assert 3 == (await partition.propose_seal(SEAL)).offset
+        late = await problem_of(lambda: staged(partition, later))
+        assert "sealed" == late.code, "not only for a while"
 
     async with lone_partition(tmp_path / "again") as partition:
         partition.hold(600)
@@ -403,10 +422,11 @@ async def test_sealed_is_said_only_when_the_seal_is_committed() -> None:
         for follower in cluster.followers(leader):
             follower.hold_disk()
         sealing = leader.partition.propose_seal(SEAL)
-        waiting = [
+        waiting: list[asyncio.Future[Any]] = [
             send(leader, batch(1, b"1")),
             leader.partition.appends.append_records(Records([b"x"])),
             staged(leader.partition),
+            asyncio.ensure_future(producer_progress.fence(leader.partition, b"f" * 16, 1)),
         ]
         with pytest.raises(Problem) as accepted:
             leader.partition.appends.accept_frame(*_with_header(batch(1, b"1")))
@@ -418,6 +438,7 @@ async def test_sealed_is_said_only_when_the_seal_is_committed() -> None:
         for follower in cluster.followers(leader):
             follower.release_disk()
         assert 1 == (await sealing).offset
+        assert await waiting.pop() is None, "no epoch of that producer ever began"
         for each in waiting:
             with pytest.raises(Problem) as problem:
                 await each
