@@ -263,9 +263,21 @@ class TopicRecord(msgspec.Struct, frozen=True, gc=False):
     """The change that is under way; None: none."""
 
     @property
-    def numbers(self) -> Sequence[int]:
+    def all_numbers(self) -> Sequence[int]:
         """The numbers of the partitions that exist, rising; they may have gaps."""
         return range(self.partitions) if self.listed is None else self.listed
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The numbers of the partitions that take records, or did: no output of the change under way.
+
+        These are shown to clients, and asked of what is kept by partition. An output has nothing before its
+        change is done, and may have no leader yet.
+        """
+        if self.change is None:
+            return self.all_numbers
+        outputs = {each.number for each in self.change.outputs}
+        return [number for number in self.all_numbers if number not in outputs]
 
 
 class Tombstone(msgspec.Struct, frozen=True, gc=False):
@@ -347,7 +359,7 @@ class CatalogState(msgspec.Struct, frozen=True):
     def partitions_of(self, topic: str) -> list[PartitionRecord]:
         """Return the topic's partitions by number; empty when there is no such topic."""
         record = self.topics.get(topic)
-        return [] if record is None else [self.partitions[f"{topic}/{n}"] for n in record.numbers]
+        return [] if record is None else [self.partitions[f"{topic}/{n}"] for n in record.all_numbers]
 
     def partition_of_group(self, group: bytes) -> PartitionRecord | None:
         """Return the partition that a group belongs to; None if there is none."""

@@ -172,7 +172,7 @@ def begin_change(state: CatalogState, topic: TopicRecord, request: BeginChange) 
     topic = replace(
         topic,
         next_partition=number,
-        listed=[*topic.numbers, *(each.number for each in outputs)],
+        listed=[*topic.all_numbers, *(each.number for each in outputs)],
         change=change,
     )
     return _changed(
@@ -266,7 +266,7 @@ def reclaim_partition(state: CatalogState, topic: TopicRecord, request: ReclaimP
     if not any(request.number in each.seals for each in changes):
         return _conflict(state, topic, f"partition {request.number} is not sealed")
     origin = next((each for each in changes if each.id == partition.origin), None)
-    before = [each.number for each in origin.inputs if each.number in topic.numbers] if origin else []
+    before = [each.number for each in origin.inputs if each.number in topic.all_numbers] if origin else []
     if before:
         return _conflict(state, topic, f"partition {request.number} succeeds {before}, not reclaimed yet")
     return _without(state, topic, [partition], request.reclaimed_ms)
@@ -314,13 +314,13 @@ def _wrong_change(topic: TopicRecord, inputs: Sequence[KeyRange], request: Begin
 
 def _over_quota(topic: TopicRecord, request: BeginChange) -> str:
     """Return which bound the change would break; empty if none."""
-    partitions = len(topic.numbers) + len(request.groups)
+    partitions = len(topic.all_numbers) + len(request.groups)
     if partitions > MOST_PARTITIONS:
         return f"topic {topic.name!r} would have {partitions} partitions, of at most {MOST_PARTITIONS}"
     ends = sum(len(each.inputs) for each in topic.changes or ()) + len(request.inputs)
     if ends > MOST_KEPT_ENDS:
         assert topic.changes
-        oldest = [each.number for each in topic.changes[0].inputs if each.number in topic.numbers]
+        oldest = [each.number for each in topic.changes[0].inputs if each.number in topic.all_numbers]
         return f"{ends} ends of partitions of {topic.name!r} are kept, because of partitions {oldest}"
     return ""
 
@@ -367,7 +367,7 @@ def _done(state: CatalogState, topic: TopicRecord, change: RouteChange) -> Topic
 
 def _shortened(topic: TopicRecord, changes: list[RouteChange]) -> list[RouteChange]:
     """Return the changes without the oldest, as far as too many ends are kept and their inputs reclaimed."""
-    ends, there = sum(len(each.inputs) for each in changes), set(topic.numbers)
+    ends, there = sum(len(each.inputs) for each in changes), set(topic.all_numbers)
     first = 0
     while ends > MOST_ENDS and not any(each.number in there for each in changes[first].inputs):
         ends -= len(changes[first].inputs)
@@ -380,7 +380,7 @@ def _without(
 ) -> Change:
     """Remove partitions of the topic, and leave a tombstone for each of their groups."""
     numbers = {each.number for each in gone}
-    topic = replace(topic, listed=[number for number in topic.numbers if number not in numbers])
+    topic = replace(topic, listed=[number for number in topic.all_numbers if number not in numbers])
     if topic.changes is not None:
         topic = replace(topic, changes=_shortened(topic, topic.changes))
     stones = {each.group.hex(): tombstone_of(each, deleted_ms, state.version + 1) for each in gone}

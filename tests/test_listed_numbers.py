@@ -26,6 +26,7 @@ from laminar.http.api.append_body import ENVELOPE_LINES_TYPE
 from laminar.node.catalog.controller import Controller
 from laminar.node.runtime.boot import CONTROLLER
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
+from membership.catalog import Catalog
 from membership.records import Seal
 from membership.requests import BeginChange, CloseChange, ReclaimPartition, ReportSeal, Result
 
@@ -37,11 +38,15 @@ CHANGES: list[tuple[list[int], list[int]]] = [([0], [9_000]), ([1, 2], []), ([5]
 KEYS = [b"key %d" % number for number in range(24)]
 
 
-async def change_routes(node: EmbeddedNode) -> None:
-    """Carry the changes out, and reclaim what they ended."""
+def catalog_of(node: EmbeddedNode) -> Catalog:
     group = cast("Controller", node._processes[CONTROLLER]).group
     assert group is not None
-    catalog = group.catalog
+    return group.catalog
+
+
+async def change_routes(node: EmbeddedNode) -> None:
+    """Carry the changes out, and reclaim what they ended."""
+    catalog = catalog_of(node)
     async with asyncio.timeout(30):
         await until(lambda: answered(catalog.code_version >= 2))
         for version, (inputs, cuts) in enumerate(CHANGES):
@@ -60,7 +65,7 @@ async def change_routes(node: EmbeddedNode) -> None:
         for number in range(6):
             reclaim = ReclaimPartition("t", number, catalog.state().partitions[f"t/{number}"].group, 1)
             assert "deleted" == (await catalog.change_route(reclaim)).outcome
-        await until(lambda: all_led(node))
+        await until(lambda: all_led(node, NUMBERS))
         await until(lambda: answered(not catalog.state().tombstones))
 
 
@@ -77,10 +82,10 @@ async def answered(found: bool) -> bool:
     return found
 
 
-async def all_led(node: EmbeddedNode) -> bool:
-    """Return whether the shard's view lists `NUMBERS`, and each of these partitions has a leader."""
+async def all_led(node: EmbeddedNode, numbers: list[int]) -> bool:
+    """Return whether the shard's view lists these partitions, and each has a leader."""
     answer = await node.client.request_json("GET", "/v1/topics/t/partitions?read=leader")
-    return NUMBERS == [each["partition"] for each in answer["partitions"] if each["leader"]]
+    return numbers == [each["partition"] for each in answer["partitions"] if each["leader"]]
 
 
 @pytest.fixture
@@ -232,6 +237,36 @@ async def test_commands_and_the_sync_client_name_what_is_listed(node: EmbeddedNo
     assert [str(number) for number in NUMBERS] == shown.split()
     ends, numbers, first = await asyncio.to_thread(synchronous)
     assert (NUMBERS, set(NUMBERS), True) == (numbers, set(ends), first in KEYS)
+
+
+async def test_the_outputs_of_a_change_under_way_are_neither_listed_nor_asked(node: EmbeddedNode) -> None:
+    """One has nothing, and perhaps no leader. When the change is done, a client goes by the new route."""
+    topic, catalog = node.client.topic("t"), catalog_of(node)
+    for key in KEYS:
+        await topic.append(key, key)
+    begin = BeginChange(
+        "t", 4, [7], [50_000], [os.urandom(16), os.urandom(16)], [[node.node]] * 2, "weak", 1, 1
+    )
+    assert "created" == (await catalog.change_route(begin)).outcome
+    change = catalog.state().topics["t"].change
+    assert change is not None
+    await until(lambda: answered(catalog.state().partitions["t/9"].state == "live"))
+    node.client.session.forget_topic("t")
+
+    assert NUMBERS == [each.partition for each in await topic.partitions()]
+    assert (9, 10) == tuple(each.number for each in change.outputs)
+    assert sorted(KEYS) == sorted(await values(topic))
+    await topic.set_cursor("c", dict.fromkeys(NUMBERS, 0))
+    assert set(NUMBERS) == set(await topic.cursor("c")) == set(await topic.offsets())
+    described = await node.client.request_json("GET", "/v1/topics/t")
+    assert (4, "live") == (described["route"], described["state"])
+
+    assert (await catalog.change_route(CloseChange("t", change.id, force=True))).ok
+    await until(lambda: all_led(node, [*NUMBERS, 9, 10]))
+    node.client.session.forget_topic("t")
+    async with topic.producer() as producer:
+        placed = {(await producer.send(key, key)).partition for key in KEYS}
+    assert 7 not in placed and {8, 6} < placed
 
 
 async def test_a_node_that_starts_again_holds_the_same_partitions(tmp_path: Path) -> None:

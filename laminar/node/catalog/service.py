@@ -513,8 +513,10 @@ class CatalogService:
         return alive < wanted <= alive + unknown
 
     def _is_live(self, name: str) -> bool:
-        partitions = self._group.catalog.state().partitions_of(name)
-        return all(partition.state == "live" for partition in partitions)
+        state = self._group.catalog.state()
+        topic = state.topics.get(name)
+        numbers = () if topic is None else topic.numbers
+        return all(state.partitions[f"{name}/{number}"].state == "live" for number in numbers)
 
     def changed(self) -> None:
         """Wake the requests that wait for a change of the catalog's state."""

@@ -187,7 +187,7 @@ class Planner:
         self._pending |= dict.fromkeys(state.partitions.changes_since(before.partitions))
         for topic, record in state.topics.changes_since(before.topics).items():
             if record is not None:
-                self._pending |= {f"{topic}/{number}": None for number in record.numbers}
+                self._pending |= {f"{topic}/{number}": None for number in record.all_numbers}
 
     def look(self, number: int) -> bool:
         """Look at `number` partitions at most; return whether there are more."""

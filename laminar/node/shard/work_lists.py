@@ -115,7 +115,7 @@ class WorkLists:
         keys = set(delta.partitions)
         for name in delta.topics:
             if name in topics:
-                keys.update(f"{name}/{number}" for number in topics[name].numbers)
+                keys.update(f"{name}/{number}" for number in topics[name].all_numbers)
         if was_draining != self._draining:
             keys.update(f"{topic}/{number}" for topic, number in self._shard.partitions)
         self._look(keys)

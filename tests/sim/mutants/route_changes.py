@@ -37,7 +37,7 @@ _MUTANTS = (
         "the numbers of a cancelled change are given again",
         "begin_change",
         "number, replica_id = topic.next_partition or topic.partitions, state.next_replica_id",
-        "number, replica_id = topic.numbers[-1] + 1, state.next_replica_id",
+        "number, replica_id = topic.all_numbers[-1] + 1, state.next_replica_id",
     ),
     (
         "replica ids are given again",
@@ -114,8 +114,8 @@ _MUTANTS = (
     (
         "what is reclaimed stays listed",
         "_without",
-        "topic = replace(topic, listed=[number for number in topic.numbers if number not in numbers])",
-        "topic = replace(topic, listed=list(topic.numbers))",
+        "topic = replace(topic, listed=[number for number in topic.all_numbers if number not in numbers])",
+        "topic = replace(topic, listed=list(topic.all_numbers))",
     ),
     # Bounds.
     (
@@ -142,9 +142,17 @@ ROUTE_CHANGES = tuple(
     case(
         "route: a deleted topic leaves the outputs of its change",
         "membership.records:CatalogState.partitions_of",
-        "for n in record.numbers]",
+        "for n in record.all_numbers]",
         "for n in range(record.partitions)]",
         tests=RULES,
+        tests_only=True,
+    ),
+    case(
+        "route: the outputs of a change under way are shown",
+        "membership.records:TopicRecord.numbers",
+        "if self.change is None:",
+        "if True:",
+        tests=(*RULES, "tests/test_listed_numbers.py"),
         tests_only=True,
     ),
     case(

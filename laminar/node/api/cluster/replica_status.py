@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
 import msgspec
@@ -90,11 +90,11 @@ class ReplicaStatus:
         self._exchange = exchange
 
     async def of(
-        self, topic: str, *, wait_s: float = DESCRIBE_TIMEOUT_S, leaders: int | None = None
+        self, topic: str, *, wait_s: float = DESCRIBE_TIMEOUT_S, leaders: Collection[int] | None = None
     ) -> dict[tuple[int, str], ReplicaState]:
         """Return, by partition and node, the state of each replica of the topic that reports in `wait_s`.
 
-        Once the leaders of `leaders` partitions have reported, the others get only `OTHERS_WAIT_S` more.
+        Once the leaders of the partitions in `leaders` have reported, the rest get only `OTHERS_WAIT_S` more.
         """
         services = self._services
         view = services.view
@@ -179,7 +179,7 @@ class ReplicaStatus:
         held = self._services.partitions
         known = self._services.view.topics().get(topic)
         if known is not None:
-            for number in known.numbers:
+            for number in known.all_numbers:
                 if (topic, number) in held:
                     yield number, held[topic, number]
             return
@@ -198,9 +198,12 @@ def key_route(route: Route) -> documents.KeyRoute:
 
 
 async def _until_reported(
-    asked: list[asyncio.Future[list[ReplicaState]]], found: list[ReplicaState], *, leaders: int | None
+    asked: list[asyncio.Future[list[ReplicaState]]],
+    found: list[ReplicaState],
+    *,
+    leaders: Collection[int] | None,
 ) -> None:
-    """Add each answer to `found`; once `leaders` leaders have reported, wait `OTHERS_WAIT_S` for the rest.
+    """Add each answer to `found`; once all `leaders` have reported, wait `OTHERS_WAIT_S` for the rest.
 
     A shard that answers with a problem, or too late, is left out.
     """
@@ -219,7 +222,8 @@ async def _until_reported(
                     found.extend(answer.result())
                 elif not isinstance(error, Problem):
                     raise error
-            if until is None and len({state.partition for state in found if state.leading}) == leaders:
+            led = {state.partition for state in found if state.leading}
+            if until is None and leaders is not None and led.issuperset(leaders):
                 until = loop.time() + OTHERS_WAIT_S
     finally:
         for each in asked:
@@ -247,7 +251,7 @@ class PartitionRoutes:
             await self._services.refresh_view()
         record = self._topics.record(topic)
         wait_ms = integer(request, "wait_ms", MAX_DESCRIBE_WAIT_MS, maximum=MAX_DESCRIBE_WAIT_MS)
-        leaders = len(record.numbers) if "wait_ms" in request.query else None
+        leaders = record.numbers if "wait_ms" in request.query else None
         states = await self._states.of(topic, wait_s=wait_ms / 1000, leaders=leaders)
         record = self._topics.record(topic)  # it may have been deleted while its shards were asked
         listed = [self._partition(topic, number, states) for number in record.numbers]

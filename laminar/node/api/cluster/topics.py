@@ -62,7 +62,7 @@ class TopicRoutes:
         return min((len(each.replicas) for each in partitions), default=0)
 
     def _describe(self, record: TopicRecord) -> documents.Topic:
-        partitions = self._services.view.partitions_of(record.name)
+        partitions = (self._services.view.partition(record.name, number) for number in record.numbers)
         return documents.Topic(
             topic=record.name,
             partitions=record.partitions,
@@ -70,7 +70,7 @@ class TopicRoutes:
             replicas_placed=self._placed(record),
             settings=record.settings,
             route=self._topics.route(record).version,
-            state="live" if all(each.state == "live" for each in partitions) else "creating",
+            state="live" if all(p is not None and p.state == "live" for p in partitions) else "creating",
             created=format_time(record.created_ms),
             version=record.version,
         )
@@ -166,10 +166,10 @@ class TopicRoutes:
         """Wait up to `LED_WAIT_S` for a new topic's first elections, so that it is usable at once."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LED_WAIT_S
-        wanted = len(self._topics.record(topic).numbers)
+        wanted = set(self._topics.record(topic).numbers)
         while loop.time() < deadline:
             states = await self._states.of(topic)
-            if len({state.partition for state in states.values() if state.leading}) == wanted:
+            if wanted <= {state.partition for state in states.values() if state.leading}:
                 return
             await asyncio.sleep(LED_RETRY_S)
 
