@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from laminar.batch import Batch
-from laminar.wire.key_route import Route
+from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
 
 pyarrow = pytest.importorskip("pyarrow")
 
@@ -87,6 +87,23 @@ def test_rows_without_a_key_are_spread_by_batch() -> None:
     found = written(staged(*(batch(value=[b"%d" % n] * 5) for n in range(6))))
 
     assert {("t", p): [(None, b"%d" % n) for n in (p, p + 3) for _ in range(5)] for p in range(3)} == found
+
+
+def test_rows_go_to_the_partitions_that_the_route_names() -> None:
+    """By key, spread, or given; numbers have gaps, and one of a gap is refused."""
+    route = Route(3, [0, 20_000, 50_000, LOGICAL_PARTITIONS], [8, 3, 5])
+    partitioner = Partitioner(route, first=4)
+    keys = [b"key %d" % number for number in range(50)]
+
+    found: Any = partitioner.of(pyarrow.array(keys), None, 50)
+
+    assert [route.partition_of_key(key) for key in keys] == found.to_pylist()
+    assert [5, 8, 3, 5] == [partitioner.of(None, None, 1) for _ in range(4)]
+    given = pyarrow.array([8, None, 3], pyarrow.int32())
+    found = partitioner.of(None, given, 3)
+    assert [8, 8, 3] == found.to_pylist()
+    with pytest.raises(ValueError, match="there is no partition 4; the topic has 3"):
+        partitioner.of(None, pyarrow.array([3, 4, 5], pyarrow.int32()), 3)
 
 
 def test_a_column_names_topic_and_partition() -> None:
