@@ -155,6 +155,7 @@ class SimEnvironment(Environment):
             role=arguments["role"],
             nonce=arguments["nonce"],
             history=arguments["history"],
+            store_id=arguments["store_id"],
         )
 
     def gossip(self, **arguments: Any) -> Any:

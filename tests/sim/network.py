@@ -131,7 +131,15 @@ class SimTransport:
     """One process's end of the wires."""
 
     def __init__(
-        self, wires: Wires, *, host: str, node: str, role: int, nonce: bytes, history: bytes = b""
+        self,
+        wires: Wires,
+        *,
+        host: str,
+        node: str,
+        role: int,
+        nonce: bytes,
+        history: bytes = b"",
+        store_id: bytes = b"",
     ) -> None:
         life = current_life()
         assert life is not None, "a transport without a process"
@@ -141,7 +149,7 @@ class SimTransport:
         self.role = role
         self.nonce = nonce
         self.life: Life = life
-        self.peer = Peer(node, role, nonce, history)
+        self.peer = Peer(node, role, nonce, history, store_id)
         self.on_frame: Callable[[Peer, Channel, memoryview], None] = lambda peer, channel, payload: None
         self.on_call: Callable[[Peer, str, bytes], Awaitable[bytes]] = _no_calls
         self.on_lost: Callable[[Peer | Address], None] = lambda whom: None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +14,10 @@ from laminar.node.consensus.outbox import BULK_FRAME_BYTES
 from laminar.node.consensus.replica import Replica
 from laminar.node.transport.handshake import Channel
 from laminar.node.transport.transport import Peer
+from membership.catalog import Catalog
 from membership.requests import (
+    AlterNode,
+    RemoveNode,
     Result,
 )
 from raft.values import Role
@@ -247,6 +252,73 @@ def test_a_new_node_gets_a_long_catalog_in_bounded_pieces_and_then_votes() -> No
     until_voters(scene, "cdf")
     assert sum(sizes) > size_bytes and max(sizes) < min(BULK_FRAME_BYTES, size_bytes / 4)
     assert f.controller is not None and f.controller.state() == machine.controller.state()
+    scene.world.close()
+
+
+def _on_leader(scene: Scene, work: Callable[[Catalog], Coroutine[Any, Any, Result]]) -> Result:
+    """Have the catalog's leader do something."""
+    machine = leader(scene)
+    assert machine is not None and machine.controller is not None and machine.controller.group is not None
+    done = scene.world.loop.start(
+        next(iter(machine.running.values())).life, work(machine.controller.group.catalog)
+    )
+    assert scene.world.loop.run_until(done.done, at_most_s=60.0)
+    result: Result = done.result()
+    return result
+
+
+def test_a_new_node_hears_a_leader_whose_name_another_folder_had() -> None:
+    """While it replays the catalog, that has the former folder. By its starts the leader's is an old copy."""
+    scene = Scene(16, nodes=4, node_settings=REPLACED_SOON)
+    assert scene.world.loop.run_until(lambda: len(voters(scene)) == 3, at_most_s=60.0)
+    first = leader(scene)
+    assert first is not None
+    voting, names = voters(scene), set(scene.world.machines)
+    reused = scene.world.machines[next(name for name in voting if name != first.node)]
+    spare = scene.world.machines[(names - set(voting)).pop()]
+
+    async def change(catalog: Catalog) -> Result:
+        for number in range(200):
+            record = catalog.state().topics[TOPIC]
+            result = await catalog.update_topic_settings(
+                TOPIC, {"retention_ms": 10**9 + number}, version=record.version
+            )
+        return result
+
+    async def drain(catalog: Catalog) -> Result:
+        version = catalog.state().nodes[reused.node].version
+        return await catalog.change_placement(AlterNode(reused.node, version, draining=True))
+
+    async def remove(catalog: Catalog) -> Result:
+        version = catalog.state().nodes[reused.node].version
+        return await catalog.change_placement(RemoveNode(reused.node, version))
+
+    assert _on_leader(scene, change).ok and _on_leader(scene, drain).ok
+    removed = scene.world.loop.run_until
+    assert removed(lambda: spare.node in voters(scene) and reused.node not in voters(scene), at_most_s=60.0)
+    until_moved(scene, reused)
+    reused.kill()
+    assert _on_leader(scene, remove).ok
+    reused.wipe(reused.node, join=(first.node,))
+    reused.start()
+    assert scene.world.loop.run_until(scene.world.all_known, at_most_s=60.0)
+    spare.kill()
+    assert scene.world.loop.run_until(lambda: reused.node in voters(scene), at_most_s=60.0)
+    held, led = reused.controller, first.controller
+    assert held is not None and held.group is not None and led is not None and led.group is not None
+    led.driver.transfer(led.group.replica, held.group.replica.replica_id)
+    assert scene.world.loop.run_until(lambda: leader(scene) is reused, at_most_s=60.0)
+
+    newest = Machine(scene.world, "e", shards=1, join=(first.node,))
+    scene.world.machines["e"] = newest
+    newest.start()
+
+    def follows() -> bool:
+        group = newest.controller.group if newest.controller is not None else None
+        return group is not None and group.catalog.state() == held.state()
+
+    assert scene.world.loop.run_until(follows, at_most_s=60.0), "it hears its leader no more"
+    assert leader(scene) is reused
     scene.world.close()
 
 

@@ -155,9 +155,13 @@ class Controller(Process):
         return self.directory.boot(node)
 
     def known_store(self, node: str) -> bytes | None:
-        """Return the store id of another node's data folder that the catalog has named here."""
-        record = self.state().nodes.get(node)
-        return None if record is None else record.store_id
+        """Return the store id of another node's newest data folder that the catalog has named here."""
+        folder = self.directory.folder(node)
+        return None if folder is None else folder.store_id
+
+    def is_removed(self, store_id: bytes) -> bool:
+        """Return whether a data folder is of a node that was removed, by this node's copy of the catalog."""
+        return store_id in self.state().removed_stores
 
     def remembers(self, node: str, boot: BootRecord) -> bool:
         """Return whether this start of `node` is on disk here, so known also after this process restarts."""

@@ -4,7 +4,9 @@ A message does not count when its sender's node is unknown here, or when that no
 copy of itself: such a copy has forgotten votes and acknowledgements that this process may rely on. A peer
 shows the boot history of its folder (`membership.boot_history`) in the handshake; it is compared with the
 newest start of that node known here, from the catalog or from an earlier handshake. A node that was removed
-from the cluster may come back with another folder: what is known of the former one then says nothing.
+from the cluster may come back with another folder: what is known of the former one then says nothing. So a
+peer shows its folder's id, too, which an older program does not. The catalog here may be so old that it has
+the former folder; and a former folder may come back, when the catalog has named it as removed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class PeerAdmission:
 
     `knows(node)` says whether this process has heard of a node. `known_boot(node)` is the boot record of the
     node's newest start that the catalog has named to this process, `known_store(node)` the id of its folder;
-    None if it has named none.
+    None if it has named none. `is_removed(store)`: by the catalog, the folder is of a node that was removed.
     """
 
     def __init__(
@@ -35,13 +37,17 @@ class PeerAdmission:
         knows: Callable[[str], bool],
         known_boot: Callable[[str], BootRecord | None],
         known_store: Callable[[str], bytes | None],
+        is_removed: Callable[[bytes], bool] = lambda store: False,
     ) -> None:
         self._node = node
         self._knows = knows
         self._known_boot = known_boot
         self._known_store = known_store
-        # By node: the newest start that an admitted process of that node has shown in a handshake, and the id
-        # of its folder in the catalog; None if the catalog had none then.
+        self._is_removed = is_removed
+        # By node and folder: the newest start that an admitted process has shown in a handshake.
+        self._shown: dict[tuple[str, bytes], BootRecord] = {}
+        # The same of processes that do not show their folder. By node: its folder in the catalog, None if the
+        # catalog had none then, and the start.
         self._greeted: dict[str, tuple[bytes | None, BootRecord]] = {}
         # By node and role: the process judged last, the start that it was compared with, and the verdict.
         self._verdicts: dict[tuple[str, int], tuple[Peer, BootRecord | None, bool]] = {}
@@ -50,9 +56,20 @@ class PeerAdmission:
         """Return whether Raft messages of `peer` count here."""
         if peer.node == self._node:
             return True
-        recorded = self._known_boot(peer.node)
-        known = newer(recorded, self._greeted_by(peer.node))
         verdict = self._verdicts.get((peer.node, peer.role))
+        store = self._known_store(peer.node)
+        is_another = store is not None and peer.store_id not in (b"", store)
+        if is_another and self._is_removed(peer.store_id):
+            if verdict is None or verdict[0] is not peer:
+                self._verdicts[peer.node, peer.role] = peer, None, False
+                _log.warning(
+                    "ignoring Raft messages from process %d of node %s: its data folder is that of a removed "
+                    "node",
+                    *(peer.role, peer.node),
+                )
+            return False
+        recorded = None if is_another else self._known_boot(peer.node)
+        known = newer(recorded, self._greeted_by(peer))
         if verdict is not None and verdict[0] is peer and verdict[1] is known:
             return verdict[2]
         if not self._knows(peer.node):
@@ -71,19 +88,25 @@ class PeerAdmission:
             )
         return admitted
 
-    def _greeted_by(self, node: str) -> BootRecord | None:
-        """Return the newest start that the node's present folder has shown; forget that of a former one."""
-        greeted = self._greeted.get(node)
-        if greeted is None:
-            return None
-        store, shown = greeted
-        known = self._known_store(node)
-        if known is not None and store != known:
-            if store is not None:
-                del self._greeted[node]
-                return None
+    def _greeted_by(self, peer: Peer) -> BootRecord | None:
+        """Return the newest start that the peer's folder has shown; that of a former one is forgotten.
+
+        A peer that does not show its folder is taken to have the one that the catalog names.
+        """
+        node, known = peer.node, self._known_store(peer.node)
+        store, shown = self._greeted.get(node, (known, None))
+        if peer.store_id:
+            return newer(
+                self._shown.get((node, peer.store_id)), shown if store in (None, peer.store_id) else None
+            )
+        if known is None:
+            return shown
+        if shown is not None and store is None:
             self._greeted[node] = known, shown
-        return shown
+        elif store != known:
+            del self._greeted[node]
+            shown = None
+        return newer(self._shown.get((node, known)), shown)
 
     def _remember(self, peer: Peer) -> None:
         """From now on require of `peer`'s node that its history has the start that `peer` has shown.
@@ -92,8 +115,10 @@ class PeerAdmission:
         start, although the node has made promises to this process since.
         """
         history = msgspec.msgpack.decode(peer.history, type=list[BootRecord]) if peer.history else []
-        shown = newer(self._greeted_by(peer.node), history[-1] if history else None)
-        if shown is not None:
+        shown = newer(self._greeted_by(peer), history[-1] if history else None)
+        if shown is not None and peer.store_id:
+            self._shown[peer.node, peer.store_id] = shown
+        elif shown is not None:
             former, _ = self._greeted.get(peer.node, (None, shown))
             # The catalog has no folder of a node that was just removed: this is of the former one.
             self._greeted[peer.node] = self._known_store(peer.node) or former, shown

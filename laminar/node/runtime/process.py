@@ -89,7 +89,11 @@ class Process:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._periodic = PeriodicTasks(spawn=self.spawn, on_error=self.fatal)
         self._admission = PeerAdmission(
-            boot.node, knows=self.knows, known_boot=self.known_boot, known_store=self.known_store
+            boot.node,
+            knows=self.knows,
+            known_boot=self.known_boot,
+            known_store=self.known_store,
+            is_removed=self.is_removed,
         )
         secret = boot.settings.secret
         self.transport = self.environment.transport(
@@ -99,6 +103,7 @@ class Process:
             nonce=boot.nonce,
             secret=secret.encode() if secret else None,
             history=encode_history(boot.boot_history),
+            store_id=boot.store_id,
             epoch=lambda: self.epoch,
             code_version=CODE_VERSION,
             enabled=self.enabled,
@@ -149,6 +154,10 @@ class Process:
 
     def known_store(self, node: str) -> bytes | None:
         """Return the store id of another node's data folder that the catalog has named here."""
+        raise AssertionError("each kind of process says what it knows of the others")
+
+    def is_removed(self, store_id: bytes) -> bool:
+        """Return whether a data folder is of a node that was removed, as far as the catalog is known here."""
         raise AssertionError("each kind of process says what it knows of the others")
 
     def address_of(self, node: str, replica: Replica) -> Address | None:

@@ -430,6 +430,10 @@ class Shard(Process):
         record = self.view.nodes().get(node)
         return None if record is None else record.store_id
 
+    def is_removed(self, store_id: bytes) -> bool:
+        """Return whether a data folder is of a node that was removed, by the view."""
+        return self.view.message is not None and store_id in self.view.message.catalog.removed_stores
+
     def admits(self, peer: Peer) -> bool:
         """Return whether a peer's messages count; none of another node before the first view."""
         return self.view.message is not None and super().admits(peer)

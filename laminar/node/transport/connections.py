@@ -40,13 +40,15 @@ class ProtocolError(Exception):
 class Peer(NamedTuple):
     """One incarnation of a process of the cluster; the nonce changes when it starts again.
 
-    `history` is the boot history of its data folder, as it showed it in the handshake.
+    `history` is the boot history of its data folder, and `store_id` the folder's id, as it showed them in the
+    handshake; an older program shows no id.
     """
 
     node: str
     role: int
     nonce: bytes
     history: bytes = b""
+    store_id: bytes = b""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -342,7 +344,7 @@ class Connections:
             raise HandshakeError("node", f"a process of another machine or user calls itself {theirs.node!r}")
 
     def _establish(self, link: Link, state: _LinkState, theirs: Hello) -> None:
-        peer = Peer(theirs.node, theirs.role, theirs.nonce, theirs.history)
+        peer = Peer(theirs.node, theirs.role, theirs.nonce, theirs.history, theirs.store_id)
         state.peer = peer
         state.handshake = None
         self._end_handshake(state)

@@ -77,6 +77,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     """
     code_version: int = 1
     """The highest code version that the program knows (docs/upgrading.md)."""
+    store_id: bytes = b""
+    """The id of its data folder; empty from a program that does not say it."""
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):

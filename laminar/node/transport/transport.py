@@ -69,6 +69,7 @@ class Transport:
         nonce: bytes,
         secret: bytes | None,
         history: bytes = b"",
+        store_id: bytes = b"",
         epoch: Callable[[], bytes] = lambda: b"",
         code_version: int = 1,
         enabled: Callable[[], int] = lambda: 0,
@@ -80,6 +81,7 @@ class Transport:
         self.role = role
         self.nonce = nonce
         self.history = history
+        self.store_id = store_id
         self.limits = limits or Limits()
         self.on_frame: Callable[[Peer, Channel, memoryview], None] = lambda peer, channel, payload: None
         self.on_call: Callable[[Peer, str, bytes], Awaitable[bytes]] = _refuse_call
@@ -202,6 +204,7 @@ class Transport:
             history=self.history,
             epoch=self._epoch(),
             code_version=self._code_version,
+            store_id=self.store_id,
         )
 
     def enabled(self) -> int:

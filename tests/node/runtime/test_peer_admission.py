@@ -19,8 +19,8 @@ def admission(told: BootRecord) -> PeerAdmission:
 FIRST, SECOND, OTHER = BootRecord(1, b"1"), BootRecord(2, b"2"), BootRecord(2, b"x")
 
 
-def greets(*lives: BootRecord, role: int = 1) -> Peer:
-    return Peer("b", role, b"nonce%d" % role, encode_history(lives))
+def greets(*lives: BootRecord, role: int = 1, store: bytes = b"") -> Peer:
+    return Peer("b", role, b"nonce%d" % role, encode_history(lives), store)
 
 
 def test_a_copy_older_than_a_life_that_greeted_is_not_heard() -> None:
@@ -70,3 +70,36 @@ def test_the_last_message_of_a_removed_node_bars_no_folder_that_comes_after_it()
 
     boots["b"], stores["b"] = BootRecord(1, b"next"), b"new"
     assert process.admits(greets(BootRecord(1, b"next")))
+
+
+def test_a_removed_node_that_is_started_again_bars_no_folder_that_has_its_name() -> None:
+    """Its host was gone, the node was removed, and another host has its name; then the old one comes back.
+    Its starts are other ones and more, so nothing contradicts the one that the catalog has.
+    """
+    next_one = BootRecord(1, b"next")
+    process = PeerAdmission(
+        "a",
+        knows=lambda node: True,
+        known_boot=lambda node: next_one,
+        known_store=lambda node: b"new",
+        is_removed=lambda store: store == b"old",
+    )
+    assert process.admits(greets(next_one, store=b"new"))
+    assert not process.admits(greets(SECOND, BootRecord(3, b"3"), store=b"old"))
+
+    assert process.admits(greets(next_one, store=b"new"))
+    assert process.admits(greets(next_one))  # of an older program, which does not say which folder it has
+
+
+def test_a_folder_that_came_after_the_one_known_is_heard_and_guarded() -> None:
+    """This copy of the catalog is old, and has a former folder of the node's name."""
+    boots, stores = {"b": SECOND}, {"b": b"old"}
+    process = PeerAdmission("a", knows=lambda node: True, known_boot=boots.get, known_store=stores.get)
+    next_one, later = BootRecord(1, b"next"), BootRecord(2, b"later")
+    assert process.admits(greets(next_one, later, store=b"new"))
+    assert not process.admits(greets(next_one, BootRecord(2, b"copy"), store=b"new"))
+
+    boots["b"], stores["b"] = next_one, b"new"
+    assert not process.admits(greets(next_one, BootRecord(2, b"copy"), store=b"new"))
+    assert not process.admits(greets(next_one))  # an older program, on the same folder
+    assert process.admits(greets(next_one, later, store=b"new"))

@@ -90,7 +90,7 @@ def test_a_hello_of_a_newer_program_is_read_and_one_of_the_first_has_code_versio
     first = [1, CLUSTER, "n", 0, b"n" * 16, Channel.CALL, b"x" * 32, b"", b""]
 
     assert decode_hello(msgspec.msgpack.encode(first)).code_version == 1
-    assert decode_hello(msgspec.msgpack.encode([*first, 7, "unknown"])).code_version == 7
+    assert decode_hello(msgspec.msgpack.encode([*first, 7, b"store", "unknown"])).code_version == 7
     with pytest.raises(HandshakeError, match="speaks version 2, we 1"):
         decode_hello(msgspec.msgpack.encode([2, *first[1:]]))
 

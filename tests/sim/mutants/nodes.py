@@ -588,6 +588,14 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "what is known of one folder bars another of its node's name",
+        "laminar.node.runtime.peer_admission:PeerAdmission.admits",
+        'is_another = store is not None and peer.store_id not in (b"", store)',
+        "is_another = False",
+        tests=("tests/node/runtime/test_peer_admission.py",),
+        tests_only=True,
+    ),
+    case(
         "a group goes to a preferred leader that comes and goes",
         "laminar.node.shard.leader_handback:LeaderHandback._successor",
         "self._is_calm(record.preferred_leader)",
