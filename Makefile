@@ -10,7 +10,7 @@
 #             make bench-swim: how fast a dead node is found and told, over simulated wires,
 #             make bench-catalog: what a topic more costs a catalog of 100,000; OPTIONS="--nodes 3": with real nodes,
 #             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
-# make models  the models of consensus, births and transactions, with Java; OPTIONS=--mutants: each mutant fails, too
+# make models  the models of consensus, births, transactions and routes, with Java; OPTIONS=--mutants: each mutant fails, too
 # make raft-fuzz  SCHEDULES=1000000 short schedules of marks, changes and power losses against the Raft core; SEED is printed
 # make log-mutants  each rule of durability switched off: which test notices
 # make log-crash  recorded runs of library and node, crashed at 1,000 instants of their system calls
