@@ -42,8 +42,6 @@ _log = logging.getLogger("laminar.shard")
 REPAIR_PATIENCE_S = 3.0
 REPAIR_CHECK_S = 1.0
 READ_BYTES = 4 * 1024 * 1024
-# Replicas that are opened at a time at a start: most wait for the disk.
-OPENED_AT_ONCE = 16
 # What a replica may vote without: not configurations, nor starts of the log, which repeat them.
 _DISPENSABLE = (
     Kind.DATA,
@@ -81,15 +79,8 @@ class ReplicaOpener:
                     await shard.storage.delete_log(entry.log_id, replica_id=entry.replica_id)
             await shard.storage.write_manifest([entry for entry in entries if entry.state != "making"])
         await shard.drop_unfinished()
-        waiting = iter(shard.storage.manifest.entries)
-
-        async def open_next() -> None:
-            for entry in waiting:
-                await self.open(entry, comes_back=True)
-
-        async with asyncio.TaskGroup() as opening:
-            for _ in range(OPENED_AT_ONCE):
-                opening.create_task(open_next())
+        for entry in shard.storage.manifest.entries:
+            await self.open(entry, comes_back=True)
         self.campaign_lone_voters()
 
     def campaign_lone_voters(self) -> None:
