@@ -145,6 +145,10 @@ class GroupProcess(Process):
         """See Process: there is no catalog to have heard of any."""
         return None
 
+    def known_store(self, node: str) -> bytes | None:
+        """See Process: there is no catalog to have heard of any."""
+        return None
+
     def address_of(self, node: str, replica: Replica) -> Address | None:
         """See Process."""
         return self.addresses.get(node)

@@ -122,7 +122,7 @@ def test_every_changed_byte_of_a_control_frame_is_noticed() -> None:
     [
         (0, "<4s", b"LMNX", "malformed", "magic"),
         (4, "<B", 2, "unsupported", "version"),
-        (5, "<B", 12, "unsupported", "kind"),
+        (5, "<B", 200, "unsupported", "kind"),
         (5, "<B", 1, "malformed", "count"),
         (6, "<H", 8, "unsupported", "flags"),
         (44, "<I", 2**31, "bad_checksum", "header_crc"),

@@ -234,7 +234,7 @@ def test_the_catalog_bench_makes_topics_in_a_process_and_on_a_node(real_disk: Pa
     for told in (
         "    100:",
         "    200:",
-        "replay at a start: 401 commands",
+        "replay at a start: 402 commands",
         "all partitions:",
         "at rest",
         "serves after",

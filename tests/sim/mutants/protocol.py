@@ -145,8 +145,8 @@ PROTOCOL = [
     case(
         "a learner becomes a voter before it has caught up",
         "raft.leadership:Leadership.caught_up",
-        "progress.match_index >= self._wanted_index",
-        "True",
+        "progress is None or progress.match_index < self._wanted_index",
+        "progress is None",
     ),
     case(
         "answers are counted, not collected",
