@@ -247,9 +247,8 @@ def remove_node(state: CatalogState, request: RemoveNode) -> Change:
         return _no(state, "conflict", f"{node.node!r} is not draining")
     held = _held_by(state, node)
     if held:
-        return _no(
-            state, "conflict", f"{node.node!r} still holds replicas of {len(held)} partitions: {held[:3]}"
-        )
+        holds = f"{node.node!r} still holds, or is pinned to hold, {len(held)} partitions: {held[:3]}"
+        return _no(state, "conflict", holds)
     partitions = {
         key: replace(
             partition, removed=[each for each in partition.removed if each.store_id != node.store_id]

@@ -101,8 +101,8 @@ class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj h
             BadCommand: `encode` did not make these bytes; nothing happened.
             UnknownCodeVersion: the cluster enabled methods that this program lacks.
         """
-        _check(command)
-        if command[0] == _VERSION and pysyncobj.pickle.loads(command[1:]) < self.code_version():
+        call = _loaded(command)
+        if command[0] == _VERSION and call < self.code_version():
             return None
         try:
             return self._SyncObj__doApplyCommand(command)
@@ -121,11 +121,12 @@ class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj h
         return bytes([_VERSION]) + cast("bytes", pysyncobj.pickle.dumps(version))
 
 
-def _check(command: bytes) -> None:
+def _loaded(command: bytes) -> Any:
+    """Return what a command's pickle holds, if that is data alone; else raise `BadCommand`."""
     if len(command) < 2 or command[0] not in (_REGULAR, _VERSION):
         raise BadCommand(f"not a replicated call: {bytes(command[:16])!r}")
     try:
-        _DataOnly(io.BytesIO(command[1:])).load()
+        return _DataOnly(io.BytesIO(command[1:])).load()
     except (BadCommand, MemoryError):
         raise
     except Exception as error:  # pickle answers malformed input with many types

@@ -46,7 +46,10 @@ from membership.requests import (
 )
 
 LOGICAL_PARTITIONS = 65_536
-"""A topic's keys are hashed to this many logical partitions, which its routes divide."""
+"""A topic's keys are hashed to this many logical partitions, which its routes divide.
+
+As in `laminar.wire.key_route`, which clients have without this package; a test compares the two.
+"""
 
 MOST_PARTITIONS = 4_096
 """Most partitions of a topic that changes may make, with the sealed ones that are not reclaimed."""

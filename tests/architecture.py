@@ -131,7 +131,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus"),
         *(*GENERIC, "laminar.batch", "laminar.http.protocol", "laminar.http.client", "laminar.log.*"),
     ),
-    "laminar.node.partition.state": ("laminar.node.consensus", "laminar.batch", "laminar.http.api"),
+    "laminar.node.partition.state": (
+        *("laminar.node.consensus", "laminar.batch", "laminar.http.api"),
+        "laminar.wire",
+    ),
     "laminar.node.partition": (
         *("laminar.node.host", "laminar.node.consensus", "laminar.node.partition.state"),
         *("raft", "laminar.batch", "laminar.http.api", "laminar.log.*"),

@@ -317,7 +317,13 @@ class Administrators:
     def _take_back(self, state: CatalogState) -> list[PlacementChange]:
         names = self._names()
         spare = self._spare(state)
-        changes: list[PlacementChange] = []
+        belonging = belonging_weights(state).keys() & names
+        # First, as no node is removed to which a partition is pinned.
+        changes: list[PlacementChange] = [
+            PinPartition(key, record.version, None)
+            for key, record in state.partitions.items()
+            if record.pin is not None and not belonging.issuperset(record.pin.nodes)
+        ]
         for node in state.nodes.values():
             if node.node not in names:
                 changes.append(self._forgetting(node))
@@ -325,13 +331,9 @@ class Administrators:
                 changes.append(AlterNode(node.node, node.version, set_weight=None))
             elif node.draining and spare < 0:
                 changes.append(AlterNode(node.node, node.version, draining=False))
-        belonging = belonging_weights(state).keys() & names
         for topic in state.topics.values():
             if topic.replicas > len(belonging):
                 changes.append(AlterTopic(topic.name, topic.version, len(belonging)))
-        for key, record in state.partitions.items():
-            if record.pin is not None and not belonging.issuperset(record.pin.nodes):
-                changes.append(PinPartition(key, record.version, None))
         return changes
 
     def exercised(self) -> Counter[str]:

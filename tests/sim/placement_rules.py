@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from laminar.node.placement.preferred_leaders import choose
 from laminar.node.placement.wanted import Wanted, wanted_number
 from membership.records import CatalogState, PartitionRecord
 from membership.replica_rules import MOST_LEAVING
 from raft.configuration import Configuration
 from raft.quorum import majority
+from tests.node.placement.at_once import choose
 from tests.sim.machine import Machine
 from tests.sim.world import World
 

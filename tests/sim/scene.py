@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 from laminar.node.partition.partition import Partition
@@ -64,6 +65,18 @@ class Scene:
 
     def follower(self) -> Machine:
         return next(m for m, p in self.watch.partitions(TOPIC, 0) if not p.leads)
+
+    def end_and_start_again(self, victim: Machine, rng: random.Random, *, by_power: float) -> None:
+        """End a machine, with that chance by its power; start all that are down some time later."""
+        if victim.up:
+            if rng.random() < by_power:
+                victim.cut_power(keep=rng.choice((0.0, 0.5, 1.0)))
+            else:
+                victim.kill()
+        self.world.loop.run_for(rng.random())
+        for machine in self.world.machines.values():
+            if not machine.up:
+                machine.start()
 
     @property
     def start(self) -> int:

@@ -71,15 +71,7 @@ def test_pitfall_49_power_cuts_and_deaths_at_any_moment_of_a_catch_up(seed: int)
     for _ in range(8):
         scene.world.loop.run_for(rng.random() * 3)
         victim = away if rng.random() < 0.7 else rng.choice(list(scene.world.machines.values()))
-        if victim.up:
-            if rng.random() < 0.7:
-                victim.cut_power(keep=rng.choice((0.0, 0.5, 1.0)))
-            else:
-                victim.kill()
-        scene.world.loop.run_for(rng.random())
-        for machine in scene.world.machines.values():
-            if not machine.up:
-                machine.start()
+        scene.end_and_start_again(victim, rng, by_power=0.7)
     scene.calm()
     scene.check()
 

@@ -104,15 +104,7 @@ def test_no_record_follows_a_seal_whoever_dies(seed: int) -> None:
         victim = rng.choice(leaders or list(scene.world.machines.values()))
         if rng.random() < 0.3:
             victim = rng.choice(list(scene.world.machines.values()))
-        if victim.up:
-            if rng.random() < 0.5:
-                victim.cut_power(keep=rng.choice((0.0, 0.5, 1.0)))
-            else:
-                victim.kill()
-        scene.world.loop.run_for(rng.random())
-        for machine in scene.world.machines.values():
-            if not machine.up:
-                machine.start()
+        scene.end_and_start_again(victim, rng, by_power=0.5)
     seal_it(scene)
     scene.world.loop.run_for(5.0)
     scene.calm()

@@ -1,8 +1,9 @@
 """Balance by load: the one move that lowers the hottest node's score, or why there is none.
 
-`decide` reads the catalog and the newest load report of each node, and nothing else. The rules:
+`deciding` reads the catalog and the newest load report of each node, and nothing else. The rules:
 
-1. Nothing moves while a placement is on its way or incomplete, or a node is absent or silent (`obstacle`).
+1. Nothing moves while a placement is on its way or incomplete, or a node is absent or silent
+   (`Survey.obstacle`).
 2. Only for a node whose score is above the threshold, the hottest first. Leadership goes first: two
    partitions that both nodes hold swap their preferred leaders, so each node leads as many as before, and the
    even spread (`preferred_leaders`) is kept. Only if no swap helps a replica moves, by a pin of the owner
@@ -24,7 +25,7 @@ from msgspec.structs import replace
 
 from laminar.node.placement.load import Load, LoadReport, PartitionLoad, Score, Scores, amount
 from laminar.node.placement.preferred_leaders import choosing
-from laminar.node.placement.slices import SLICE, whole
+from laminar.node.placement.slices import SLICE
 from laminar.node.placement.wanted import Wanted, belonging_weights, wanted_number, zones_of
 from membership.records import CatalogState, PartitionRecord, Pin
 from membership.requests import PinPartition, PreferLeaders
@@ -68,13 +69,6 @@ class _Option(NamedTuple):
     """Of the move of a replica: the nodes of the partition after it."""
 
 
-def obstacle(
-    state: CatalogState, wanted: Wanted, reports: Mapping[str, LoadReport], *, absent: Collection[str]
-) -> str:
-    """Return why nothing may move now; "" if it may. `reports` are those that are new enough."""
-    return whole(Survey(state, wanted).obstacle(reports, absent=absent))
-
-
 class Survey:
     """What is known of the partitions of one state; each is looked at once, however often it is asked."""
 
@@ -88,7 +82,10 @@ class Survey:
     def obstacle(
         self, reports: Mapping[str, LoadReport], *, absent: Collection[str]
     ) -> Generator[None, None, str]:
-        """Do what `obstacle` does, in slices."""
+        """Return, after some slices, why nothing may move now; "" if it may.
+
+        `reports` are those that are new enough.
+        """
         belonging = belonging_weights(self.state).keys()
         yield from self._look()
         # A node that is drained and stopped has nothing to do with any load.
@@ -132,21 +129,6 @@ class Survey:
         return ""
 
 
-def decide(
-    state: CatalogState,
-    wanted: Wanted,
-    reports: Mapping[str, LoadReport],
-    *,
-    threshold: float,
-    resting: Collection[str] = (),
-) -> Decision:
-    """Return the next move, or None with the reason. Called only without an `obstacle`.
-
-    `resting` are partitions that moved lately, and are left alone.
-    """
-    return whole(deciding(state, wanted, reports, threshold=threshold, resting=resting))
-
-
 def deciding(
     state: CatalogState,
     wanted: Wanted,
@@ -155,7 +137,10 @@ def deciding(
     threshold: float,
     resting: Collection[str] = (),
 ) -> Generator[None, None, Decision]:
-    """Do what `decide` does, in slices."""
+    """Return, after some slices, the next move, or None with the reason. Called only without an obstacle.
+
+    `resting` are partitions that moved lately, and are left alone.
+    """
     weights, totals = belonging_weights(state), _totals(state, reports)
     scores = Scores(totals, weights)
     by_node = scores_of(state, reports)

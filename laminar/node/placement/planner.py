@@ -1,8 +1,8 @@
 """The planner: the catalog leader's steps from the placement that is to the one that is wanted.
 
-`plan` compares each partition's replicas with its wanted set (`wanted`) and returns the steps to begin now,
-each a command of the catalog that names the partition's version and its reason. It reads the catalog and what
-the leader has seen of the nodes, and nothing else. The rules (docs/consensus.md#placement), in order of
+`Planner` compares each partition's replicas with its wanted set (`wanted`) and returns the steps to begin
+now, each a command of the catalog that names the partition's version and its reason. It reads the catalog and
+what the leader has seen of the nodes, and nothing else. The rules (docs/consensus.md#placement), in order of
 precedence:
 
 1. A replica that is dead, lost or rolled back is replaced.
@@ -28,7 +28,6 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from laminar.node.placement.preferred_leaders import Leaders
-from laminar.node.placement.slices import SLICE
 from laminar.node.placement.wanted import Wanted, belonging_weights, wanted_number
 from membership.records import CatalogState, PartitionRecord, ReplicaRecord
 from membership.replica_rules import MOST_LEAVING, leaving_by_choice
@@ -118,29 +117,8 @@ def too_many_gone(state: CatalogState, gone: Collection[str], *, voting: Collect
     return totals.too_many_gone(state, gone, voting=voting)
 
 
-def plan(
-    state: CatalogState,
-    wanted: Wanted,
-    *,
-    gone: Collection[str],
-    present: Collection[str],
-    settled: Collection[str],
-    voting: Collection[str] = (),
-) -> list[Step]:
-    """Return the steps to begin now; empty while too many nodes are gone.
-
-    `wanted` answers for `state` without the nodes in `gone`. `gone` have been absent for long, `present` are
-    seen now, `settled` have been seen for a while and may get replicas. `voting` as in `too_many_gone`.
-    """
-    planner = Planner(wanted)
-    planner.follow(state, gone=gone, present=present, settled=settled)
-    while planner.look(SLICE):
-        pass
-    return planner.steps(voting=voting)
-
-
 class Planner:
-    """The steps of `plan` for one state after the other; only partitions that changed are looked at again.
+    """The steps to begin, for one state after the other; only partitions that changed are looked at again.
 
     `follow` names the state, `look` works off a slice of what is to be looked at, and then `steps` are those
     to begin now. `wanted` is brought up to each state here.
@@ -169,7 +147,11 @@ class Planner:
         present: Collection[str],
         settled: Collection[str],
     ) -> None:
-        """Plan for `state` from now on. What the rules read of the nodes, if it changed, concerns all."""
+        """Plan for `state` from now on. What the rules read of the nodes, if it changed, concerns all.
+
+        `gone` have been absent for long, `present` are seen now, `settled` have been seen for a while and may
+        get replicas.
+        """
         nodes = {
             name: (node.store_id, node.draining, node.rolled_back, node.effective_weight, node.effective_zone)
             for name, node in state.nodes.items()

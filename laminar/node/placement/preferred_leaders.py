@@ -1,6 +1,6 @@
 """The preferred leader of each partition: spread over the nodes by weight, changed as little as possible.
 
-`choose` returns what is to be changed. A partition keeps its preferred leader while that node holds a made
+`choosing` returns what is to be changed. A partition keeps its preferred leader while that node holds a made
 replica and is fit. A new one goes to the replica whose node leads least for its weight, the better rank among
 equals. Then, while one node leads more than another by so much that handing over one partition improves both,
 partitions change hands along the shortest chain of nodes that share them (augmenting paths, as in bipartite
@@ -13,7 +13,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Generator, Mapping
 from itertools import islice
 
-from laminar.node.placement.slices import SLICE, whole
+from laminar.node.placement.slices import SLICE
 from laminar.node.placement.wanted import belonging_weights
 from membership.records import CatalogState, PartitionRecord
 from router import partition_hash, rank
@@ -22,16 +22,11 @@ MOST_CHANGES = 1000
 """Most partitions of one answer; the next one goes on."""
 
 
-def choose(state: CatalogState, *, unfit: Collection[str] = ()) -> dict[str, str]:
-    """Return the preferred leaders to be changed: a node by "topic/number".
+def choosing(state: CatalogState, *, unfit: Collection[str] = ()) -> Generator[None, None, dict[str, str]]:
+    """Return, after some slices, the preferred leaders to be changed: a node by "topic/number".
 
     `unfit` are nodes that have been gone for long. Partitions whose replicas are all unfit are left alone.
     """
-    return whole(choosing(state, unfit=unfit))
-
-
-def choosing(state: CatalogState, *, unfit: Collection[str] = ()) -> Generator[None, None, dict[str, str]]:
-    """Do what `choose` does, in slices."""
     weights = belonging_weights(state, unfit=unfit)
     spread = _Spread(weights)
     changed: dict[str, str] = {}
@@ -132,7 +127,7 @@ def _leader(partition: PartitionRecord, candidates: Collection[str]) -> str:
 def transfer(state: CatalogState, key: str, node: str) -> dict[str, str]:
     """Return the preferred leaders to be changed so that `node` leads a partition, and goes on doing so.
 
-    If it would lead too many then, the former leader gets one of its partitions in exchange: `choose` finds
+    If it would lead too many then, the former leader gets one of its partitions in exchange: `choosing` finds
     nothing to change afterwards. Without one that both hold, it may choose again.
     """
     weights = belonging_weights(state)

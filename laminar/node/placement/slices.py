@@ -15,16 +15,6 @@ SLICE = 500
 """Partitions of a slice: one takes 10 to 40 us."""
 
 
-def whole(work: Generator[None, None, Result]) -> Result:
-    """Do all work at once and return its result."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-
-
 async def in_slices(work: Generator[None, None, Result]) -> Result:
     """Do the work with a turn of the loop after each slice, and return its result."""
     while True:

@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from laminar.node.catalog.voters import next_step
 from laminar.node.consensus.raft_wire import ConfigurationRecord
-from laminar.node.placement.planner import plan, too_many_gone
+from laminar.node.placement.planner import too_many_gone
 from laminar.node.placement.wanted import Wanted
 from membership.records import (
     CatalogState,
 )
 from raft.configuration import check_step
 from tests.membership.nodes import node
+from tests.node.placement.at_once import plan
 
 IDS = {name: number for number, name in enumerate("abcdefgh", 1)}
 

@@ -16,17 +16,15 @@ from laminar.node.placement.balance import (
     OWNER,
     Decision,
     allowed_at,
-    decide,
-    obstacle,
     stale_pins,
 )
 from laminar.node.placement.load import HOTTEST, Load, LoadReport, PartitionLoad, Scores, hottest, merged
-from laminar.node.placement.preferred_leaders import choose
 from laminar.node.placement.wanted import Wanted
 from membership.placement_rules import change_placement
 from membership.records import CatalogState, LeavingReplica, PartitionRecord, Pin, ReplicaRecord
 from membership.requests import ChangePlacement, PinPartition, PreferLeaders
 from tests.membership.nodes import node
+from tests.node.placement.at_once import choose, decide, obstacle
 from tests.node.placement.test_preferred_leaders import chosen, cluster, counts
 
 MI = float(1 << 20)

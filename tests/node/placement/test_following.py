@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from laminar.node.placement.planner import Planned, Planner, Step, Totals, plan
-from laminar.node.placement.preferred_leaders import choose
+from laminar.node.placement.planner import Planned, Planner, Step, Totals
 from laminar.node.placement.slices import SLICE
 from laminar.node.placement.wanted import Wanted
 from membership import catalog_rules
@@ -44,6 +43,7 @@ from membership.requests import (
 )
 from membership.route_rules import change_route, route_of
 from tests.membership.nodes import node
+from tests.node.placement.at_once import choose, plan
 
 NODES = "abcdef"
 _numbers = st.integers(0, 10**6)

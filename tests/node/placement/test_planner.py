@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from laminar.node.placement.planner import AT_ONCE, MOVES_AT_ONCE, Step, plan, too_many_gone
+from laminar.node.placement.planner import AT_ONCE, MOVES_AT_ONCE, Step, too_many_gone
 from laminar.node.placement.presence import Presence
 from laminar.node.placement.wanted import Wanted, wanted_nodes
 from membership.placement_rules import change_placement
@@ -16,6 +16,7 @@ from membership.records import CatalogState, LeavingReplica, Pin, ReplicaRecord
 from membership.replica_rules import change_replicas
 from membership.requests import AddReplicas, ChangePlacement, ChangeReplicas, RemoveReplica, ReplaceReplica
 from tests.membership.nodes import node, state_of
+from tests.node.placement.at_once import plan
 
 
 def planned(

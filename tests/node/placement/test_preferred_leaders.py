@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from laminar.node.placement.preferred_leaders import MOST_CHANGES, choose, transfer
+from laminar.node.placement.preferred_leaders import MOST_CHANGES, transfer
 from laminar.node.placement.wanted import wanted_nodes
 from membership.records import CatalogState, ReplicaRecord
 from tests.membership.nodes import node, state_of
+from tests.node.placement.at_once import choose
 
 
 def cluster(nodes: str, partitions: int, *, replicas: int = 3) -> CatalogState:

@@ -30,9 +30,8 @@ from laminar.batch import (
 )
 from laminar.http.api.documents import MAX_PARTITIONS
 from laminar.node.partition.state.staged_batches import prepare_adds_nothing
+from laminar.wire.key_route import LOGICAL_PARTITIONS
 
-# Keys are hashed to this many logical partitions, which a route maps to partitions (`laminar.wire`).
-LOGICAL_PARTITIONS: Final = 65_536
 # Kinds that a partition takes when it takes no records.
 _WITHOUT_RECORDS: Final = frozenset({Kind.NOOP, Kind.CONFIGURATION, Kind.LOG_START, Kind.CURSOR})
 
