@@ -143,6 +143,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.batch", "laminar.http.api"),
     ),
     "laminar.node.placement": ("membership", "router"),
+    "laminar.node.routes": ("membership",),
     "laminar.node.catalog": (
         *(
             "laminar.node.placement",
@@ -152,6 +153,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.node.runtime",
         ),
         *("membership", "raft", "router", "laminar.batch", "laminar.http.api", "laminar.log.*"),
+        "laminar.node.routes",
     ),
     "laminar.node.catch_up": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
@@ -170,17 +172,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.http.server",
             "laminar.log.*",
         ),
+        "laminar.node.routes",
     ),
     "laminar.node.api.common": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.catalog", "membership"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         "laminar.log.format",
+        "laminar.node.routes",
     ),
     "laminar.node.api.records": (
         *("laminar.node.api.common", "laminar.node.consensus"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api", "laminar.log.disk"),
+        "laminar.node.routes",
     ),
     "laminar.node.api.admin": (
         *(
@@ -190,22 +195,26 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.node.catalog",
         ),
         *("laminar.node.placement", "membership", "laminar.http.protocol", "laminar.http.api"),
+        "laminar.node.routes",
     ),
     "laminar.node.api.cluster": (
         *("laminar.node.api.common", "laminar.node.host", "laminar.node.transport", "laminar.node.consensus"),
         *("laminar.node.runtime", "laminar.node.partition", "laminar.node.catalog"),
         *("laminar.node.transactions", "membership", "raft"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
+        "laminar.node.routes",
     ),
     "laminar.node.api.consumers": (
         *("laminar.node.api.common", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
+        "laminar.node.routes",
     ),
     "laminar.node.api.transactions": (
         *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
+        "laminar.node.routes",
     ),
     "laminar.node.api": (
         *("laminar.node.api.*", "laminar.node.host", "laminar.node.transport", "laminar.node.runtime"),

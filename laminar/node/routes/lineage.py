@@ -1,0 +1,114 @@
+"""What a topic's record says of the partitions before and after each other, as questions.
+
+A change of a topic's route ends its *inputs* and begins its *outputs* over the same logical partitions
+(`membership.route_rules`). The *ancestors* of a partition are its inputs, and theirs. The records of a key
+lie in the ancestors of the partition that holds it now, oldest first, and then in that partition.
+
+The answers follow from one `TopicRecord`, which may be an old copy. `done` changes and reported seals never
+change, so what an old copy says of them is true; it may lack the newest.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from membership.records import RouteChange, Seal, TopicRecord
+
+State = Literal["waiting", "open", "sealing", "sealed", "reclaimed"]
+
+
+def origin_of(topic: TopicRecord, number: int) -> RouteChange | None:
+    """Return the change that made a partition, under way or done; None if it was made with its topic.
+
+    None also if it is forgotten: then all that came before the partition is reclaimed.
+    """
+    return next((each for each in _changes(topic) if number in [out.number for out in each.outputs]), None)
+
+
+def end_change_of(topic: TopicRecord, number: int) -> RouteChange | None:
+    """Return the change that ends a partition, under way or done; None if none does."""
+    return next((each for each in _changes(topic) if number in [held.number for held in each.inputs]), None)
+
+
+def seal_of(topic: TopicRecord, number: int) -> Seal | None:
+    """Return the final end of a partition; None while its leader has not reported one."""
+    change = end_change_of(topic, number)
+    return None if change is None else change.seals.get(number)
+
+
+def state_of(topic: TopicRecord, number: int) -> State:
+    """Return whether a partition waits for its opening, takes records, is ended, or is gone.
+
+    `sealing`: its change is closing, so that its leader seals it, or has.
+    """
+    origin, end = origin_of(topic, number), end_change_of(topic, number)
+    if number not in topic.all_numbers:
+        return "reclaimed"
+    if origin is not None and origin.state != "done":
+        return "waiting"
+    if end is None or end.state == "preparing":
+        return "open"
+    return "sealed" if number in end.seals else "sealing"
+
+
+def opened_in(topic: TopicRecord, number: int) -> int:
+    """Return the version of the route from which on a partition takes records; 0: from the beginning.
+
+    0 also if the change that made it is forgotten, as it is older than all that are kept.
+    """
+    origin = origin_of(topic, number)
+    return 0 if origin is None else origin.version
+
+
+def outputs_of(topic: TopicRecord, number: int) -> list[int]:
+    """Return the partitions that follow a partition, in the order of their ranges; also those reclaimed.
+
+    Empty until the change is done.
+    """
+    change = end_change_of(topic, number)
+    if change is None or change.state != "done":
+        return []
+    return [each.number for each in change.outputs]
+
+
+def inputs_of(topic: TopicRecord, number: int) -> list[int]:
+    """Return the partitions that a partition follows, in the order of their ranges; also those reclaimed."""
+    origin = origin_of(topic, number)
+    return [] if origin is None else [each.number for each in origin.inputs]
+
+
+def ancestors_of(
+    topic: TopicRecord, number: int, *, logical: int | None = None, only_strict: bool = False
+) -> list[int]:
+    """Return the ancestors of a partition that are not reclaimed, oldest first.
+
+    With `logical` only those that held this logical partition. With `only_strict` only those that a consumer
+    must have read to their ends before it reads this partition: a change with weak order asks for nothing.
+    """
+    there = set(topic.all_numbers)
+    found: list[int] = []
+    wanted = {number}
+    # An input of a change was made by an earlier one.
+    for change in reversed(_changes(topic)):
+        if wanted.isdisjoint(each.number for each in change.outputs):
+            continue
+        if only_strict and change.order == "weak":
+            continue
+        held = [
+            each
+            for each in change.inputs
+            if logical is None or each.first <= logical < each.first + each.size
+        ]
+        wanted.update(each.number for each in held)
+        found += [each.number for each in reversed(held) if each.number in there]
+    return found[::-1]
+
+
+def order_of(topic: TopicRecord, number: int) -> Literal["strict", "weak"]:
+    """Return whether the order of keys was kept over the change that made a partition."""
+    origin = origin_of(topic, number)
+    return "strict" if origin is None else origin.order
+
+
+def _changes(topic: TopicRecord) -> list[RouteChange]:
+    return [*(topic.changes or ()), *([] if topic.change is None else [topic.change])]
