@@ -239,11 +239,46 @@ class KeyRoute(Answer):
     ranges: list[KeyRange]
 
 
+class RouteInput(Answer):
+    """A partition that a change of a route ends, and its key range.
+
+    `end` is its final end offset, and `sealed` the time of its end; null until its leader has reported them.
+    A partition that is `reclaimed` has no records any more.
+    """
+
+    partition: _Count
+    start: _Count = field(name="from")
+    to: _Count
+    end: _Count | None
+    sealed: _Time | None
+    reclaimed: bool
+
+
+class RouteChange(Answer):
+    """A change of a topic's route: `inputs` end, and `outputs` follow over the same keys.
+
+    `version` is that of the route that it makes. `preparing`, it can be cancelled; `closing`, its inputs end;
+    `done`, its route is current. With `strict` order a consumer reads the inputs to their ends before it
+    reads an output.
+    """
+
+    id: _Count
+    version: _Route
+    order: Literal["strict", "weak"]
+    state: Literal["preparing", "closing", "done"]
+    begun: _Time
+    wait_ms: _Count
+    inputs: list[RouteInput]
+    outputs: list[KeyRange]
+
+
 class KeyRoutes(Answer):
-    """The key routes of a topic."""
+    """The present key route of a topic, its changes that are done, oldest first, and the one under way."""
 
     topic: str
     routes: list[KeyRoute]
+    changes: list[RouteChange]
+    change: RouteChange | None
 
 
 class LossReport(Answer):

@@ -42,6 +42,7 @@ from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.cluster.accept_loss import AcceptLossRoutes
 from laminar.node.api.cluster.cluster import ClusterRoutes
 from laminar.node.api.cluster.health import Watch
+from laminar.node.api.cluster.key_routes import KeyRoutes
 from laminar.node.api.cluster.metrics import MetricsRoute
 from laminar.node.api.cluster.replica_status import PartitionRoutes, ReplicaStatus
 from laminar.node.api.cluster.topics import TopicRoutes
@@ -171,7 +172,7 @@ class Api:
             "delete_topic": topic_routes.delete,
             "list_partitions": partitions.partitions,
             "describe_partition": partitions.partition,
-            "list_routes": topic_routes.routes,
+            "list_routes": KeyRoutes(topics).routes,
             "append_to_topic": self._append.topic,
             "append_to_partition": self._append.partition,
             "fetch": fetch.records,

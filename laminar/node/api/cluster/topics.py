@@ -15,7 +15,7 @@ from laminar.http.api.parameters import MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.cluster.replica_status import ReplicaStatus, key_route
+from laminar.node.api.cluster.replica_status import ReplicaStatus
 from laminar.node.api.common.etags import changed, etag, names, required
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
@@ -290,13 +290,6 @@ class TopicRoutes:
                 "no_leader", f"the catalog changed in the meantime: {result.detail}", outcome="not_applied"
             )
         return answer
-
-    # -- partitions ----------------------------------------------------------------------
-
-    async def routes(self, request: Request, topic: str) -> Response:
-        """Answer GET /v1/topics/{topic}/routes."""
-        record = self._topics.record(topic)
-        return Response.json(documents.KeyRoutes(topic, [key_route(self._topics.route(record))]))
 
 
 def _too_few_nodes(request: TopicRequest, answer: CatalogAnswer) -> Problem:

@@ -1,0 +1,57 @@
+"""A topic's key route, and the changes that made it, as answers show them."""
+
+from __future__ import annotations
+
+from laminar.http.api import documents
+from laminar.http.api.timestamps import format_time
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.cluster.replica_status import key_route
+from laminar.node.api.common.topic_lookup import TopicLookup
+from membership.records import KeyRange, RouteChange, TopicRecord
+
+
+class KeyRoutes:
+    """The handlers of a topic's routes."""
+
+    def __init__(self, topics: TopicLookup) -> None:
+        self._topics = topics
+
+    async def routes(self, request: Request, topic: str) -> Response:
+        """Answer GET /v1/topics/{topic}/routes."""
+        record = self._topics.record(topic)
+        return Response.json(
+            documents.KeyRoutes(
+                topic,
+                [key_route(self._topics.route(record))],
+                [change_document(record, each) for each in record.changes or ()],
+                None if record.change is None else change_document(record, record.change),
+            )
+        )
+
+
+def change_document(topic: TopicRecord, change: RouteChange) -> documents.RouteChange:
+    """Return a change of the topic's route as answers show it."""
+    return documents.RouteChange(
+        id=change.id,
+        version=change.version,
+        order=change.order,
+        state=change.state,
+        begun=format_time(change.begun_ms),
+        wait_ms=change.wait_ms,
+        inputs=[_input(topic, change, held) for held in change.inputs],
+        outputs=[
+            documents.KeyRange(each.first, each.first + each.size, each.number) for each in change.outputs
+        ],
+    )
+
+
+def _input(topic: TopicRecord, change: RouteChange, held: KeyRange) -> documents.RouteInput:
+    seal = change.seals.get(held.number)
+    return documents.RouteInput(
+        partition=held.number,
+        start=held.first,
+        to=held.first + held.size,
+        end=None if seal is None else seal.end_offset,
+        sealed=None if seal is None else format_time(seal.time_ms),
+        reclaimed=held.number not in topic.all_numbers,
+    )
