@@ -148,6 +148,32 @@ def test_a_node_that_drains_ends_with_nothing_and_may_be_removed() -> None:
     world.close()
 
 
+def test_a_node_that_misses_its_own_removal_finds_out() -> None:
+    """Cut off then, it gets no entry of the catalog any more: it went on for good, with an old copy."""
+    own = settled_scene(2, replace_after_ms=600_000, settle_ms=1000)
+    world = own.world
+    name = own.follower().name
+    machine = world.machines[name]
+    told: list[Machine] = []
+    world.gave_up = told.append
+
+    def version() -> int:
+        state = world.catalog()
+        assert state is not None
+        return state.nodes[name].version
+
+    assert ask(own, AlterNode(name, version(), draining=True)).outcome == "updated"
+    assert world.loop.run_until(lambda: not own.watch.placement.out_of_place(), at_most_s=60.0)
+    world.loop.run_for(5.0)  # its vote on the catalog goes to another
+    world.cut([pair for each in world.machines if each != name for pair in ((each, name), (name, each))])
+    assert ask(own, RemoveNode(name, version())).outcome == "deleted"
+    world.loop.run_for(5.0)
+    world.cut([])
+    assert world.loop.run_until(lambda: told == [machine], at_most_s=90.0), "it does not know"
+    assert "removed" in machine.unrecoverable
+    world.close()
+
+
 def _remove(own: Scene, machine: Machine, version: int) -> None:
     told: list[Machine] = []
     own.world.gave_up = told.append

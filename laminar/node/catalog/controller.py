@@ -28,7 +28,7 @@ from laminar.node.catalog.local_replica import ANOTHER_NAME, LocalReplica
 from laminar.node.catalog.lost_majority_members import CatalogMembers
 from laminar.node.catalog.node_directory import NodeDirectory
 from laminar.node.catalog.rollback_guard import NEWEST_COPY, RollbackGuard
-from laminar.node.catalog.service import CatalogService, NodeRequest, ReplicaRequest
+from laminar.node.catalog.service import CatalogService, ConfirmRequest, NodeRequest, ReplicaRequest
 from laminar.node.catalog.view_publisher import ViewPublisher
 from laminar.node.consensus.lost_majority import CHECK_S as RELEASE_CHECK_S
 from laminar.node.consensus.replica import Replica
@@ -67,6 +67,9 @@ UNCONFIRMED_S = 3.0
 # How often the other controllers' addresses are written again, so that a damaged file does not stay damaged:
 # a founder whose catalog is damaged finds the other nodes only by them.
 REMEMBER_MS = 60_000
+# How often a node asks how new the catalog is. A node that was removed gets no entries any more, perhaps not
+# even that of its removal.
+COPY_CHECK_MS = 30_000
 
 
 class Controller(Process):
@@ -78,6 +81,9 @@ class Controller(Process):
         self._addresses = controller_addresses.AddressBook()
         self._guard = RollbackGuard(boot, self.clock)
         self._remembered_until_ms = 0
+        self._copy_checked_ms = self.clock.monotonic_ms()
+        # The newest version of the catalog as of that check.
+        self._newest_version = 0
         self._reconcile_now = asyncio.Event()
         self._patient = True
         self._replica = LocalReplica(
@@ -451,7 +457,7 @@ class Controller(Process):
         if group.replica.core.is_leader and not state.cluster_id:
             await group.catalog.found_cluster(self.cluster_id)
         own = self._own_record()
-        if state.nodes.get(self.boot.node) != own:
+        if state.nodes.get(self.boot.node) != own or await self._copy_stands_still():
             answer = await self.service.ask(NodeRequest(own, self._guard.former))
             if answer.result is not None and answer.result.outcome == "store_changed":
                 self.fatal(Unrecoverable(f"node {self.boot.node!r}: {answer.result.detail}. {ANOTHER_NAME}"))
@@ -466,6 +472,18 @@ class Controller(Process):
             self._publisher.changed()
             self._reconcile_now.set()
         self._be_ready()
+
+    async def _copy_stands_still(self) -> bool:
+        """Return whether this node's copy of the catalog lacks what the catalog had at the check before."""
+        now_ms = self.clock.monotonic_ms()
+        if now_ms < self._copy_checked_ms + COPY_CHECK_MS or self._leader() in ("", self.boot.node):
+            return False
+        self._copy_checked_ms = now_ms
+        stands_still = self.state().version < self._newest_version
+        answer = await self.service.ask(ConfirmRequest([]))
+        if not answer.error:
+            self._newest_version = answer.version
+        return stands_still
 
     async def _end_as_older_copy(self, result: Result) -> None:
         """Report that this node's folder is an older copy of itself, as the catalog has shown, and end."""
