@@ -45,7 +45,7 @@ from membership.tables import encoded
 
 SNAPSHOT_FORMAT = 1
 
-CODE_VERSION = 2
+CODE_VERSION = 3
 """The highest code version that this program knows (`Catalog.enable`; docs/upgrading.md lists them)."""
 
 RESULTS_KEPT = 1024
@@ -368,8 +368,9 @@ class Catalog:
         Raises:
             NotEnabled: a node does not know this command yet.
         """
-        if self.code_version < 2:
-            raise NotEnabled(2)
+        # Programs of code version 2 know the command, and not what nodes do for a change.
+        if self.code_version < 3:
+            raise NotEnabled(3)
         return await self._command(self._tables.change_route, ChangeRoute(step))
 
     @property

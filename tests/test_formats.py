@@ -51,6 +51,7 @@ MODULES = (
     "laminar.node.partition.state.staged_batches",
     "laminar.node.partition.state.succession",
     "laminar.node.placement.load",
+    "laminar.node.routes.messages",
     "laminar.node.runtime.data_folder",
     "laminar.node.runtime.join",
     "laminar.node.transactions.coordinator",

@@ -48,7 +48,7 @@ async def change_routes(node: EmbeddedNode) -> None:
     """Carry the changes out, and reclaim what they ended."""
     catalog = catalog_of(node)
     async with asyncio.timeout(30):
-        await until(lambda: answered(catalog.code_version >= 2))
+        await until(lambda: answered(catalog.code_version >= 3))
         for version, (inputs, cuts) in enumerate(CHANGES):
             groups = [os.urandom(16) for _ in range(len(cuts) + 1)]
             placement = [[node.node]] * len(groups)

@@ -406,14 +406,14 @@ async def test_no_step_is_proposed_before_every_program_knows_it() -> None:
     """An older program would stop at the command."""
     own = Group(apply_first=True)
     own.catalogs = [Catalog(own)]
-    for version in (0, 1):
+    for version in (0, 1, 2):
         if version:
             await own.catalogs[0].enable(version)
         proposed = len(own.log)
         with pytest.raises(NotEnabled):
             await own.catalogs[0].change_route(CancelChange("t", 1, 1))
         assert proposed == len(own.log)
-    await own.catalogs[0].enable(2)
+    await own.catalogs[0].enable(3)
     assert "absent" == (await own.catalogs[0].change_route(CancelChange("t", 1, 1))).outcome
 
 

@@ -21,7 +21,7 @@ from tests.cluster.life.run import REPLICAS, Life
 from tests.cluster.upgrade.cluster import MixedCluster
 
 # What the older program knows.
-OLD_VERSION = 1
+OLD_VERSION = 2
 SEGMENTS = {"catch_up_bytes": 64 * 1024}
 
 _OLDER_CLIENT = """

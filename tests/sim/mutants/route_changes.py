@@ -158,8 +158,8 @@ ROUTE_CHANGES = tuple(
     case(
         "route: a step is proposed before every program knows it",
         "membership.catalog:Catalog.change_route",
+        "if self.code_version < 3:",
         "if self.code_version < 2:",
-        "if self.code_version < 1:",
         tests=RULES,
         tests_only=True,
     ),
