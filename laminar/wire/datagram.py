@@ -31,13 +31,14 @@ MAX_DATAGRAM_BYTES: Final = 1_200
 """With the headers of IPv6 and UDP it is within IPv6's smallest path MTU (1,280): never fragmented."""
 LONGEST_TOPIC_BYTES: Final = 200
 
-# Magic, partition hash, kind, length of the topic's name, reserved, partition, number. Big-endian.
+# Magic, partition hash, kind, length of the topic's name, route, partition, number. Big-endian.
 _QUESTION: Final = struct.Struct(">4sIBBHI8s")
 # Magic, kind, shard, reserved, number.
 _ANSWER: Final = struct.Struct(">4sBBH8s")
 # First offset, records, replicas, flags.
 _RECEIPT: Final = struct.Struct(">QIHB")
 _SYNCED, _DUPLICATE = 1, 2
+_LAST_ROUTE: Final = 0xFFFF
 SMALLEST_ANSWER_LIMIT: Final = 200
 """An answer has at most as many bytes as its question, or this number if the question is smaller."""
 
@@ -70,6 +71,8 @@ class AnswerKind(IntEnum):
     """It was refused, or its outcome is unknown."""
     LEADER = 3
     """Another node leads: ask it."""
+    ROUTE = 4
+    """The partition takes no more records: go by this route of the topic."""
 
 
 APPEND: Final = 1
@@ -80,13 +83,15 @@ APPEND: Final = 1
 class Question:
     """An append. The client draws the `number`, `NUMBER_BYTES` long, which its answer repeats.
 
-    `frame` is the batch.
+    `frame` is the batch. `route` is the version of the topic's route by which the partition was chosen; None
+    if the question does not say it. Version 0 is not said: nodes that know no other would refuse it.
     """
 
     topic: str
     partition: int
     number: bytes
     frame: Buffer
+    route: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,18 @@ class Leader:
     port: int
 
 
+@dataclass(frozen=True, slots=True)
+class NextRoute:
+    """The route to go by after a partition was sealed: its version, and its ranges of logical partitions.
+
+    Each range is (partition, first logical partition, size), in order. There are none if they do not fit into
+    the datagram, or are not known yet: a client asks for the route over HTTP then.
+    """
+
+    version: int
+    ranges: tuple[tuple[int, int, int], ...] = ()
+
+
 Problem: TypeAlias = dict[str, Any]
 """The members of a problem document that have a value and can't be looked up by its `code`."""
 
@@ -122,7 +139,7 @@ class Answer:
 
     number: bytes
     shard: int
-    body: Receipt | Problem | Leader
+    body: Receipt | Problem | Leader | NextRoute
 
 
 def partition_hash(topic: str, partition: int) -> int:
@@ -171,7 +188,7 @@ class DatagramCodec:
             partition_hash(question.topic, question.partition),
             APPEND,
             len(topic),
-            0,
+            _route_field(question.route),
             question.partition,
             question.number,
         )
@@ -186,11 +203,9 @@ class DatagramCodec:
             Malformed: a field cannot be understood.
         """
         content = self._opened(datagram, magic=QUESTION_MAGIC, size=_QUESTION.size, direction=_ASKED)
-        _, hashed, kind, length, reserved, partition, number = _QUESTION.unpack_from(content)
+        _, hashed, kind, length, route, partition, number = _QUESTION.unpack_from(content)
         if kind != APPEND:
             raise Malformed("no such kind of question", field="kind", value=kind, limit=APPEND, number=number)
-        if reserved:
-            raise Malformed("must be 0", field="reserved", value=reserved, limit=0, number=number)
         try:
             topic = str(content[_QUESTION.size : _QUESTION.size + length], "utf-8")
         except UnicodeDecodeError:
@@ -212,12 +227,12 @@ class DatagramCodec:
                 limit=partition_hash(topic, partition),
                 number=number,
             )
-        return Question(topic, partition, number, frame)
+        return Question(topic, partition, number, frame, route - 1 if route else None)
 
     def encode_answer(self, answer: Answer, *, limit_bytes: int) -> bytes:
         """Return the datagram of an answer, of at most `limit_bytes` or `SMALLEST_ANSWER_LIMIT`, if larger.
 
-        The text of a problem is cut to fit.
+        The text of a problem is cut to fit, and a route's ranges are left out if they do not fit.
         """
         kind, body = _encode_body(
             answer.body, max(limit_bytes, SMALLEST_ANSWER_LIMIT) - _ANSWER.size - MAC_BYTES
@@ -244,10 +259,16 @@ _ASKED: Final = b"question"
 _ANSWERED: Final = b"answer"
 
 _leader_decoder: Final = msgspec.msgpack.Decoder(tuple[str, int])
+_route_decoder: Final = msgspec.msgpack.Decoder(tuple[int, tuple[tuple[int, int, int], ...]])
 _problem_decoder: Final = msgspec.msgpack.Decoder(dict[str, Any])
 
 
-def _encode_body(body: Receipt | Problem | Leader, room: int) -> tuple[AnswerKind, bytes]:
+def _route_field(route: int | None) -> int:
+    """Return what a question says of its route: one more than the version; 0: nothing."""
+    return route + 1 if route and route < _LAST_ROUTE else 0
+
+
+def _encode_body(body: Receipt | Problem | Leader | NextRoute, room: int) -> tuple[AnswerKind, bytes]:
     match body:
         case Receipt():
             flags = _SYNCED * body.synced | _DUPLICATE * body.duplicate
@@ -255,6 +276,11 @@ def _encode_body(body: Receipt | Problem | Leader, room: int) -> tuple[AnswerKin
             return AnswerKind.RECEIPT, packed
         case Leader():
             return AnswerKind.LEADER, msgspec.msgpack.encode((body.host, body.port))
+        case NextRoute():
+            encoded = msgspec.msgpack.encode((body.version, body.ranges))
+            if len(encoded) > room:
+                encoded = msgspec.msgpack.encode((body.version, ()))
+            return AnswerKind.ROUTE, encoded
         case _:
             return AnswerKind.PROBLEM, _fitting(body, room)
 
@@ -279,7 +305,7 @@ def _fitting(problem: Problem, room: int) -> bytes:
 _NEEDED: Final = ("status", "code", "outcome", "retry_after_ms")
 
 
-def _decode_body(kind: int, body: memoryview) -> Receipt | Problem | Leader:
+def _decode_body(kind: int, body: memoryview) -> Receipt | Problem | Leader | NextRoute:
     match kind:
         case AnswerKind.RECEIPT:
             if len(body) != _RECEIPT.size:
@@ -293,5 +319,7 @@ def _decode_body(kind: int, body: memoryview) -> Receipt | Problem | Leader:
             return problem
         case AnswerKind.LEADER:
             return Leader(*_leader_decoder.decode(body))
+        case AnswerKind.ROUTE:
+            return NextRoute(*_route_decoder.decode(body))
         case _:
             raise ValueError(f"an answer of kind {kind}")

@@ -24,6 +24,7 @@ from laminar.wire.datagram import (
     Forged,
     Leader,
     Malformed,
+    NextRoute,
     Problem,
     Question,
     Receipt,
@@ -52,12 +53,14 @@ receipts = st.builds(
     duplicate=st.booleans(),
 )
 leaders = st.builds(Leader, host=st.text(max_size=60), port=st.integers(0, 65535))
+ranges = st.tuples(st.integers(0, 10**6), st.integers(0, 65_535), st.integers(1, 65_536))
+next_routes = st.builds(NextRoute, u64, st.lists(ranges, max_size=80).map(tuple))
 problems = st.sampled_from(sorted(CODES)).map(lambda code: {"code": code, "status": CODES[code].status})
 answers = st.builds(
     Answer,
     number=numbers,
     shard=st.integers(0, 63),
-    body=st.one_of(receipts, leaders, problems),
+    body=st.one_of(receipts, leaders, problems, next_routes),
 )
 
 
@@ -126,6 +129,32 @@ def test_a_question_is_read_as_it_was_written(
 @given(answers)
 def test_an_answer_is_read_as_it_was_written(answer: Answer) -> None:
     assert answer == CODEC.decode_answer(CODEC.encode_answer(answer, limit_bytes=MAX_DATAGRAM_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "read"), [(None, 0, None), (0, 0, None), (1, 2, 1), (65_534, 65_535, 65_534)]
+)
+def test_a_question_says_the_version_of_its_route_plus_one(
+    said: int | None, field: int, read: int | None
+) -> None:
+    """Nothing for route 0, as nodes of before there were others refuse it; nor beyond what fits."""
+    datagram = CODEC.encode_question(Question("sensors", 3, NUMBER, frame(), said))
+
+    assert field.to_bytes(2, "big") == datagram[10:12]
+    assert read == CODEC.decode_question(datagram).route
+    beyond = CODEC.encode_question(Question("sensors", 3, NUMBER, frame(), 65_535))
+    assert CODEC.decode_question(beyond).route is None
+    said_0 = remade(CODEC.encode_question(question()), 10, b"\0\1")
+    assert 0 == CODEC.decode_question(said_0).route
+
+
+def test_a_route_that_is_too_long_is_only_named() -> None:
+    long = Answer(NUMBER, 0, NextRoute(7, tuple((1000 + each, 600 * each, 600) for each in range(100))))
+
+    datagram = CODEC.encode_answer(long, limit_bytes=1_000)
+
+    assert len(datagram) <= SMALLEST_ANSWER_LIMIT
+    assert NextRoute(7) == CODEC.decode_answer(datagram).body
 
 
 # -- damage --------------------------------------------------------------------------------------
@@ -200,7 +229,6 @@ def remade(datagram: bytes, position: int, content: bytes) -> bytes:
         (8, b"\x02", "kind"),
         (9, b"\0", "topic_bytes"),
         (9, b"\xff", "topic_bytes"),
-        (10, b"\0\x01", "reserved"),
         (24, b"\xff", "topic_bytes"),
     ],
 )

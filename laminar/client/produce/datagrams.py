@@ -29,7 +29,16 @@ from laminar.client.policy.retry import REDIRECTS_AT_ONCE, Backoff, Step, judge_
 from laminar.client.policy.routing import newest_route
 from laminar.client.records import Receipt
 from laminar.http.api.problems import CODES
-from laminar.wire.datagram import NUMBER_BYTES, Answer, DatagramCodec, Forged, Leader, Question, room_bytes
+from laminar.wire.datagram import (
+    NUMBER_BYTES,
+    Answer,
+    DatagramCodec,
+    Forged,
+    Leader,
+    NextRoute,
+    Question,
+    room_bytes,
+)
 from laminar.wire.datagram import Receipt as Placed
 from laminar.wire.key_route import Route
 
@@ -397,6 +406,8 @@ class Datagrams(Generic[T]):
                     # If two nodes name each other as leader, there is a pause after some redirects.
                     pause_s = 0.0 if redirects % (REDIRECTS_AT_ONCE + 1) else backoff.next_ms() / 1000
                     continue
+                if isinstance(body, NextRoute):
+                    body = {"status": 409, "code": "sealed", "limit": body.version, "outcome": "not_applied"}
                 queue.last = str(body.get("detail") or body["code"])
                 if body["code"] == "unknown_producer" and queue.sequence > 0 and copies == 1:
                     raise _Forgotten

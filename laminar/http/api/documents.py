@@ -404,7 +404,10 @@ class Digest(Answer):
 
 
 class ProducerProgress(Answer):
-    """The progress of a producer in a partition; `sequence` is not durable yet, `committed_sequence` is."""
+    """The progress of a producer in a partition; `sequence` is not durable yet, `committed_sequence` is.
+
+    `sealed`: the partition takes no more records, so this is the producer's last word there.
+    """
 
     topic: str
     partition: _Count
@@ -414,6 +417,7 @@ class ProducerProgress(Answer):
     committed_sequence: Annotated[int, Meta(ge=-1)]
     checkpoint: _Count
     floor: _Count
+    sealed: bool = False
 
 
 class UploadedPart(Answer):

@@ -180,4 +180,9 @@ KEY_TIME: Final = _header("Laminar-Key-Time", TIME, "When the idempotency key wa
 PRODUCER: Final = _header("Laminar-Producer", matching("[0-9a-fA-F]{32}"), "Id of the producer.")
 PRODUCER_EPOCH: Final = _header("Laminar-Epoch", whole(0, MAX_EPOCH), "Epoch of the producer.")
 PRODUCER_SEQUENCE: Final = _header("Laminar-Sequence", whole(0, 2**63 - 1), "Sequence of the batch.")
+ROUTE: Final = _header(
+    "Laminar-Route",
+    whole(0, MAX_NUMBER),
+    "Version of the route by which the partition of the keys was chosen.",
+)
 GUARANTEES: Final = (KEY, KEY_TIME, PRODUCER, PRODUCER_EPOCH, PRODUCER_SEQUENCE)

@@ -169,7 +169,12 @@ _ROWS: Final = (
         409,
         "The partition takes no more records: others follow it",
         hint="`limit` is the version of the route that names them.",
-        listed=False,
+    ),
+    _row(
+        "stale_route",
+        409,
+        "The partition of these keys was chosen by a route that is too old",
+        hint="`limit` is the present version: GET /v1/topics/{topic}/routes, and choose again.",
     ),
     _row("node_in_use", 409, "The node cannot be removed yet", hint="`detail` says what comes first."),
     _row("not_cancellable", 409, "This operation is not cancelled by itself", hint="`detail` says how."),
@@ -253,7 +258,6 @@ _ROWS: Final = (
         "The route of the partition's keys is being changed",
         retriable=True,
         family="Unavailable",
-        listed=False,
     ),
     _row(
         "too_few_nodes",

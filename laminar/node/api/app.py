@@ -69,6 +69,7 @@ from laminar.node.api.records.delete_records import DeleteRecordsRoute
 from laminar.node.api.records.fetch import FetchRoutes, expected_bytes
 from laminar.node.api.records.producer_progress import ProducerProgressRoutes
 from laminar.node.api.records.record_value import RecordValueRoutes
+from laminar.node.api.records.stale_routes import route_said
 from laminar.node.api.records.uploads import UploadRoutes
 from laminar.node.api.transactions.abandoned_stages import AbandonedStages
 from laminar.node.api.transactions.producers import ProducerRoutes
@@ -324,6 +325,7 @@ class Api:
                         field=name,
                         value=head.headers[name],
                     )
+            route_said(head.headers)
             if head.query:
                 check_query(found.operation, head.query)
             check_body_type(head, found.operation)

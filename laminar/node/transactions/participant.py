@@ -297,6 +297,18 @@ class Participant:
             self.drop(Batch(sink=sink, number=number, epoch=epoch)).add_done_callback(_ignore)
         return len(keys)
 
+    def drop_unprepared(self) -> int:
+        """Propose to drop every batch and every upload that is not prepared; return their number.
+
+        It is for a change of the route that does not wait any longer. What is prepared stays, as a decision
+        may name it. A commit or publish that comes after this is refused with 409 `no_stage`.
+        """
+        self._partition.check_leads()
+        keys = [key for key, held in self._partition.state.stages.batches() if not held.prepared]
+        for sink, number, epoch in keys:
+            self.drop(Batch(sink=sink, number=number, epoch=epoch)).add_done_callback(_ignore)
+        return len(keys)
+
     def _prepare(
         self, batch: Batch, operation: PrepareOperation, stages: Sequence[int]
     ) -> asyncio.Future[Receipt]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.sim.mutants.appends import APPENDS
 from tests.sim.mutants.balance import BALANCE
 from tests.sim.mutants.nodes import NODES
 from tests.sim.mutants.placement import PLACEMENT
@@ -11,4 +12,4 @@ from tests.sim.mutants.routes import ROUTES
 from tests.sim.mutants.tables import TABLES
 from tests.sim.mutants.transactions import TRANSACTIONS
 
-CASES = [*PROTOCOL, *TABLES, *TRANSACTIONS, *NODES, *PLACEMENT, *BALANCE, *ROUTES, *ROUTE_CHANGES]
+CASES = [*PROTOCOL, *TABLES, *TRANSACTIONS, *NODES, *PLACEMENT, *BALANCE, *ROUTES, *ROUTE_CHANGES, *APPENDS]

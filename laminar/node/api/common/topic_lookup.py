@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from laminar.http.api.problems import Problem
-from laminar.node.runtime.cluster_view import View
+from laminar.node.runtime.cluster_view import View, ViewMessage
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
 from membership.records import (
     PartitionRecord,
@@ -22,6 +22,9 @@ class TopicLookup:
         self._view = view
         # By topic the route that was made last, and the record that it was made of.
         self._routes: dict[str, tuple[RouteRecord, Route]] = {}
+        # By topic the version of its route in the view of this message.
+        self._versions: dict[str, int] = {}
+        self._versions_of: ViewMessage | None = None
 
     def record(self, topic: str) -> TopicRecord:
         """Return the topic's record.
@@ -56,6 +59,18 @@ class TopicLookup:
                 limit=last,
             )
         return found
+
+    def version(self, topic: str) -> int:
+        """Return the version of a topic's present route; 0 also if there is no such topic."""
+        message = self._view.message
+        if message is not self._versions_of:
+            self._versions_of, self._versions = message, {}
+        version = self._versions.get(topic)
+        if version is None:
+            record = self._view.topics().get(topic)
+            version = 0 if record is None or record.route is None else record.route.version
+            self._versions[topic] = version
+        return version
 
     def route(self, record: TopicRecord) -> Route:
         """Return a topic's present route."""

@@ -29,10 +29,10 @@ def window_headers(window: Window) -> bytes:
     return b"Laminar-Term: %d\r\nLaminar-Committed: %d\r\n" % (window.term, window.end)
 
 
-def accepted(request: Request, append: Append, partition: Partition, block: bytes) -> Response:
+def accepted(request: Request, append: Append, partition: Partition, block: bytes, route: int) -> Response:
     """Append one batch to its leader's log, and answer 202 before it is synced or replicated.
 
-    `block` holds the encoded headers that every answer has.
+    `block` holds the encoded headers that every answer has, `route` is the version of the topic's route.
     """
     ack = request.query["ack"]
     if ack != "accepted":
@@ -55,7 +55,7 @@ def accepted(request: Request, append: Append, partition: Partition, block: byte
     window = partition.copies.window()
     body = (
         f'{{"durable":false,"partition":{receipt.partition},"offset":{receipt.offset},"count":{receipt.count},'
-        f'"term":{window.term},"route":0,"committed":{window.end},'
+        f'"term":{window.term},"route":{route},"committed":{window.end},'
         f'"when_durable":{{"replicas":{window.voters},{FLUSH[partition.log.policy.name]}}}}}\n'
     ).encode()
     headers = [("Laminar-Replayed", "1")] if receipt.duplicate else []

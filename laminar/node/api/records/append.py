@@ -23,6 +23,7 @@ from laminar.http.api.deadlines import FORWARDED_APPEND_S
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.common.answer_head import AnswerHead
 from laminar.node.api.common.attempts import merge_receipts
 from laminar.node.api.common.forwarding import (
     FORWARDED,
@@ -52,6 +53,7 @@ from laminar.node.api.records.idempotency import (
     identity_of,
     named,
 )
+from laminar.node.api.records.stale_routes import StaleRoutes, route_said
 from laminar.node.partition.deduplication import is_duplicate
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
@@ -89,10 +91,8 @@ class AppendRoutes:
         self._spread = 0
         self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job))
         self._loop = asyncio.get_running_loop()
-        self._block = (
-            f"Content-Type: application/json\r\nLaminar-Node: {services.node}\r\n"
-            f"Laminar-Shard: {services.number}\r\nLaminar-Route: 0\r\n"
-        ).encode()
+        self._head = AnswerHead(services, topics)
+        self._stale = StaleRoutes(topics)
 
     # -- one partition -------------------------------------------------------------------
 
@@ -134,12 +134,20 @@ class AppendRoutes:
         if mark is not None:
             append = Append(None, identified(append, mark))
             made_ms = mark.made_ms
+        if self._stale.matter(partition) and not _is_part(request):
+            self._stale.check_append(partition, append, route_said(request.headers))
         if request.query.get("ack", "committed") != "committed":
             if at is not None and not (
                 append.frames and is_duplicate(partition.context, Header.unpack(append.frames[0]))
             ):
                 _check_end(partition, at)
-            return accepted(request, append, partition, self._block)
+            return accepted(
+                request,
+                append,
+                partition,
+                self._head.block(partition.topic),
+                self._topics.version(partition.topic),
+            )
         if append.records is None:
             receipts = self._append_frames(partition, append.frames, at, mark, made_ms)
         else:
@@ -232,7 +240,7 @@ class AppendRoutes:
             f'{{"appended":{appended},"placed":[{placed}],'
             f'"durable":{{"replicas":{window.voters},{FLUSH[partition.log.policy.name]}}}}}\n'
         ).encode()
-        block = self._block + window_headers(window)
+        block = self._head.block(partition.topic) + window_headers(window)
         headers: list[tuple[str, str]] = []
         if any(receipt.duplicate for receipt in receipts):
             headers.append(("Laminar-Replayed", "1"))

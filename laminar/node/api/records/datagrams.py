@@ -28,10 +28,21 @@ from laminar.http.api.records import Limits
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.records.stale_routes import NOT_SAID, StaleRoutes, has_keys
+from laminar.node.partition.deduplication import is_duplicate
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt as Appended
 from laminar.node.transactions.coordinator import TOPIC
-from laminar.wire.datagram import Answer, DatagramCodec, Forged, Leader, Malformed, Question, Receipt
+from laminar.wire.datagram import (
+    Answer,
+    DatagramCodec,
+    Forged,
+    Leader,
+    Malformed,
+    NextRoute,
+    Question,
+    Receipt,
+)
 
 _log = logging.getLogger("laminar.datagrams")
 
@@ -58,6 +69,7 @@ class Datagrams(asyncio.DatagramProtocol):
         self._sock = sock
         self._locator = locator
         self._topics = topics
+        self._stale = StaleRoutes(topics)
         self._limits = limits
         self._codec = DatagramCodec(services.settings.secret_bytes or b"")
         self._transport: asyncio.DatagramTransport | None = None
@@ -121,7 +133,7 @@ class Datagrams(asyncio.DatagramProtocol):
         try:
             self._take(question, asked)
         except Problem as problem:
-            self._refuse(asked, problem)
+            self._refuse(asked, problem, question)
 
     # -- from the question to the answer -------------------------------------------------
 
@@ -130,13 +142,20 @@ class Datagrams(asyncio.DatagramProtocol):
         partition = self._services.partitions.get((question.topic, question.partition))
         work: asyncio.Future[Appended] | asyncio.Task[Appended | Leader]
         if partition is not None and partition.leads:
-            work = partition.appends.append_frame(frame, Header.unpack(frame))
+            work = self._append(partition, question, frame)
         else:
             work = asyncio.get_running_loop().create_task(self._elsewhere(question, frame))
             self._tasks.add(work)
             work.add_done_callback(self._tasks.discard)
         self._waiting += 1
         work.add_done_callback(lambda done: self._done(question, asked, done))
+
+    def _append(self, partition: Partition, question: Question, frame: bytearray) -> asyncio.Future[Appended]:
+        """Append the batch at its leader. Raises `Problem`."""
+        header = Header.unpack(frame)
+        if self._stale.matter(partition) and has_keys(frame) and not is_duplicate(partition.context, header):
+            self._stale.check(partition, NOT_SAID if question.route is None else question.route)
+        return partition.appends.append_frame(frame, header)
 
     def _verified(self, question: Question) -> bytearray:
         """Return the verified batch in memory of its own, as a leader stamps it in place."""
@@ -173,7 +192,7 @@ class Datagrams(asyncio.DatagramProtocol):
         where = await self._locator.leader(topic, number, wait_s=SECOND_HOP_WAIT_S)
         partition = self._services.partitions.get((topic, number))
         if partition is not None and partition.leads:
-            return await partition.appends.append_frame(frame, Header.unpack(frame))
+            return await self._append(partition, question, frame)
         record = self._services.view.nodes().get(where.node)
         if record is None or where.node == self._services.node:
             self._locator.forget(topic, number)
@@ -193,7 +212,7 @@ class Datagrams(asyncio.DatagramProtocol):
             return
         error = done.exception()
         if isinstance(error, Problem):
-            self._refuse(asked, error)
+            self._refuse(asked, error, question)
             return
         if error is not None:
             identity = uuid.uuid4().hex[:12]
@@ -212,12 +231,26 @@ class Datagrams(asyncio.DatagramProtocol):
         synced = partition.log.policy.name == "commit"
         self._answer(asked, Receipt(said.offset, said.count, partition.replicas, synced, said.duplicate))
 
-    def _refuse(self, asked: _Asked, problem: Problem) -> None:
+    def _refuse(self, asked: _Asked, problem: Problem, question: Question | None = None) -> None:
         self._counts["refused"] += 1
+        if problem.code == "sealed" and question is not None:
+            self._answer(asked, self._next_route(question.topic, problem.limit))
+            return
         document = problem.document()
         self._answer(asked, {name: document[name] for name in document if name not in _LEFT_OUT})
 
-    def _answer(self, asked: _Asked, body: Receipt | Leader | dict[str, Any]) -> None:
+    def _next_route(self, topic: str, version: Any) -> NextRoute:
+        """Return the topic's present route if it is of this version or later, else only the version."""
+        record = self._services.view.topics().get(topic)
+        if record is None or self._topics.version(topic) < version:
+            return NextRoute(version)
+        route = self._topics.route(record)
+        return NextRoute(
+            route.version,
+            tuple((number, held.start, len(held)) for number, held in route.ranges().items()),
+        )
+
+    def _answer(self, asked: _Asked, body: Receipt | Leader | NextRoute | dict[str, Any]) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return

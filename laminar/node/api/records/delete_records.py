@@ -84,7 +84,7 @@ class DeleteRecordsRoute:
             headers=[
                 ("Laminar-Node", self._services.node),
                 ("Laminar-Shard", str(self._services.number)),
-                ("Laminar-Route", "0"),
+                ("Laminar-Route", str(self._fetch.topics.version(partition.topic))),
                 ("Laminar-Start-Offset", str(partition.start_offset)),
                 ("Laminar-End-Offset", str(partition.end_offset)),
             ],

@@ -85,7 +85,7 @@ class FetchRoutes:
         self._exchange = exchange
         self._leaders = leaders
         self._locator = leaders.locator
-        self._topics = topics
+        self.topics = topics
         self._identity = [("Laminar-Node", services.node), ("Laminar-Shard", str(services.number))]
 
     # -- finding a replica ----------------------------------------------------------------
@@ -94,7 +94,7 @@ class FetchRoutes:
         self, request: Request, topic: str, number: str, *, leader: bool
     ) -> Partition | Response:
         """Return the partition if this shard may answer, else the answer of a shard that may."""
-        record = self._topics.partition_record(topic, number)
+        record = self.topics.partition_record(topic, number)
         partition = self._services.partitions.get((topic, record.number))
         if partition is not None and (not leader or partition.leads):
             await self._check_id(request, partition)
@@ -137,7 +137,7 @@ class FetchRoutes:
         if not ID.match(wanted):
             raise Problem("invalid", "id must be 32 hexadecimal digits", field="id", value=wanted, limit=32)
         await self._services.refresh_view()
-        record = self._topics.partition_record(partition.topic, str(partition.number))
+        record = self.topics.partition_record(partition.topic, str(partition.number))
         named = f"{partition.topic}/{partition.number}"
         if record.group.hex() == wanted:
             raise Problem("not_a_replica", f"this node has not opened its replica of {named} yet")
@@ -216,7 +216,7 @@ class FetchRoutes:
         to = min(to, bounds.end)
         most_bytes = min(max(_SHOWN * max_bytes, DEFAULT_BYTES), MAX_FETCH_BYTES)
         answered = partial(
-            self._answer, request, bounds, format_, to=to, limit=limit, tag=tag, most_bytes=most_bytes
+            self._answer, request, served, bounds, format_, to=to, limit=limit, tag=tag, most_bytes=most_bytes
         )
 
         def shown(some: Sequence[Buffer], offset: int) -> object:
@@ -358,6 +358,7 @@ class FetchRoutes:
     async def _answer(
         self,
         request: Request,
+        partition: Partition,
         bounds: Bounds,
         format_: FetchFormat,
         frames: Sequence[Buffer],
@@ -384,14 +385,17 @@ class FetchRoutes:
         )
         long = shows_long(format_, frames, wanted)
         fetched = await self._services.off_loop(encode) if long else encode()
-        headers = [("Content-Type", fetched.content_type), *self.place(bounds, fetched.next_offset)]
+        headers = [
+            ("Content-Type", fetched.content_type),
+            *self.place(partition, bounds, fetched.next_offset),
+        ]
         return Response(200, headers, fetched.body)
 
-    def place(self, bounds: Bounds, next_offset: int) -> list[tuple[str, str]]:
-        """Return the headers of every answer about data: which replica it came from, and its bounds."""
+    def place(self, partition: Partition, bounds: Bounds, next_offset: int) -> list[tuple[str, str]]:
+        """Return the headers of every answer about data: which replica it came from, route and bounds."""
         return [
             *self._identity,
-            ("Laminar-Route", "0"),
+            ("Laminar-Route", str(self.topics.version(partition.topic))),
             ("Laminar-Start-Offset", str(bounds.start)),
             ("Laminar-End-Offset", str(bounds.end)),
             ("Laminar-Next-Offset", str(next_offset)),
@@ -423,7 +427,7 @@ class FetchRoutes:
                 bounds.start,
                 bounds.end,
             ),
-            headers=self.place(bounds, offset),
+            headers=self.place(served, bounds, offset),
         )
 
     async def _at_time(self, partition: Partition, bounds: Bounds, time_ms: int) -> tuple[int, int | None]:

@@ -13,6 +13,7 @@ from laminar.http.api import documents
 from laminar.http.api.parameters import MAX_EPOCH, MAX_NUMBER, MAX_WAIT_MS
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.common.answer_head import AnswerHead
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.records.ack_accepted import window_headers
@@ -29,10 +30,7 @@ class ProducerProgressRoutes:
 
     def __init__(self, services: ShardServices, fetch: FetchRoutes) -> None:
         self._fetch = fetch
-        self._block = (
-            f"Content-Type: application/json\r\nLaminar-Node: {services.node}\r\n"
-            f"Laminar-Shard: {services.number}\r\nLaminar-Route: 0\r\n"
-        ).encode()
+        self._head = AnswerHead(services, fetch.topics)
 
     async def describe(self, request: Request, topic: str, partition: str, producer: str) -> Response:
         """Answer GET /v1/topics/{topic}/partitions/{partition}/producers/{producer}."""
@@ -83,9 +81,10 @@ class ProducerProgressRoutes:
                 committed_sequence=progress.sequence,
                 checkpoint=progress.checkpoint,
                 floor=progress.floor,
+                sealed=partition.state.committed_seal is not None,
             )
         )
-        answer.header_block = self._block + window_headers(partition.copies.window())
+        answer.header_block = self._head.block(partition.topic) + window_headers(partition.copies.window())
         return answer
 
 

@@ -99,7 +99,7 @@ class RecordValueRoutes:
         always = [
             ("ETag", etag),
             ("Cache-Control", "immutable"),
-            *self._fetch.place(served.reader.bounds(), wanted + 1),
+            *self._fetch.place(served, served.reader.bounds(), wanted + 1),
         ]
         if etag in request.headers.get("if-none-match", ""):
             return Response(304, always)

@@ -25,6 +25,7 @@ from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.fetch import FetchRoutes
+from laminar.node.api.records.stale_routes import StaleRoutes, has_keys, route_said
 from laminar.node.partition.partition import Partition
 from laminar.node.transactions.uploads import Uploads, id_of
 
@@ -46,6 +47,7 @@ class UploadRoutes:
         self._services = services
         self._leaders = leaders
         self._topics = topics
+        self._stale = StaleRoutes(topics)
         self._fetch = fetch
         self._limits = limits
 
@@ -90,9 +92,13 @@ class UploadRoutes:
                 value=checksum,
                 limit="[0-9a-f]{8}",
             )
+        said = route_said(request.headers)
         stub = self._stub(request, size_bytes, int(checksum, 16))
 
         async def here(led: Partition) -> Response:
+            published = led.state.stages.upload(id_of(upload)) is not None
+            if self._stale.matter(led) and not published and has_keys(stub):
+                self._stale.check(led, said)
             receipt = await Uploads(led).publish(
                 id_of(upload), parts=parts, size_bytes=size_bytes, crc32c=int(checksum, 16), stub=stub
             )

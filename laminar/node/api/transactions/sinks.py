@@ -26,6 +26,7 @@ from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.background_decoding import BackgroundDecoding
 from laminar.node.api.records.idempotency import key_of
+from laminar.node.api.records.stale_routes import NOT_SAID, StaleRoutes, has_keys, route_said
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import Deletion, Sink, Target
@@ -59,6 +60,8 @@ class StageRequest(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     stage: int
     frame: bytes
+    # The version of the route by which its client chose the partition.
+    route: int = NOT_SAID
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -174,6 +177,7 @@ class SinkRoutes:
         self._exchange = exchange
         self._leaders = leaders
         self._topics = topics
+        self._stale = StaleRoutes(topics)
         self._make_topic = make_topic
         self._decoding = BackgroundDecoding(
             lambda request: request.parsed or parse_append(request, limits=limits),
@@ -313,6 +317,7 @@ class SinkRoutes:
                 integer(request, "epoch", 0, maximum=MAX_EPOCH),
                 stage,
                 bytes(frame),
+                route_said(request.headers),
             ),
             int,
         )
@@ -490,6 +495,9 @@ class SinkRoutes:
         if isinstance(request, StageRequest):
             frame = bytearray(request.frame)
             header = verify(frame)
+            known = partition.state.stages.stage(batch.key, request.stage)
+            if self._stale.matter(partition) and known is None and has_keys(frame):
+                self._stale.check(partition, request.route)
             await staging.stage(batch, request.stage, frame, header)
             return header.count
         if isinstance(request, PrepareRequest):

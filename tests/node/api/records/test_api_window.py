@@ -44,6 +44,7 @@ def test_an_accepted_batch_is_said_not_to_be_durable(partition: Partition) -> No
         "committed_sequence": 0,
         "checkpoint": 9,
         "floor": 4,
+        "sealed": False,
     } == later.json()
     assert (str(term), "2") == (later.headers["laminar-term"], later.headers["laminar-committed"])
     assert ["a", "b"] == partition.values()

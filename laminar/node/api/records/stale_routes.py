@@ -1,0 +1,113 @@
+"""Refusal of records with keys whose partition was chosen by a route that is too old.
+
+A producer that puts a key into a partition by its number says by which version of the topic's route it chose.
+A partition takes no keys that were chosen before it was opened: such a producer has computed a number that
+is another partition's by now, and no consumer would look for the key there. A request that says no version
+counts as one by route 0 of a topic that never had another. No key is hashed for that, and records without a
+key are not asked. Reference: `docs/routes.md#producers`, rule `version`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from laminar.batch import Batch, Buffer, Header
+from laminar.batch.columns import Column
+from laminar.http.api.append_body import Append
+from laminar.http.api.parameters import MAX_NUMBER
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.partition.deduplication import is_duplicate
+from laminar.node.partition.partition import Partition
+from laminar.node.routes.lineage import opened_in
+
+ROUTE = "laminar-route"
+NOT_SAID = -1
+_NUMBER = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
+
+
+def route_said(headers: Mapping[str, str]) -> int:
+    """Return the version of the route that a request names; `NOT_SAID` if none.
+
+    Raises:
+        Problem: 422 `invalid`.
+    """
+    text = headers.get(ROUTE)
+    if text is None:
+        return NOT_SAID
+    if not _NUMBER.match(text) or int(text) > MAX_NUMBER:
+        raise Problem(
+            "invalid",
+            "the version of a route must be a decimal number",
+            field=ROUTE,
+            value=text,
+            limit=MAX_NUMBER,
+            outcome="not_applied",
+        )
+    return int(text)
+
+
+def has_keys(content: Records | Buffer) -> bool:
+    """Return whether any of these records, or of a verified batch's, has a key."""
+    if isinstance(content, Records):
+        return content.keys is not None and any(key is not None for key in content.keys)
+    return Column.KEY in Batch(content, verified=True).columns
+
+
+class StaleRoutes:
+    """The refusals of one shard, which knows routes by its view and by the logs of its partitions."""
+
+    def __init__(self, topics: TopicLookup) -> None:
+        self._topics = topics
+
+    def matter(self, partition: Partition) -> bool:
+        """Return whether a request for this partition may be refused: not while its topic has route 0."""
+        return self._topics.version(partition.topic) > 0 or partition.state.succession.opened is not None
+
+    def check_append(self, partition: Partition, append: Append, said: int) -> None:
+        """Refuse an append whose version `said` is too old for its keys. Batches that are here pass.
+
+        Raises:
+            Problem: 409 `stale_route`.
+        """
+        new: list[Records | Buffer] = [
+            frame for frame in append.frames if not is_duplicate(partition.context, Header.unpack(frame))
+        ]
+        if append.records is not None:
+            new.append(append.records)
+        if any(map(has_keys, new)):
+            self.check(partition, said)
+
+    def check(self, partition: Partition, said: int) -> None:
+        """Refuse records with keys whose partition was chosen by the version `said` of the route.
+
+        A view may be old. What it knows of the partition's opening stays true, and the partition's own log
+        has the opening in any case.
+
+        Raises:
+            Problem: 409 `stale_route`.
+        """
+        topic = partition.topic
+        present = self._topics.version(topic)
+        opened = partition.state.succession.opened
+        oldest = opened.record.version if opened is not None else 0
+        if present:
+            oldest = max(oldest, opened_in(self._topics.record(topic), partition.number))
+        present = max(present, oldest)
+        if present == 0 or (said != NOT_SAID and said >= oldest):
+            return
+        detail = f"{partition.context.name} was chosen for these keys by route {said} of {topic}"
+        if said == NOT_SAID:
+            detail = (
+                f"{topic} has route {present}: records with keys name the route by which they were placed"
+            )
+        raise Problem(
+            "stale_route",
+            detail,
+            field=ROUTE,
+            value=None if said == NOT_SAID else said,
+            limit=present,
+            outcome="not_applied",
+        )
