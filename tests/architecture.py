@@ -201,7 +201,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.api.common", "laminar.node.host", "laminar.node.transport", "laminar.node.consensus"),
         *("laminar.node.runtime", "laminar.node.partition", "laminar.node.catalog"),
         *("laminar.node.transactions", "membership", "raft"),
-        *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
+        *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         "laminar.node.routes",
     ),
     "laminar.node.api.consumers": (

@@ -23,6 +23,10 @@ MAX_WEIGHT: Final = 1000
 MAX_FINGERPRINT: Final = 200
 # The largest number of stages of a batch in one partition, and of partitions that one batch may change.
 MAX_STAGES: Final = 262_144
+LOGICAL_PARTITIONS: Final = 65_536
+# Most parts into which a partition is split by its records, and the longest time that a change may wait.
+MAX_INTO: Final = 64
+MAX_ROUTE_WAIT_MS: Final = 24 * 3_600_000
 MAX_PARTS: Final = 16_384
 SHORTEST_SESSION_MS: Final = 2_000
 LONGEST_SESSION_MS: Final = 60_000
@@ -69,6 +73,13 @@ _FlushIntervalRecords = Annotated[
     int,
     Meta(ge=1, le=100_000_000, description="With `interval`: synced after this many records at the latest."),
 ]
+_Order = Annotated[
+    Literal["strict", "weak"],
+    Meta(
+        description="When partitions split, merge or move: `strict` keeps the order of each key, `weak` does "
+        "not, and waits for less. Not set: `strict`."
+    ),
+]
 _RetentionMs = Annotated[
     int, Meta(ge=1, le=MAX_NUMBER, description="Sealed segments are deleted at this age. Not set: never.")
 ]
@@ -87,6 +98,7 @@ class TopicSettings(Request):
     flush_interval_records: _FlushIntervalRecords | UnsetType = UNSET
     retention_ms: _RetentionMs | UnsetType = UNSET
     retention_bytes: _RetentionBytes | UnsetType = UNSET
+    order: _Order | UnsetType = UNSET
 
 
 class TopicSettingsPatch(Request):
@@ -98,6 +110,7 @@ class TopicSettingsPatch(Request):
     flush_interval_records: _FlushIntervalRecords | UnsetType | None = UNSET
     retention_ms: _RetentionMs | UnsetType | None = UNSET
     retention_bytes: _RetentionBytes | UnsetType | None = UNSET
+    order: _Order | UnsetType | None = UNSET
 
 
 class NewTopic(Request):
@@ -208,6 +221,14 @@ class Partition(Answer):
     damaged: list[DamagedOffsets]
     replicas: list[ReplicaStatus]
     leaving: list[LeavingReplica]
+    status: Annotated[
+        Literal["waiting", "open", "sealing", "sealed"],
+        Meta(description="Whether it takes records: not yet, yes, until a moment ago, or no more."),
+    ]
+    start: Annotated[int, Meta(description="The first of its logical partitions.")] = field(name="from")
+    to: Annotated[int, Meta(description="The logical partition after its last.")]
+    inputs: Annotated[list[_Count], Meta(description="The partitions that it follows.")]
+    outputs: Annotated[list[_Count], Meta(description="The partitions that follow it.")]
 
 
 class KeyRange(Answer):
@@ -270,6 +291,42 @@ class RouteChange(Answer):
     wait_ms: _Count
     inputs: list[RouteInput]
     outputs: list[KeyRange]
+    waits_for: Annotated[
+        list[str] | UnsetType,
+        Meta(description="What it waits for, as text for people; in the answers about one change."),
+    ] = UNSET
+
+
+class NewRoute(Request):
+    """A change of a topic's route that is to begin: `inputs` are replaced by new partitions over their keys.
+
+    One input is split at each of the logical partitions in `cuts`, or at such that its newest records are
+    divided `into` that many parts; without either it moves to one new partition. Several inputs, which must
+    be neighbours, are merged to one.
+    """
+
+    after: Annotated[int, Meta(ge=0, le=MAX_NUMBER, description="Version of the route that it replaces.")]
+    inputs: Annotated[
+        list[Annotated[int, Meta(ge=0, le=MAX_NUMBER)]], Meta(min_length=1, max_length=MAX_PARTITIONS)
+    ]
+    cuts: Annotated[
+        list[Annotated[int, Meta(ge=1, le=LOGICAL_PARTITIONS - 1)]], Meta(max_length=MAX_PARTITIONS - 1)
+    ] = []
+    into: Annotated[int, Meta(ge=2, le=MAX_INTO)] | UnsetType = UNSET
+    wait_ms: Annotated[
+        int,
+        Meta(ge=0, le=MAX_ROUTE_WAIT_MS, description="Cancelled if its inputs cannot be ended by then."),
+    ] = 60_000
+    abandon: Annotated[
+        bool, Meta(description="Drop, then, uploads and unprepared stages that are in its way.")
+    ] = False
+    force: Annotated[
+        bool, Meta(description="Only with weak order: open the outputs though an input has no leader.")
+    ] = False
+    avoid: Annotated[
+        list[Annotated[str, Meta(max_length=200)]],
+        Meta(max_length=1000, description="Nodes that are to hold no replica of an output."),
+    ] = []
 
 
 class KeyRoutes(Answer):

@@ -89,6 +89,7 @@ PATH: Final = {
         _path("member", matching(rf"(?!\.{{1,2}}$){GROUP_PATTERN}"), "Name of the member of the group."),
         _path("sink", _NAME, "Name of the sink."),
         _path("number", whole(0, MAX_NUMBER), "Number of the batch of the sink."),
+        _path("version", whole(0, MAX_NUMBER), "Version of the key route."),
         _path("node", TEXT, "Name of the node."),
         _path("operation", TEXT, "Id of the operation."),
     )

@@ -110,6 +110,13 @@ _ROWS: Final = (
         family="NotFound",
     ),
     _row(
+        "no_such_route",
+        404,
+        "No change makes, or made, a route of this version",
+        hint="GET /v1/topics/{topic}/routes has the present version; a change may have been cancelled.",
+        family="NotFound",
+    ),
+    _row(
         "method_not_allowed",
         405,
         "The resource does not support this method",

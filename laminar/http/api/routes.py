@@ -201,6 +201,33 @@ ROUTES: Final = (
     ),
     Route(
         "POST",
+        _T + "/routes",
+        "begin_route",
+        "Split, merge or move partitions",
+        body=Body.JSON,
+        document=documents.NewRoute,
+        replies=(
+            _json(documents.RouteChange, "It is done already."),
+            _json(documents.RouteChange, "Begun: `Location` says how far it is.", status=202),
+        ),
+    ),
+    Route(
+        "GET",
+        _T + "/routes/{version}",
+        "describe_route",
+        "Describe the change that makes, or made, a route; with `wait_ms`, once it is done",
+        (WAIT,),
+        replies=(_json(documents.RouteChange),),
+    ),
+    Route(
+        "DELETE",
+        _T + "/routes/{version}",
+        "cancel_route",
+        "Cancel a change of a route that has not ended a partition yet",
+        replies=(_NO_CONTENT,),
+    ),
+    Route(
+        "POST",
         _T + "/records",
         "append_to_topic",
         "Append records, to partitions chosen by key, by logical partition, or spread",
@@ -685,5 +712,5 @@ def _check(params: Mapping[str, str]) -> None:
     for name, value in params.items():
         if name in ("topic", "cursor", "sink", "group", "member", "upload"):
             check_name(value, field=name)
-        elif name in ("partition", "offset", "number", "part") and not _NUMBER.match(value):
+        elif name in ("partition", "offset", "number", "part", "version") and not _NUMBER.match(value):
             raise Problem("invalid", f"{name} is a decimal number", field=name, value=value)

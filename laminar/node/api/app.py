@@ -41,10 +41,12 @@ from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.cluster.accept_loss import AcceptLossRoutes
 from laminar.node.api.cluster.cluster import ClusterRoutes
+from laminar.node.api.cluster.cut_points import CutPoints
 from laminar.node.api.cluster.health import Watch
 from laminar.node.api.cluster.key_routes import KeyRoutes
 from laminar.node.api.cluster.metrics import MetricsRoute
 from laminar.node.api.cluster.replica_status import PartitionRoutes, ReplicaStatus
+from laminar.node.api.cluster.route_changes import RouteChanges
 from laminar.node.api.cluster.topics import TopicRoutes
 from laminar.node.api.common.forwarding import (
     FORWARDED,
@@ -147,6 +149,8 @@ class Api:
         changes = OperationRoutes(host, nodes, places, placement)
         balance = BalanceRoutes(host)
         partitions = PartitionRoutes(host, topics, states)
+        cut_points = CutPoints(host, self._exchange, leaders)
+        routes = RouteChanges(host, topics, placement, cut_points)
         watch = Watch(host)
         cluster = ClusterRoutes(host, watch)
         cursors = CursorRoutes(host, self._exchange, leaders, topics)
@@ -174,6 +178,9 @@ class Api:
             "list_partitions": partitions.partitions,
             "describe_partition": partitions.partition,
             "list_routes": KeyRoutes(topics).routes,
+            "begin_route": routes.begin,
+            "describe_route": routes.describe,
+            "cancel_route": routes.cancel,
             "append_to_topic": self._append.topic,
             "append_to_partition": self._append.partition,
             "fetch": fetch.records,
@@ -233,6 +240,7 @@ class Api:
             "leader": answering(self._locator.on_leader),
             "describe": answering(states.on_describe),
             "cursor": answering(cursors.on_cursor),
+            "cuts": answering(cut_points.on_cuts),
             "group": answering(groups.on_group),
             "accept_loss": answering(recover.on_accept_loss),
             "sinks": answering(sinks.on_sinks),

@@ -10,11 +10,13 @@ change, so what an old copy says of them is true; it may lack the newest.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from membership.records import RouteChange, Seal, TopicRecord
+from membership.records import KeyRange, RouteChange, Seal, TopicRecord
+from membership.route_rules import route_of
 
-State = Literal["waiting", "open", "sealing", "sealed", "reclaimed"]
+Status = Literal["waiting", "open", "sealing", "sealed"]
+State = Status | Literal["reclaimed"]
 
 
 def origin_of(topic: TopicRecord, number: int) -> RouteChange | None:
@@ -108,6 +110,42 @@ def order_of(topic: TopicRecord, number: int) -> Literal["strict", "weak"]:
     """Return whether the order of keys was kept over the change that made a partition."""
     origin = origin_of(topic, number)
     return "strict" if origin is None else origin.order
+
+
+class Lineage(NamedTuple):
+    """The place of one partition in its topic's routes. `inputs` and `outputs` are as the functions say."""
+
+    range: KeyRange
+    status: Status
+    inputs: list[int]
+    outputs: list[int]
+
+
+def lineages_of(topic: TopicRecord) -> dict[int, Lineage]:
+    """Return by number the lineage of each partition that exists, in one pass over the changes."""
+    ranges = {held.number: held for held in route_of(topic).ranges}
+    inputs: dict[int, list[int]] = {}
+    outputs: dict[int, list[int]] = {}
+    states: dict[int, Status] = {}
+    for change in _changes(topic):
+        done, ended = change.state == "done", [held.number for held in change.inputs]
+        for output in change.outputs:
+            ranges.setdefault(output.number, output.range)
+            inputs[output.number] = ended
+            if not done:
+                states[output.number] = "waiting"
+        for held in change.inputs:
+            ranges.setdefault(held.number, held)
+            if change.state != "preparing":
+                states[held.number] = "sealed" if held.number in change.seals else "sealing"
+            if done:
+                outputs[held.number] = [output.number for output in change.outputs]
+    return {
+        number: Lineage(
+            ranges[number], states.get(number, "open"), inputs.get(number, []), outputs.get(number, [])
+        )
+        for number in topic.all_numbers
+    }
 
 
 def _changes(topic: TopicRecord) -> list[RouteChange]:

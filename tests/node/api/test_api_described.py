@@ -67,6 +67,7 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     place: dict[str, Any] = {"topic": topic, "partition": 0}
     call("list_partitions", topic=topic, wait_ms=2000, read="leader")
     call("describe_partition", **place)
+    change_route(call, new_name())
     call("list_routes", topic=topic)
     for operation in ("livez", "readyz", "version", "limits", "metrics", "openapi", "docs", "cluster"):
         call(operation)
@@ -139,6 +140,20 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     assert api.operations.keys() == done
 
 
+def change_route(call: Callable[..., httpx.Response], topic: str) -> None:
+    """Call every operation of a change of a route, which an upload keeps from going on."""
+    call("create_topic", topic=topic, document={})
+    place: dict[str, Any] = {"topic": topic, "partition": 0, "upload": "u", "part": 0}
+    call("upload_part", **place, content=b"part", media_type="application/octet-stream")
+    change = {"after": 0, "inputs": [0], "cuts": [30_000], "wait_ms": 3_600_000}
+    assert 202 == call("begin_route", topic=topic, document=change).status_code
+    call("begin_route", topic=topic, document=change)
+    assert "preparing" == call("describe_route", topic=topic, version=1).json()["state"]
+    assert "preparing" == call("list_routes", topic=topic).json()["change"]["state"]
+    call("cancel_route", topic=topic, version=1)
+    assert 404 == call("describe_route", topic=topic, version=1, wait_ms=1).status_code
+
+
 def administer(call: Callable[..., httpx.Response], node: str, topic: str) -> None:
     """Call every operation for operators; the node and the topic are as before afterwards."""
     place: dict[str, Any] = {"topic": topic, "partition": 0}
@@ -195,7 +210,7 @@ def test_the_bounds_of_numbers_are_the_described_ones(
     topic = "described-bounds"
     http.put(f"/v1/topics/{topic}", json={})
     http.post(f"/v1/sinks/{topic}")
-    filled = dict.fromkeys(("partition", "offset", "number", "part"), "0")
+    filled = dict.fromkeys(("partition", "offset", "number", "part", "version"), "0")
     names = dict.fromkeys(("topic", "cursor", "group", "member", "sink", "upload"), topic)
     path = route.template.format(**filled, **names, producer="1" * 32, node="n")
     others = {"topic": topic, "partition": "0", "stage": "0", "epoch": "1", "parts": "1", "size_bytes": "1"}

@@ -65,6 +65,27 @@ def test_states_along_a_change() -> None:
     ]
 
 
+def test_the_lineages_of_all_partitions_are_those_of_each() -> None:
+    begun, _ = do(with_topic(2), begin(0, cuts=(10_000,)))
+    split = seal_all(begun)
+    merging, _ = do(split, begin(3, 1, after=1, seed=200))
+    for state in (with_topic(2), begun, split, merging, split_then_merged()):
+        record = topic(state)
+        found = lineage.lineages_of(record)
+        assert list(found) == list(record.all_numbers)
+        for number, each in found.items():
+            assert each.status == lineage.state_of(record, number)
+            assert each.inputs == lineage.inputs_of(record, number)
+            assert each.outputs == lineage.outputs_of(record, number)
+    assert [(each.range.first, each.range.size) for each in found.values()] == [
+        (0, 32_768),
+        (32_768, 32_768),
+        (0, 10_000),
+        (10_000, 22_768),
+        (10_000, 55_536),
+    ]
+
+
 def test_a_weak_change_has_no_ancestors_to_be_read_first() -> None:
     state, _ = do(with_topic(2), begin(0, cuts=(10_000,), order="weak"))
     state, _ = do(seal_all(state), begin(3, 1, after=1, seed=200))

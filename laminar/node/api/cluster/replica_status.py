@@ -24,6 +24,7 @@ from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.partition.partition import Partition
+from laminar.node.routes.lineage import Lineage, lineages_of
 from laminar.node.transport.transport import Peer
 from laminar.wire.key_route import Route
 from membership.records import (
@@ -254,7 +255,8 @@ class PartitionRoutes:
         leaders = record.numbers if "wait_ms" in request.query else None
         states = await self._states.of(topic, wait_s=wait_ms / 1000, leaders=leaders)
         record = self._topics.record(topic)  # it may have been deleted while its shards were asked
-        listed = [self._partition(topic, number, states) for number in record.numbers]
+        lineages = lineages_of(record)
+        listed = [self._partition(topic, number, states, lineages[number]) for number in record.numbers]
         route = key_route(self._topics.route(record))
         return Response.json(
             documents.Partitions(topic, route.version, listed, route.ranges, record.partitions)
@@ -265,10 +267,11 @@ class PartitionRoutes:
         self._topics.partition_record(topic, partition)
         states = await self._states.of(topic)
         record = self._topics.partition_record(topic, partition)
-        return Response.json(self._partition(topic, record.number, states))
+        lineage = lineages_of(self._topics.record(topic))[record.number]
+        return Response.json(self._partition(topic, record.number, states, lineage))
 
     def _partition(
-        self, topic: str, number: int, states: dict[tuple[int, str], ReplicaState]
+        self, topic: str, number: int, states: dict[tuple[int, str], ReplicaState], lineage: Lineage
     ) -> documents.Partition:
         view = self._services.view
         record = view.partition(topic, number)
@@ -325,6 +328,11 @@ class PartitionRoutes:
             replicas=replicas,
             # Replicas that are being replaced, until their removal from the group is committed.
             leaving=[documents.LeavingReplica(each.replica.node, each.why) for each in record.leaving],
+            status=lineage.status,
+            start=lineage.range.first,
+            to=lineage.range.first + lineage.range.size,
+            inputs=lineage.inputs,
+            outputs=lineage.outputs,
         )
 
 

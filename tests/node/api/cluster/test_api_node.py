@@ -30,8 +30,12 @@ def known_methods(template: str) -> set[str]:
 @pytest.fixture
 def filled(http: httpx.Client, new_topic: Callable[..., str]) -> Iterator[dict[str, str]]:
     """Something for each parameter of a path. The node is undrained afterwards: others use it, too."""
-    topic = new_topic()
+    topic = new_topic(2)
     Partition(http, topic).append("a", "b")
+    # A change of the route waits for this upload.
+    http.put(f"/v1/topics/{topic}/partitions/1/uploads/held/parts/0", content=b"part")
+    change = {"after": 0, "inputs": [1], "wait_ms": 3_600_000}
+    assert 202 == http.post(f"/v1/topics/{topic}/routes", json=change).status_code
     http.put(f"/v1/topics/{topic}/cursors/reader", json={"positions": {"0": 1}})
     http.post("/v1/sinks/driver")
     http.put(f"/v1/topics/{topic}/groups/readers/members/one")
@@ -47,7 +51,7 @@ def filled(http: httpx.Client, new_topic: Callable[..., str]) -> Iterator[dict[s
         "topic": topic,
         "partition": "0",
         "offset": "0",
-        "version": "0",
+        "version": "1",
         "cursor": "reader",
         "producer": producer,
         "group": "readers",
