@@ -143,7 +143,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.batch", "laminar.http.api"),
     ),
     "laminar.node.placement": ("membership", "router"),
-    "laminar.node.routes": ("membership",),
+    "laminar.node.routes": (
+        *("laminar.node.host", "laminar.node.transport", "laminar.node.runtime"),
+        "membership",
+    ),
     "laminar.node.catalog": (
         *(
             "laminar.node.placement",

@@ -34,13 +34,14 @@ from laminar.node.consensus.lost_majority import CHECK_S as RELEASE_CHECK_S
 from laminar.node.consensus.replica import Replica
 from laminar.node.host.failed_logs import CHECK_S as FAILED_CHECK_S
 from laminar.node.host.fork import Unrecoverable
+from laminar.node.routes.driver import RouteDriver
 from laminar.node.runtime.boot import Boot
 from laminar.node.runtime.cluster_view import ViewMessage
 from laminar.node.runtime.join import Join, JoinAnswer
 from laminar.node.runtime.process import Process, run_process
 from laminar.node.transport.transport import Address, Peer, TcpAddress, TransportError
 from membership.boot_history import BootRecord
-from membership.catalog import CODE_VERSION, NotCatalogLeader
+from membership.catalog import CODE_VERSION, Catalog, NotCatalogLeader
 from membership.catalog_rules import kept_by_command
 from membership.gossip import Gossip
 from membership.packets import address_text
@@ -110,6 +111,14 @@ class Controller(Process):
             clock=self.clock,
             rng=self.rng,
             max_partitions=boot.settings.max_partitions,
+            progress_of=lambda topic: self._routes.progress_of(topic),
+        )
+        self._routes = RouteDriver(
+            view=self.view,
+            clock=self.clock,
+            transport=self.transport,
+            led_catalog=self._led_catalog,
+            spawn=self.spawn,
         )
         self._duties = LeaderDuties(
             boot,
@@ -221,6 +230,7 @@ class Controller(Process):
             if role != self.boot.role:
                 self.spawn(self._publisher.push(role))
         self.spawn(self._reconcile())
+        self.spawn(self._routes.run())
         self.every(RECONCILE_S, self._reconcile_now.set)
         if self.boot.settings.balance_threshold:
             self.every(REPORT_S, self._loads.report)
@@ -385,8 +395,14 @@ class Controller(Process):
 
     # -- reconciling the node with the catalog -------------------------------------------
 
+    def _led_catalog(self) -> Catalog | None:
+        """Return the catalog if this node leads it; None if not."""
+        group = self.group
+        return group.catalog if group is not None and group.replica.core.is_leader else None
+
     def _applied(self) -> None:
         self.service.changed()
+        self._routes.changed()
         self._publisher.changed()
         if self.gossip is not None:
             self.gossip.set_seeds(self._gossip_seeds())
@@ -394,6 +410,7 @@ class Controller(Process):
 
     def _led(self, leading: bool) -> None:
         self.service.led(leading)
+        self._routes.changed()
         self._reconcile_now.set()
 
     async def _remember(self) -> None:
@@ -549,6 +566,7 @@ class Controller(Process):
                     "version": self.state().version,
                     "voters": len(core.configuration.voters) if core is not None else 0,
                 },
+                "routes": self._routes.statistics(),
                 "statuses": dict(self.directory.statuses()),
                 "gossip": self.gossip.statistics() if self.gossip is not None else {},
             }

@@ -6,9 +6,10 @@ replicas as the topic asks for. A `Problem` means that they are refused or, with
 this replica cannot tell. Every future is resolved: a commit or a truncation does it, also after this replica
 has ceased to lead.
 
-Nothing that adds a record is proposed after a `seal` entry. What comes after it waits until that entry is
-committed, and is refused then: were it refused before, and the entry truncated, its client would append it to
-the partitions that follow, and a late copy of it could still be appended here.
+Nothing that adds a record is proposed after a `seal` entry. What comes after it waits until nothing takes
+that entry back (`PartitionContext.final_seal`), and is refused then: were it refused before, and the entry
+lost, its client would append it to the partitions that follow, and a late copy of it could still be appended
+here.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from laminar.node.partition.deduplication import find_duplicate
 from laminar.node.partition.min_replicas import Copies
 from laminar.node.partition.problems import (
     entry_too_large,
+    in_doubt,
     not_leader,
     not_open,
     seal_uncommitted,
@@ -125,11 +127,12 @@ class AppendPath:
     def closed(self) -> asyncio.Future[Receipt] | None:
         """Return None while this partition takes records. Leader only.
 
-        If its seal is not committed yet, return a future that fails when that is known: with `sealed`, or
-        with `not_leader` if another leader may have truncated it.
+        If its seal may still be lost, return a future that fails when that is known: with `sealed`, or with
+        `not_leader` if another leader may have truncated it.
 
         Raises:
-            Problem: 409 `sealed` when the seal is committed; 503 `changing` before the partition is opened.
+            Problem: 409 `sealed` when the seal is final; 503 `changing` before the partition is opened, and
+                while this leader asks the catalog whether it lacks a seal.
         """
         if self._context.state.succession.takes_records:
             return None
@@ -140,13 +143,16 @@ class AppendPath:
         return future
 
     def _check_open(self) -> None:
-        """Raise 503 `changing` if this partition has to wait for its `open` entry."""
-        if self._context.state.succession.status == "waiting":
+        """Raise 503 `changing` if this partition has to wait for its `open` entry, or may lack its seal."""
+        succession = self._context.state.succession
+        if succession.status == "waiting":
             raise not_open(self._context.name)
+        if succession.status == "open" and succession.in_doubt:
+            raise in_doubt(self._context.name)
 
     def _check_unsealed(self) -> None:
-        """Raise 409 `sealed` if the partition's seal is committed."""
-        seal = self._context.state.committed_seal
+        """Raise 409 `sealed` if the partition's seal is final."""
+        seal = self._context.final_seal
         if seal is not None:
             raise sealed(self._context.name, seal.record.version)
 
@@ -198,9 +204,7 @@ class AppendPath:
     def committed(self, before: int, index: int) -> None:
         """Resolve the appends whose entries lie after `before`, up to `index`."""
         if self._after_seal:
-            seal = self._context.state.committed_seal
-            if seal is not None:
-                self._refuse_after_seal(sealed(self._context.name, seal.record.version))
+            self.seal_is_final()
         if not self.waiters:
             return
         log = self._context.log
@@ -223,6 +227,12 @@ class AppendPath:
                     self._copies.await_them(done, waiter)
             self._forget(done)
         self._batcher.committed()
+
+    def seal_is_final(self) -> None:
+        """Refuse what waits behind the seal, if that is final."""
+        seal = self._context.final_seal
+        if seal is not None:
+            self._refuse_after_seal(sealed(self._context.name, seal.record.version))
 
     def _forget(self, index: int) -> None:
         self._batcher.done(index)

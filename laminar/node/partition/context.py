@@ -11,12 +11,13 @@ from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.replica import Replica
 from laminar.node.partition.problems import not_leader
 from laminar.node.partition.state.state import PartitionState
+from laminar.node.partition.state.succession import Sealed
 
 
 class PartitionContext:
     """A replica of partition `number` of `topic`; `replica` is set before use."""
 
-    __slots__ = ("driver", "log", "name", "number", "replica", "state", "topic")
+    __slots__ = ("driver", "kept_seal", "log", "name", "number", "replica", "state", "topic")
 
     replica: Replica
 
@@ -27,6 +28,8 @@ class PartitionContext:
         self.driver = driver
         self.log = log
         self.state = PartitionState(log.start.index)
+        # Index and term of the `seal` entry that a majority of the voters has synced; (0, 0): none known.
+        self.kept_seal = (0, 0)
 
     @property
     def committed_index(self) -> int:
@@ -42,6 +45,18 @@ class PartitionContext:
     def end_offset(self) -> int:
         """Offset after the last record that this replica knows to be committed."""
         return self.log.offset_after(self.state.committed_index)
+
+    @property
+    def final_seal(self) -> Sealed | None:
+        """The `seal` entry, if clients may hear of it: nothing takes it back.
+
+        In an `interval` log the power may take a commit. So there it counts when it is known that a majority
+        has synced it (`kept_seal`).
+        """
+        seal = self.state.committed_seal
+        if seal is None or (self.log.policy.is_interval and self.kept_seal != (seal.index, seal.term)):
+            return None
+        return seal
 
     @property
     def is_whole(self) -> bool:

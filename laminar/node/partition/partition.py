@@ -29,8 +29,11 @@ from laminar.node.partition.state.cursors import Cursors
 from laminar.node.partition.state.group_members import GroupMembers
 from laminar.node.partition.state.producers import Producers
 from laminar.node.partition.state.state import PartitionState
-from laminar.node.partition.state.succession import OpenRecord, SealRecord
+from laminar.node.partition.state.succession import OpenRecord, Sealed, SealRecord
 from raft.quorum import majority
+
+NEVER_CHANGES = "_transactions"
+"""The topic whose partitions neither end nor follow others."""
 
 
 def _no_refusal() -> Problem | None:
@@ -48,7 +51,12 @@ class Partition:
         driver: Driver,
         log: Log,
         refusal: Callable[[], Problem | None] = _no_refusal,
+        asks_catalog: bool = False,
     ) -> None:
+        """Make the replica's parts.
+
+        With `asks_catalog` a leader that may lack a seal takes no records before `lacks_no_seal` is called.
+        """
         self.topic = topic
         self.number = number
         self.log = log
@@ -62,6 +70,7 @@ class Partition:
         # Called when this replica begins to lead.
         self.on_led: Callable[[Partition], None] | None = None
         self._loop = asyncio.get_running_loop()
+        self._asks_catalog = asks_catalog
         # Until then (the loop's time) nothing begins that a seal would have to wait for.
         self._held_until_s = 0.0
 
@@ -207,7 +216,7 @@ class Partition:
                 outcome="not_applied",
             )
         future: asyncio.Future[Receipt] = self._loop.create_future()
-        not_before_ms = max(each.time_ms for each in record.inputs)
+        not_before_ms = max((each.time_ms for each in record.inputs), default=0)
         self.appends.propose(record.frame(), [(future, 0)], not_before_ms=not_before_ms)
         return future
 
@@ -240,12 +249,35 @@ class Partition:
         return holding >= majority(len(voters))
 
     @property
+    def kept_seal(self) -> Sealed | None:
+        """The `seal` entry, if it is known here that nothing takes it back."""
+        seal = self.state.committed_seal
+        return seal if seal is not None and self.context.kept_seal == (seal.index, seal.term) else None
+
+    def keep_seal(self) -> None:
+        """Note that the committed seal is synced by a majority: clients may hear of it."""
+        seal = self.state.committed_seal
+        assert seal is not None, f"{self.context.name}: its seal is not committed"
+        self.context.kept_seal = (seal.index, seal.term)
+        self.appends.seal_is_final()
+
+    @property
     def may_lack_seal(self) -> bool:
         """Whether a committed seal may be missing here, so that the catalog must be asked for one.
 
         True after a loss was accepted for the group, or after damaged entries were left out for good.
         """
         return bool(self.replica.configuration.abandoned) or self.state.succession.lacks_entries
+
+    def doubt(self) -> None:
+        """Take no records as the leader, if a seal may be missing, before the catalog has been asked."""
+        self.state.succession.in_doubt = (
+            self._asks_catalog and self.may_lack_seal and self.topic != NEVER_CHANGES
+        )
+
+    def lacks_no_seal(self) -> None:
+        """Take records again: the catalog, asked in this term, lets this partition neither wait nor end."""
+        self.state.succession.in_doubt = False
 
     def stop(self, error: Exception) -> None:
         """Stop this replica after a bug in its state: it takes part in nothing until a restart."""
@@ -280,6 +312,7 @@ class Partition:
     def led(self, leading: bool) -> None:
         """Begin to lead; or, if not `leading`, refuse at once all appends that are not proposed yet."""
         self._held_until_s = 0.0
+        self.doubt()
         if leading:
             self.group_members.led(self._loop.time())
             if self.on_led is not None:

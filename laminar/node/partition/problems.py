@@ -91,6 +91,15 @@ def not_open(name: str) -> Problem:
     )
 
 
+def in_doubt(name: str) -> Problem:
+    """Return the `changing` problem (503, retriable) of a partition that may lack its end."""
+    return Problem(
+        "changing",
+        f"{name} asks the catalog whether it has ended, as entries of it may be lost",
+        outcome="not_applied",
+    )
+
+
 def held(name: str) -> Problem:
     """Return the `changing` problem (503, retriable) of what would begin a transaction or an upload now."""
     return Problem(

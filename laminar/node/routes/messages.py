@@ -22,3 +22,47 @@ class RouteProgress(msgspec.Struct, frozen=True):
     """The last change that this leader cancelled because its time was over; 0: none."""
     because: list[str] = []
     """What that change was waiting for."""
+
+
+QUESTION = "route_question"
+"""The method of a shard that answers a `PartitionQuestion`."""
+
+SYNCED_SEAL = "route_synced_seal"
+"""The method of a shard that answers a `SealQuestion`."""
+
+
+class PartitionQuestion(msgspec.Struct, frozen=True, array_like=True):
+    """Ask a replica of an input or output what is in the way of the change.
+
+    For `hold_ms` its leader begins no transaction and no upload; 0: it goes on. With `drop` it drops those
+    that are under way and not prepared.
+    """
+
+    group: bytes
+    hold_ms: int = 0
+    drop: bool = False
+
+
+class PartitionAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The answer of a replica; only that of a leader says more."""
+
+    leads: bool = False
+    under_way: int = 0
+    """Transactions and uploads that are not published."""
+    prepared: int = 0
+    """Those of them that may be decided."""
+    refused: str = ""
+    """Why it takes no records now, as text for people; empty if it does."""
+
+
+class SealQuestion(msgspec.Struct, frozen=True, array_like=True):
+    """Ask a replica of an input to sync its log, and for the seal that is synced in it then."""
+
+    group: bytes
+
+
+class SealAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """Index and term of the seal that a replica has synced; both 0: none."""
+
+    index: int = 0
+    term: int = 0

@@ -70,6 +70,10 @@ class ShardContext(Protocol):
     async def refresh_view(self) -> None:
         """Wait until the view is as new as the catalog was at the call. Raises `Problem`."""
 
+    async def view_change(self, timeout_s: float) -> bool:
+        """Wait for the controller's next view; return whether one came in time."""
+        raise NotImplementedError
+
     async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:
         """Ask the catalog's leader. Raises `TransportError`."""
         raise NotImplementedError

@@ -105,15 +105,18 @@ class Reconciler:
         if not wanted:
             return
         held = {record.group: manifest.of_group(record.group) for record, _ in wanted}
+        # A group has one origin for good, so that of any copy of the catalog is right.
+        origins = {record.group: record.origin for record, _ in wanted}
         # An earlier pass wrote these to the manifest as `making`, and failed to write `made`.
-        await self._finish([each for each in held.values() if each is not None and each.state == "making"])
+        begun = [each for each in held.values() if each is not None and each.state == "making"]
+        await self._finish(begun, origins)
         new = [(record, replica_id) for record, replica_id in wanted if held[record.group] is None]
         if new:
             # The copy of the catalog in the view passes through old states; only the leader's
             # confirmation lets a replica be created.
             answer = await shard.ask_catalog(ConfirmRequest([record.group for record, _ in new]))
             creating = set(answer.creating)
-            await self._make([(record, replica) for record, replica in new if record.group in creating])
+            await self._make([each for each in new if each[0].group in creating], origins)
         groups = [
             record.group
             for record, _ in wanted
@@ -124,7 +127,7 @@ class Reconciler:
             if answer.error:
                 asyncio.get_running_loop().call_later(RETRY_S, shard.request_reconcile)
 
-    async def _make(self, new: Sequence[tuple[PartitionRecord, int]]) -> None:
+    async def _make(self, new: Sequence[tuple[PartitionRecord, int]], origins: Mapping[bytes, int]) -> None:
         """Write `making` to the manifest, then the log with entry 1, then `made`; then messages may leave."""
         shard = self._shard
         if not new:
@@ -145,10 +148,13 @@ class Reconciler:
             for entry in entries:
                 shard.storage.delete_log(entry.log_id).add_done_callback(_retrieve_exception)
             raise
-        await self._finish(entries)
+        await self._finish(entries, origins)
 
-    async def _finish(self, entries: Sequence[ReplicaEntry]) -> None:
-        """Bring entries from `making` to `made`; repeated if a full disk cuts it short."""
+    async def _finish(self, entries: Sequence[ReplicaEntry], origins: Mapping[bytes, int]) -> None:
+        """Bring entries from `making` to `made`; repeated if a full disk cuts it short.
+
+        `origins` has, by group, the change of routes that made the partition, which entry 1 names; 0: none.
+        """
         shard = self._shard
         if not entries:
             return
@@ -157,7 +163,10 @@ class Reconciler:
             if log.last_index > log.start.index:
                 continue
             first = initial_frame(
-                ConfigurationRecord(voters=tuple((member, node) for member, node in entry.voters)),
+                ConfigurationRecord(
+                    voters=tuple((member, node) for member, node in entry.voters),
+                    successor_of=origins[entry.group],
+                ),
                 created_ms=entry.created_ms,
             )
             log.append([first])

@@ -176,6 +176,7 @@ class ReplicaOpener:
             driver=shard.driver,
             log=log,
             refusal=shard.refusal,
+            asks_catalog=True,
         )
         name = f"{entry.topic}/{entry.partition}"
 
@@ -305,12 +306,15 @@ class ReplicaOpener:
                 except Exception as error:  # noqa: BLE001  # stops this partition's replica
                     partition.stop(error)
                     return
+                shard.opened(partition)
                 continue
             if missing and all(shard.repairs.is_gone(entry.group, index) for index in missing):
                 _log.error("%s: continues without the state of damaged entries %s", name, missing)
                 partition.state.left_out.clear()
                 partition.state.succession.lacks_entries = True
+                partition.doubt()
                 shard.repairs.attach_replica(partition.replica)
+                shard.opened(partition)
 
     async def _repaired_within(self, entry: ReplicaEntry, timeout_s: float) -> None:
         """Wait up to `timeout_s` for the repair of a log's damage to make progress."""

@@ -58,6 +58,8 @@ from laminar.node.shard.reconcile import Reconciler
 from laminar.node.shard.replica_moves import CHECK_S as RECONCILE_CHECK_S
 from laminar.node.shard.replica_moves import ReplicaMover
 from laminar.node.shard.replica_startup import ReplicaOpener
+from laminar.node.shard.route_changes import CHECK_S as ROUTES_CHECK_S
+from laminar.node.shard.route_changes import RouteChanges
 from laminar.node.shard.work_lists import CHECK_S as WORK_CHECK_S
 from laminar.node.shard.work_lists import WorkLists
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
@@ -143,6 +145,7 @@ class Shard(Process):
         self.moves = ReplicaMover(
             self, self.work, give_away=self.leaders.give_away, learners_added=self.catch_up.learners_added
         )
+        self.routes = RouteChanges(self, self.work, transport=self.transport)
         self._opener = ReplicaOpener(self)
         self._reconciler = Reconciler(self, self.work)
         self._lost_manifest = LostManifest(self)
@@ -160,6 +163,7 @@ class Shard(Process):
         self.methods["load"] = meter.on_load
         self.methods["view_update"] = self._on_view_update
         self.methods |= self.catch_up.methods
+        self.methods |= self.routes.methods
         self.methods |= self._application.methods
 
     # -- services for the application ----------------------------------------------------
@@ -252,6 +256,7 @@ class Shard(Process):
             "catch_up": self.catch_up.statistics(),
             "moves": self.moves.statistics(),
             "leaders": self.leaders.statistics(),
+            "routes": self.routes.statistics(),
         }
 
     # -- life ----------------------------------------------------------------------------
@@ -285,6 +290,7 @@ class Shard(Process):
         self.every(RECONCILE_CHECK_S, self._check_reconcile)
         self.every(WORK_CHECK_S, self.work.check_all)
         self.every(LEADERS_CHECK_S, self.leaders.check)
+        self.every(ROUTES_CHECK_S, self.routes.check)
         self.every(self.boot.settings.retention_check_ms / 1000, self._retain)
         self.every(CATCH_UP_CHECK_S, self.catch_up.check)
         self.every(RELEASE_CHECK_S, self.releases.check)
@@ -360,6 +366,7 @@ class Shard(Process):
         self.work.follow(delta)
         self._reconciler.follow_min_replicas()
         self._reconciler.stop_abandoned()
+        self.routes.check()
         if self.cluster_id is None:
             self.cluster_id, self.epoch = message.cluster_id, message.epoch
         self._note_ready()
@@ -476,10 +483,12 @@ class Shard(Process):
         partition.on_led = self._led
         if self.work.changed(partition):
             self.request_reconcile()
+        self.routes.check()
 
     def _led(self, partition: Partition) -> None:
         if self.work.changed(partition):
             self._reconcile_due.set()
+        self.routes.check()
 
     def refusal(self) -> Problem | None:
         """Return why this shard takes no appends now; None if it does."""

@@ -97,7 +97,7 @@ async def test_outputs_have_no_place_without_the_only_node(node: EmbeddedNode) -
     assert ("too_few_nodes", 1, 0) == (answer.error, answer.value, answer.limit), answer
 
 
-async def test_a_cluster_has_so_many_partitions_at_most(node: EmbeddedNode) -> None:
+async def test_a_cluster_has_no_more_partitions_than_its_limit(node: EmbeddedNode) -> None:
     controller_of(node).service._max_partitions = 4
     answer = await ask(node, begin(0, cuts=[9_000]))
 

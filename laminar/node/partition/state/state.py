@@ -204,6 +204,7 @@ class PartitionState:
         """
         self.producers, self.cursors = whole.producers, whole.cursors
         self.stages, self.sinks, self.keys = whole.stages, whole.sinks, whole.keys
+        whole.succession.in_doubt = self.succession.in_doubt
         self.succession = whole.succession
         self.producers.committed(self.committed_index)
         self.cursors.committed(self.committed_index)

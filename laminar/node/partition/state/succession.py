@@ -42,6 +42,7 @@ _First = Annotated[int, msgspec.Meta(ge=0, le=LOGICAL_PARTITIONS - 1)]
 _Size = Annotated[int, msgspec.Meta(ge=1, le=LOGICAL_PARTITIONS)]
 _Group = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 _Several = msgspec.Meta(min_length=1, max_length=MAX_PARTITIONS)
+_Some = msgspec.Meta(max_length=MAX_PARTITIONS)
 
 Status: TypeAlias = Literal["waiting", "open", "sealed"]
 
@@ -84,13 +85,16 @@ class SealRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of an `open` entry: the change, its route's version, this partition's range, and the inputs."""
+    """Payload of an `open` entry: the change, its route's version, this partition's range, and the inputs.
+
+    An input is left out that has no seal yet, as the change was forced, or that is reclaimed.
+    """
 
     change_id: _Positive
     version: _Positive
     first: _First
     size: _Size
-    inputs: Annotated[list[Input], _Several]
+    inputs: Annotated[list[Input], _Some]
 
     def frame(self) -> bytearray:
         """Return the entry's batch, not stamped yet. Raises `BatchError` if the record is not valid."""
@@ -189,17 +193,31 @@ class StoredSuccession(msgspec.Struct, frozen=True, array_like=True):
 class Succession:
     """The table of one partition."""
 
-    __slots__ = ("_now", "_undo", "lacks_entries", "takes_records")
+    __slots__ = ("_in_doubt", "_now", "_undo", "lacks_entries", "takes_records")
 
     def __init__(self) -> None:
         self._now = StoredSuccession()
         # (index of the entry, the table before) of changes that may be rolled back.
         self._undo: deque[tuple[int, StoredSuccession]] = deque()
-        # Whether the partition is `open` as of the log's end: the one question of each append.
+        # Whether the partition is `open` as of the log's end, without doubt: the one question of each append.
         self.takes_records = True
         # Entries were damaged on every replica, so the tables were made without them for good: a seal may be
         # among these. It stays set, and goes with the tables to other replicas.
         self.lacks_entries = False
+        self._in_doubt = False
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the leader takes no records before the catalog has said that it lacks no seal.
+
+        It is no part of what follows from the log.
+        """
+        return self._in_doubt
+
+    @in_doubt.setter
+    def in_doubt(self, doubt: bool) -> None:
+        self._in_doubt = doubt
+        self._set(self._now)
 
     @property
     def successor_of(self) -> int:
@@ -270,7 +288,7 @@ class Succession:
 
     def _set(self, now: StoredSuccession) -> None:
         self._now = now
-        self.takes_records = self.status == "open"
+        self.takes_records = self.status == "open" and not self._in_doubt
 
     # -- stored ----------------------------------------------------------------------------
 
