@@ -185,7 +185,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "laminar.node.routes",
     ),
     "laminar.node.api.records": (
-        *("laminar.node.api.common", "laminar.node.consensus"),
+        *("laminar.node.api.common", "laminar.node.consensus", "laminar.node.transport", "membership"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api", "laminar.log.disk"),
         "laminar.node.routes",

@@ -32,6 +32,7 @@ MODULES = (
     "laminar.node.api.common.leader_lookup",
     "laminar.node.api.consumers.cursors",
     "laminar.node.api.consumers.groups",
+    "laminar.node.api.records.topic_append",
     "laminar.node.api.transactions.sinks",
     "laminar.node.catalog.balancing",
     "laminar.node.catalog.controller_addresses",

@@ -300,6 +300,7 @@ class Topic(Generic[T]):
             self._session,
             self.name,
             chosen,
+            route=route.version,
             key=raw_key,
             tag=tag,
             headers=headers,

@@ -112,6 +112,12 @@ class Stages:
         """Return the topics whose routes are not known yet: the caller finds them and calls `know`."""
         return [topic for topic, place in self._topics.items() if place.route is None]
 
+    def route_version(self, topic: str) -> int:
+        """Return the version of the route by which a topic's records were placed, once it is known."""
+        route = self._topics[topic].route
+        assert route is not None
+        return route.version
+
     def know(self, topic: str, route: Route) -> None:
         """Set a topic's route, and gather its waiting records. Raises as `put` does."""
         place = self._topics.setdefault(topic, _Topic())

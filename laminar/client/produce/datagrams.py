@@ -367,7 +367,10 @@ class Datagrams(Generic[T]):
             _Forgotten: the partition has forgotten this producer.
         """
         number = os.urandom(NUMBER_BYTES)
-        datagram = self._datagram_codec.encode_question(Question(self._topic, queue.partition, number, frame))
+        route = None if self._route is None else self._route.version
+        datagram = self._datagram_codec.encode_question(
+            Question(self._topic, queue.partition, number, frame, route)
+        )
         answers = self._waiting[number] = asyncio.Queue()
         backoff = Backoff(rng=self._session.rng, first_ms=RESEND_MS, ceiling_ms=LONGEST_RESEND_MS)
         copies = answered = silent = redirects = 0

@@ -63,6 +63,8 @@ PROBE_MS = 1_000
 PROBE_WAIT_MS = 1_000
 PROBE_TIMEOUT_S = 5.0
 PROBE_PAUSE_S = 0.1
+# In requests: the version of the route by which the partition was chosen.
+ROUTE = "Laminar-Route"
 
 
 class Sender:
@@ -204,7 +206,8 @@ class Sender:
         if known is None:
             target = f"{topic_path(self.topic)}/partitions/{queue.partition}/records"
             target += "?ack=accepted" if self._accepts else ""
-            known = self.session.head(url, "POST", target, {"Content-Type": BATCH_TYPE})[:-2]
+            headers = {"Content-Type": BATCH_TYPE, ROUTE: str(self.accumulator.route.version)}
+            known = self.session.head(url, "POST", target, headers)[:-2]
             self._heads[(queue.partition, url)] = known
         return b"%bContent-Length: %d\r\n\r\n" % (known, length)
 

@@ -57,7 +57,8 @@ def part_bytes(number: int, first_bytes: int, limit_bytes: int) -> int:
 class Upload:
     """The upload of one record into a partition: `write`, then `finish` or `abort`, from one task at a time.
 
-    `small` is called to append a value that is not longer than one part. `timeout_s` limits each request.
+    `route` is the version of the route by which `partition` was chosen. `small` is called to append a value
+    that is not longer than one part. `timeout_s` limits each request.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Upload:
         topic: str,
         partition: int,
         *,
+        route: int,
         key: bytes | None,
         tag: str | None,
         headers: Mapping[str, bytes] | None,
@@ -77,6 +79,7 @@ class Upload:
         self._session = session
         self._topic = topic
         self._partition = partition
+        self._route = route
         self._path = f"{topic_path(topic)}/partitions/{partition}/uploads/{os.urandom(16).hex()}"
         try:
             self._record = build([b""], keys=[key], tags=[tag], headers=[headers], timestamps=[timestamp_ms])
@@ -123,7 +126,7 @@ class Upload:
             "POST",
             f"?parts={self.parts}&size_bytes={self.size_bytes}&crc32c={self._checksum:08x}",
             bytes(self._record),
-            {"Content-Type": BATCH_TYPE},
+            {"Content-Type": BATCH_TYPE, "Laminar-Route": str(self._route)},
         )
         said = answer.json()
         durable = said["durable"]

@@ -191,6 +191,7 @@ class StageSender:
             number=self._number,
             epoch=self._epoch,
             stage=pending.sequence,
+            route=self.stages.route_version(topic),
             timeout_s=self._timeout_s,
         )
         with self._guard:
@@ -255,9 +256,12 @@ async def post_stage(
     number: int,
     epoch: int,
     stage: int,
+    route: int,
     timeout_s: float | None = None,
 ) -> None:
     """Stage `frame` as stage `stage` of batch `number`; return when it is replicated.
+
+    `route` is the version of the route by which the partition was chosen.
 
     The request is repeated until its deadline. The partition takes the stage once: it recognises a repetition
     by the stage's number.
@@ -270,7 +274,7 @@ async def post_stage(
         f"{batch_path(sink, number)}/stages?topic={quote(topic, safe='')}"
         f"&partition={partition}&stage={stage}&epoch={epoch}",
         body=frame,
-        headers={"Content-Type": BATCH_TYPE},
+        headers={"Content-Type": BATCH_TYPE, "Laminar-Route": str(route)},
         timeout_s=timeout_s,
         first=await _leader(session, topic, partition, timeout_s),
     )

@@ -64,6 +64,9 @@ STEP_PAUSE_S = 0.05
 # -- attempts: no new one begins after so long ---------------------------------------------------
 
 APPEND_ATTEMPTS_S = 5.0
+ROUTE_WAIT_S = 5.0
+"""How long an append to a topic waits for a route that takes its records."""
+
 READ_ATTEMPTS_S = 5.0
 STEP_ATTEMPTS_S = 10.0
 

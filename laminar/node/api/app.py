@@ -72,6 +72,7 @@ from laminar.node.api.records.fetch import FetchRoutes, expected_bytes
 from laminar.node.api.records.producer_progress import ProducerProgressRoutes
 from laminar.node.api.records.record_value import RecordValueRoutes
 from laminar.node.api.records.stale_routes import route_said
+from laminar.node.api.records.topic_append import TopicAppends
 from laminar.node.api.records.uploads import UploadRoutes
 from laminar.node.api.transactions.abandoned_stages import AbandonedStages
 from laminar.node.api.transactions.producers import ProducerRoutes
@@ -168,6 +169,7 @@ class Api:
         metrics = MetricsRoute(host, watch, self._datagrams.statistics)
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(host, self._exchange, leaders, topics, limits=self.limits)
+        to_topics = TopicAppends(host, self._exchange, leaders, topics, parse=self._append.parse)
         self._topics = topics
         self._handlers: dict[str, Handler] = {
             "list_topics": topic_routes.topics,
@@ -181,7 +183,7 @@ class Api:
             "begin_route": routes.begin,
             "describe_route": routes.describe,
             "cancel_route": routes.cancel,
-            "append_to_topic": self._append.topic,
+            "append_to_topic": to_topics.topic,
             "append_to_partition": self._append.partition,
             "fetch": fetch.records,
             "fetch_one": RecordValueRoutes(host, fetch, self._locator).value,
@@ -244,6 +246,7 @@ class Api:
             "group": answering(groups.on_group),
             "accept_loss": answering(recover.on_accept_loss),
             "sinks": answering(sinks.on_sinks),
+            "look_up": answering(to_topics.on_look_up),
             "led": answering(led.on_led),
             "stats": metrics.on_stats,
             "health": watch.on_health,

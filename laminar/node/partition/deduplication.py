@@ -46,18 +46,10 @@ def find_duplicate(
     """
     takes_records = context.state.succession.takes_records
     if header.flags & Flag.KEYED:
-        entry = context.state.keys.get(header.producer_id)
-        if entry is None:
-            if key_made_ms is not None:
-                _check_age(context, key_made_ms)
-            if takes_records:
-                check_room(context, header)
-            return None
-        if entry.content != header.sequence:
-            raise key_reused(entry)
-        if entry.index > context.committed_index:
-            raise key_in_progress(context.name)
-        return entry.index, Receipt(context.number, entry.offset, entry.count, duplicate=True)
+        known_key = find_key(context, header.producer_id, content=header.sequence, made_ms=key_made_ms)
+        if known_key is None and takes_records:
+            check_room(context, header)
+        return known_key
     if header.producer_id == NO_PRODUCER:
         return None
     known = context.state.producers.check(header.producer_id, header.producer_epoch, header.sequence)
@@ -70,6 +62,27 @@ def find_duplicate(
             check_room(context, header)
         return None
     return known.index, Receipt(context.number, known.offset, known.count, duplicate=True)
+
+
+def find_key(
+    context: PartitionContext, key_id: bytes, *, content: int, made_ms: int | None
+) -> tuple[int, Receipt] | None:
+    """Return the Raft index and receipt of what was appended with an idempotency key, or None.
+
+    Raises:
+        Problem: when the key came with another request, its first request is not committed yet, or it is not
+            known, and old enough to have been forgotten.
+    """
+    entry = context.state.keys.get(key_id)
+    if entry is None:
+        if made_ms is not None:
+            _check_age(context, made_ms)
+        return None
+    if entry.content != content:
+        raise key_reused(entry)
+    if entry.index > context.committed_index:
+        raise key_in_progress(context.name)
+    return entry.index, Receipt(context.number, entry.offset, entry.count, duplicate=True)
 
 
 def _check_age(context: PartitionContext, key_made_ms: int) -> None:

@@ -106,6 +106,21 @@ def ancestors_of(
     return found[::-1]
 
 
+def ended_ranges(topic: TopicRecord, *, since_ms: int) -> list[KeyRange]:
+    """Return the partitions that changes have ended and that are not reclaimed, oldest first.
+
+    Those sealed before `since_ms` are left out. Of a change with force some may not be sealed yet.
+    """
+    there = set(topic.all_numbers)
+    found: list[KeyRange] = []
+    for change in topic.changes or ():
+        for held in change.inputs:
+            seal = change.seals.get(held.number)
+            if held.number in there and (seal is None or seal.time_ms >= since_ms):
+                found.append(held)
+    return found
+
+
 def order_of(topic: TopicRecord, number: int) -> Literal["strict", "weak"]:
     """Return whether the order of keys was kept over the change that made a partition."""
     origin = origin_of(topic, number)

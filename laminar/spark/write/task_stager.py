@@ -83,6 +83,8 @@ class TaskStager:
         self._last_stage = self._next_stage + (1 << COUNT_BITS) - 1
         self._under_way: deque[Future[None]] = deque()
         self._staged: dict[tuple[str, int], list[int]] = {}
+        # By topic the version of the route by which its rows are placed.
+        self._routes: dict[str, int] = {}
         self._records = 0
         # Rows received, staged or not.
         self.rows = 0
@@ -128,6 +130,7 @@ class TaskStager:
             known = self._cluster.run(self._cluster.session.topic_map(topic))
         except NotFound:
             raise ValueError(f"there is no topic {topic!r} to write to: create it first") from None
+        self._routes[topic] = known.route.version
         return Partitioner(known.route, first=self._attempt)
 
     def _send(self, stage: Stage) -> None:
@@ -149,5 +152,6 @@ class TaskStager:
             number=self._number,
             epoch=self._epoch,
             stage=number,
+            route=self._routes[topic],
         )
         self._under_way.append(self._cluster.submit(staging))

@@ -50,8 +50,8 @@ TABLES = [
     ),
     case(
         "a request with a key is taken for a new one",
-        "laminar.node.partition.deduplication:find_duplicate",
-        "entry = context.state.keys.get(header.producer_id)",
+        "laminar.node.partition.deduplication:find_key",
+        "entry = context.state.keys.get(key_id)",
         "entry = None",
         tests=KEYS,
     ),

@@ -31,8 +31,12 @@ def may_retry(problem: Problem, repeatable: bool, *, again: bool = False) -> boo
 
 
 def combine_outcomes(unknown: Sequence[Problem], last: Problem) -> Problem:
-    """Return the problem that answers an append: 504 unless it is sure that nothing of it was appended."""
-    if unknown and last.outcome == "not_applied":
+    """Return the problem that answers an append: 504 unless it is sure that nothing of it was appended.
+
+    A sealed partition is sure also of earlier attempts: it would have recognised what one has appended, and
+    takes nothing of one that is still under way.
+    """
+    if unknown and last.outcome == "not_applied" and last.code != "sealed":
         # The refusal is about the last attempt only; an earlier one may have been carried out.
         return Problem("outcome_unknown", f"{unknown[0].detail}; then: {last.detail or last.title}")
     return client_problem(last)

@@ -16,12 +16,10 @@ from collections.abc import Awaitable, Sequence
 
 import msgspec
 
-from laminar.batch import BATCH_TYPE, Header, build
-from laminar.http.api import documents
-from laminar.http.api.append_body import Append, all_marked, parse_append, records_of
-from laminar.http.api.deadlines import FORWARDED_APPEND_S
+from laminar.batch import BATCH_TYPE, Header
+from laminar.http.api.append_body import Append, all_marked, parse_append
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits, Records
+from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.answer_head import AnswerHead
 from laminar.node.api.common.attempts import merge_receipts
@@ -29,17 +27,12 @@ from laminar.node.api.common.forwarding import (
     FORWARDED,
     KEYED,
     PART,
-    PLAIN,
     Exchange,
     Forwarder,
-    PassedRequest,
-    PassedResponse,
-    decode_response,
     encode_passed,
 )
 from laminar.node.api.common.leader_call import LeaderCall, append_policy
 from laminar.node.api.common.leader_lookup import ReplicaEndpoint
-from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.ack_accepted import FLUSH, accepted, window_headers
@@ -47,18 +40,16 @@ from laminar.node.api.records.background_decoding import BackgroundDecoding
 from laminar.node.api.records.idempotency import (
     KEY_TIME,
     BatchIdentity,
-    build_identified,
     has_identity,
     identified,
     identity_of,
     named,
 )
 from laminar.node.api.records.stale_routes import StaleRoutes, route_said
+from laminar.node.api.records.topic_append import pass_append_on
 from laminar.node.partition.deduplication import is_duplicate
-from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
-from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 
 _PART_GROWS = 3
 _CONDITION = re.compile(r'"?([0-9]{1,16})"?\Z', re.ASCII)
@@ -88,7 +79,6 @@ class AppendRoutes:
             max_body_bytes=_PART_GROWS * limits.max_body_bytes,
             max_record_bytes=_PART_GROWS * limits.max_record_bytes,
         )
-        self._spread = 0
         self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job))
         self._loop = asyncio.get_running_loop()
         self._head = AnswerHead(services, topics)
@@ -265,21 +255,11 @@ class AppendRoutes:
             nonlocal payload
             if payload is None:
                 payload = encode_passed(request)
-            return await self._pass_on(where, payload)
+            return await pass_append_on(self._exchange, where, payload)
 
         # An append here stamps the body's batches in place, so it can't be tried here a second time.
         policy = append_policy(repeatable=repeatable, repeats_here=False)
         return await self._leaders(topic, number, here=here, there=there, policy=policy)
-
-    async def _pass_on(self, where: ReplicaEndpoint, payload: bytes) -> Response:
-        passed: PassedResponse = await self._exchange.ask(
-            where.address, "http", payload, kind=PassedResponse, timeout_s=FORWARDED_APPEND_S
-        )
-        response = decode_response(passed)
-        if response.status >= 400:
-            raise Problem.decode(passed.body, status=passed.status)
-        response.headers = [*response.headers, ("Laminar-Leader", where.url)]
-        return response
 
     def _repeatable(self, request: Request) -> bool:
         """Return whether a second attempt is recognised: by the head, or by producer ids in all batches."""
@@ -289,99 +269,6 @@ class AppendRoutes:
             return False
         return all_marked(request.body)
 
-    # -- a topic -------------------------------------------------------------------------
-
-    async def topic(self, request: Request, topic: str) -> Response:
-        """Answer POST /v1/topics/{topic}/records: partitions by `logical`, else by key, else round-robin."""
-        record = self._topics.record(topic)
-        append = await self._decoding.parsed(request)
-        records = append.records if append.records is not None else records_of(append.frames)
-        logical = integer(request, "logical", -1, minimum=0, maximum=LOGICAL_PARTITIONS - 1)
-        route = self._topics.route(record)
-        mark = identity_of(request, scope="topic")
-        if mark is None:
-            self._spread = (self._spread + 1) % len(route)
-            spread = route.numbers[self._spread]
-        else:
-            # So that records without a key go to the same partition when the request is repeated.
-            spread = route.partition_of(logical_of_key(mark.producer_id))
-        parts = _split(records, route, logical if "logical" in request.query else None, spread)
-        work = [
-            self._append_part(topic, number, part)
-            if mark is None
-            else self._append_part(topic, number, build_identified(part, mark), made_ms=mark.made_ms)
-            for number, part in parts
-        ]
-        answers = await asyncio.gather(*work, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, Problem):
-                named(answer, mark)
-        placed = merge_receipts(answers, topic)
-        replicas = self._replicas(topic, parts[0][0])
-        headers = [("Laminar-Node", self._services.node), ("Laminar-Route", str(route.version))]
-        if any(receipt.duplicate for receipt in placed):
-            headers.append(("Laminar-Replayed", "1"))
-        flush = policy_of(record.settings).name
-        return Response.json(
-            documents.Appended(
-                sum(receipt.count for receipt in placed),
-                [documents.Placed(receipt.partition, receipt.offset, receipt.count) for receipt in placed],
-                documents.Durability(replicas, flush == "commit", flush),
-            ),
-            headers=headers,
-        )
-
-    def _replicas(self, topic: str, number: int) -> int:
-        record = self._services.view.partition(topic, number)
-        return len(record.replicas) if record is not None else 0
-
-    async def _append_part(
-        self, topic: str, number: int, part: Records | bytearray, *, made_ms: int | None = None
-    ) -> Receipt:
-        """Append one partition's part of a topic's append at the partition's leader.
-
-        `part` is records, or a batch with an identity, by which the leader recognises a second attempt.
-        """
-
-        async def here(partition: Partition) -> Receipt:
-            if isinstance(part, Records):
-                return await partition.appends.append_records(part)
-            # A copy: the leader stamps it in place, and there may be another attempt.
-            frame = bytearray(part)
-            return await partition.appends.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
-
-        async def there(where: ReplicaEndpoint) -> Receipt:
-            return await self._append_remote(where, topic, number, part, made_ms)
-
-        policy = append_policy(repeatable=not isinstance(part, Records), repeats_here=True)
-        return await self._leaders(topic, number, here=here, there=there, policy=policy)
-
-    async def _append_remote(
-        self, where: ReplicaEndpoint, topic: str, number: int, part: Records | bytearray, made_ms: int | None
-    ) -> Receipt:
-        headers = {"content-type": BATCH_TYPE, FORWARDED: "1", "host": "forwarded", PART: PLAIN}
-        if isinstance(part, Records):
-            frame = build(
-                part.values,
-                keys=part.keys,
-                timestamps=part.timestamps,
-                tags=part.tags,
-                headers=part.headers,
-            )
-        else:
-            frame = part
-            headers[PART] = KEYED
-            if made_ms is not None:
-                headers[KEY_TIME] = str(made_ms)
-        target = f"/v1/topics/{topic}/partitions/{number}/records"
-        response = await self._pass_on(
-            where, msgspec.msgpack.encode(PassedRequest("POST", target, headers, frame))
-        )
-        assert isinstance(response.body, (bytes, bytearray, memoryview))
-        placed = msgspec.json.decode(response.body, type=documents.Appended).placed[0]
-        replayed = any(name == "Laminar-Replayed" for name, _ in response.headers)
-        return Receipt(placed.partition, placed.offset, placed.count, duplicate=replayed)
-
 
 def _is_part(request: Request) -> bool:
     """Return whether another shard made the request as one part of a topic's append.
@@ -389,22 +276,6 @@ def _is_part(request: Request) -> bool:
     A client can't make one: it has a connection of its own, and its header of that name is not passed on.
     """
     return PART in request.headers and isinstance(request.connection, Forwarder)
-
-
-def _split(records: Records, route: Route, logical: int | None, spread: int) -> list[tuple[int, Records]]:
-    """Return the records by partition: all by `logical` if given, else by key; without a key to `spread`."""
-    if logical is not None:
-        return [(route.partition_of(logical), records)]
-    keys = records.keys
-    if keys is None:
-        return [(spread, records)]
-    rows: dict[int, list[int]] = {}
-    for row, key in enumerate(keys):
-        number = spread if key is None else route.partition_of(logical_of_key(bytes(key)))
-        rows.setdefault(number, []).append(row)
-    if len(rows) == 1:
-        return [(next(iter(rows)), records)]
-    return [(number, records.take(chosen)) for number, chosen in rows.items()]
 
 
 def _offset_of(condition: str) -> int:

@@ -24,6 +24,7 @@ from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.append import AppendRoutes
+from laminar.node.api.records.topic_append import TopicAppends
 from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.host.clock import Clock
@@ -104,6 +105,9 @@ class Routed:
         leaders = LeaderCall(self.services, Locator(self.services, exchange()))
         self.topics = TopicLookup(self.services.view)
         self.appends = AppendRoutes(self.services, exchange(), leaders, self.topics, limits=Limits())
+        self.to_topic = TopicAppends(
+            self.services, exchange(), leaders, self.topics, parse=self.appends.parse
+        )
         self.services.show(self.state)
 
     def __getitem__(self, number: int) -> Partition:
@@ -178,7 +182,7 @@ class Routed:
 
     async def append_to_topic(self, body: bytes | bytearray, query: str = "", **headers: str) -> Response:
         """Append to the topic."""
-        return await self.appends.topic(_post(f"/v1/topics/t/records{query}", body, headers), "t")
+        return await self.to_topic.topic(_post(f"/v1/topics/t/records{query}", body, headers), "t")
 
     async def values(self) -> dict[int, list[bytes]]:
         """Return by partition all that is committed, without empty partitions."""

@@ -23,6 +23,7 @@ from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records import append as append_module
 from laminar.node.api.records.append import AppendRoutes
+from laminar.node.api.records.topic_append import TopicAppends
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt, Waiter
@@ -253,10 +254,13 @@ async def test_a_request_with_a_key_waits_for_its_own_first_try_and_for_no_other
         return answer
 
     served = elsewhere(answered)
+    whole = TopicAppends(
+        served._services, served._exchange, served._leaders, served._topics, parse=served.parse
+    )
 
     async def append() -> Response:
         if of_a_topic:
-            return await served.topic(post(b"x", idempotency_key="one", content_type="text/plain"), TOPIC)
+            return await whole.topic(post(b"x", idempotency_key="one", content_type="text/plain"), TOPIC)
         return await appended(served, post(b"x", idempotency_key="one", content_type="text/plain"))
 
     answers = [lost, running, running, done]

@@ -1,0 +1,425 @@
+"""Appends to a topic: this shard cuts the records by key and appends each part at its partition's leader.
+
+The route of the topic may change meanwhile. A part that is refused as its partition is sealed, or not open
+yet, was certainly not appended: it waits for the next route in this node's view and is cut again, so a client
+that knows no routes sees none change. A part whose outcome is unknown stays unknown.
+
+A request with an idempotency key may have been sent before, by an older route. So each part of it is looked
+up in the sealed partitions that held its keys while keys are remembered, oldest first, and only the rest is
+appended (rule `lookup` of `docs/routes.md#producers`). What a sealed partition answers is final, whoever asks
+and when: so of two attempts that meet, both find the same rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import msgspec
+
+from laminar.batch import BATCH_TYPE, Header, build
+from laminar.http.api import documents
+from laminar.http.api.append_body import Append, records_of
+from laminar.http.api.deadlines import APPEND_ATTEMPTS_S, FORWARDED_APPEND_S, LOOK_UP_PAUSE_S, ROUTE_WAIT_S
+from laminar.http.api.problems import Problem
+from laminar.http.api.records import Records
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.common.attempts import LEADER_MOVED, merge_receipts
+from laminar.node.api.common.forwarding import (
+    FORWARDED,
+    KEYED,
+    PART,
+    PLAIN,
+    Exchange,
+    PassedRequest,
+    PassedResponse,
+    decode_response,
+)
+from laminar.node.api.common.leader_call import LeaderCall, RetryPolicy, append_policy
+from laminar.node.api.common.leader_lookup import ReplicaEndpoint
+from laminar.node.api.common.query import integer
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.records.background_decoding import BackgroundDecoding
+from laminar.node.api.records.idempotency import KEY_TIME, BatchIdentity, build_identified, identity_of, named
+from laminar.node.partition.deduplication import find_key
+from laminar.node.partition.flush_policy import policy_of
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.problems import seal_uncommitted
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.idempotency_keys import AGE_MS
+from laminar.node.routes.lineage import ended_ranges
+from laminar.node.transport.transport import Peer
+from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
+from membership.records import KeyRange, TopicRecord
+
+# A sealed partition is asked for a key for so long after its seal: an hour more than it remembers keys, as
+# the clocks of nodes differ.
+ASKED_MS = AGE_MS + 3_600_000
+# Most sealed partitions that are asked at the same time.
+ASKED_AT_ONCE = 64
+_ROUTE_CHANGES = frozenset({"sealed", "changing"})
+
+
+class LookUpRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To the leader of a sealed partition: what was appended with this idempotency key?
+
+    `key_id` and `content` are the hashes of the key and of the request (`KeyEntry`), `made_ms` is when the
+    key was made, as the client says.
+    """
+
+    topic: str
+    partition: int
+    key_id: bytes
+    content: int
+    made_ms: int | None = None
+
+
+class Found(msgspec.Struct, frozen=True, array_like=True):
+    """The answer: the first offset and the number of the records; no records: nothing was appended."""
+
+    offset: int = 0
+    count: int = 0
+
+
+class _Whole:
+    """A request: what chooses the partitions of its records beside their keys, and what became of them.
+
+    `rest` are the records without a receipt yet, `without` sealed partitions that have nothing of it.
+    """
+
+    def __init__(
+        self, topic: str, records: Records, *, logical: int | None, mark: BatchIdentity | None
+    ) -> None:
+        self.topic = topic
+        self.logical = logical
+        self.mark = mark
+        self.rest = records
+        self.receipts: list[Receipt] = []
+        self.without: set[int] = set()
+
+    def places(self) -> list[int]:
+        """Return the logical partition of each record of the rest, of a request with an idempotency key."""
+        assert self.mark is not None
+        if self.logical is not None:
+            return [self.logical] * len(self.rest)
+        without = logical_of_key(self.mark.producer_id)
+        keys = self.rest.keys or [None] * len(self.rest)
+        return [without if key is None else logical_of_key(bytes(key)) for key in keys]
+
+    def fail(self, failures: Sequence[BaseException]) -> NoReturn:
+        """Raise the problem of these failures, and of what is durable all the same."""
+        for failure in failures:
+            if isinstance(failure, Problem):
+                named(failure, self.mark)
+        merge_receipts([*self.receipts, *failures], self.topic)
+        raise AssertionError("no failure was given")
+
+
+class TopicAppends:
+    """The handler of appends to a topic, and of other shards' questions about idempotency keys."""
+
+    def __init__(
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        leaders: LeaderCall,
+        topics: TopicLookup,
+        *,
+        parse: Callable[[Request], Append],
+    ) -> None:
+        """`parse` decodes a body."""
+        self._services = services
+        self._exchange = exchange
+        self._leaders = leaders
+        self._topics = topics
+        self._decoding = BackgroundDecoding(parse, lambda *job: services.off_loop(*job))
+        self._loop = asyncio.get_running_loop()
+        self._spread = 0
+
+    async def topic(self, request: Request, topic: str) -> Response:
+        """Answer POST /v1/topics/{topic}/records: partitions by `logical`, else by key, else round-robin."""
+        record = self._topics.record(topic)
+        append = await self._decoding.parsed(request)
+        records = append.records if append.records is not None else records_of(append.frames)
+        logical = integer(request, "logical", -1, minimum=0, maximum=LOGICAL_PARTITIONS - 1)
+        given = logical if "logical" in request.query else None
+        mark = identity_of(request, scope="topic")
+        placed = await self._place(_Whole(topic, records, logical=given, mark=mark))
+        headers = [
+            ("Laminar-Node", self._services.node),
+            ("Laminar-Route", str(self._topics.version(topic))),
+        ]
+        if any(receipt.duplicate for receipt in placed):
+            headers.append(("Laminar-Replayed", "1"))
+        flush = policy_of(record.settings).name
+        return Response.json(
+            documents.Appended(
+                sum(receipt.count for receipt in placed),
+                [documents.Placed(receipt.partition, receipt.offset, receipt.count) for receipt in placed],
+                documents.Durability(self._replicas(topic, placed[0].partition), flush == "commit", flush),
+            ),
+            headers=headers,
+        )
+
+    def _replicas(self, topic: str, number: int) -> int:
+        record = self._services.view.partition(topic, number)
+        return len(record.replicas) if record is not None else 0
+
+    # -- routes that change --------------------------------------------------------------------
+
+    async def _place(self, whole: _Whole) -> list[Receipt]:
+        """Append a request's records, by as many routes as come meanwhile; return the receipts.
+
+        Raises:
+            Problem: that of a part that failed; 503 `changing` when no route comes that takes all of them.
+        """
+        deadline = self._loop.time() + ROUTE_WAIT_S
+        oldest = 0
+        while True:
+            try:
+                route = await self._route_from(whole.topic, oldest, deadline)
+                await self._look_up(whole)
+            except Problem as problem:
+                if problem.code == "changing" and await self._pause(deadline):
+                    continue
+                whole.fail([problem])
+            if not len(whole.rest):
+                return whole.receipts
+            parts = self._split(whole, route)
+            answers = await asyncio.gather(
+                *(self._append_part(whole, number, part) for number, part in parts), return_exceptions=True
+            )
+            whole.receipts += [answer for answer in answers if isinstance(answer, Receipt)]
+            refused, failed = _sorted_out(answers)
+            if not refused and not failed:
+                return whole.receipts
+            if failed or self._loop.time() >= deadline:
+                whole.fail(failed or [_changing(whole.topic)])
+            whole.rest = Records.concat([parts[place][1] for place, _ in refused])
+            for place, why in refused:
+                if why.code == "sealed":
+                    whole.without.add(parts[place][0])
+                    oldest = max(oldest, route.version + 1, _version(why))
+            if oldest <= route.version:
+                await self._pause(deadline)
+
+    async def _route_from(self, topic: str, oldest: int, deadline: float) -> Route:
+        """Return the topic's present route when it is of this version or later.
+
+        Raises:
+            Problem: 503 `changing` when none comes before the deadline (the loop's time).
+        """
+        while True:
+            route = self._topics.route(self._topics.record(topic))
+            if route.version >= oldest:
+                return route
+            left_s = deadline - self._loop.time()
+            if left_s <= 0:
+                raise _changing(topic)
+            await self._services.view_change(left_s)
+
+    async def _pause(self, deadline: float) -> bool:
+        """Wait a little, or for the next view; return False, at once, after the deadline."""
+        left_s = deadline - self._loop.time()
+        if left_s > 0:
+            await self._services.view_change(min(left_s, LOOK_UP_PAUSE_S))
+        return left_s > 0
+
+    def _split(self, whole: _Whole, route: Route) -> list[tuple[int, Records]]:
+        """Return the rest by partition: all by `logical` if given, else by key; without a key to one."""
+        records = whole.rest
+        if whole.logical is not None:
+            return [(route.partition_of(whole.logical), records)]
+        if whole.mark is None:
+            self._spread = (self._spread + 1) % len(route)
+            spread = route.numbers[self._spread]
+        else:
+            # So that records without a key go to the same partition when the request is repeated.
+            spread = route.partition_of(logical_of_key(whole.mark.producer_id))
+        keys = records.keys
+        if keys is None:
+            return [(spread, records)]
+        rows: dict[int, list[int]] = {}
+        for row, key in enumerate(keys):
+            number = spread if key is None else route.partition_of(logical_of_key(bytes(key)))
+            rows.setdefault(number, []).append(row)
+        if len(rows) == 1:
+            return [(next(iter(rows)), records)]
+        return [(number, records.take(chosen)) for number, chosen in rows.items()]
+
+    # -- what was appended before --------------------------------------------------------------
+
+    async def _look_up(self, whole: _Whole) -> None:
+        """Take the receipts of what sealed partitions have of a request with an idempotency key.
+
+        Raises:
+            Problem: 503 when one of them cannot be asked; 422 `idempotency_key_reused`; 409 `key_expired`.
+        """
+        mark = whole.mark
+        if mark is None:
+            return
+        ended = self._ended(self._topics.record(whole.topic), whole.without)
+        if not ended:
+            return
+        places = whole.places()
+        held = [each for each in ended if any(place in _range(each) for place in places)]
+        for first in range(0, len(held), ASKED_AT_ONCE):
+            asked = held[first : first + ASKED_AT_ONCE]
+            answers = await asyncio.gather(*(self._found(whole.topic, each.number, mark) for each in asked))
+            for each, found in zip(asked, answers, strict=True):
+                whole.without.add(each.number)
+                if found.count:
+                    whole.receipts.append(Receipt(each.number, found.offset, found.count, duplicate=True))
+                    rows = [row for row, place in enumerate(places) if place not in _range(each)]
+                    whole.rest, places = whole.rest.take(rows), [places[row] for row in rows]
+
+    def _ended(self, record: TopicRecord, without: set[int]) -> list[KeyRange]:
+        """Return the ranges of sealed partitions that may remember a key, oldest first."""
+        if not record.changes:
+            return []
+        since_ms = self._services.clock.wall_ms() - ASKED_MS
+        return [each for each in ended_ranges(record, since_ms=since_ms) if each.number not in without]
+
+    async def _found(self, topic: str, number: int, mark: BatchIdentity) -> Found:
+        asked = LookUpRequest(topic, number, mark.producer_id, mark.sequence, mark.made_ms)
+
+        async def there(where: ReplicaEndpoint) -> Found:
+            found: Found = await self._exchange.ask(
+                where.address, "look_up", asked, kind=Found, timeout_s=FORWARDED_APPEND_S
+            )
+            return found
+
+        return await self._leaders(
+            topic, number, here=lambda partition: _found_here(partition, asked), there=there, policy=_LOOK_UP
+        )
+
+    async def on_look_up(self, peer: Peer, payload: bytes) -> Found:
+        """Answer another shard what a sealed partition that is led here has of a request."""
+        asked = msgspec.msgpack.decode(payload, type=LookUpRequest)
+        return await _found_here(self._leaders.led_here(asked.topic, asked.partition), asked)
+
+    # -- one part ------------------------------------------------------------------------------
+
+    async def _append_part(self, whole: _Whole, number: int, records: Records) -> Receipt:
+        """Append one partition's part at the partition's leader.
+
+        With an idempotency key it is a batch with an identity, by which the leader recognises a second
+        attempt.
+        """
+        mark = whole.mark
+        part = records if mark is None else build_identified(records, mark)
+        made_ms = None if mark is None else mark.made_ms
+
+        async def here(partition: Partition) -> Receipt:
+            if isinstance(part, Records):
+                return await partition.appends.append_records(part)
+            # A copy: the leader stamps it in place, and there may be another attempt.
+            frame = bytearray(part)
+            return await partition.appends.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
+
+        async def there(where: ReplicaEndpoint) -> Receipt:
+            return await self._append_remote(where, whole.topic, number, part, made_ms)
+
+        policy = append_policy(repeatable=mark is not None, repeats_here=True)
+        return await self._leaders(whole.topic, number, here=here, there=there, policy=policy)
+
+    async def _append_remote(
+        self, where: ReplicaEndpoint, topic: str, number: int, part: Records | bytearray, made_ms: int | None
+    ) -> Receipt:
+        headers = {"content-type": BATCH_TYPE, FORWARDED: "1", "host": "forwarded", PART: PLAIN}
+        if isinstance(part, Records):
+            frame = build(
+                part.values,
+                keys=part.keys,
+                timestamps=part.timestamps,
+                tags=part.tags,
+                headers=part.headers,
+            )
+        else:
+            frame = part
+            headers[PART] = KEYED
+            if made_ms is not None:
+                headers[KEY_TIME] = str(made_ms)
+        target = f"/v1/topics/{topic}/partitions/{number}/records"
+        response = await pass_append_on(
+            self._exchange, where, msgspec.msgpack.encode(PassedRequest("POST", target, headers, frame))
+        )
+        assert isinstance(response.body, (bytes, bytearray, memoryview))
+        placed = msgspec.json.decode(response.body, type=documents.Appended).placed[0]
+        replayed = any(name == "Laminar-Replayed" for name, _ in response.headers)
+        return Receipt(placed.partition, placed.offset, placed.count, duplicate=replayed)
+
+
+async def pass_append_on(exchange: Exchange, where: ReplicaEndpoint, payload: bytes) -> Response:
+    """Return another shard's answer to an append; raise the `Problem` that it answers."""
+    passed: PassedResponse = await exchange.ask(
+        where.address, "http", payload, kind=PassedResponse, timeout_s=FORWARDED_APPEND_S
+    )
+    response = decode_response(passed)
+    if response.status >= 400:
+        raise Problem.decode(passed.body, status=passed.status)
+    response.headers = [*response.headers, ("Laminar-Leader", where.url)]
+    return response
+
+
+async def _found_here(partition: Partition, asked: LookUpRequest) -> Found:
+    """Return what a sealed partition has of a request.
+
+    Its log is final, but only a replica that knows the seal to be committed has all of it: a deposed leader
+    may lack the request, and one that is not sealed may still get it.
+
+    Raises:
+        Problem: 503 `changing` while the seal is not known to be committed; 422 `idempotency_key_reused`; 409
+            `key_expired`.
+    """
+    if partition.state.committed_seal is None:
+        raise seal_uncommitted(partition.context.name)
+    known = find_key(partition.context, asked.key_id, content=asked.content, made_ms=asked.made_ms)
+    if known is None:
+        return Found()
+    receipt = await partition.appends.when_committed(*known)
+    return Found(receipt.offset, receipt.count)
+
+
+def _cannot_ask(unknown: Sequence[Problem], last: Problem) -> Problem:
+    """Return the problem of a question that found no leader: it changes nothing, however it ended."""
+    if last.code in LEADER_MOVED or last.code == "outcome_unknown":
+        return Problem("no_leader", last.detail, outcome="not_applied")
+    return last
+
+
+_LOOK_UP = RetryPolicy(
+    attempts_s=APPEND_ATTEMPTS_S, pause_s=LOOK_UP_PAUSE_S, repeatable=True, conclude=_cannot_ask
+)
+
+
+def _sorted_out(
+    answers: Sequence[Receipt | BaseException],
+) -> tuple[list[tuple[int, Problem]], list[BaseException]]:
+    """Return the places of the parts that a changed route refused, with why; and the other failures."""
+    refused: list[tuple[int, Problem]] = []
+    failed: list[BaseException] = []
+    for place, answer in enumerate(answers):
+        if isinstance(answer, Problem) and answer.code in _ROUTE_CHANGES and answer.outcome == "not_applied":
+            refused.append((place, answer))
+        elif isinstance(answer, BaseException):
+            failed.append(answer)
+    return refused, failed
+
+
+def _version(sealed: Problem) -> int:
+    return sealed.limit if isinstance(sealed.limit, int) else 0
+
+
+def _range(held: KeyRange) -> range:
+    return range(held.first, held.first + held.size)
+
+
+def _changing(topic: str) -> Problem:
+    return Problem(
+        "changing",
+        f"no route of {topic} takes these records within {ROUTE_WAIT_S:g} s",
+        outcome="not_applied",
+    )
