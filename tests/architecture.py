@@ -103,13 +103,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.net", "laminar.client.produce", *BELOW_THE_CLIENT),
     ),
-    "laminar.client.route_changes": (
-        *("laminar.client.errors", "laminar.client.records", "laminar.client.net", "laminar.wire"),
-    ),
     "laminar.client.topic": (
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.net"),
-        *("laminar.client.route_changes", "laminar.client.produce", "laminar.client.consume", "laminar.wire"),
+        *("laminar.client.produce", "laminar.client.consume", "laminar.wire"),
     ),
     "laminar.client.client": (
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs", "laminar.client.net"),
@@ -214,7 +211,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.api.common", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        "laminar.node.routes",
+        *("laminar.node.routes", "membership"),
     ),
     "laminar.node.api.transactions": (
         *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),

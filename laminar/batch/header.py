@@ -126,6 +126,9 @@ class Flag(IntFlag):
     # Its one record is larger than a batch, and its value is empty here (`laminar.batch.large_record`). Only
     # batches given to readers have this flag: it is never stored.
     LARGE = 4
+    # A `cursor` entry that counts only when it is durable, in an `interval` log too: the claims of consumers
+    # after a change of the topic's route rely on it, and on all before it.
+    SYNCED = 8
 
 
 class BatchError(ValueError):
@@ -182,7 +185,9 @@ _BODY_CRC_AT = OFFSETS["body_crc"]
 _TERM = _adjacent("term")
 _TERM_AT = OFFSETS["term"]
 _KINDS = tuple(Kind)
-_KNOWN_FLAGS = int(Flag.OPENS_SEGMENT | Flag.KEYED | Flag.LARGE)
+_KNOWN_FLAGS = int(Flag.OPENS_SEGMENT | Flag.KEYED | Flag.LARGE | Flag.SYNCED)
+# What the leader leaves as it is.
+_KEPT_FLAGS = int(Flag.KEYED | Flag.SYNCED)
 # Kinds whose count takes offsets, and those that use `checkpoint` and `floor`.
 _COUNTED = (Kind.DATA, Kind.PUBLISH)
 _NUMBERED = (Kind.DATA, Kind.STAGED)
@@ -261,6 +266,8 @@ class Header:
             raise malformed("count", count, 0, f"batch of kind {kind}")
         if flags & ~_KNOWN_FLAGS:
             raise _unsupported("flags", flags, _KNOWN_FLAGS)
+        if flags & Flag.SYNCED and kind != Kind.CURSOR:
+            raise malformed("flags", flags, flags & ~Flag.SYNCED, f"batch of kind {kind}")
         if reserved:
             raise _unsupported("reserved", reserved, 0)
         if (checkpoint or floor) and kind not in _NUMBERED:
@@ -334,7 +341,7 @@ def seal(
     tag_mask: int = 0,
     checkpoint: int = 0,
     floor: int = 0,
-    keyed: bool = False,
+    flags: int = 0,
 ) -> bytearray:
     """Write the header of an unstamped frame over its first `HEADER_SIZE` bytes, and return the frame.
 
@@ -360,7 +367,7 @@ def seal(
             MAGIC,
             VERSION,
             kind,
-            Flag.KEYED if keyed else 0,
+            flags,
             0,
             0,
             0,
@@ -383,10 +390,10 @@ def seal(
     return frame
 
 
-def build_control(kind: Kind, payload: Buffer = b"") -> bytearray:
+def build_control(kind: Kind, payload: Buffer = b"", *, flags: int = 0) -> bytearray:
     """Return an unstamped frame of a control kind: no records, and `payload` as its body."""
     assert kind is not Kind.DATA, "records are built by `build`"
-    return seal(bytearray(HEADER_SIZE) + payload, kind)
+    return seal(bytearray(HEADER_SIZE) + payload, kind, flags=flags)
 
 
 def stamp(
@@ -408,7 +415,7 @@ def stamp(
     _PLACE.pack_into(frame, _PLACE_AT, index, term, prev_term, base_offset)
     _CLOCK.pack_into(frame, _CLOCK_AT, append_time_ms, committed_index)
     # Set or cleared: a client may append a frame that it fetched, which has the flag of its old place.
-    frame[_FLAGS_AT] = frame[_FLAGS_AT] & Flag.KEYED | (1 if opens_segment else 0)
+    frame[_FLAGS_AT] = frame[_FLAGS_AT] & _KEPT_FLAGS | (1 if opens_segment else 0)
     _CRC.pack_into(frame, HEADER_CRC_AT, crc32c(memoryview(frame)[:HEADER_CRC_AT]))
 
 

@@ -97,6 +97,10 @@ class Fenced(Error):
     """A newer producer or consumer of the same name took over."""
 
 
+class NotDrained(Error):
+    """A partition is not to be read yet: ``limit`` has those before it that are not acknowledged, by ends."""
+
+
 class Overloaded(Error):
     """A limit on buffered bytes or requests is reached, in the client or at the server.
 
@@ -188,6 +192,7 @@ _FAMILIES: dict[str, type[Error]] = {
         AlreadyExists,
         OffsetExpired,
         Fenced,
+        NotDrained,
         Overloaded,
         Unavailable,
         OutcomeUnknown,

@@ -35,6 +35,12 @@ FORWARDED_READ_S = 5.0
 FORWARDED_STEP_S = 5.0
 """One step on a cursor or a group at its leader."""
 
+GATE_S = 3.0
+"""At most so long a claim of a cursor waits for the leaders of the partitions before; then it is undone."""
+
+FORWARDED_GATE_S = 1.0
+"""One of these questions, at the leader."""
+
 FORWARDED_SINK_STEP_S = 30.0
 """One step of a transaction at its leader, which may itself ask several partitions."""
 
@@ -69,6 +75,7 @@ ROUTE_WAIT_S = 5.0
 
 READ_ATTEMPTS_S = 5.0
 STEP_ATTEMPTS_S = 10.0
+GATE_ATTEMPTS_S = 1.0
 
 # -- the client ------------------------------------------------------------------------------
 

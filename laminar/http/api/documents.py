@@ -492,13 +492,22 @@ _Owner = Annotated[str, Meta(max_length=MAX_OWNER)]
 _Position = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": OFFSET_LIMIT - 1})]
 
 
-class CursorChange(Request):
-    """A change of a cursor; positions are by partition number."""
+_Positions = Annotated[dict[str, _Position], Meta(max_length=MAX_PARTITIONS)]
 
-    positions: Annotated[dict[str, _Position], Meta(min_length=1, max_length=MAX_PARTITIONS)]
+
+class CursorChange(Request):
+    """A change of a cursor: `positions` by partition number, or `begin`, or `rewind`.
+
+    `begin` and `rewind` name a place: `earliest`, `latest` or a time. `begin` sets the cursor where it is not
+    set yet; `rewind` sets it in all partitions, or those that it names, also where it is owned.
+    """
+
+    positions: _Positions | UnsetType = UNSET
     expected: dict[str, _Position | None] | None = None
     owner: _Owner = ""
     expected_owner: _Owner | None = None
+    begin: str | UnsetType = UNSET
+    rewind: str | _Positions | UnsetType = UNSET
 
 
 class Cursor(Answer):
@@ -513,6 +522,10 @@ class Cursor(Answer):
     overtaken_by: dict[str, _Count]
     owners: dict[str, str]
     changed: _Time
+    ends: dict[str, _Count] | UnsetType = UNSET
+    """The final ends of the partitions that take no more records; left out if there are none."""
+    waits_for: dict[str, dict[str, _Count]] | UnsetType = UNSET
+    """By partition those before it, with their ends, that are to be acknowledged before it is read."""
 
 
 class CursorPage(Answer):

@@ -183,6 +183,13 @@ _ROWS: Final = (
         "The partition of these keys was chosen by a route that is too old",
         hint="`limit` is the present version: GET /v1/topics/{topic}/routes, and choose again.",
     ),
+    _row(
+        "not_drained",
+        409,
+        "Partitions before this one are not acknowledged to their ends",
+        hint="`limit` has these partitions, and their ends. Try again when a consumer has read them.",
+        family="NotDrained",
+    ),
     _row("node_in_use", 409, "The node cannot be removed yet", hint="`detail` says what comes first."),
     _row("not_cancellable", 409, "This operation is not cancelled by itself", hint="`detail` says how."),
     _row("offset_expired", 410, "The offset lies before the partition's start", family="OffsetExpired"),

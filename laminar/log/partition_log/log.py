@@ -49,6 +49,7 @@ from laminar.log.segment.quarantine import Damage, Quarantine
 from laminar.log.segment.segment import Segment
 
 _OPENS_SEGMENT = int(Flag.OPENS_SEGMENT)
+_SYNCED = int(Flag.SYNCED)
 # Plain numbers are packed faster than members of an enumeration.
 _FULL = int(RecordKind.FULL)
 _CONFIGURATION = int(Kind.CONFIGURATION)
@@ -309,7 +310,7 @@ class Log:
                 write = Write(self.files, segment.file, index, position, frame, row)
                 head = RECORD.pack(_FULL, 0, 0, size, self.log_id)
                 number = changes.record_batch(self, index, head, frame, write)
-                if kind == _CONFIGURATION:
+                if kind == _CONFIGURATION or flags & _SYNCED:
                     # A replica that lost its last interval asks all voters that it knows
                     # of, so a configuration must be durable even in an `interval` log.
                     must_sync = True

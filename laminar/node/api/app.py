@@ -62,7 +62,10 @@ from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import HostServices
 from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.consumers.cursor_places import CursorPlaces
+from laminar.node.api.consumers.cursor_steps import CursorSteps
 from laminar.node.api.consumers.cursors import CursorRoutes
+from laminar.node.api.consumers.gates import Gates
 from laminar.node.api.consumers.groups import GroupRoutes
 from laminar.node.api.records.append import AppendRoutes
 from laminar.node.api.records.damaged_reads import LOCAL
@@ -154,7 +157,10 @@ class Api:
         routes = RouteChanges(host, topics, placement, cut_points)
         watch = Watch(host)
         cluster = ClusterRoutes(host, watch)
-        cursors = CursorRoutes(host, self._exchange, leaders, topics)
+        gates = Gates(host, self._exchange, leaders)
+        steps = CursorSteps(host, self._exchange, leaders, topics, gates)
+        cursor_places = CursorPlaces(host, self._exchange, leaders, topics, steps)
+        cursors = CursorRoutes(topics, steps, cursor_places)
         groups = GroupRoutes(host, self._exchange, leaders, topics, cursors)
         fetch = FetchRoutes(host, self._exchange, leaders, topics)
         recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
@@ -241,8 +247,10 @@ class Api:
             "http": answering(self._on_http),
             "leader": answering(self._locator.on_leader),
             "describe": answering(states.on_describe),
-            "cursor": answering(cursors.on_cursor),
             "cuts": answering(cut_points.on_cuts),
+            "cursor": answering(steps.on_cursor),
+            "drained": answering(gates.on_drained),
+            "take_cursor": answering(cursor_places.on_take_cursor),
             "group": answering(groups.on_group),
             "accept_loss": answering(recover.on_accept_loss),
             "sinks": answering(sinks.on_sinks),

@@ -247,6 +247,26 @@ class ReadView:
         assert index <= context.committed_index, f"confirmed {index} but committed {context.committed_index}"
         return self.bounds()
 
+    async def at_time(self, bounds: Bounds, time_ms: int) -> tuple[int, int | None]:
+        """Return the offset and time of the first committed batch appended at or after a time.
+
+        Returns the end and None if there is no such batch.
+        """
+        log = self._context.log
+        index = await log.find_time(time_ms)
+        while index <= bounds.committed_index:
+            try:
+                row = await log.find_index_entry(index)
+            except EntriesTrimmed:
+                # The entry found was trimmed meanwhile: search for the time again in what is left.
+                bounds = self.bounds()
+                index = await log.find_time(time_ms)
+                continue
+            if row.kind in (Kind.DATA, Kind.PUBLISH) and row.count:
+                return row.base_offset, row.append_time_ms
+            index += 1
+        return bounds.end, None
+
     async def frames(self, offset: int, *, max_bytes: int, before: int | None = None) -> list[Buffer]:
         """Return committed batches from `offset` on; see `frames`."""
         found = await frames(self._context, offset, max_bytes=max_bytes, before=before)

@@ -121,6 +121,18 @@ def ended_ranges(topic: TopicRecord, *, since_ms: int) -> list[KeyRange]:
     return found
 
 
+def generations(topic: TopicRecord) -> list[list[int]]:
+    """Return the partitions that take records, or did, in groups: each after all of its ancestors."""
+    depth: dict[int, int] = {}
+    for change in _changes(topic):
+        below = 1 + max(depth.get(each.number, 0) for each in change.inputs)
+        depth.update({each.number: below for each in change.outputs})
+    found: dict[int, list[int]] = {}
+    for number in topic.numbers:
+        found.setdefault(depth.get(number, 0), []).append(number)
+    return [found[each] for each in sorted(found)]
+
+
 def order_of(topic: TopicRecord, number: int) -> Literal["strict", "weak"]:
     """Return whether the order of keys was kept over the change that made a partition."""
     origin = origin_of(topic, number)

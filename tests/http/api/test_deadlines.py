@@ -35,3 +35,8 @@ def test_a_client_waits_for_an_election_before_it_does_without_a_leader() -> Non
 def test_pauses_are_short_beside_what_they_lie_between() -> None:
     """A look that comes late would be felt after each election."""
     assert 10 * d.LOOK_UP_PAUSE_S <= d.ELECTION_WAIT_S and 10 * d.STEP_PAUSE_S <= d.STEP_ATTEMPTS_S
+
+
+def test_a_claim_is_undone_before_who_forwarded_it_gives_up() -> None:
+    """Else the answer would be lost, and the member own the partition without knowing it."""
+    assert d.FORWARDED_STEP_S > d.GATE_S + d.TRANSFER_S > d.GATE_ATTEMPTS_S + d.FORWARDED_GATE_S

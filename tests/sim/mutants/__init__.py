@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.sim.mutants.appends import APPENDS
 from tests.sim.mutants.balance import BALANCE
+from tests.sim.mutants.consumers import CONSUMERS
 from tests.sim.mutants.nodes import NODES
 from tests.sim.mutants.placement import PLACEMENT
 from tests.sim.mutants.protocol import PROTOCOL
@@ -12,4 +13,15 @@ from tests.sim.mutants.routes import ROUTES
 from tests.sim.mutants.tables import TABLES
 from tests.sim.mutants.transactions import TRANSACTIONS
 
-CASES = [*PROTOCOL, *TABLES, *TRANSACTIONS, *NODES, *PLACEMENT, *BALANCE, *ROUTES, *ROUTE_CHANGES, *APPENDS]
+CASES = [
+    *PROTOCOL,
+    *TABLES,
+    *TRANSACTIONS,
+    *NODES,
+    *PLACEMENT,
+    *BALANCE,
+    *ROUTES,
+    *ROUTE_CHANGES,
+    *APPENDS,
+    *CONSUMERS,
+]

@@ -7,82 +7,38 @@ partition, the error says in which others it was made.
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
-import msgspec
+from msgspec import UNSET
 
 from laminar.http.api import documents
-from laminar.http.api.deadlines import FORWARDED_STEP_S
 from laminar.http.api.documents import CursorChange
 from laminar.http.api.parameters import MAX_PAGE, OFFSET_LIMIT
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.json_body import json_body
-from laminar.node.api.common.leader_call import STEP, LeaderCall
-from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.query import integer, next_link
-from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
-from laminar.node.transport.transport import Peer
-
-if TYPE_CHECKING:
-    from laminar.node.partition.partition import Partition
+from laminar.node.api.consumers.cursor_places import CursorPlaces
+from laminar.node.api.consumers.cursor_steps import Bounds, CursorRequest, CursorState, CursorSteps
+from laminar.node.partition.cursor_commands import REWIND, is_rewind
+from laminar.node.routes import lineage
+from membership.records import TopicRecord
 
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z", re.ASCII)
 # Most partitions that an error lists.
 MOST_NAMED = 20
-# By partition: its start offset and its committed end offset.
-Bounds = Mapping[int, tuple[int, int]]
-
-
-class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One step on one partition: `operation` is get, set or delete; get with an empty `name` lists all.
-
-    A set with `check` succeeds only if the position is `expected` (None: no position yet), and with
-    `expected_owner` only if that is the owner.
-    """
-
-    topic: str
-    partition: int
-    operation: str
-    name: str
-    position: int | None = None
-    check: bool = False
-    expected: int | None = None
-    owner: str = ""
-    expected_owner: str | None = None
-
-
-class CursorState(msgspec.Struct, frozen=True, array_like=True):
-    """A cursor in one partition, with the partition's start and committed end.
-
-    With an empty name there is no cursor: only partition, start and end count.
-    """
-
-    name: str
-    partition: int
-    position: int
-    changed_ms: int
-    owner: str
-    start_offset: int
-    end_offset: int
 
 
 class CursorRoutes:
     """The handlers of cursor routes."""
 
-    def __init__(
-        self, services: ShardServices, exchange: Exchange, leaders: LeaderCall, topics: TopicLookup
-    ) -> None:
-        self._services = services
-        self._exchange = exchange
-        self._leaders = leaders
+    def __init__(self, topics: TopicLookup, steps: CursorSteps, places: CursorPlaces) -> None:
         self._topics = topics
+        self._steps = steps
+        self._places = places
 
     # -- routes --------------------------------------------------------------------------
 
@@ -92,10 +48,11 @@ class CursorRoutes:
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         after = request.query.get("after", "")
         found, bounds = await self.named(topic, lambda name: name.startswith(prefix) and name > after)
+        record = self._topics.record(topic)
         names = sorted(found)
         page = names[:limit]
         answer = documents.CursorPage(
-            topic, [cursor_document(topic, name, found[name], bounds) for name in page]
+            topic, [cursor_document(record, name, found[name], bounds) for name in page]
         )
         headers = []
         if len(names) > limit:
@@ -106,41 +63,61 @@ class CursorRoutes:
 
     async def cursor(self, request: Request, topic: str, cursor: str) -> Response:
         """Answer GET /v1/topics/{topic}/cursors/{cursor}."""
-        states, bounds = await self._everywhere(topic, cursor)
+        states, bounds = await self._steps.everywhere(topic, cursor)
         if not states:
             raise Problem(
                 "no_such_cursor", f"topic {topic!r} has no cursor {cursor!r}", field="cursor", value=cursor
             )
-        return Response.json(cursor_document(topic, cursor, states, bounds))
+        return Response.json(cursor_document(self._topics.record(topic), cursor, states, bounds))
 
     async def set(self, request: Request, topic: str, cursor: str) -> Response:
         """Answer PUT /v1/topics/{topic}/cursors/{cursor}: compare and set each position in its partition."""
         change = json_body(request, CursorChange)
-        expected = change.expected
         _check_change(change)
-        steps = []
+        record = self._topics.record(topic)
+        if change.begin is not UNSET:
+            await self._places.begin(topic, cursor, change.begin)
+        elif change.rewind is not UNSET:
+            await self._places.rewind(topic, cursor, change.rewind)
+        else:
+            states = await self._set_positions(record, cursor, change)
+            return Response.json(cursor_document(record, cursor, states, {}))
+        states, bounds = await self._steps.everywhere(topic, cursor)
+        return Response.json(cursor_document(self._topics.record(topic), cursor, states, bounds))
+
+    async def _set_positions(
+        self, record: TopicRecord, cursor: str, change: CursorChange
+    ) -> list[CursorState]:
+        assert isinstance(change.positions, dict), "checked"
+        expected = change.expected
+        steps = {}
         for number, position in change.positions.items():
-            record = self._topics.partition_record(topic, number)
-            steps.append(
-                CursorRequest(
-                    topic,
-                    record.number,
-                    "set",
-                    cursor,
-                    position=position,
-                    check=expected is not None,
-                    expected=expected.get(number) if expected is not None else None,
-                    owner=change.owner,
-                    expected_owner=change.expected_owner,
-                )
+            partition = self._topics.partition_record(record.name, number).number
+            steps[partition] = CursorRequest(
+                record.name,
+                partition,
+                "set",
+                cursor,
+                position=position,
+                check=expected is not None,
+                expected=expected.get(number) if expected is not None else None,
+                owner=change.owner,
+                expected_owner=change.expected_owner,
             )
-        return Response.json(cursor_document(topic, cursor, await self._all(steps), {}))
+        # A cursor may reach the end of a partition, and go on in those that follow, in one request.
+        states: list[CursorState] = []
+        for numbers in lineage.generations(record):
+            states += await self._steps.all(
+                [steps.pop(number) for number in numbers if number in steps], states
+            )
+        return states + await self._steps.all(list(steps.values()), states)
 
     async def delete(self, request: Request, topic: str, cursor: str) -> Response:
         """Answer DELETE /v1/topics/{topic}/cursors/{cursor}."""
         record = self._topics.record(topic)
-        steps = [CursorRequest(topic, number, "delete", cursor) for number in record.numbers]
-        await self._all(steps)
+        # A partition without the cursor, after one that has it, would be taken for a new one.
+        for numbers in reversed(lineage.generations(record)):
+            await self._steps.all([CursorRequest(topic, number, "delete", cursor) for number in numbers])
         return Response(204)
 
     # -- steps ---------------------------------------------------------------------------
@@ -150,92 +127,11 @@ class CursorRoutes:
     ) -> tuple[dict[str, list[CursorState]], Bounds]:
         """Return, by name, the states of a topic's cursors that `wanted` selects; and the bounds."""
         found: dict[str, list[CursorState]] = {}
-        states, bounds = await self._everywhere(topic, "")
+        states, bounds = await self._steps.everywhere(topic, "")
         for state in states:
             if wanted(state.name):
                 found.setdefault(state.name, []).append(state)
         return found, bounds
-
-    async def _everywhere(self, topic: str, name: str) -> tuple[list[CursorState], Bounds]:
-        """Return a cursor's states in all partitions, or with an empty name all cursors'; and the bounds."""
-        record = self._topics.record(topic)
-        states = await self._all([CursorRequest(topic, number, "get", name) for number in record.numbers])
-        bounds = {each.partition: (each.start_offset, each.end_offset) for each in states if not each.name}
-        return [state for state in states if state.name], bounds
-
-    async def _all(self, steps: list[CursorRequest]) -> list[CursorState]:
-        """Carry out all steps concurrently; return their states, or raise the first failure after all."""
-        results = await asyncio.gather(*(self._one(step) for step in steps), return_exceptions=True)
-        failures = [result for result in results if isinstance(result, BaseException)]
-        states = [state for result in results if not isinstance(result, BaseException) for state in result]
-        if failures:
-            first = failures[0]
-            if isinstance(first, Problem) and states and steps[0].operation != "get":
-                done = ", ".join(str(state.partition) for state in states)
-                first.detail += f" (set in partitions {done})"
-            raise first
-        return states
-
-    async def _one(self, step: CursorRequest) -> list[CursorState]:
-        """Carry out one step at the partition's leader. Every step may be repeated."""
-
-        async def there(where: ReplicaEndpoint) -> list[CursorState]:
-            answer: list[CursorState] = await self._exchange.ask(
-                where.address, "cursor", step, kind=list[CursorState], timeout_s=FORWARDED_STEP_S
-            )
-            return answer
-
-        return await self._leaders(
-            step.topic,
-            step.partition,
-            here=lambda partition: self._perform(partition, step),
-            there=there,
-            policy=STEP,
-        )
-
-    async def _perform(self, partition: Partition, step: CursorRequest) -> list[CursorState]:
-        if step.operation == "get":
-            # Lag is counted from a confirmed end: a deposed leader's end would make it too small.
-            await partition.reader.confirmed_end()
-            names = [step.name] if step.name else partition.cursors.known()
-        else:
-            names = [step.name]
-            # Deletes also a cursor that is known only from an uncommitted entry: it may yet be committed.
-            if step.operation == "set" or step.name in partition.cursors.known():
-                await partition.cursor_commands.set(
-                    step.name,
-                    step.position if step.operation == "set" else None,
-                    expected=step.expected,
-                    check=step.check,
-                    owner=step.owner,
-                    expected_owner=step.expected_owner,
-                    now_ms=self._services.clock.wall_ms(),
-                )
-        found = []
-        if step.operation == "get":
-            # A state without a name, for the partition's bounds.
-            start, end = partition.start_offset, partition.end_offset
-            found.append(CursorState("", partition.number, start, 0, "", start, end))
-        for name in names:
-            cursor = partition.cursor_commands.get(name)
-            if cursor is not None:
-                found.append(
-                    CursorState(
-                        name,
-                        partition.number,
-                        cursor.position,
-                        cursor.changed_ms,
-                        cursor.owner,
-                        partition.start_offset,
-                        partition.end_offset,
-                    )
-                )
-        return found
-
-    async def on_cursor(self, peer: Peer, payload: bytes) -> list[CursorState]:
-        """Carry out a step for another shard, on a partition that is led here."""
-        step = msgspec.msgpack.decode(payload, type=CursorRequest)
-        return await self._perform(self._leaders.led_here(step.topic, step.partition), step)
 
 
 def _check_change(change: CursorChange) -> None:
@@ -244,15 +140,32 @@ def _check_change(change: CursorChange) -> None:
     Raises:
         Problem: 422 `invalid`.
     """
-    for field, offsets in (("positions", change.positions), ("expected", change.expected or {})):
+    given = [field for field in ("positions", "begin", "rewind") if getattr(change, field) is not UNSET]
+    if len(given) != 1 or change.positions == {}:
+        raise Problem(
+            "invalid",
+            "a change has one of `positions`, `begin` and `rewind`, and `positions` is not empty",
+            field=given[-1] if given else "positions",
+            limit="positions, begin, rewind",
+        )
+    if change.positions is UNSET:
+        if change.expected is not None or change.owner or change.expected_owner is not None:
+            raise Problem("invalid", "owners and expected positions belong to `positions`", field=given[0])
+        return
+    if is_rewind(change.owner):
+        raise Problem(
+            "invalid", f"owners that begin with {REWIND} are rewinds", field="owner", value=change.owner
+        )
+    positions = change.positions
+    for field, offsets in (("positions", positions), ("expected", change.expected or {})):
         for number, offset in offsets.items():
-            if number not in change.positions or _NUMBER.match(number) is None:
+            if number not in positions or _NUMBER.match(number) is None:
                 raise Problem(
                     "invalid",
                     "each name must be the number of a partition for which a position is given",
                     field=field,
                     value=number,
-                    limit=", ".join(list(change.positions)[:MOST_NAMED]),
+                    limit=", ".join(list(positions)[:MOST_NAMED]),
                 )
             if offset is not None and not 0 <= offset < OFFSET_LIMIT:
                 raise Problem(
@@ -264,10 +177,13 @@ def _check_change(change: CursorChange) -> None:
                 )
 
 
-def cursor_document(topic: str, name: str, states: list[CursorState], bounds: Bounds) -> documents.Cursor:
+def cursor_document(
+    topic: TopicRecord, name: str, states: list[CursorState], bounds: Bounds
+) -> documents.Cursor:
     """Return a cursor's document: by partition its position, its lag behind the end, and its owner.
 
-    A partition of `bounds` that is not in `states` counts as unread from start to end.
+    A partition of `bounds` that is not in `states` counts as unread from start to end. With `bounds` it also
+    says what waits for what is not acknowledged.
     """
     ordered = sorted(states, key=lambda state: state.partition)
     known = {state.partition for state in states}
@@ -282,8 +198,10 @@ def cursor_document(topic: str, name: str, states: list[CursorState], bounds: Bo
         for state in ordered
         if state.position < state.start_offset
     }
+    ends = {number: seal.end_offset for number in sorted(bounds) if (seal := lineage.seal_of(topic, number))}
+    waits = {number: waits_for(topic, number, states) for number in sorted(bounds)} if ends else {}
     return documents.Cursor(
-        topic=topic,
+        topic=topic.name,
         cursor=name,
         positions={str(state.partition): state.position for state in ordered},
         lag=lags,
@@ -292,4 +210,21 @@ def cursor_document(topic: str, name: str, states: list[CursorState], bounds: Bo
         overtaken_by=gone,
         owners={str(state.partition): state.owner for state in ordered if state.owner},
         changed=format_time(max((state.changed_ms for state in ordered), default=0)),
+        ends={str(number): end for number, end in ends.items()} if ends else UNSET,
+        waits_for={str(number): before for number, before in waits.items() if before} if ends else UNSET,
     )
+
+
+def waits_for(topic: TopicRecord, number: int, states: Iterable[CursorState]) -> dict[str, int]:
+    """Return the partitions before this one where a cursor with these states is not drained, and their ends.
+
+    The seal that the catalog has is final, so this is as true as the states are.
+    """
+    known = {state.partition: state for state in states}
+    found = {}
+    for each in lineage.ancestors_of(topic, number, only_strict=True):
+        seal, state = lineage.seal_of(topic, each), known.get(each)
+        end = 0 if seal is None else seal.end_offset
+        if state is None or state.position < end or is_rewind(state.owner):
+            found[str(each)] = end
+    return found

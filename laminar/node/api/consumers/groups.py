@@ -89,6 +89,7 @@ class GroupRoutes:
                 field="group",
                 value=group,
             )
+        record = self._topics.record(topic)
         return Response.json(
             documents.Group(
                 topic=topic,
@@ -96,7 +97,7 @@ class GroupRoutes:
                 mode=state.members[0].mode if state.members else None,
                 forming=state.forming,
                 members=state.members,
-                cursors=[cursor_document(topic, name, found[name], bounds) for name in sorted(found)],
+                cursors=[cursor_document(record, name, found[name], bounds) for name in sorted(found)],
             )
         )
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from laminar.batch import BatchError, Buffer, Header, Kind
+from laminar.batch import BatchError, Buffer, Header
 from laminar.http.api import documents
 from laminar.http.api.deadlines import FORWARDED_READ_S, SECOND_HOP_WAIT_S
 from laminar.http.api.fetch_body import FetchFormat, check_fields, encode_fetch, fetch_format, shows_long
@@ -315,7 +315,7 @@ class FetchRoutes:
         if since is not None:
             if text is not None:
                 raise Problem("invalid", "offset and since exclude each other", field="since", value=since)
-            return (await self._at_time(partition, bounds, parse_time(since, field="since")))[0]
+            return (await partition.reader.at_time(bounds, parse_time(since, field="since")))[0]
         if text is None or text == "earliest":
             return bounds.start
         if text == "latest":
@@ -418,7 +418,7 @@ class FetchRoutes:
             offset, timestamp_ms = bounds.end, None
         else:
             time_ms = EARLIEST_MS if at == "earliest" else parse_time(at, field="at")
-            offset, timestamp_ms = await self._at_time(served, bounds, time_ms)
+            offset, timestamp_ms = await reader.at_time(bounds, time_ms)
             bounds = reader.bounds()  # the start may have moved while the search waited for the disk
         return Response.json(
             documents.Offsets(
@@ -429,25 +429,6 @@ class FetchRoutes:
             ),
             headers=self.place(served, bounds, offset),
         )
-
-    async def _at_time(self, partition: Partition, bounds: Bounds, time_ms: int) -> tuple[int, int | None]:
-        """Return the offset and time of the first committed batch appended at or after a time.
-
-        Returns the end and None if there is no such batch.
-        """
-        index = await partition.log.find_time(time_ms)
-        while index <= bounds.committed_index:
-            try:
-                row = await partition.log.find_index_entry(index)
-            except EntriesTrimmed:
-                # The entry found was trimmed meanwhile: search for the time again in what is left.
-                bounds = partition.reader.bounds()
-                index = await partition.log.find_time(time_ms)
-                continue
-            if row.kind in (Kind.DATA, Kind.PUBLISH) and row.count:
-                return row.base_offset, row.append_time_ms
-            index += 1
-        return bounds.end, None
 
     async def digest(self, request: Request, topic: str, partition: str) -> Response:
         """Answer GET .../digest?to_index=N|committed: SHA-256 of the committed log, byte for byte."""

@@ -152,7 +152,7 @@ WRONG_CHANGES: list[tuple[Any, int, str, str]] = [
     (b"{", 400, "malformed", "body"),
     (b"\xff", 400, "malformed", "body"),
     (b'{"positions":{"0":1},"owner":"\xff"}', 400, "malformed", "body"),
-    ({}, 422, "invalid", "body"),
+    ({}, 422, "invalid", "positions"),
     ({"positions": {}}, 422, "invalid", "positions"),
     ({"positions": []}, 422, "invalid", "positions"),
     ({"positions": {"0": "1"}}, 422, "invalid", "positions[...]"),

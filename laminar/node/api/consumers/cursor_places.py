@@ -1,0 +1,267 @@
+"""Beginning a cursor where it is not set yet, and rewinding it everywhere, over changes of the topic's route.
+
+A cursor is *begun* in partitions before those that they follow (rule `begin`), so that one which exists in a
+partition and not in one after it says that the latter is new: there it begins at 0. Whether it exists is
+looked for in the oldest partitions first (`oldest`), as a reclaim deletes it there after it has begun it in
+those that follow.
+
+A *rewind* takes the cursor in all partitions as their owner, also where it does not exist (`absent`), so no
+member owns anything; then it looks at the newest route again, and takes what was opened meanwhile (`again`).
+Only when it holds all, it sets the first one (`whole`). Then it lets all go. One that is broken off is
+repeated: until then what it held keeps its owner, and members leave that alone.
+
+Reference: `docs/routes.md#consumers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from laminar.http.api.deadlines import FORWARDED_STEP_S
+from laminar.http.api.problems import Problem
+from laminar.http.api.timestamps import parse_time
+from laminar.node.api.common.forwarding import Exchange
+from laminar.node.api.common.leader_call import STEP, LeaderCall
+from laminar.node.api.common.leader_lookup import ReplicaEndpoint
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.consumers.cursor_steps import CursorRequest, CursorState, CursorSteps
+from laminar.node.partition.cursor_commands import REWIND
+from laminar.node.partition.partition import Partition
+from laminar.node.routes import lineage
+from laminar.node.transport.transport import Peer
+
+ROUTES_SINCE = 3
+"""The code version from which on topics change their routes, and logs have synced entries of cursors."""
+
+
+class TakeRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Take a cursor in a partition for a rewind, `owner`; with an empty one only look for the place.
+
+    `time_ms`: the offset is wanted of the first record at or after this time; None: no offset.
+    """
+
+    topic: str
+    partition: int
+    name: str
+    owner: str
+    time_ms: int | None
+    synced: bool
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True):
+    """A partition of which a cursor was taken: its start and end, and the offset at the time asked for."""
+
+    partition: int
+    start_offset: int
+    end_offset: int
+    at_time: int = 0
+
+
+class CursorPlaces:
+    """Begins and rewinds cursors."""
+
+    def __init__(
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        leaders: LeaderCall,
+        topics: TopicLookup,
+        steps: CursorSteps,
+    ) -> None:
+        self._services = services
+        self._exchange = exchange
+        self._leaders = leaders
+        self._topics = topics
+        self._steps = steps
+
+    # -- begin ---------------------------------------------------------------------------------
+
+    async def begin(self, topic: str, name: str, place: str) -> None:
+        """Set the cursor at `place` in each partition where it is not set, and at 0 in those that are new.
+
+        A partition is new to the cursor if that exists in any before it.
+
+        Raises:
+            Problem: 422 for no place; 503 while a leader or the catalog does not answer.
+        """
+        offset_at = self._offset_at(place)
+        # An output that an old view lacks would be taken for new later, and its old records be delivered.
+        await self._services.refresh_view()
+        record = self._topics.record(topic)
+        generations = lineage.generations(record)
+        bounds: dict[int, CursorState] = {}
+        there: set[int] = set()
+        for numbers in generations:
+            steps = [CursorRequest(topic, number, "get", name) for number in numbers]
+            for state in await self._steps.all(steps):
+                if state.name:
+                    there.add(state.partition)
+                else:
+                    bounds[state.partition] = state
+        # What it saw in a partition that was reclaimed since counts, too: those are in the view.
+        for numbers in reversed(generations):
+            absent = [number for number in numbers if number not in there]
+            steps = []
+            for number in absent:
+                new = there.isdisjoint(lineage.ancestors_of(record, number))
+                position = await offset_at(topic, bounds[number]) if new else 0
+                steps.append(
+                    CursorRequest(
+                        topic, number, "set", name, position=position, check=True, expected=None, begins=True
+                    )
+                )
+            await asyncio.gather(*(self._unless_there(step) for step in steps))
+
+    async def _unless_there(self, step: CursorRequest) -> None:
+        try:
+            await self._steps.all([step])
+        except Problem as problem:
+            # Another request has begun it: at another position, or as its owner.
+            if problem.code not in ("precondition_failed", "fenced"):
+                raise
+
+    def _offset_at(self, place: str) -> Callable[[str, CursorState], Awaitable[int]]:
+        time_ms = _time_of(place)
+
+        async def offset_at(topic: str, bounds: CursorState) -> int:
+            if time_ms is None:
+                return bounds.start_offset if place == "earliest" else bounds.end_offset
+            taken = await self._take(TakeRequest(topic, bounds.partition, "", "", time_ms, synced=False))
+            return taken.at_time
+
+        return offset_at
+
+    # -- rewind --------------------------------------------------------------------------------
+
+    async def rewind(self, topic: str, name: str, place: str | Mapping[str, int]) -> None:
+        """Set the cursor everywhere to `place`, also where it is owned; or to positions in some partitions.
+
+        Raises:
+            Problem: 422 for no place, 404 for a partition that is not there, 409 `fenced` when another rewind
+                took the cursor; 503 while a leader or the catalog does not answer. With the outcome
+                `unknown` it holds the cursor in some partitions, until it is repeated.
+        """
+        time_ms = _time_of(place) if isinstance(place, str) else None
+        if not isinstance(place, str):
+            for number in place:
+                self._topics.partition_record(topic, number)
+        owner = f"{REWIND}rewind.{secrets.token_hex(8)}"
+        taken: dict[int, Taken] = {}
+        try:
+            await self._take_all(topic, name, owner, time_ms, taken)
+        except BaseException:
+            # Nothing is set back yet: members may go on.
+            with contextlib.suppress(Problem):
+                await self._let_go(topic, name, owner)
+            raise
+        try:
+            positions = {
+                number: position
+                for number, each in taken.items()
+                if (position := _position(place, each)) is not None
+            }
+            await self._steps.all(
+                [
+                    CursorRequest(topic, number, "set", name, position=to, owner=owner, expected_owner=owner)
+                    for number, to in positions.items()
+                ]
+            )
+            await self._let_go(topic, name, owner)
+        except Problem as problem:
+            problem.outcome = "unknown"
+            problem.hint = problem.hint or "Repeat the rewind: it holds the cursor in some partitions."
+            raise
+
+    async def _take_all(
+        self, topic: str, name: str, owner: str, time_ms: int | None, taken: dict[int, Taken]
+    ) -> None:
+        while True:
+            await self._services.refresh_view()
+            # Only what all nodes know may be written; and before that, no topic has changed its route.
+            synced = self._services.view.code_version >= ROUTES_SINCE
+            record = self._topics.record(topic)
+            wanted = [number for numbers in lineage.generations(record) for number in numbers]
+            for number in [each for each in taken if each not in wanted]:
+                del taken[number]  # it was reclaimed
+            missing = [number for number in wanted if number not in taken]
+            if not missing:
+                return
+            results = await asyncio.gather(
+                *(
+                    self._take(TakeRequest(topic, number, name, owner, time_ms, synced))
+                    for number in reversed(missing)
+                ),
+                return_exceptions=True,
+            )
+            taken |= {each.partition: each for each in results if isinstance(each, Taken)}
+            for each in results:
+                if isinstance(each, BaseException):
+                    raise each
+
+    async def _let_go(self, topic: str, name: str, owner: str) -> None:
+        """Free the cursor in all partitions where this rewind holds it."""
+        states, _ = await self._steps.everywhere(topic, name)
+        steps = [
+            CursorRequest(topic, state.partition, "set", name, position=state.position, expected_owner=owner)
+            for state in states
+            if state.owner == owner
+        ]
+        await self._steps.all(steps)
+
+    async def _take(self, request: TakeRequest) -> Taken:
+        async def there(where: ReplicaEndpoint) -> Taken:
+            answer: Taken = await self._exchange.ask(
+                where.address, "take_cursor", request, kind=Taken, timeout_s=FORWARDED_STEP_S
+            )
+            return answer
+
+        return await self._leaders(
+            request.topic,
+            request.partition,
+            here=lambda partition: self._perform(partition, request),
+            there=there,
+            policy=STEP,
+        )
+
+    async def _perform(self, partition: Partition, request: TakeRequest) -> Taken:
+        if request.owner:
+            await partition.cursor_commands.take(
+                request.name,
+                request.owner,
+                now_ms=self._services.clock.wall_ms(),
+                synced=request.synced,
+            )
+        bounds = await partition.reader.confirmed_bounds()
+        at_time = 0
+        if request.time_ms is not None:
+            at_time, _ = await partition.reader.at_time(bounds, request.time_ms)
+        return Taken(partition.number, bounds.start, bounds.end, at_time)
+
+    async def on_take_cursor(self, peer: Peer, payload: bytes) -> Taken:
+        """Take a cursor for another shard, in a partition that is led here."""
+        request = msgspec.msgpack.decode(payload, type=TakeRequest)
+        return await self._perform(self._leaders.led_here(request.topic, request.partition), request)
+
+
+def _time_of(place: str) -> int | None:
+    """Return the time of a place that is one, None for `earliest` and `latest`.
+
+    Raises:
+        Problem: 422 for no place.
+    """
+    return None if place in ("earliest", "latest") else parse_time(place, field="place")
+
+
+def _position(place: str | Mapping[str, int], taken: Taken) -> int | None:
+    """Return where a rewind sets the cursor in a partition; None: it stays where it is."""
+    if not isinstance(place, str):
+        return place.get(str(taken.partition))
+    if place == "earliest":
+        return taken.start_offset
+    return taken.end_offset if place == "latest" else taken.at_time

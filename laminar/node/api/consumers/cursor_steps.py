@@ -1,0 +1,232 @@
+"""Steps on a cursor in one partition, each carried out by the partition's leader.
+
+A step is a read, a compare-and-set or a deletion, and may be repeated. One that may give a cursor to an owner
+is a claim: in a partition that a change of the topic's route made, it must pass the gate
+(`laminar.node.api.consumers.gates`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from laminar.http.api.deadlines import FORWARDED_STEP_S
+from laminar.http.api.problems import Problem
+from laminar.node.api.common.forwarding import Exchange
+from laminar.node.api.common.leader_call import STEP, LeaderCall
+from laminar.node.api.common.leader_lookup import ReplicaEndpoint
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.consumers.gates import Gates
+from laminar.node.partition.cursor_commands import is_rewind
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.cursors import Cursor
+from laminar.node.transport.transport import Peer
+
+# By partition: its start offset and its committed end offset.
+
+
+Bounds = Mapping[int, tuple[int, int]]
+"""By partition: its start offset and its committed end offset."""
+
+
+class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
+    """One step on one partition: `operation` is get, set or delete; get with an empty `name` lists all.
+
+    A set with `check` succeeds only if the position is `expected` (None: no position yet), and with
+    `expected_owner` only if that is the owner.
+    """
+
+    topic: str
+    partition: int
+    operation: str
+    name: str
+    position: int | None = None
+    check: bool = False
+    expected: int | None = None
+    owner: str = ""
+    expected_owner: str | None = None
+    begins: bool = False
+    """It makes the cursor of a group that is new here, or of one that must get all: without a gate."""
+
+
+class CursorState(msgspec.Struct, frozen=True, array_like=True):
+    """A cursor in one partition, with the partition's start and committed end.
+
+    With an empty name there is no cursor: only partition, start and end count.
+    """
+
+    name: str
+    partition: int
+    position: int
+    changed_ms: int
+    owner: str
+    start_offset: int
+    end_offset: int
+
+
+class CursorSteps:
+    """Carries out steps on cursors: at the partitions' leaders, and for other shards where this one leads."""
+
+    def __init__(
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        leaders: LeaderCall,
+        topics: TopicLookup,
+        gates: Gates,
+    ) -> None:
+        self._services = services
+        self._exchange = exchange
+        self._leaders = leaders
+        self._topics = topics
+        self._gates = gates
+
+    async def everywhere(self, topic: str, name: str) -> tuple[list[CursorState], Bounds]:
+        """Return a cursor's states in all partitions, or with an empty name all cursors'; and the bounds."""
+        record = self._topics.record(topic)
+        states = await self.all([CursorRequest(topic, number, "get", name) for number in record.numbers])
+        bounds = {each.partition: (each.start_offset, each.end_offset) for each in states if not each.name}
+        return [state for state in states if state.name], bounds
+
+    async def all(self, steps: list[CursorRequest], done: Sequence[CursorState] = ()) -> list[CursorState]:
+        """Carry out all steps concurrently; return their states, or raise the first failure after all.
+
+        The failure names the partitions where steps were carried out, with those `done` before.
+        """
+        results = await asyncio.gather(*(self._one(step) for step in steps), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        states = [state for result in results if not isinstance(result, BaseException) for state in result]
+        if failures:
+            first = failures[0]
+            if isinstance(first, Problem) and (states or done) and steps[0].operation != "get":
+                numbers = ", ".join(str(state.partition) for state in [*done, *states])
+                first.detail += f" (set in partitions {numbers})"
+            raise first
+        return states
+
+    async def _one(self, step: CursorRequest) -> list[CursorState]:
+        """Carry out one step at the partition's leader. Every step may be repeated."""
+
+        async def there(where: ReplicaEndpoint) -> list[CursorState]:
+            answer: list[CursorState] = await self._exchange.ask(
+                where.address, "cursor", step, kind=list[CursorState], timeout_s=FORWARDED_STEP_S
+            )
+            return answer
+
+        return await self._leaders(
+            step.topic,
+            step.partition,
+            here=lambda partition: self._perform(partition, step),
+            there=there,
+            policy=STEP,
+        )
+
+    async def _perform(self, partition: Partition, step: CursorRequest) -> list[CursorState]:
+        names = [step.name]
+        if step.operation == "get":
+            # Lag is counted from a confirmed end: a deposed leader's end would make it too small.
+            await partition.reader.confirmed_end()
+            names = names if step.name else partition.cursors.known()
+        elif step.operation == "set":
+            await self._set(partition, step)
+        # Deletes also a cursor that is known only from an uncommitted entry: it may yet be committed.
+        elif step.name in partition.cursors.known():
+            await self._change(partition, step, None)
+        found = []
+        if step.operation == "get":
+            # A state without a name, for the partition's bounds.
+            start, end = partition.start_offset, partition.end_offset
+            found.append(CursorState("", partition.number, start, 0, "", start, end))
+        for name in names:
+            cursor = partition.cursor_commands.get(name)
+            if cursor is not None:
+                found.append(state_of(partition, name, cursor))
+        return found
+
+    async def _set(self, partition: Partition, step: CursorRequest) -> None:
+        """Set a cursor; if that is a claim in a partition with others before it, by the gate."""
+        position, commands = step.position, partition.cursor_commands
+        assert position is not None, "a set names a position"
+        if not _may_claim(commands.latest(step.name), step) or not await self._gates.has(partition):
+            await self._change(partition, step, position)
+            return
+        now_ms = self._services.clock.wall_ms()
+        claim = commands.claim(
+            step.name,
+            position,
+            expected=step.expected,
+            check=step.check,
+            owner=step.owner,
+            expected_owner=step.expected_owner,
+            now_ms=now_ms,
+        )
+        claimed = commands.latest(step.name)
+        assert claimed is not None, "it was claimed"
+        try:
+            await claim
+            await self._gates.check(partition, step.name)
+            if commands.latest(step.name) is not claimed:
+                # Its owner may be the same: by a later claim, which is answered for itself.
+                raise Problem(
+                    "changing",
+                    f"cursor {step.name!r} of {partition.context.name} was changed during its claim",
+                    outcome="not_applied",
+                )
+        except BaseException:
+            with contextlib.suppress(Problem):
+                undone = commands.undo_claim(step.name, claimed, now_ms=now_ms)
+                if undone is not None:
+                    await undone
+            raise
+        if claimed.position != position:
+            moved = msgspec.structs.replace(
+                step, check=True, expected=claimed.position, expected_owner=step.owner
+            )
+            await self._change(partition, moved, position)
+
+    async def _change(self, partition: Partition, step: CursorRequest, position: int | None) -> None:
+        await partition.cursor_commands.set(
+            step.name,
+            position,
+            expected=step.expected,
+            check=step.check,
+            owner=step.owner,
+            expected_owner=step.expected_owner,
+            now_ms=self._services.clock.wall_ms(),
+        )
+
+    async def on_cursor(self, peer: Peer, payload: bytes) -> list[CursorState]:
+        """Carry out a step for another shard, on a partition that is led here."""
+        step = msgspec.msgpack.decode(payload, type=CursorRequest)
+        return await self._perform(self._leaders.led_here(step.topic, step.partition), step)
+
+
+def state_of(partition: Partition, name: str, cursor: Cursor) -> CursorState:
+    """Return the state of a partition's cursor."""
+    return CursorState(
+        name,
+        partition.number,
+        cursor.position,
+        cursor.changed_ms,
+        cursor.owner,
+        partition.start_offset,
+        partition.end_offset,
+    )
+
+
+def _may_claim(before: Cursor | None, step: CursorRequest) -> bool:
+    """Return whether this makes a cursor, or gives it an owner that may not have it yet.
+
+    A commit of its owner moves it. What moves nothing may be a claim that was carried out and not answered.
+    """
+    if step.begins:
+        return False
+    if before is None:
+        return True
+    if not step.owner or is_rewind(step.owner):
+        return False
+    return before.owner != step.owner or before.position == step.position
