@@ -103,10 +103,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.net", "laminar.client.produce", *BELOW_THE_CLIENT),
     ),
+    "laminar.client.route_changes": (
+        *("laminar.client.errors", "laminar.client.records", "laminar.client.net", "laminar.wire"),
+    ),
     "laminar.client.topic": (
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.net"),
-        *("laminar.client.produce", "laminar.client.consume", "laminar.wire"),
+        *("laminar.client.route_changes", "laminar.client.produce", "laminar.client.consume", "laminar.wire"),
     ),
     "laminar.client.client": (
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs", "laminar.client.net"),

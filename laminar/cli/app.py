@@ -98,6 +98,36 @@ COMMANDS = (
         "laminar topic trim flights --before=-7d --dry-run",
     ),
     Command(
+        "topic route",
+        "admin.route:route",
+        "Show which partition holds which keys.",
+        "laminar topic route flights",
+    ),
+    Command(
+        "topic split",
+        "admin.route:split",
+        "Split a partition.",
+        "laminar topic split flights 2 --into 3",
+    ),
+    Command(
+        "topic merge",
+        "admin.route:merge",
+        "Merge partitions that are neighbours by key range.",
+        "laminar topic merge flights 2 3",
+    ),
+    Command(
+        "topic move",
+        "admin.route:move",
+        "Have a new partition take the records of a partition's keys.",
+        "laminar topic move flights 2 --avoid n1",
+    ),
+    Command(
+        "topic cancel",
+        "admin.route:cancel",
+        "Cancel the change of a topic's route that is under way.",
+        "laminar topic cancel flights",
+    ),
+    Command(
         "topic delete",
         "topic:delete",
         "Delete a topic and all its records.",

@@ -79,3 +79,26 @@ def plain(value: Any) -> str:
     if isinstance(value, Mapping):
         return escape(", ".join(f"{key}={each}" for key, each in value.items()))
     return escape(str(value))
+
+
+class ProgressLine:
+    """One line on standard error that is written over; in a pipe, a line for each change."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+        self._over = sys.stderr.isatty()
+
+    def show(self, text: str) -> None:
+        """Show this text now."""
+        if text == self._shown:
+            return
+        if self._over:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+        self._shown = text
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._over and self._shown:
+            print(file=sys.stderr, flush=True)

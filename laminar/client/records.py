@@ -291,6 +291,43 @@ class PartitionInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RouteInfo:
+    """The route of a topic, from ``GET /v1/topics/{t}/routes``.
+
+    `ranges` has by partition the logical partitions that it holds, of 65,536. `ends` has by partition the
+    final end offset of those that take no more records. `changing` is the version of the route that a change
+    under way makes, None if none is.
+    """
+
+    version: int
+    ranges: Mapping[int, range]
+    ends: Mapping[int, int]
+    changing: int | None
+    raw: Mapping[str, Any]
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> RouteInfo:
+        """Read the answer."""
+        (route,) = answer["routes"]
+        change = answer.get("change")
+        changes = [*answer.get("changes", ()), *([change] if change else [])]
+        return cls(
+            version=int(route["version"]),
+            ranges={
+                int(held["partition"]): range(int(held["from"]), int(held["to"])) for held in route["ranges"]
+            },
+            ends={
+                int(held["partition"]): int(held["end"])
+                for each in changes
+                for held in each["inputs"]
+                if held["end"] is not None
+            },
+            changing=int(change["version"]) if change else None,
+            raw=answer,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CursorInfo:
     """A cursor: by partition its position, its lag in records, and its owner.
 

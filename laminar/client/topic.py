@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from laminar.client.codecs import Codec, not_bytes
@@ -30,7 +30,16 @@ from laminar.client.produce.producer import (
 )
 from laminar.client.produce.sender import Sender
 from laminar.client.produce.uploads import PART_BYTES, Upload, check_partition, chunks_of
-from laminar.client.records import CursorInfo, PartitionInfo, Receipt, TopicInfo, Trimmed, identity
+from laminar.client.records import (
+    CursorInfo,
+    PartitionInfo,
+    Receipt,
+    RouteInfo,
+    TopicInfo,
+    Trimmed,
+    identity,
+)
+from laminar.client.route_changes import cancel_route, change_route, logical_cuts, routes_of, until_done
 
 if TYPE_CHECKING:
     import datetime
@@ -462,6 +471,96 @@ class Topic(Generic[T]):
         """Return the partition that takes the records of a key by the topic's present route."""
         answer = await self._session.get_json(f"{topic_path(self.name)}/routes")
         return newest_route(answer).partition_of_key(key)
+
+    async def route(self) -> RouteInfo:
+        """Return the route of the topic: which partition holds which keys, and where others ended."""
+        return RouteInfo.from_answer(await routes_of(self._session, self.name))
+
+    async def split(
+        self,
+        partition: int,
+        at: int | str | bytes | Sequence[int] | None = None,
+        *,
+        into: int = 2,
+        avoid: Sequence[str] = (),
+        wait: float = 60.0,
+        abandon: bool = False,
+        force: bool = False,
+        detach: bool = False,
+    ) -> RouteInfo:
+        """Split a partition; return the new route once it is the topic's.
+
+        `at` is the logical partition, or several, with which a new part begins, or a key (text or bytes) with
+        whose logical partition one does. Without it the partition is cut `into` parts that divide its newest
+        records evenly. `wait` in seconds is how long the change may wait for stages and uploads in the
+        partition before it is cancelled; with `abandon` these are dropped then. With `force` the parts take
+        records though the partition has no leader: only where the topic's `order` is weak. Nodes in `avoid`
+        get no replica of the parts. With `detach` return once the change has begun.
+
+        Raises:
+            Error: ``route_cancelled``; ``in_progress``, another change of the topic is under way.
+        """
+        cuts = [at] if isinstance(at, int) else logical_cuts(at)
+        return await self._change(
+            [partition],
+            cuts=cuts,
+            into=None if cuts else into,
+            avoid=avoid,
+            wait=wait,
+            abandon=abandon,
+            force=force,
+            detach=detach,
+        )
+
+    async def merge(
+        self,
+        partitions: Sequence[int],
+        *,
+        avoid: Sequence[str] = (),
+        wait: float = 60.0,
+        abandon: bool = False,
+        force: bool = False,
+        detach: bool = False,
+    ) -> RouteInfo:
+        """Merge partitions that are neighbours by key range to one; the rest is as for `split`."""
+        return await self._change(
+            list(partitions), avoid=avoid, wait=wait, abandon=abandon, force=force, detach=detach
+        )
+
+    async def move(
+        self,
+        partition: int,
+        *,
+        avoid: Sequence[str] = (),
+        wait: float = 60.0,
+        abandon: bool = False,
+        force: bool = False,
+        detach: bool = False,
+    ) -> RouteInfo:
+        """Have a new partition take the records of a partition's keys from now on.
+
+        What the partition holds stays where it is until it is read and reclaimed. With `avoid` the new one is
+        on other nodes than these. The rest is as for `split`.
+        """
+        return await self._change(
+            [partition], avoid=avoid, wait=wait, abandon=abandon, force=force, detach=detach
+        )
+
+    async def _change(self, inputs: Sequence[int], *, wait: float, detach: bool, **change: Any) -> RouteInfo:
+        version = await change_route(self._session, self.name, inputs, wait=wait, **change)
+        if detach:
+            return await self.route()
+        return await until_done(self._session, self.name, version, wait=wait)
+
+    async def cancel_change(self) -> int | None:
+        """Cancel the change of the route that is under way; return the version that it would have made.
+
+        None if no change is under way.
+
+        Raises:
+            Error: ``in_progress``, its partitions end already.
+        """
+        return await cancel_route(self._session, self.name)
 
     async def offsets(self, at: str = "latest") -> dict[int, int]:
         """Return by partition the offset at `at`: ``"earliest"``, ``"latest"`` or a time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from laminar.client.consume.reader import Start
 from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode
 from laminar.client.produce.producer import DEFAULT_BATCH_BYTES, DEFAULT_BUFFER_BYTES, Key
 from laminar.client.produce.uploads import PART_BYTES, joined_chunks_of
-from laminar.client.records import CursorInfo, PartitionInfo, Receipt, TopicInfo, Trimmed
+from laminar.client.records import CursorInfo, PartitionInfo, Receipt, RouteInfo, TopicInfo, Trimmed
 from laminar.client.sync.datagrams import Datagrams
 from laminar.client.sync.large_values import Value
 from laminar.client.sync.portal import Portal
@@ -288,6 +288,88 @@ class Topic(Generic[T]):
     def partition_of(self, key: str | bytes) -> int:
         """Return the partition that takes the records of a key by the topic's present route."""
         return self._portal.run(lambda: self._twin.partition_of(key))
+
+    def route(self) -> RouteInfo:
+        """Return the route of the topic: which partition holds which keys, and where others ended."""
+        return self._portal.run(lambda: self._twin.route())
+
+    def split(
+        self,
+        partition: int,
+        at: int | str | bytes | Sequence[int] | None = None,
+        *,
+        into: int = 2,
+        avoid: Sequence[str] = (),
+        wait: float = 60.0,
+        abandon: bool = False,
+        force: bool = False,
+        detach: bool = False,
+    ) -> RouteInfo:
+        """Split a partition; return the new route once it is the topic's.
+
+        `at` is the logical partition, or several, with which a new part begins, or a key (text or bytes) with
+        whose logical partition one does. Without it the partition is cut `into` parts that divide its newest
+        records evenly. `wait` in seconds is how long the change may wait for stages and uploads in the
+        partition before it is cancelled; with `abandon` these are dropped then. With `force` the parts take
+        records though the partition has no leader: only where the topic's `order` is weak. Nodes in `avoid`
+        get no replica of the parts. With `detach` return once the change has begun.
+
+        Raises:
+            Error: ``route_cancelled``; ``in_progress``, another change of the topic is under way.
+        """
+        return self._portal.run(
+            lambda: self._twin.split(
+                partition, at, into=into, avoid=avoid, wait=wait, abandon=abandon, force=force, detach=detach
+            )
+        )
+
+    def merge(
+        self,
+        partitions: Sequence[int],
+        *,
+        avoid: Sequence[str] = (),
+        wait: float = 60.0,
+        abandon: bool = False,
+        force: bool = False,
+        detach: bool = False,
+    ) -> RouteInfo:
+        """Merge partitions that are neighbours by key range to one; the rest is as for `split`."""
+        return self._portal.run(
+            lambda: self._twin.merge(
+                partitions, avoid=avoid, wait=wait, abandon=abandon, force=force, detach=detach
+            )
+        )
+
+    def move(
+        self,
+        partition: int,
+        *,
+        avoid: Sequence[str] = (),
+        wait: float = 60.0,
+        abandon: bool = False,
+        force: bool = False,
+        detach: bool = False,
+    ) -> RouteInfo:
+        """Have a new partition take the records of a partition's keys from now on.
+
+        What the partition holds stays where it is until it is read and reclaimed. With `avoid` the new one is
+        on other nodes than these. The rest is as for `split`.
+        """
+        return self._portal.run(
+            lambda: self._twin.move(
+                partition, avoid=avoid, wait=wait, abandon=abandon, force=force, detach=detach
+            )
+        )
+
+    def cancel_change(self) -> int | None:
+        """Cancel the change of the route that is under way; return the version that it would have made.
+
+        None if no change is under way.
+
+        Raises:
+            Error: ``in_progress``, its partitions end already.
+        """
+        return self._portal.run(lambda: self._twin.cancel_change())
 
     def offsets(self, at: str = "latest") -> dict[int, int]:
         """Return by partition the offset at `at`: ``"earliest"``, ``"latest"`` or a time."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -97,7 +96,9 @@ def _until_drained(client: Client, node: str) -> dict[str, Any]:
     Raises:
         Failed: something blocks the drain.
     """
-    line = _ProgressLine()
+    from laminar.cli.output import ProgressLine
+
+    line = ProgressLine()
     left: tuple[int, ...] = ()
     most = 0
     since_s = time.monotonic()
@@ -124,29 +125,6 @@ def _until_drained(client: Client, node: str) -> dict[str, Any]:
                 code=EXIT_PARTLY,
             )
         time.sleep(POLL_S)
-
-
-class _ProgressLine:
-    """One line on standard error that is written over; in a pipe, a line for each change."""
-
-    def __init__(self) -> None:
-        self._shown = ""
-        self._over = sys.stderr.isatty()
-
-    def show(self, text: str) -> None:
-        """Show this text now."""
-        if text == self._shown:
-            return
-        if self._over:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        else:
-            print(text, file=sys.stderr, flush=True)
-        self._shown = text
-
-    def end(self) -> None:
-        """Leave the line."""
-        if self._over and self._shown:
-            print(file=sys.stderr, flush=True)
 
 
 def undrain(node: Name, *, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:

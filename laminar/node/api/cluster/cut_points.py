@@ -94,7 +94,7 @@ def weights_of(frames: Sequence[Buffer]) -> dict[int, int]:
             batch = Batch(frame)
             keys = batch.keys
             values = batch.values if keys is not None else []
-        except BatchError:  # a batch that nobody can read is no reason not to split
+        except BatchError:  # an unreadable batch is no reason not to split
             continue
         for key, value in zip(keys or (), values, strict=True):
             if key is not None:

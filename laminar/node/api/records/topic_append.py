@@ -6,8 +6,8 @@ that knows no routes sees none change. A part whose outcome is unknown stays unk
 
 A request with an idempotency key may have been sent before, by an older route. So each part of it is looked
 up in the sealed partitions that held its keys while keys are remembered, oldest first, and only the rest is
-appended (rule `lookup` of `docs/routes.md#producers`). What a sealed partition answers is final, whoever asks
-and when: so of two attempts that meet, both find the same rest.
+appended (rule `lookup` of `docs/routes.md#producers`). The answer of a sealed partition never changes: so of
+two attempts that meet, both find the same rest.
 """
 
 from __future__ import annotations

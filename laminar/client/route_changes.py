@@ -1,0 +1,137 @@
+"""Changes of a topic's route: partitions that split, merge and move (docs/splitting.md).
+
+The cluster carries a change out by itself; so this only begins one and waits. A request that is
+sent again finds the change that the first one began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from laminar.client.errors import Error, NotFound, PreconditionFailed, TimedOut
+from laminar.client.net.session import Session, topic_path
+from laminar.client.records import RouteInfo
+from laminar.wire.key_route import logical_of_key
+
+POLL_MS = 5_000
+PAUSE_S = 0.1
+# How long a change is waited for beyond the time that it may wait for its inputs.
+PATIENCE_S = 60.0
+# How often a change is begun again, because another one of the topic came first.
+TRIES = 5
+
+
+def logical_cuts(at: str | bytes | Sequence[int] | None) -> list[int]:
+    """Return the logical partitions at which to cut: that of a key, or those given; [] for None."""
+    if isinstance(at, str | bytes):
+        return [logical_of_key(at)]
+    return [] if at is None else list(at)
+
+
+async def routes_of(session: Session, topic: str) -> Mapping[str, Any]:
+    """Return the answer of ``GET /v1/topics/{topic}/routes``."""
+    answer: Mapping[str, Any] = await session.get_json(f"{topic_path(topic)}/routes")
+    return answer
+
+
+async def change_route(
+    session: Session,
+    topic: str,
+    inputs: Sequence[int],
+    *,
+    cuts: Sequence[int] = (),
+    into: int | None = None,
+    avoid: Sequence[str] = (),
+    wait: float,
+    abandon: bool,
+    force: bool,
+) -> int:
+    """Begin a change of a topic's route; return the version of the route that it makes.
+
+    Raises:
+        PreconditionFailed: other changes came first, `TRIES` times.
+        Error: the cluster refuses it.
+    """
+    body: dict[str, Any] = {
+        "inputs": list(inputs),
+        "cuts": list(cuts),
+        "wait_ms": math.ceil(wait * 1000),
+        "abandon": abandon,
+        "force": force,
+        "avoid": list(avoid),
+    }
+    if into is not None:
+        body["into"] = into
+    for tries_left in reversed(range(TRIES)):
+        body["after"] = int((await routes_of(session, topic))["routes"][0]["version"])
+        try:
+            answer = await session.call(
+                "POST",
+                f"{topic_path(topic)}/routes",
+                body=msgspec.json.encode(body),
+                headers={"Content-Type": "application/json"},
+            )
+        except PreconditionFailed:
+            if not tries_left:
+                raise
+            await asyncio.sleep(PAUSE_S)
+        else:
+            return int(answer.json()["version"])
+    raise AssertionError("the last try returns or raises")
+
+
+async def until_done(session: Session, topic: str, version: int, *, wait: float) -> RouteInfo:
+    """Wait until the route of this version is the topic's, or was; return the present one.
+
+    Raises:
+        Error: ``route_cancelled``, the change was cancelled; the message says what it waited for.
+        TimedOut: it was not done `PATIENCE_S` after `wait`; it goes on.
+    """
+    path = f"{topic_path(topic)}/routes/{version}"
+    deadline = time.monotonic() + wait + PATIENCE_S
+    while True:
+        try:
+            change = await session.get_json(f"{path}?wait_ms={POLL_MS}", timeout_s=wait + PATIENCE_S)
+        except NotFound as error:
+            if error.code != "no_such_route":
+                raise
+            raise Error(
+                f"the change to route {version} of topic {topic} was cancelled: {error.message}",
+                code="route_cancelled",
+                field="version",
+                value=version,
+                limit=error.limit,
+                outcome="not_applied",
+            ) from error
+        if change["state"] == "done":
+            return RouteInfo.from_answer(await routes_of(session, topic))
+        if time.monotonic() >= deadline:
+            waits_for = "; ".join(change.get("waits_for") or ()) or "nothing that is known"
+            raise TimedOut(
+                f"the change to route {version} of topic {topic} is {change['state']}, and goes on; it waits "
+                f"for: {waits_for}",
+                code="timed_out",
+                field="version",
+                value=version,
+                outcome="unknown",
+            )
+
+
+async def cancel_route(session: Session, topic: str) -> int | None:
+    """Cancel the change that is under way; return its version, None if there is none.
+
+    Raises:
+        Error: ``in_progress``, its inputs end already.
+    """
+    change = (await routes_of(session, topic))["change"]
+    if change is None:
+        return None
+    version = int(change["version"])
+    await session.call("DELETE", f"{topic_path(topic)}/routes/{version}", accept=(404,))
+    return version
