@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.sim.mutants.case import case
 
 STALE = ("tests/node/api/records/test_stale_routes.py",)
+TO_TOPIC = ("tests/node/api/records/test_topic_append.py",)
+OUTCOMES = ("tests/node/api/records/test_append_outcomes.py",)
 DROPPED = ("tests/node/transactions/test_drop_unprepared.py",)
 
 APPENDS = [
@@ -38,6 +40,54 @@ APPENDS = [
         "if not is_duplicate(partition.context, Header.unpack(frame))",
         "if True",
         tests=STALE,
+        tests_only=True,
+    ),
+    case(
+        "a request with a key is not looked up in ended partitions",
+        "laminar.node.api.records.topic_append:TopicAppends._look_up",
+        "if mark is None:",
+        "if True:",
+        tests=TO_TOPIC,
+        tests_only=True,
+    ),
+    case(
+        "a key is looked up in a partition that may still take its request",
+        "laminar.node.api.records.topic_append:_found_here",
+        "if partition.state.committed_seal is None:",
+        "if False:",
+        tests=TO_TOPIC,
+        tests_only=True,
+    ),
+    case(
+        "what was found of a request is appended again",
+        "laminar.node.api.records.topic_append:TopicAppends._look_up",
+        "if place not in _range(each)",
+        "if True",
+        tests=TO_TOPIC,
+        tests_only=True,
+    ),
+    case(
+        "all parts are appended again when one was refused",
+        "laminar.node.api.records.topic_append:TopicAppends._place",
+        "[parts[place][1] for place, _ in refused]",
+        "[part for _, part in parts]",
+        tests=TO_TOPIC,
+        tests_only=True,
+    ),
+    case(
+        "an append to a topic does not wait for the next route",
+        "laminar.node.api.records.topic_append:_sorted_out",
+        "answer.code in _ROUTE_CHANGES",
+        "False",
+        tests=TO_TOPIC,
+        tests_only=True,
+    ),
+    case(
+        "a sealed partition is not sure of earlier attempts",
+        "laminar.node.api.common.attempts:combine_outcomes",
+        ' and last.code != "sealed"',
+        "",
+        tests=OUTCOMES,
         tests_only=True,
     ),
     case(

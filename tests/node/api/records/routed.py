@@ -52,11 +52,7 @@ class Watched(Services):
         self.node = NODE
         self.view = View(node=NODE, unix_name=unix_name)
         self._waiting: list[asyncio.Future[None]] = []
-
-    @property
-    def waiting(self) -> int:
-        """How many requests wait for the next view."""
-        return len(self._waiting)
+        self.waited_for = asyncio.Event()
 
     def show(self, state: CatalogState) -> None:
         """Give the shard this state of the catalog as its view."""
@@ -73,6 +69,7 @@ class Watched(Services):
         nodes = state.nodes.changed({NODE: record})
         state = msgspec.structs.replace(state, nodes=nodes)
         self.view.message = ViewMessage(b"c" * 16, state, {NODE: "alive"})
+        self.waited_for.clear()
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             future.set_result(None)
@@ -81,6 +78,7 @@ class Watched(Services):
         """See `ShardServices`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
+        self.waited_for.set()
         try:
             async with asyncio.timeout(timeout_s):
                 await future
@@ -102,12 +100,11 @@ class Routed:
         self.state = with_topic(partitions)
         self.services = Watched()
         self._make = make
-        leaders = LeaderCall(self.services, Locator(self.services, exchange()))
+        others = exchange(leader=_nobody)
+        leaders = LeaderCall(self.services, Locator(self.services, others))
         self.topics = TopicLookup(self.services.view)
-        self.appends = AppendRoutes(self.services, exchange(), leaders, self.topics, limits=Limits())
-        self.to_topic = TopicAppends(
-            self.services, exchange(), leaders, self.topics, parse=self.appends.parse
-        )
+        self.appends = AppendRoutes(self.services, others, leaders, self.topics, limits=Limits())
+        self.to_topic = TopicAppends(self.services, others, leaders, self.topics, parse=self.appends.parse)
         self.services.show(self.state)
 
     def __getitem__(self, number: int) -> Partition:
@@ -188,6 +185,11 @@ class Routed:
         """Return by partition all that is committed, without empty partitions."""
         found = {number: await values(each) for (_, number), each in self.services.partitions.items()}
         return {number: there for number, there in found.items() if there}
+
+
+async def _nobody(node: str, payload: bytes) -> str:
+    """Answer that no leader is known."""
+    return ""
 
 
 def _post(target: str, body: bytes | bytearray, headers: dict[str, str]) -> Request:

@@ -233,6 +233,23 @@ async def test_a_later_try_that_was_refused_does_not_deny_an_earlier_one(then: s
     assert ("outcome_unknown", "unknown") == (problem.value.code, problem.value.outcome)
 
 
+async def test_a_sealed_partition_is_sure_of_earlier_tries_too() -> None:
+    """It would know the batch, and takes no late copy: the client may send it elsewhere."""
+    answers = [
+        Problem("no_leader", "the connection ended", outcome="unknown"),
+        Problem("sealed", field="partition", limit=4, outcome="not_applied"),
+    ]
+
+    def answered() -> PassedResponse:
+        raise answers.pop(0)
+
+    with pytest.raises(Problem) as problem:
+        await appended(elsewhere(answered), post(batch(0, b"x"), content_type=BATCH_TYPE))
+
+    assert not answers
+    assert ("sealed", "not_applied", 4) == (problem.value.code, problem.value.outcome, problem.value.limit)
+
+
 @pytest.mark.parametrize("of_a_topic", [False, True])
 async def test_a_request_with_a_key_waits_for_its_own_first_try_and_for_no_other(of_a_topic: bool) -> None:
     """The leader dies, the next one has the batch uncommitted: who asked once is not told that he did twice.
