@@ -25,7 +25,7 @@ from pathlib import Path
 from benches import floors, on_disk, usage
 from laminar.aio import Client, Topic, connect
 from laminar.client.consume.cursors import CursorState
-from laminar.client.policy.record_accumulator import RECORD_OVERHEAD_BYTES
+from laminar.client.policy.partition_queue import RECORD_OVERHEAD_BYTES
 from laminar.testing.cluster import LocalCluster
 
 NODES, SHARDS, PARTITIONS = 3, 2, 12

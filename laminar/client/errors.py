@@ -101,6 +101,13 @@ class NotDrained(Error):
     """A partition is not to be read yet: ``limit`` has those before it that are not acknowledged, by ends."""
 
 
+class Sealed(Error):
+    """The caller named a partition that takes no more records: others follow it.
+
+    ``limit`` is the version of the topic's route that names those.
+    """
+
+
 class Overloaded(Error):
     """A limit on buffered bytes or requests is reached, in the client or at the server.
 
@@ -197,6 +204,7 @@ _FAMILIES: dict[str, type[Error]] = {
         Unavailable,
         OutcomeUnknown,
         PreconditionFailed,
+        Sealed,
         Unreadable,
     )
 }

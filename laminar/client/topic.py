@@ -26,7 +26,7 @@ from laminar.client.produce.producer import (
     Delivery,
     Guard,
     Producer,
-    queue_for,
+    put_record,
 )
 from laminar.client.produce.sender import Sender
 from laminar.client.produce.uploads import PART_BYTES, Upload, check_partition, chunks_of
@@ -107,13 +107,16 @@ class Topic(Generic[T]):
             raise wrong
         if isinstance(key, str):
             key = key.encode()
-        queue = queue_for(accumulator, key, partition)
-        if tag is None and headers is None and timestamp_ms is None:
-            pending = accumulator.put(raw, key, queue)
-        else:
-            pending = accumulator.put_with(
-                raw, key, queue, tag=tag, headers=headers, timestamp_ms=timestamp_ms
-            )
+        pending = put_record(
+            accumulator,
+            raw,
+            key,
+            tag=tag,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            partition=partition,
+            number=None,
+        )
         delivery = Delivery(pending, len(pending.values) - 1)
         sender.wake()
         if timeout is None:
@@ -155,26 +158,29 @@ class Topic(Generic[T]):
         places = await self._session.topic_map(self.name, timeout_s=timeout)
         named: Named | None = None
         if name is not None:
-            named = await begin_named(
-                self._session, self.name, name, partitions=places.route.numbers, timeout_s=timeout
-            )
+            named = await begin_named(self._session, self.name, name, timeout_s=timeout)
+        route = places.route if named is None else named.route
         accumulator = RecordAccumulator(
-            route=places.route,
+            route=route,
             batch_bytes=batch_bytes,
             window=window,
             stop_on_failure=stop_on_failure,
-            first_place=self._session.rng.randrange(len(places.route)),
+            first_place=self._session.rng.randrange(len(route)),
             numbers=named.numbers if named is not None else None,
+            epoch=named.epoch if named is not None else 0,
+            # What an older map lists is there, and has ended if the route lacks it.
+            gone=[
+                number
+                for number in places.numbers
+                if number not in route and places.route.version <= route.version
+            ],
         )
-        if named is not None:
-            for queue in accumulator.queues.values():
-                queue.epoch = named.epoch
         sender = Sender(
             self._session,
             self.name,
             accumulator,
             producer_id=os.urandom(16) if named is None else named.producer_id,
-            accepts=named is not None,
+            epoch=None if named is None else named.epoch,
             timeout_s=self._session.timeout_s if timeout is None else timeout,
             guard=guard,
         )
@@ -301,7 +307,7 @@ class Topic(Generic[T]):
                 tag=tag,
                 headers=headers,
                 timestamp_ms=timestamp_ms,
-                partition=chosen,
+                partition=partition,
                 timeout=timeout,
             )
 

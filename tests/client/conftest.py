@@ -36,6 +36,7 @@ class FakePartition:
     lag: dict[int, int] = field(default_factory=dict)  # node -> records it is behind
     term: int = 1
     committed: int = 0  # batches
+    sealed: int = 0  # the version of the route that follows; 0: it takes records
     checkpoints: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
     def append(self, frame: bytes) -> tuple[int, str | dict[str, Any]]:
@@ -50,6 +51,8 @@ class FakePartition:
             if header.sequence < expected:
                 offset, count = known[header.sequence]
                 return 200, {"offset": offset, "count": count}
+            if self.sealed:
+                return 409, "sealed"
             if header.sequence > expected:
                 return 409, "sequence_gap"
             known[header.sequence] = (self.end, header.count)
@@ -59,6 +62,8 @@ class FakePartition:
                 max(checkpoint, header.checkpoint),
                 max(floor, header.floor),
             )
+        if self.sealed:
+            return 409, "sealed"
         stamped = bytearray(frame)
         index = len(self.frames) + 1
         stamp(
@@ -94,9 +99,13 @@ class FakePartition:
     def begin(self, producer: bytes, epoch: int) -> bool:
         """An epoch, as a fence; False if it is over already."""
         known = self.producers.get(producer, (0, 0, {}))[0]
-        if epoch > known or producer not in self.producers:
+        if not self.sealed and (epoch > known or producer not in self.producers):
             self.producers[producer] = epoch, 0, {}
         return epoch >= known
+
+
+def _range(number: int, held: range) -> dict[str, int]:
+    return {"from": held.start, "to": held.stop, "partition": number}
 
 
 async def _close_server(server: asyncio.Server) -> None:
@@ -118,6 +127,11 @@ class FakeCluster:
     def __init__(self, nodes: int = 3) -> None:
         self.urls: list[str] = []
         self.topics: dict[str, list[FakePartition]] = {}
+        self.routes: dict[str, Route] = {}
+        self.changes: dict[str, list[dict[str, Any]]] = {}
+        # What is true after these many further answers to `routes`: until then they are of the route before.
+        self.late_routes = 0
+        self.late_partitions = 1
         self.cursors: dict[tuple[str, str], dict[str, int]] = {}
         # Consumed by appends, one each: refuse, drop (before), lose (after), gone (307), unknown, or None.
         self.append_faults: deque[str | None] = deque()
@@ -151,6 +165,40 @@ class FakeCluster:
 
     def create(self, topic: str, partitions: int) -> None:
         self.topics[topic] = [FakePartition(leader=number % self._count) for number in range(partitions)]
+        self.routes[topic] = Route.even(partitions)
+        self.changes[topic] = []
+
+    def change(self, topic: str, *inputs: int, parts: int = 1, order: str = "strict") -> list[int]:
+        """End neighbouring partitions, and return those that follow them: `parts` of one size."""
+        partitions, before = self.topics[topic], self.routes[topic]
+        held = before.ranges()
+        first, end = held[inputs[0]].start, held[inputs[-1]].stop
+        size = (end - first) // parts
+        outputs = list(range(len(partitions), len(partitions) + parts))
+        starts = [first + size * part for part in range(parts)]
+        ranges = {number: each for number, each in held.items() if number not in inputs}
+        for number, start, stop in zip(outputs, starts, [*starts[1:], end], strict=True):
+            ranges[number] = range(start, stop)
+            partitions.append(FakePartition(leader=number % self._count))
+        version = before.version + 1
+        for number in inputs:
+            partitions[number].sealed = version
+        shown = [_range(number, each) for number, each in ranges.items()]
+        self.routes[topic] = Route.of_ranges(version, shown)
+        self.changes[topic].append(
+            {
+                "id": version,
+                "version": version,
+                "order": order,
+                "state": "done",
+                "inputs": [
+                    {**_range(number, held[number]), "end": partitions[number].end, "reclaimed": False}
+                    for number in inputs
+                ],
+                "outputs": [_range(number, ranges[number]) for number in outputs],
+            }
+        )
+        return outputs
 
     def values(self, topic: str, partition: int) -> list[bytes]:
         """Everything the partition holds, in order."""
@@ -209,6 +257,9 @@ class FakeCluster:
                     writer.transport.abort()
                     return
                 status, extra, content = answer
+                topic = target.split("/")[3] if target.startswith("/v1/topics/") else ""
+                if topic in self.routes:
+                    extra = {"Laminar-Route": str(self.routes[topic].version), **extra}
                 extra = {"Laminar-Node": f"n{node}", **extra}
                 lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(content)}"]
                 lines += [f"{name}: {value}" for name, value in extra.items()]
@@ -257,9 +308,26 @@ class FakeCluster:
         if topic not in self.topics:
             return problem(404, "not_found", detail=f"there is no topic {topic}")
         if rest == ["partitions"]:
-            return _json(200, {"partitions": [self._row(topic, n) for n in range(len(self.topics[topic]))]})
+            route = self.routes[topic]
+            rows = [self._row(topic, number) for number in range(len(self.topics[topic]))]
+            shown = route.answer()["ranges"]
+            created_with = min([len(rows), *(out["partition"] for out in self._first_outputs(topic))])
+            return _json(
+                200,
+                {
+                    "partitions": rows,
+                    "route": route.version,
+                    "ranges": shown,
+                    "created_with": created_with,
+                },
+            )
         if rest == ["routes"]:
-            return _json(200, {"routes": [Route.even(len(self.topics[topic])).answer()]})
+            if self.late_routes and self.changes[topic]:
+                self.late_routes -= 1
+                return _json(200, {"routes": [Route.even(self.late_partitions).answer()]})
+            return _json(
+                200, {"routes": [self.routes[topic].answer()], "changes": self.changes[topic], "change": None}
+            )
         if rest[0] == "cursors":
             return self._cursor(method, topic, rest[1:], body)
         partition = self.topics[topic][int(rest[1])]
@@ -297,6 +365,9 @@ class FakeCluster:
         status, extra, content = _json(200, {"topic": topic, "partitions": len(known), "replicas": 3})
         return status, {**extra, "ETag": '"1"'}, content
 
+    def _first_outputs(self, topic: str) -> list[dict[str, int]]:
+        return self.changes[topic][0]["outputs"] if self.changes[topic] else []
+
     def _row(self, topic: str, number: int) -> dict[str, Any]:
         partition = self.topics[topic][number]
         replicas = [
@@ -324,7 +395,8 @@ class FakeCluster:
             self.probes += 1
         partition.committed = len(partition.frames)
         checkpoint, floor = partition.checkpoints.get(producer, (0, 0))
-        status, headers, content = _json(200, {"checkpoint": checkpoint, "floor": floor})
+        said = {"checkpoint": checkpoint, "floor": floor, "sealed": partition.sealed > 0}
+        status, headers, content = _json(200, said)
         window = {"Laminar-Term": str(partition.term), "Laminar-Committed": str(partition.committed_end)}
         return status, headers | window, content
 
@@ -356,7 +428,8 @@ class FakeCluster:
         if fault == "unknown":
             return problem(504, "outcome_unknown", outcome="unknown")
         if status != 200:
-            return problem(status, str(result))
+            more = {"limit": partition.sealed, "outcome": "not_applied"} if result == "sealed" else {}
+            return problem(status, str(result), **more)
         assert isinstance(result, dict)
         if accepts:
             # All but the two newest batches are on other nodes too by now.

@@ -446,6 +446,7 @@ class Session:
         """
         places = await self.topic_map(topic)
         if partition not in places.places:
+            places.stale = True  # it may be newer than the map
             raise Unavailable(f"{topic}/{partition} is not known", code="no_leader", retriable=True)
         url = places.leader(partition)
         if url is None:

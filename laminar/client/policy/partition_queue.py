@@ -7,13 +7,15 @@ the rules at the head of `record_accumulator`. Only its `RecordAccumulator` uses
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from laminar.client.errors import Error, Undelivered
 from laminar.client.records import Receipt
 
 T = TypeVar("T")
+# Bytes that a record takes in a frame besides its value and key: the offsets of both, and validity bits.
+RECORD_OVERHEAD_BYTES = 10
 # The server remembers this number of a producer's batches to recognise repetitions. If more were in flight,
 # the oldest could not be sent again safely.
 MOST_FLYING = 64
@@ -41,8 +43,13 @@ class Pending:
     ``values`` and ``keys`` have one element for each record; the other columns are None until a record has
     such a cell, and may be shorter. `settled` becomes true once, before the callbacks run. `term` is the term
     of the leader that accepted the batch before it was durable, -1 if none did. `first_number` and
-    `last_number` are the program's own numbers of the first and last record, 0 without numbers.
-    `deadline_ms`, `sequence` and `base_offset` are -1 until they are known.
+    `last_number` are the program's own numbers of the first and last record, 0 without numbers; `numbers` has
+    them all. `named` has the positions of the records whose partition the caller named. `order` is the place
+    of the batch in the order of sending. `deadline_ms`, `sequence` and `base_offset` are -1 until they are
+    known.
+
+    The records of a batch that its partition did not take, because it has ended, are moved to other batches:
+    `parts` says where each one is, and they have the receipts.
     """
 
     __slots__ = (
@@ -58,7 +65,11 @@ class Pending:
         "keys",
         "last_number",
         "maybe_applied",
+        "named",
+        "numbers",
+        "order",
         "partition",
+        "parts",
         "replicas",
         "sent_ms",
         "sequence",
@@ -77,6 +88,10 @@ class Pending:
         self.values: list[bytes] = []
         self.keys: list[bytes | None] = []
         self.keyed = False
+        self.named: set[int] | None = None
+        self.numbers: list[int] | None = None
+        self.order = 0
+        self.parts: list[tuple[Pending, int]] | None = None
         self.tags: list[str | None] | None = None
         self.headers: list[Mapping[str, bytes] | None] | None = None
         self.timestamps: list[int | None] | None = None
@@ -100,6 +115,9 @@ class Pending:
 
     def receipt(self, position: int) -> Receipt:
         """Return the receipt of the record at `position`, or raise its error; only once settled."""
+        if self.parts is not None:
+            part, place = self.parts[position]
+            return part.receipt(place)
         if self.error is not None:
             raise self.error
         assert self.settled, "asked for a receipt before the batch was settled"
@@ -115,6 +133,30 @@ class Pending:
         self.callbacks.append(callback)
         if self.settled:
             callback()
+
+    def number(self, number: int) -> None:
+        """Note the program's number of the record that was put last."""
+        if self.numbers is None:
+            self.numbers = []
+        self.numbers.append(number)
+        self.first_number = self.first_number or number
+        self.last_number = number
+
+    def move(self, parts: list[tuple[Pending, int]]) -> None:
+        """Hand the records over: `parts` has the batch and the position of each one now.
+
+        This batch is settled when all of those are. Its own columns are dropped.
+        """
+        self.parts = parts
+        self.values, self.keys, self.size_bytes = [], [], 0
+        self.tags = self.headers = self.timestamps = self.named = self.numbers = None
+        for part in {id(part): part for part, _ in parts}.values():
+            part.when_settled(self._part_settled)
+
+    def _part_settled(self) -> None:
+        assert self.parts is not None
+        if not self.settled and all(part.settled for part, _ in self.parts):
+            self.settle()
 
     def settle(self, error: Error | None = None) -> None:
         """Finish the batch, with `error` or as durable, and run the callbacks."""
@@ -142,14 +184,20 @@ class PartitionQueue:
     records. `under_way` counts requests without an answer. While `recovering`, nothing is sent until all
     requests have ended; then the batches of `flying` are sent again. `term` is the highest term that an
     answer named.
+
+    A queue that is `ended` sends again what was sent and has no answer that is final, and nothing else: its
+    partition takes no new records, so what it refused (`refuse`) and what was never sent waits to be moved to
+    other queues. A queue that is `gated` sends nothing: it waits for records from ended ones.
     """
 
     __slots__ = (
         "closed",
         "doubtful",
+        "ended",
         "epoch",
         "error",
         "flying",
+        "gated",
         "next_sequence",
         "open",
         "partition",
@@ -162,6 +210,8 @@ class PartitionQueue:
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
+        self.ended = False
+        self.gated = False
         self.open: Pending | None = None
         self.closed: deque[Pending] = deque()
         self.flying: deque[Pending] = deque()
@@ -196,7 +246,15 @@ class PartitionQueue:
             return None
         if self.under_way >= window or len(self.flying) >= MOST_FLYING:
             return None
-        if self.closed:
+        if self.gated:
+            return None
+        if self.ended:
+            doubtful = next(self._doubtful(), None)
+            if doubtful is None:
+                return None
+            self.closed.remove(doubtful)
+            pending = doubtful
+        elif self.closed:
             pending = self.closed.popleft()
         elif self.open is not None and self.under_way < partial_window:
             pending = self.open
@@ -219,7 +277,7 @@ class PartitionQueue:
         """Return whether the recovery is over; if so, move all batches in flight back to `closed`."""
         if self.under_way or now_ms < self.resume_ms:
             return False
-        if self.renumber:
+        if self.renumber and not self.ended:
             self._renumber()
         self.closed.extendleft(reversed(self.flying))
         self.flying.clear()
@@ -241,6 +299,83 @@ class PartitionQueue:
                     self.doubtful.append(pending)
                 else:
                     pending.sequence = -1
+
+    # -- the end of the partition ----------------------------------------------------------------
+
+    def refuse(self, pending: Pending) -> None:
+        """Note that the partition has ended without `pending`, whose request was answered so.
+
+        It is as if it had never been sent. Of the other requests the answers are awaited, and what has none
+        that is final is sent again.
+        """
+        self.flying.remove(pending)
+        pending.sequence = -1
+        pending.attempts = 0
+        pending.maybe_applied = False
+        self.closed.append(pending)
+        self.end()
+
+    def end(self) -> None:
+        """Note that the partition takes no new records. Idempotent."""
+        if not self.ended:
+            self.ended = True
+            self.renumber = False
+            self.hold(until_ms=0)
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the partition ended, and no batch is in doubt: each has its receipt, or is not there.
+
+        What is left may be moved.
+        """
+        return (
+            self.ended
+            and not self.gated
+            and not self.under_way
+            and not self.flying
+            and next(self._doubtful(), None) is None
+        )
+
+    @property
+    def sends(self) -> bool:
+        """Whether there may be a batch to send, now or after a pause."""
+        if self.gated:
+            return False
+        if self.ended:
+            return bool(self.flying) or next(self._doubtful(), None) is not None
+        return not self.idle()
+
+    def _doubtful(self) -> Iterator[Pending]:
+        return (pending for pending in self.closed if pending.sequence >= 0)
+
+    def clear(self) -> list[Pending]:
+        """Remove and return all batches, in order of sending, when none of them is under way."""
+        assert not self.under_way and not self.flying, f"partition {self.partition} has requests under way"
+        found = self.waiting()
+        self.closed.clear()
+        self.open = None
+        return found
+
+    def never_sent(self) -> list[Pending]:
+        """Remove and return the batches that are certainly not in the partition, in order of sending."""
+        found = [pending for pending in self.waiting() if pending.sequence < 0 and not pending.under_way]
+        for pending in found:
+            self.drop(pending)
+        return found
+
+    def put_first(self, batches: list[Pending]) -> list[Pending]:
+        """Put batches before all others, of which none was sent; return those others."""
+        assert not self.flying, f"partition {self.partition} has batches in flight"
+        newer = self.waiting()
+        self.closed.extendleft(reversed(batches))
+        return newer
+
+    def put_closed(self, batches: list[Pending]) -> list[Pending]:
+        """Put batches after those that are closed; return the open one, which comes after them."""
+        self.closed.extend(batches)
+        return [] if self.open is None else [self.open]
+
+    # -- answers -----------------------------------------------------------------------------------
 
     def answered(self, pending: Pending) -> bool:
         """Note that the request of `pending` ended; return False if the batch was settled meanwhile."""
@@ -282,6 +417,8 @@ class PartitionQueue:
 
     def first_number(self) -> int:
         """Return the program's lowest number among the records without a receipt; 0 if there is none."""
+        if self.ended:  # what is in doubt comes after what the partition did not take
+            return min((each.first_number for each in self.waiting() if each.first_number), default=0)
         for queue in (self.flying, self.closed):
             if queue:
                 return queue[0].first_number
@@ -310,5 +447,8 @@ class PartitionQueue:
             self.open = None
 
     def waiting(self) -> list[Pending]:
-        """Return all batches without a receipt, in order."""
-        return [*self.flying, *self.closed, *([self.open] if self.open is not None else [])]
+        """Return all batches without a receipt, in order of sending."""
+        found = [*self.flying, *self.closed, *([self.open] if self.open is not None else [])]
+        if self.ended:
+            found.sort(key=lambda pending: pending.order)
+        return found

@@ -17,19 +17,33 @@ each ended. The clock, the connections and the building of frames belong to `sen
 4. A batch that was accepted keeps its records here until it is known to be durable: when the
    leader that accepted it reports, in the same term, a committed end after it. If the term
    changes or the leader is lost before that, the batch is sent again by rule 2.
+5. A partition that has ended refuses what is new as sealed. What then becomes of its batches is said in
+   `lanes`: `sealed` notes such an answer, and `adopt` takes over the route that follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from laminar.client.errors import Error, OutcomeUnknown, error_of_batch
-from laminar.client.policy.partition_queue import MOST_FLYING, PartitionQueue, Pending, extended
-from laminar.client.policy.resume_numbers import Numbers
-from laminar.wire.key_route import Route, logical_of_block
+from laminar.client.errors import Error, OutcomeUnknown, Sealed, error_of_batch
+from laminar.client.policy.lanes import (
+    Cutter,
+    LaneChange,
+    copy_record,
+    in_order,
+    overlaps,
+)
+from laminar.client.policy.lineage import Lineage, ranges_of
+from laminar.client.policy.partition_queue import (
+    MOST_FLYING,
+    RECORD_OVERHEAD_BYTES,
+    PartitionQueue,
+    Pending,
+    extended,
+)
+from laminar.client.policy.resume_numbers import BLOCK, Numbers
+from laminar.wire.key_route import Route, logical_of_block, logical_of_key
 
-# Bytes that a record takes in a frame besides its value and key: the offsets of both, and validity bits.
-RECORD_OVERHEAD_BYTES = 10
 # A server's default limit. A larger record is refused here, before it could fail the others of its batch.
 MAX_RECORD_BYTES = 8 << 20
 MAX_WINDOW = MOST_FLYING
@@ -38,7 +52,8 @@ MAX_WINDOW = MOST_FLYING
 class RecordAccumulator:
     """All partition queues of a producer. Not thread-safe: a caller with threads holds its own lock.
 
-    `queues` has, by number, the partitions of the topic's `route`.
+    `queues` has, by number, the partitions of the topic's `route`. `gone` has the numbers of partitions that
+    take no records any more. New queues begin with `epoch`.
     `put` is called for each record and does as little as it can. `active` has the queues with batches that
     have no receipt, `failures` the batches that failed, `sticky` the queue that gets records without a key.
     """
@@ -47,6 +62,8 @@ class RecordAccumulator:
         "_batch_bytes",
         "_block",
         "_block_queue",
+        "_follows",
+        "_last_order",
         "_max_record_bytes",
         "_max_records",
         "_partial_window",
@@ -55,7 +72,9 @@ class RecordAccumulator:
         "_window",
         "active",
         "buffered_bytes",
+        "epoch",
         "failures",
+        "gone",
         "numbers",
         "queues",
         "resent",
@@ -76,10 +95,16 @@ class RecordAccumulator:
         stop_on_failure: bool = True,
         first_place: int = 0,
         numbers: Numbers | None = None,
+        epoch: int = 0,
+        gone: Iterable[int] = (),
     ) -> None:
         assert 1 <= partial_window <= window <= MAX_WINDOW, (partial_window, window)
         self.route = route
-        self.queues = {number: PartitionQueue(number) for number in route.numbers}
+        self.epoch = epoch
+        self.gone = set(gone)
+        self.queues = {number: self._new_queue(number) for number in route.numbers}
+        self._follows: dict[int, LaneChange] = {}  # by partitions that have ended
+        self._last_order = 0  # of the batch that was made last
         self.sticky = self.queues[route.numbers[first_place % len(route)]]
         self.active: dict[int, PartitionQueue] = {}  # queues that are not idle, by partition
         self.buffered_bytes = 0
@@ -117,6 +142,16 @@ class RecordAccumulator:
             self._block, self._block_queue = block, self.queues[self.route.partition_of(logical)]
         return self._block_queue
 
+    def _new_queue(self, number: int) -> PartitionQueue:
+        queue = PartitionQueue(number)
+        queue.epoch = self.epoch
+        return queue
+
+    def _new_batch(self, queue: PartitionQueue) -> Pending:
+        pending = Pending(queue.partition)
+        self._last_order = pending.order = self._last_order + 1
+        return pending
+
     def put(self, value: bytes, key: bytes | None, queue: PartitionQueue) -> Pending:
         """Add a record to `queue`; return its batch, in which it is the last record.
 
@@ -127,7 +162,7 @@ class RecordAccumulator:
         if pending is None:
             if queue.error is not None:
                 raise queue.error
-            pending = queue.open = Pending(queue.partition)
+            pending = queue.open = self._new_batch(queue)
             self.active[queue.partition] = queue
         size_bytes = len(value)
         if size_bytes > self._max_record_bytes:
@@ -138,7 +173,7 @@ class RecordAccumulator:
             size_bytes += len(key)
         if pending.size_bytes + size_bytes > self._batch_bytes and pending.values:
             queue.close_open()
-            pending = queue.open = Pending(queue.partition)
+            pending = queue.open = self._new_batch(queue)
             pending.keyed = key is not None
         pending.values.append(value)
         pending.keys.append(key)
@@ -217,15 +252,15 @@ class RecordAccumulator:
         self, queue: PartitionQueue, pending: Pending, *, base_offset: int, replicas: int, synced: bool
     ) -> None:
         """Settle `pending` with its receipt: it is durable from `base_offset` on."""
-        if not queue.answered(pending):
-            return
-        queue.drop(pending)
-        pending.base_offset = base_offset
-        pending.replicas = replicas
-        pending.synced = synced
-        self._settle(pending, None)
+        if queue.answered(pending):
+            queue.drop(pending)
+            pending.base_offset = base_offset
+            pending.replicas = replicas
+            pending.synced = synced
+            self._settle(pending, None)
         if queue.idle():
             self.active.pop(queue.partition, None)
+        self._follow(queue)
 
     def accepted(
         self,
@@ -246,6 +281,7 @@ class RecordAccumulator:
             pending.replicas = replicas
             pending.synced = synced
             queue.accepted(pending, term=term)
+        self._follow(queue)
 
     def learned(self, queue: PartitionQueue, *, term: int, committed: int) -> None:
         """Settle the batches that are durable: the leader of `term` has committed all before `committed`."""
@@ -254,12 +290,14 @@ class RecordAccumulator:
             self._settle(pending, None)
         if queue.idle():
             self.active.pop(queue.partition, None)
+        self._follow(queue)
 
     def retry(self, queue: PartitionQueue, pending: Pending, *, until_ms: int, maybe_applied: bool) -> None:
         """Note that a request of `pending` failed; the batch is sent again, not before `until_ms`."""
         if queue.answered(pending):
             pending.maybe_applied |= maybe_applied
             queue.hold(until_ms=until_ms)
+        self._follow(queue)
 
     def renumber(self, queue: PartitionQueue, pending: Pending) -> bool:
         """Handle a refusal because the server lacks the batch before `pending`; return whether to send again.
@@ -268,8 +306,12 @@ class RecordAccumulator:
         again after that one. If `pending` is the first without a receipt, the server has forgotten the
         producer, which idled for days. Then `pending` was not appended, and it begins the next epoch. That is
         not possible if an earlier attempt may have been applied, or with a named producer: then False is
-        returned.
+        returned. A partition that has ended takes no later one: `pending` is not there.
         """
+        if queue.ended and not pending.settled:
+            if not pending.maybe_applied:
+                self.sealed(queue, pending)
+            return not pending.maybe_applied
         out_of_turn = queue.renumber or not queue.is_first(pending)
         forgotten = pending.sequence > 0 and not pending.maybe_applied and self.numbers is None
         if pending.settled or not (out_of_turn or forgotten):
@@ -281,6 +323,7 @@ class RecordAccumulator:
     def failed(self, queue: PartitionQueue, pending: Pending, error: Error, *, maybe_applied: bool) -> None:
         """Note that a request of `pending` ended with a final `error`, and fail it as `fail` does."""
         if not queue.answered(pending):
+            self._follow(queue)
             return
         pending.maybe_applied |= maybe_applied
         self.fail(queue, pending, error)
@@ -290,10 +333,16 @@ class RecordAccumulator:
         if not self._stop_on_failure:
             queue.drop(pending)
             self._settle(pending, error)
-            if pending.sequence >= 0:
+            if pending.sequence >= 0 and not queue.ended:
                 queue.renumber = True
                 queue.hold(until_ms=0)
+            self._follow(queue)
             return
+        self._stop(queue, error)
+        self._follow(queue)
+
+    def _stop(self, queue: PartitionQueue, error: Error) -> None:
+        """Fail all batches of the queue, and those that will be put into it."""
         queue.error = error
         failed = queue.waiting()  # `pending` among them, in order of sending
         queue.closed.clear()
@@ -304,6 +353,128 @@ class RecordAccumulator:
             each.maybe_applied |= each.under_way
             self._settle(each, error)
         self.active.pop(queue.partition, None)
+
+    # -- partitions that end -----------------------------------------------------------------------
+
+    def sealed(self, queue: PartitionQueue, pending: Pending) -> None:
+        """Note that the partition has ended, and `pending` is not in it and never will be."""
+        if queue.answered(pending):
+            queue.refuse(pending)
+        else:
+            queue.end()
+        self._follow(queue)
+
+    def adopt(self, lineage: Lineage) -> None:
+        """Go over to a newer route: queues of partitions that it does not have end, and new ones begin.
+
+        An older route changes nothing.
+        """
+        route = lineage.route
+        if route.version <= self.route.version:
+            return
+        before, self.route = self.route, route
+        queues = self.queues
+        self.queues = {number: queues.get(number) or self._new_queue(number) for number in route.numbers}
+        self._queue_of_key.clear()
+        self._block = -1
+        made: list[LaneChange] = []
+        for inputs, outputs in overlaps(before, route):
+            # Without the order of its numbers a checkpoint of a named producer would say too much.
+            strict = self.numbers is not None or lineage.is_strict(
+                *ranges_of(inputs, before), after=before.version
+            )
+            change = LaneChange(
+                [queues[number] for number in inputs],
+                {number: self.queues[number] for number in outputs},
+                route,
+                strict,
+            )
+            for queue in change.inputs:
+                self._follows[queue.partition] = change
+                queue.end()
+            for queue in change.outputs.values():
+                queue.gated = strict
+            self.gone.update(inputs)
+            made.append(change)
+            if self.sticky.partition in inputs:
+                self.sticky = change.next_output()
+        for change in made:
+            self._make(change)
+
+    def _follow(self, queue: PartitionQueue) -> None:
+        """Go on with the change that follows an ended queue, if its time has come."""
+        change = self._follows.get(queue.partition)
+        if change is not None:
+            self._make(change)
+
+    def _make(self, change: LaneChange) -> None:
+        """Move what the ended queues hold, if no batch of them is in doubt; with weak order what is not."""
+        if change.made or not (change.strict or change.resolved):
+            # Weak order: what was in doubt before an earlier change may come here later.
+            for queue in change.inputs:
+                self._move(queue.never_sent(), change)
+                if queue.idle():
+                    self.active.pop(queue.partition, None)
+            for queue in change.outputs.values():
+                self._follow(queue)
+            return
+        if not change.resolved:
+            return
+        change.made = True
+        sources = [pending for queue in change.inputs for pending in queue.clear()]
+        for queue in change.inputs:
+            self.active.pop(queue.partition, None)
+        self._move(sources, change)
+        errors = [queue.error for queue in change.inputs if queue.error is not None]
+        for queue in change.outputs.values():
+            queue.gated = False
+            if errors:
+                self._stop(queue, errors[0])
+            self._follow(queue)
+
+    def _move(self, sources: list[Pending], change: LaneChange) -> None:
+        """Cut the records of these batches anew, and put them ahead of newer ones of the change's outputs."""
+        if not sources:
+            return
+        cutter = Cutter(batch_bytes=self._batch_bytes, max_records=self._max_records)
+        named: dict[int, Pending] = {}  # by partition, of records for that one and no other
+        parts: dict[Pending, dict[int, tuple[Pending, int]]] = {source: {} for source in sources}
+        unkeyed: dict[Pending, PartitionQueue] = {}
+        for source, position in in_order(sources):
+            place = self._place_of(source, position)
+            if source.named is not None and position in source.named:
+                refused = named.setdefault(source.partition, Pending(source.partition))
+                parts[source][position] = (refused, copy_record(source, position, refused))
+            else:
+                if place is not None:
+                    queue = change.outputs[change.route.partition_of(place)]
+                else:
+                    queue = unkeyed.get(source) or unkeyed.setdefault(source, change.next_output())
+                parts[source][position] = cutter.put(source, position, queue)
+        for queue, batches in cutter.batches.items():
+            self.active[queue.partition] = queue
+            for pending in batches:
+                self._last_order = pending.order = self._last_order + 1
+            newer = queue.put_first(batches) if queue.gated else queue.put_closed(batches)
+            for pending in newer:
+                self._last_order = pending.order = self._last_order + 1
+        for source in sources:
+            self.buffered_bytes -= source.size_bytes
+        for batches in [list(named.values()), *cutter.batches.values()]:
+            self.buffered_bytes += sum(pending.size_bytes for pending in batches)
+        for source in sources:
+            source.move([parts[source][position] for position in range(len(source.values))])
+        for partition, pending in named.items():
+            self._settle(pending, sealed_error(partition, change.route.version))
+
+    def _place_of(self, source: Pending, position: int) -> int | None:
+        """Return the logical partition of a record; None if it has neither key nor number."""
+        key = source.keys[position]
+        if key is not None:
+            return logical_of_key(key)
+        if source.numbers is None or self.numbers is None:
+            return None
+        return logical_of_block(source.numbers[position] // BLOCK, self.numbers.created_with)
 
     def _settle(self, pending: Pending, error: Error | None) -> None:
         self.buffered_bytes -= pending.size_bytes
@@ -337,3 +508,16 @@ class RecordAccumulator:
         """Return when the first paused queue may send again, in ms; None if none waits for a time."""
         held = [queue.resume_ms for queue in self.active.values() if queue.recovering and not queue.under_way]
         return min(held, default=None)
+
+
+def sealed_error(partition: int, version: int) -> Sealed:
+    """Return the error for records whose partition the caller named, and that has ended."""
+    return Sealed(
+        f"partition {partition} has ended: others follow it",
+        code="sealed",
+        field="partition",
+        value=partition,
+        limit=version,
+        hint="leave `partition` out, or choose one of the topic's present route",
+        outcome="not_applied",
+    )

@@ -3,13 +3,16 @@
 Numbers rise from 1 in the order of sending. The producer's *checkpoint* is a number up to which all records
 are durable, in all partitions; batches carry it into the log as their *floor*. When the epoch of a run
 begins, each partition reports its own checkpoint, the last number that it has. So the run knows which records
-are durable already, and does not send them again. For that, the record with a given number must go to the
-same partition in every run: a record without a key goes to a partition that follows from its number.
+are durable already, and does not send them again. For that, the record with a given number must have the same
+place among the logical partitions in every run: that of a record without a key follows from its number. The
+partition of that place may have changed since, so a record is looked up in all partitions that held it
+(docs/routes.md, rule `lookup`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from laminar.client.errors import ConfigError
 from laminar.client.policy.partition_queue import PartitionQueue
@@ -19,24 +22,59 @@ BLOCK = 1024
 MAX_NUMBER = 2**63 - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a producer's earlier runs came in one partition: up to its number `checkpoint`, 0 for none.
+
+    `held` are the partition's logical partitions, `inputs` the partitions that it follows.
+    """
+
+    checkpoint: int
+    held: range
+    inputs: Sequence[int] = ()
+
+
 class Numbers:
     """The numbers of one named producer.
 
-    `checkpoints` are those of the partitions, by number; 0 for a partition without one. `floor` is the number
-    up to which everything was durable when this run began. `created_with` is the number of the topic's
-    partitions at its creation, from which a record's place follows.
+    `floor` is the number up to which everything was durable when this run began. `created_with` is the number
+    of the topic's partitions at its creation, from which a record's place follows. `learn` says how far the
+    earlier runs came in each partition, also in those that have ended.
     """
 
-    __slots__ = ("_checkpoints", "_lost", "_used", "created_with", "last", "plain", "resumed_at")
+    __slots__ = (
+        "_highest",
+        "_known",
+        "_lost",
+        "_reached",
+        "_used",
+        "created_with",
+        "last",
+        "plain",
+        "resumed_at",
+    )
 
-    def __init__(self, checkpoints: Mapping[int, int], *, floor: int, created_with: int) -> None:
+    def __init__(self, *, floor: int, created_with: int) -> None:
         self.created_with = created_with
         self.resumed_at = floor
         self.last = floor
         self.plain = False
-        self._checkpoints = dict(checkpoints)
+        self._reached: dict[int, Reached] = {}
+        self._highest = floor
+        self._known: dict[int, int] = {}  # by logical partition, the highest checkpoint over it
         self._used = 0
         self._lost = 0
+
+    def learn(self, partition: int, reached: Reached) -> None:
+        """Note how far the earlier runs came in a partition."""
+        self._reached[partition] = reached
+        self._highest = max(self._highest, reached.checkpoint)
+        self._known.clear()
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """The partitions of which `learn` was told."""
+        return frozenset(self._reached)
 
     def check(self, number: int) -> None:
         """Raise ConfigError if `number` may not be the next record's."""
@@ -56,9 +94,35 @@ class Numbers:
             raise _refused("records with and without numbers are not mixed", None, f"above {self._used}")
         self.plain = True
 
-    def is_there(self, number: int, partition: int) -> bool:
-        """Return whether an earlier run made the record with this number durable; it goes to `partition`."""
-        return number <= max(self.resumed_at, self._checkpoints[partition])
+    def is_there(self, number: int, logical: int) -> bool:
+        """Return whether an earlier run made the record with this number durable.
+
+        `logical` is its logical partition. In each partition the numbers rise, and what follows a partition
+        begins with the lowest that this does not have. So all that are not above a checkpoint are in that
+        partition, or in one that held the place before.
+        """
+        if number > self._highest:
+            return False
+        known = self._known.get(logical)
+        if known is None:
+            over = [each.checkpoint for each in self._reached.values() if logical in each.held]
+            known = self._known[logical] = max(over, default=0)
+        return number <= max(self.resumed_at, known)
+
+    def is_there_in(self, number: int, partition: int) -> bool:
+        """Do as `is_there`, for a record whose partition the program named.
+
+        Where several partitions were merged, it may have been for any of them, so all must have the number: a
+        record is rather appended twice than lost.
+        """
+        if number <= self.resumed_at:
+            return True
+        reached = self._reached.get(partition)
+        if reached is None:
+            return False
+        if number <= reached.checkpoint:
+            return True
+        return bool(reached.inputs) and all(self.is_there_in(number, each) for each in reached.inputs)
 
     def failed(self, first_number: int) -> None:
         """Note that a batch failed: the checkpoint stays below its first number (0: it has no numbers)."""

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from laminar.client.errors import ConfigError, Error
-from laminar.client.policy.partition_queue import Pending, extended
-from laminar.client.policy.record_accumulator import MAX_RECORD_BYTES, RECORD_OVERHEAD_BYTES
+from laminar.client.policy.partition_queue import RECORD_OVERHEAD_BYTES, Pending, extended
+from laminar.client.policy.record_accumulator import MAX_RECORD_BYTES
 from laminar.client.records import Staged, StagedPart
 from laminar.wire.key_route import Route
 

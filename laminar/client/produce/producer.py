@@ -16,10 +16,11 @@ from typing import Any, Generic, TypeVar
 from laminar.client.codecs import not_bytes
 from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, Undelivered
 from laminar.client.policy.partition_queue import PartitionQueue, Pending
-from laminar.client.policy.record_accumulator import RecordAccumulator
-from laminar.client.policy.resume_numbers import BLOCK
+from laminar.client.policy.record_accumulator import RecordAccumulator, sealed_error
+from laminar.client.policy.resume_numbers import BLOCK, Numbers
 from laminar.client.produce.sender import Sender
 from laminar.client.records import Receipt
+from laminar.wire.key_route import logical_of_block, logical_of_key
 
 T = TypeVar("T")
 T_in = TypeVar("T_in", contravariant=True)
@@ -76,8 +77,15 @@ class Delivery:
 
 
 def queue_for(accumulator: RecordAccumulator, key: bytes | None, partition: int | None) -> PartitionQueue:
-    """Return the queue of a record: by `partition`, else by `key`, else the one that is being filled."""
+    """Return the queue of a record: by `partition`, else by `key`, else the one that is being filled.
+
+    Raises:
+        Sealed: `partition` takes no records any more.
+        ConfigError: the topic does not have it.
+    """
     if partition is not None:
+        if partition in accumulator.gone:
+            raise sealed_error(partition, accumulator.route.version)
         if partition not in accumulator.queues:
             raise ConfigError(
                 f"partition {partition} of {len(accumulator.queues)}",
@@ -120,25 +128,37 @@ def put_record(
         )
     else:
         numbers.check(number)
+    if numbers is not None and number is not None and _is_there(numbers, number, key, partition):
+        numbers.sent(number)
+        pending = Pending(-1 if partition is None else partition)
+        pending.values.append(value)
+        pending.settle()
+        return pending
     if number is None or key is not None or partition is not None:
         queue = queue_for(accumulator, key, partition)
     else:
         queue = accumulator.queue_of_block(number // BLOCK)
-    if numbers is not None and number is not None and numbers.is_there(number, queue.partition):
-        numbers.sent(number)
-        pending = Pending(queue.partition)
-        pending.values.append(value)
-        pending.settle()
-        return pending
     if tag is None and headers is None and timestamp_ms is None:
         pending = accumulator.put(value, key, queue)
     else:
         pending = accumulator.put_with(value, key, queue, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
     if numbers is not None and number is not None:
         numbers.sent(number)
-        pending.first_number = pending.first_number or number
-        pending.last_number = number
+        pending.number(number)
+    if partition is not None:
+        if pending.named is None:
+            pending.named = set()
+        pending.named.add(len(pending.values) - 1)
     return pending
+
+
+def _is_there(numbers: Numbers, number: int, key: bytes | None, partition: int | None) -> bool:
+    """Return whether an earlier run of the named producer appended the record with this number."""
+    if partition is not None:
+        return numbers.is_there_in(number, partition)
+    if key is not None:
+        return numbers.is_there(number, logical_of_key(key))
+    return numbers.is_there(number, logical_of_block(number // BLOCK, numbers.created_with))
 
 
 def produce_error(accumulator: RecordAccumulator, topic: str) -> ProduceError | None:

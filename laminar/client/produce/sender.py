@@ -4,6 +4,9 @@ Each producer has a `Sender`, and each topic has one for plain appends. It runs 
 callbacks, without a task for each batch. The decisions are made in `policy.record_accumulator` and
 `policy.retry`. The asynchronous producer uses it on the loop. The synchronous one uses it from other threads,
 which only call `wake_from_thread` and `hurry`, and fill the accumulator under its lock.
+
+Answers name the version of the topic's route. When it is newer than the accumulator's, or a partition has
+ended, the route is requested, and the accumulator goes over to it.
 """
 
 from __future__ import annotations
@@ -19,12 +22,15 @@ from laminar.batch import BATCH_TYPE, BatchError, build
 from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.net.attempts import judged, now_ms, origin_of
 from laminar.client.net.session import Session, topic_path
+from laminar.client.policy.lineage import Lineage
 from laminar.client.policy.partition_queue import MOST_FLYING, PartitionQueue, Pending, padded
 from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.policy.retry import OUT_OF_SEQUENCE, Backoff, Step, Verdict, judge_loss
 from laminar.client.produce.leader_watchdog import LeaderWatchdog
+from laminar.client.produce.named_producer import begin_in, lineage_of
 from laminar.http.api.deadlines import CLIENT_ATTEMPT_S
 from laminar.http.protocol.answer import Answer, ConnectionFailed
+from laminar.wire.key_route import Route
 
 
 class _Placed(msgspec.Struct):
@@ -63,15 +69,19 @@ PROBE_MS = 1_000
 PROBE_WAIT_MS = 1_000
 PROBE_TIMEOUT_S = 5.0
 PROBE_PAUSE_S = 0.1
-# In requests: the version of the route by which the partition was chosen.
+# The version of the topic's route: in requests the one by which the partition was chosen, in answers the
+# newest that the node knows.
 ROUTE = "Laminar-Route"
+ROUTE_LOWER = "laminar-route"
+# How often a route that an answer named is asked for, while nothing waits for it.
+MOST_QUESTIONS = 20
 
 
 class Sender:
     """Sends the batches of `accumulator`. `guard` is its lock, if other threads fill it.
 
-    With `accepts`, a leader answers a batch when it is in its log. Later answers say which batches are
-    durable; if none comes, the leader is asked (`PROBE_MS`).
+    With an `epoch` it is that of a named producer: a leader answers a batch when it is in its log. Later
+    answers say which batches are durable; if none comes, the leader is asked (`PROBE_MS`).
     """
 
     def __init__(
@@ -83,7 +93,7 @@ class Sender:
         producer_id: bytes,
         timeout_s: float,
         guard: contextlib.AbstractContextManager[Any] | None = None,
-        accepts: bool = False,
+        epoch: int | None = None,
     ) -> None:
         assert len(producer_id) == 16, f"a producer id has 16 bytes, not {len(producer_id)}"
         self.session = session
@@ -104,7 +114,11 @@ class Sender:
         self._backoffs: dict[int, Backoff] = {}
         self._redirects: dict[int, int] = {}
         self._last: dict[int, str] = {}
-        self._accepts = accepts
+        self._epoch = epoch
+        self._accepts = epoch is not None
+        self._learning: asyncio.Task[None] | None = None
+        self._missing: set[asyncio.Task[None]] = set()
+        self._wanted_route = 0  # the newest version that an answer named
         self._hurries = 0
         self._probes: dict[int, asyncio.Task[None]] = {}
         # By partition, since when nothing is under way and only accepted batches have no receipt.
@@ -155,9 +169,9 @@ class Sender:
         """Send the batches that `queue` returns; if no connection to its leader is open, open one first."""
         if queue.open is not None and queue.open.deadline_ms < 0:
             queue.open.deadline_ms = now + self._timeout_ms
-        if queue.recovering or queue.partition not in self._urls:
+        if queue.recovering or not queue.sends or queue.partition not in self._urls:
             self._expire(queue, now)
-        if queue.partition in self._connecting:
+        if queue.partition in self._connecting or not queue.sends:
             return
         url = self._urls.get(queue.partition)
         connection = self.session.pool.shared_nowait(url) if url is not None else None
@@ -231,12 +245,14 @@ class Sender:
                     self._leave(partition, known)
             if partition not in self._urls:
                 self._urls[partition] = await self.session.leader_connection(self.topic, partition)
+                self._compare_map()
         except ConnectionFailed as failure:
             self._urls.pop(partition, None)
             self._hold(queue, str(failure), wait_ms=0)
         except Error as error:
             self._urls.pop(partition, None)
             if isinstance(error, Unavailable):
+                self._compare_map()
                 self._hold(queue, str(error), wait_ms=0)
             else:
                 self._fail_waiting(queue, error)
@@ -261,6 +277,110 @@ class Sender:
                 queue.open = None
         self.on_progress()
 
+    # -- the route -----------------------------------------------------------------------------
+
+    def _compare_map(self) -> None:
+        """Go over to the route of the topic's map, if that is newer."""
+        places = self.session.topic_map_nowait(self.topic)
+        if places is not None:
+            self._want_route(places.route.version)
+
+    def _want_route(self, version: int) -> None:
+        """Go over to a route of this version, or a newer one; do nothing if that is done or under way."""
+        self._wanted_route = max(self._wanted_route, version)
+        if self._wanted_route > self.accumulator.route.version and self._learning is None and not self.closed:
+            self._learning = self._loop.create_task(self._learn_route())
+
+    async def _learn_route(self) -> None:
+        """Request the route until it is the one that is wanted, and go over to it.
+
+        The nodes that are asked may not know it yet. Batches that wait for it have deadlines of their own.
+        """
+        backoff = Backoff(rng=self.session.rng)
+        try:
+            while self._wanted_route > self.accumulator.route.version and not self.closed:
+                try:
+                    lineage = await lineage_of(self.session, self.topic)
+                    if lineage.route.version > self.accumulator.route.version:
+                        await self._go_over(lineage)
+                        continue
+                    if backoff.attempts > MOST_QUESTIONS and not self.accumulator.active:
+                        self._wanted_route = 0  # the next answer that names it begins again
+                except Unavailable as error:
+                    for partition in self.accumulator.active:
+                        self._last[partition] = str(error)
+                await asyncio.sleep(backoff.next_ms() / 1000)
+                self.wake()  # so that records whose deadline has passed fail
+        except Error as error:
+            self._fail_all(error)
+        finally:
+            self._learning = None
+
+    async def _go_over(self, lineage: Lineage) -> None:
+        numbers, reached = self.accumulator.numbers, {}
+        if numbers is not None and self._epoch is not None:
+            reached = await begin_in(
+                self.session,
+                self.topic,
+                lineage,
+                known=numbers.partitions,
+                ended=[number for number in self.accumulator.route.numbers if number not in lineage.route],
+                producer_id=self._producer_id,
+                epoch=self._epoch,
+            )
+        places = self.session.topic_map_nowait(self.topic)
+        if places is not None and places.route.version < lineage.route.version:
+            places.stale = True
+        with self._guard:
+            if numbers is not None:
+                for partition, each in reached.items():
+                    numbers.learn(partition, each)
+            self.accumulator.adopt(lineage)
+            self._heads.clear()
+        self.on_progress()
+        self.wake()
+
+    async def _find_missing(self, queue: PartitionQueue, pending: Pending, error: Error) -> None:
+        """Decide on a batch whose partition a node does not know, which has answered it with `error`.
+
+        Either the partition is newer than what the node knows; then the batch is sent again. Or it has ended,
+        and was reclaimed days later.
+        """
+        route: Route | None = None
+        again = False
+        try:
+            route = (await lineage_of(self.session, self.topic)).route
+        except Error as failure:
+            again = isinstance(failure, Unavailable)
+            error = error if again else failure
+        with self._guard:
+            if again or (route is not None and queue.partition in route):
+                until_ms = now_ms() + self._next_backoff_ms(queue.partition)
+                self.accumulator.retry(queue, pending, until_ms=until_ms, maybe_applied=False)
+            elif route is not None and self._is_newer(route, queue) and not pending.maybe_applied:
+                self._sealed(queue, pending, route.version)
+            else:
+                self.accumulator.failed(queue, pending, error, maybe_applied=False)
+        self.on_progress()
+        self.wake()
+
+    def _is_newer(self, route: Route, queue: PartitionQueue) -> bool:
+        return queue.ended or route.version > self.accumulator.route.version
+
+    def _fail_all(self, error: Error) -> None:
+        with self._guard:
+            for queue in list(self.accumulator.active.values()):
+                for pending in queue.waiting():
+                    if not pending.settled and not pending.under_way:
+                        self.accumulator.fail(queue, pending, error)
+        self.on_progress()
+
+    def _sealed(self, queue: PartitionQueue, pending: Pending, version: int) -> None:
+        """Note that the partition has ended without `pending`; a route of `version` follows."""
+        self.accumulator.sealed(queue, pending)
+        if queue.partition in self.accumulator.route:
+            self._want_route(max(version, self.accumulator.route.version + 1))
+
     # -- answers -------------------------------------------------------------------------------
 
     def _on_answer(
@@ -277,6 +397,9 @@ class Sender:
                     self._acknowledged(queue, pending, answer)
                 else:
                     self._refused(queue, pending, url, answer)
+            version = answer.headers.get(ROUTE_LOWER) if answer is not None else None
+            if version is not None and version.isdecimal():
+                self._want_route(int(version))
             self.on_progress()
             if not self._woken:
                 self.wake()
@@ -407,12 +530,28 @@ class Sender:
                 places.learn_leader(partition, leader)
         elif verdict.stale:
             self._leave(partition, url)
-        if verdict.step is Step.FOLLOW:
+        code = problem.get("code")
+        limit = problem.get("limit")
+        version = limit if isinstance(limit, int) else 0
+        if code == "sealed":
+            self._sealed(queue, pending, version)
+        elif code == "stale_route":
+            # With the newer version it is sent again. If the partition has ended, that is the answer then.
+            self._want_route(version)
+            until_ms = now_ms() + self._next_backoff_ms(partition)
+            self.accumulator.retry(queue, pending, until_ms=until_ms, maybe_applied=False)
+        elif code == "no_such_partition":
+            asked = f"appending to {self.topic}/{partition}"
+            missing = self._find_missing(queue, pending, from_problem(answer.status, problem, asked=asked))
+            task = self._loop.create_task(missing)
+            self._missing.add(task)
+            task.add_done_callback(self._missing.discard)
+        elif verdict.step is Step.FOLLOW:
             self.accumulator.retry(queue, pending, until_ms=0, maybe_applied=False)
         elif verdict.step is Step.RETRY:
             until_ms = now_ms() + max(verdict.wait_ms, self._next_backoff_ms(partition))
             self.accumulator.retry(queue, pending, until_ms=until_ms, maybe_applied=verdict.maybe_applied)
-        elif problem.get("code") not in OUT_OF_SEQUENCE or not self.accumulator.renumber(queue, pending):
+        elif code not in OUT_OF_SEQUENCE or not self.accumulator.renumber(queue, pending):
             error = from_problem(answer.status, problem, asked=f"appending to {self.topic}/{partition}")
             self.accumulator.failed(queue, pending, error, maybe_applied=error.outcome == "unknown")
 
@@ -492,8 +631,10 @@ class Sender:
         if self._timer is not None:
             self._timer.cancel()
         self._watchdog.close()
-        for task in [*self._connecting.values(), *self._probes.values()]:
+        for task in [*self._connecting.values(), *self._probes.values(), *self._missing]:
             task.cancel()
+        if self._learning is not None:
+            self._learning.cancel()
         with self._guard:
             for queue in list(self.accumulator.active.values()):
                 for pending in queue.waiting():

@@ -176,6 +176,7 @@ _ROWS: Final = (
         409,
         "The partition takes no more records: others follow it",
         hint="`limit` is the version of the route that names them.",
+        family="Sealed",
     ),
     _row(
         "stale_route",

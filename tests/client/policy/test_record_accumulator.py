@@ -262,7 +262,7 @@ def test_queues_are_those_of_the_route_whatever_its_numbers() -> None:
 
 def test_numbered_records_without_a_key_stay_at_their_place_over_any_route() -> None:
     """With route 0 it is the block's number modulo the partitions; later, who took over the place."""
-    numbers = Numbers(dict.fromkeys(range(3), 0), floor=0, created_with=3)
+    numbers = Numbers(floor=0, created_with=3)
     box = accumulator(partitions=3)
     box.numbers = numbers
     later = RecordAccumulator(

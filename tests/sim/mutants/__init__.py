@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants.appends import APPENDS
 from tests.sim.mutants.balance import BALANCE
 from tests.sim.mutants.consumers import CONSUMERS
+from tests.sim.mutants.lanes import LANE_RULES
 from tests.sim.mutants.nodes import NODES
 from tests.sim.mutants.placement import PLACEMENT
 from tests.sim.mutants.protocol import PROTOCOL
@@ -24,4 +25,5 @@ CASES = [
     *ROUTE_CHANGES,
     *APPENDS,
     *CONSUMERS,
+    *LANE_RULES,
 ]

@@ -1,0 +1,146 @@
+"""How the records of partitions that ended go to those that follow them, as pure objects.
+
+A *lane* is the batches that a producer numbers for one partition. When a change of the topic's route ends
+partitions, their lanes end (docs/routes.md, rule `resolve`):
+
+1. What was sent to an ended partition, and has no answer that is final, is sent to it again, until each batch
+   has its receipt or is certainly not there. Sent to another partition it could be in both.
+2. When that is so in all ended partitions of a change, what they did not take is cut anew by the new route,
+   in order of sending, and ahead of newer records. Until then nothing is sent to the partitions that follow:
+   a record could come before an earlier one of its key.
+3. If the change has weak order, each batch is cut anew by itself, and newer records need not wait.
+
+A producer that is several changes behind goes to the newest route at once. It has sent nothing to the
+partitions between, so only the ranges of its own route and of the newest one count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from laminar.client.policy.partition_queue import RECORD_OVERHEAD_BYTES, PartitionQueue, Pending, extended
+from laminar.wire.key_route import Route
+
+
+@dataclass(slots=True, eq=False)
+class LaneChange:
+    """Ended queues, and those of the present route over the same keys. `strict`: these wait for all of them.
+
+    `made` becomes true when the records of the ended ones are moved.
+    """
+
+    inputs: list[PartitionQueue]
+    outputs: dict[int, PartitionQueue]
+    route: Route
+    strict: bool
+    made: bool = False
+    spread: int = 0
+
+    @property
+    def resolved(self) -> bool:
+        """Whether no batch of an ended queue is in doubt any more."""
+        return all(queue.resolved for queue in self.inputs)
+
+    def next_output(self) -> PartitionQueue:
+        """Return the queue for the next batch of records without a key: each in its turn."""
+        self.spread += 1
+        return self.outputs[list(self.outputs)[self.spread % len(self.outputs)]]
+
+
+def overlaps(before: Route, after: Route) -> list[tuple[list[int], list[int]]]:
+    """Return the partitions that only `before` has, with those that only `after` has over the same range.
+
+    Each pair is as small as it can be: it begins and ends where both routes have a bound.
+    """
+    ended = [(held.start, held.stop, number) for number, held in before.ranges().items()]
+    begun = [(held.start, held.stop, number) for number, held in after.ranges().items()]
+    ended = [each for each in ended if each[2] not in after]
+    begun = [each for each in begun if each[2] not in before]
+    found: list[tuple[list[int], list[int]]] = []
+    while ended and begun:
+        old, new = ended.pop(0), begun.pop(0)
+        inputs, outputs, ends = [old[2]], [new[2]], (old[1], new[1])
+        while ends[0] != ends[1] and (ended if ends[0] < ends[1] else begun):
+            if ends[0] < ends[1]:
+                old = ended.pop(0)
+                inputs.append(old[2])
+                ends = (old[1], ends[1])
+            else:
+                new = begun.pop(0)
+                outputs.append(new[2])
+                ends = (ends[0], new[1])
+        found.append((inputs, outputs))
+    return found
+
+
+class Cutter:
+    """Makes batches for several queues of the records of others. `batches` has them by queue."""
+
+    def __init__(self, *, batch_bytes: int, max_records: int) -> None:
+        self.batches: dict[PartitionQueue, list[Pending]] = {}
+        self._batch_bytes = batch_bytes
+        self._max_records = max_records
+
+    def put(self, source: Pending, position: int, queue: PartitionQueue) -> tuple[Pending, int]:
+        """Copy a record of `source` to the last batch for `queue`, or to a new one; return its place."""
+        key = source.keys[position]
+        size_bytes = len(source.values[position]) + RECORD_OVERHEAD_BYTES + len(key or b"")
+        made = self.batches.setdefault(queue, [])
+        pending = made[-1] if made else None
+        if (
+            pending is None
+            or pending.size_bytes + size_bytes > self._batch_bytes
+            or len(pending.values) >= self._max_records
+        ):
+            pending = Pending(queue.partition)
+            made.append(pending)
+        return pending, copy_record(source, position, pending)
+
+
+def copy_record(source: Pending, position: int, pending: Pending) -> int:
+    """Add a record of `source` to `pending` as its last one; return its position there.
+
+    The deadline of `pending` becomes that of `source` if that is earlier.
+    """
+    place = len(pending.values)
+    key = source.keys[position]
+    pending.values.append(source.values[position])
+    pending.keys.append(key)
+    pending.keyed |= key is not None
+    pending.size_bytes += len(source.values[position]) + RECORD_OVERHEAD_BYTES + len(key or b"")
+    if (tag := _cell(source.tags, position)) is not None:
+        pending.tags = extended(pending.tags, place, tag)
+    if (headers := _cell(source.headers, position)) is not None:
+        pending.headers = extended(pending.headers, place, headers)
+    if (timestamp_ms := _cell(source.timestamps, position)) is not None:
+        pending.timestamps = extended(pending.timestamps, place, timestamp_ms)
+    if source.numbers is not None:
+        pending.number(source.numbers[position])
+    if source.deadline_ms >= 0 and not 0 <= pending.deadline_ms <= source.deadline_ms:
+        pending.deadline_ms = source.deadline_ms
+    return place
+
+
+def in_order(batches: Sequence[Pending]) -> list[tuple[Pending, int]]:
+    """Return the records of batches of several queues in order of sending: by number if they have numbers.
+
+    The last number in a partition says that all lower ones of its range are there, so in a partition that
+    takes over several the records of these are mixed.
+    """
+    records = [(pending, position) for pending in batches for position in range(len(pending.values))]
+    if any(pending.numbers is not None for pending in batches):
+        records.sort(key=_number)
+    else:
+        records.sort(key=lambda record: record[0].order)
+    return records
+
+
+def _number(record: tuple[Pending, int]) -> int:
+    pending, position = record
+    return 0 if pending.numbers is None else pending.numbers[position]
+
+
+def _cell(column: Sequence[Any] | None, position: int) -> Any:
+    return column[position] if column is not None and position < len(column) else None

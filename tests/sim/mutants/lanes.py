@@ -1,0 +1,76 @@
+"""The rules of a producer over a change of the route (`resolve`, `lookup` of docs/routes.md)."""
+
+from __future__ import annotations
+
+from tests.sim.mutants.case import case
+
+LANES = ("tests/client/policy/test_lanes.py",)
+
+PRODUCERS = ("tests/client/produce/test_route_changes.py",)
+
+LANE_RULES = [
+    case(
+        "a batch in doubt is sent to an output",
+        "laminar.client.policy.partition_queue:PartitionQueue.resolved",
+        "and next(self._doubtful(), None) is None",
+        "",
+        tests=LANES,
+        tests_only=True,
+    ),
+    case(
+        "a batch without an answer is taken for one that an ended partition does not have",
+        "laminar.client.policy.partition_queue:PartitionQueue.end",
+        "self.hold(until_ms=0)",
+        "[setattr(each, 'sequence', -1) for each in self.closed]",
+        tests=LANES,
+        tests_only=True,
+    ),
+    case(
+        "an output is sent to before its inputs are resolved",
+        "laminar.client.policy.partition_queue:PartitionQueue.take",
+        "if self.gated:",
+        "if False:",
+        tests=LANES,
+        tests_only=True,
+    ),
+    case(
+        "an output waits for one of its inputs only",
+        "laminar.client.policy.lanes:LaneChange.resolved",
+        "all(queue.resolved for queue in self.inputs)",
+        "any(queue.resolved and not queue.idle() for queue in self.inputs)",
+        tests=LANES,
+        tests_only=True,
+    ),
+    case(
+        "what an input did not take comes after newer records",
+        "laminar.client.policy.record_accumulator:RecordAccumulator._move",
+        "queue.put_first(batches) if queue.gated else queue.put_closed(batches)",
+        "queue.put_closed(batches)",
+        tests=LANES,
+        tests_only=True,
+    ),
+    case(
+        "records of merged partitions are not mixed by their numbers",
+        "laminar.client.policy.lanes:in_order",
+        "records.sort(key=_number)",
+        "pass",
+        tests=LANES,
+        tests_only=True,
+    ),
+    case(
+        "a program that starts again looks in the present partition only",
+        "laminar.client.policy.resume_numbers:Numbers.is_there",
+        "max(over, default=0)",
+        "over[-1]",
+        tests=LANES,
+        tests_only=True,
+    ),
+    case(
+        "a run that was replaced goes over to an output",
+        "laminar.client.produce.named_producer:begin_in",
+        "number in ended or number not in known",
+        "number in lineage.route and number not in known",
+        tests=PRODUCERS,
+        tests_only=True,
+    ),
+]
