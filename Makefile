@@ -105,7 +105,7 @@ steer-long: .venv/.core
 # A whole cluster in one thread: production code over simulated time, wires and disks, and everything that can
 # go wrong. `make sim SEED=17` runs one world and shows the end of its trace, `make sim-many SECONDS=600` many.
 sim: .venv/.core
-	$(BIN)/python -m tests.sim --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.sim --seed $(or $(SEED),1) $(OPTIONS)
 
 # Rounds of network cuts during configuration changes, and what is lost by them.
 .PHONY: sim-cuts

@@ -2,6 +2,7 @@
 
 python -m tests.sim --seed 17            one world; --trace FILE writes what happened
 python -m tests.sim --seconds 600        many, on all cores; a failure prints how to see it again
+python -m tests.sim --seed 17 --routes   one world of routes; of many seeds each third is one (`routes.py`)
 python -m tests.sim --cuts 100           rounds of network cuts during configuration changes (`cuts.py`)
 """
 
@@ -17,17 +18,25 @@ from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 
+from tests.sim import routes
 from tests.sim.cuts import ROUNDS, Counted, run_world
 from tests.sim.simulation import Outcome, options_of, simulate
 
 
 def _one(seed: int) -> tuple[int, Outcome | str]:
     try:
+        if _has_routes(seed):
+            return seed, routes.simulate(routes.options_of(seed))
         return seed, simulate(options_of(seed))
     except Exception:  # noqa: BLE001  # reported with its seed
         return seed, traceback.format_exc()
     finally:
         gc.collect()
+
+
+def _has_routes(seed: int) -> bool:
+    """Return whether the world of a seed, of many, is one of routes."""
+    return seed % 3 == 0
 
 
 def _settle() -> None:
@@ -59,7 +68,9 @@ def many(first: int, seconds: float) -> int:
                 seeds += 1
                 if isinstance(outcome, str):
                     failed.append(seed)
-                    print(f"\nseed {seed}: {options_of(seed)}\n{outcome}make sim SEED={seed}\n", flush=True)
+                    options = routes.options_of(seed) if _has_routes(seed) else options_of(seed)
+                    again = f"make sim SEED={seed}" + (" OPTIONS=--routes" if _has_routes(seed) else "")
+                    print(f"\nseed {seed}: {options}\n{outcome}{again}\n", flush=True)
                     continue
                 simulated_s += outcome.simulated_s
                 cpu_s += outcome.cpu_s
@@ -130,16 +141,17 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="the first of many seeds")
     parser.add_argument("--trace", type=Path, default=None, help="write what happened, line by line")
     parser.add_argument("--cuts", type=int, default=0, help="so many rounds of cuts during changes of groups")
+    parser.add_argument("--routes", action="store_true", help="with --seed: a world of routes")
     given = parser.parse_args()
     if given.cuts:
         return 1 if cuts(given.first, given.cuts) else 0
     if given.seed is None:
         return 1 if many(given.first, given.seconds) else 0
-    options = options_of(given.seed)
+    options = routes.options_of(given.seed) if given.routes else options_of(given.seed)
     print(options)
     trace: list[str] = []
     try:
-        outcome = simulate(options, trace=trace)
+        outcome = (routes.simulate if given.routes else simulate)(options, trace=trace)
     finally:
         if given.trace is not None:
             given.trace.write_text("".join(trace))

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,7 +21,7 @@ from tests.sim.drivers import Driver, Once
 from tests.sim.environment import SimClock
 from tests.sim.nemesis import Nemesis
 from tests.sim.uploaders import Uploader
-from tests.sim.watch import Watch
+from tests.sim.watch import Watch, numbers_of
 from tests.sim.world import Options, World
 
 TOPIC = "t"
@@ -130,13 +131,13 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
             client.stopping = True
         nemesis.heal()
         if options.admin_pause_s:
-            _come_to_rest(world, watch, administrators)
+            come_to_rest(world, watch, administrators)
         # What was asked for before is answered, or given up, by then.
         world.loop.run_for(2 * REQUEST_TIMEOUT_S)
         assert world.loop.run_until(
-            lambda: watch.converged(TOPIC, options.partitions, _number(options)),
+            lambda: watch.converged(TOPIC, options.partitions, replicas_of(options)),
             at_most_s=120.0,
-        ), "healed, but the cluster does not converge: " + _standing(world, watch, TOPIC, options.partitions)
+        ), "healed, but the cluster does not converge: " + standing(world, watch, TOPIC, options.partitions)
         for _ in range(60):
             if world.loop.run_until_complete(watch.is_whole()):
                 break
@@ -144,9 +145,9 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         else:
             raise AssertionError("what rotted is not healed: " + _damage(world))
         assert world.loop.run_until(
-            lambda: watch.converged(TOPIC, options.partitions, _number(options)),
+            lambda: watch.converged(TOPIC, options.partitions, replicas_of(options)),
             at_most_s=60.0,
-        ), "healed, but the cluster does not converge: " + _standing(world, watch, TOPIC, options.partitions)
+        ), "healed, but the cluster does not converge: " + standing(world, watch, TOPIC, options.partitions)
         assert world.loop.run_until(lambda: not watch.placement.led_elsewhere(), at_most_s=300.0), (
             f"calm, but not led as preferred: {watch.placement.led_elsewhere()}"
         )
@@ -179,7 +180,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
     return outcome
 
 
-def _come_to_rest(world: World, watch: Watch, administrators: Administrators) -> None:
+def come_to_rest(world: World, watch: Watch, administrators: Administrators) -> None:
     """After the last command, every replica goes to the place that is wanted for it."""
     administrators.end()
     assert world.loop.run_until(
@@ -187,7 +188,7 @@ def _come_to_rest(world: World, watch: Watch, administrators: Administrators) ->
     ), f"healed, but not in its place: {watch.placement.out_of_place()}"
 
 
-def _number(options: Options) -> int | None:
+def replicas_of(options: Options) -> int | None:
     """How many replicas each partition has at the end; None: as many as are wanted then."""
     return None if options.admin_pause_s else min(options.replicas, options.nodes)
 
@@ -228,10 +229,10 @@ def _end_sinks(world: World, watch: Watch, driver: Driver) -> None:
     ended = world.loop.start(last.life, last.commit_batches(1))
     assert world.loop.run_until(ended.done, at_most_s=120.0), "healed, but no batch can be committed"
     ended.result()
-    replicas = _number(options)
+    replicas = replicas_of(options)
     assert world.loop.run_until(
         lambda: watch.converged(COORDINATORS_TOPIC, COORDINATORS, replicas), at_most_s=120.0
-    ), "healed, but the coordinators do not converge: " + _standing(
+    ), "healed, but the coordinators do not converge: " + standing(
         world, watch, COORDINATORS_TOPIC, COORDINATORS
     )
     watch.ledger.check_end()
@@ -306,9 +307,10 @@ async def _make_topic(client: Client, options: Options) -> None:
     raise AssertionError(f"the topic can't be made: {answer}")
 
 
-def _standing(world: World, watch: Watch, topic: str, partitions: int) -> str:
+def standing(world: World, watch: Watch, topic: str, partitions: int | Sequence[int]) -> str:
+    """Return where the replicas of a topic's partitions are, as text for a failure."""
     lines = watch.placement.out_of_place()
-    for number in range(partitions):
+    for number in numbers_of(partitions):
         for machine, partition in watch.partitions(topic, number):
             lines.append(f"{machine.node} {partition.replica.core!r} {partition.replica.configuration}")
     return f"{world.machines} " + "; ".join(lines)

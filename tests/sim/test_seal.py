@@ -29,6 +29,7 @@ def at_the_leader(scene: Scene, ask: Callable[[Partition], asyncio.Future[Receip
         except Problem as problem:
             assert problem.code in ("not_leader", "overloaded", "in_progress"), problem
 
+    scene.watch.routes.by_hand = True
     for machine, partition in scene.watch.partitions(TOPIC, 0):
         if partition.leads:
             scene.world.loop.call_in(life_of(machine, partition), 0.0, asked, partition)

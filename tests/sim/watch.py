@@ -28,6 +28,7 @@ from raft.configuration import ConfigurationRefused, check_step
 from raft.messages import AnyMessage, Vote, VoteAnswer
 from tests.sim.machine import Machine
 from tests.sim.placement_rules import PlacementRules
+from tests.sim.route_rules import RouteRules
 from tests.sim.sinks import Ledger
 from tests.sim.uploads import UploadLedger
 from tests.sim.world import World
@@ -55,6 +56,7 @@ class Group:
     """Everything that was ever certain about one group."""
 
     name: str
+    id: bytes
     # By replica id: the host, and which of its folders, that it lives in for ever.
     homes: dict[int, tuple[str, int]] = field(default_factory=dict)
     # The newest configuration that is committed, with its index.
@@ -67,9 +69,14 @@ class Group:
     sequences: dict[tuple[bytes, int], int] = field(default_factory=dict)
     # Index of the entry that sealed the partition; 0: it is open.
     seal: int = 0
+    # Index of the seal that the catalog has recorded; 0: none.
+    reported: int = 0
+    # How often entries were given up.
+    losses: int = 0
 
     def give_up(self, index: int) -> None:
         """What was committed behind entry `index` may or may not be found again."""
+        self.losses += 1
         if index >= len(self.entries):
             return
         if self.configuration is not None and self.configuration[0] > index:
@@ -152,6 +159,10 @@ class Watcher:
         if self._replica.core.is_leader:
             if header.kind == Kind.PUBLISH and publish_record(frame).large is None:
                 self._watch.ledger.publishing(self._who(), frame)
+            if header.kind in (Kind.SEAL, Kind.OPEN):
+                assert isinstance(self._inner, Partition)
+                stages = len(self._inner.state.stages)
+                self._watch.routes.taken(self._who(), self._group, header, frame, stages)
             self._watch.on_entry("taken", self._group.name, header)
         self._inner.appended(header, frame)
 
@@ -220,6 +231,7 @@ class Watch:
         # Told of the machine whose leader begins a change of its group, and of the group's name.
         self.changing: Callable[[Machine, str], None] = lambda machine, group: None
         self.placement = PlacementRules(world)
+        self.routes = RouteRules(world, self.groups)
         world.watch = self.process
         world.losing = self._losing
         world.ending = self._hold
@@ -232,7 +244,7 @@ class Watch:
         add, queue = driver.add, driver._queue_control
 
         def watched_add(replica: Replica) -> None:
-            group = self.groups.setdefault(replica.group, Group(replica.name))
+            group = self.groups.setdefault(replica.group, Group(replica.name, replica.group))
             last = replica.core.committed_index
             # Who comes back with another folder has another id: the old one's promises went with its folder.
             home = group.homes.setdefault(replica.replica_id, (machine.node, machine.folder))
@@ -266,6 +278,7 @@ class Watch:
             before = catalog.state()
             result = apply(index, command)
             self.placement.catalog_changed(before, catalog.state())
+            self.routes.catalog_changed(catalog.state())
             return result
 
         catalog.apply = watched_apply
@@ -322,6 +335,8 @@ class Watch:
         assert not group.seal or header.kind not in (Kind.DATA, Kind.STAGED, Kind.PUBLISH), (
             f"{who}: entry {header.index} of kind {header.kind} is committed, and {group.seal} is a seal"
         )
+        if group.name != CATALOG_NAME:
+            self.routes.committed(who, group, header, frame)
         if header.kind == Kind.SEAL:
             group.seal = group.seal or header.index
         if header.count:
@@ -448,6 +463,7 @@ class Watch:
                 }
             )
             + Counter({f"steps: {name}": count for name, count in self.placement.steps.items()})
+            + self.routes.happened
             + self.ledger.happened
             + self.uploads.happened
         )
@@ -463,15 +479,16 @@ class Watch:
             if (topic, number) in shard.partitions
         ]
 
-    def converged(self, topic: str, partitions: int, replicas: int | None) -> bool:
+    def converged(self, topic: str, partitions: int | Sequence[int], replicas: int | None) -> bool:
         """Whether every partition has its replicas where the catalog wants them, and these hold the same.
 
-        `replicas`: how many of each; None: as many as are wanted.
+        `partitions`: their numbers, or how many from 0 on; `replicas`: how many of each; None: as many as
+        are wanted.
         """
         catalog = self.world.catalog()
         if catalog is None:
             return False
-        for number in range(partitions):
+        for number in numbers_of(partitions):
             found = self.partitions(topic, number)
             leader = next((p for _, p in found if p.leads), None)
             record = catalog.partitions.get(f"{topic}/{number}")
@@ -512,9 +529,9 @@ class Watch:
             for _, partition in self.partitions(topic, number)
         )
 
-    async def check_end(self, topic: str, partitions: int) -> None:
+    async def check_end(self, topic: str, partitions: int | Sequence[int]) -> None:
         """All replicas hold the same bytes and the same derived state; all that was committed is readable."""
-        for number in range(partitions):
+        for number in numbers_of(partitions):
             found = self.partitions(topic, number)
             group = self.groups[found[0][1].replica.group]
             for machine, partition in found:
@@ -531,6 +548,11 @@ class Watch:
                 assert mine.keys == others.keys, f"{who}: keys differ"
                 seals = [(each.succession.opened, each.succession.sealed) for each in (mine, others)]
                 assert seals[0] == seals[1], f"{who}: seals differ"
+
+
+def numbers_of(partitions: int | Sequence[int]) -> Sequence[int]:
+    """Return the numbers of partitions, of which all or only how many are given."""
+    return range(partitions) if isinstance(partitions, int) else partitions
 
 
 def _kept(held: dict[int, Held]) -> int:

@@ -45,6 +45,8 @@ class Options:
     # The last so many nodes have not joined when the trouble begins.
     late: int = 0
     trouble_s: float = 120.0
+    # Between two wishes that partitions split, merge or move (`routes.py`); 0: there are none.
+    route_pause_s: float = 0.0
     # Between two deeds of administrators; 0: there are none.
     admin_pause_s: float = 0.0
     # Whether these go down to one replica.

@@ -10,6 +10,7 @@ from tests.sim.mutants.nodes import NODES
 from tests.sim.mutants.placement import PLACEMENT
 from tests.sim.mutants.protocol import PROTOCOL
 from tests.sim.mutants.route_changes import ROUTE_CHANGES
+from tests.sim.mutants.route_steps import ROUTE_STEPS
 from tests.sim.mutants.routes import ROUTES
 from tests.sim.mutants.tables import TABLES
 from tests.sim.mutants.transactions import TRANSACTIONS
@@ -23,6 +24,7 @@ CASES = [
     *BALANCE,
     *ROUTES,
     *ROUTE_CHANGES,
+    *ROUTE_STEPS,
     *APPENDS,
     *CONSUMERS,
     *LANE_RULES,

@@ -49,6 +49,7 @@ def _busy(seed: int) -> Options:
 
 def _simulate(case: Case, seconds: float) -> str:
     """Which seed caught it, or an empty string."""
+    from tests.sim import routes
     from tests.sim.simulation import simulate
 
     began_s = time.process_time()
@@ -56,7 +57,10 @@ def _simulate(case: Case, seconds: float) -> str:
     while not case.tests_only and time.process_time() - began_s < seconds:
         seed += 1
         try:
-            simulate(_busy(seed))
+            if case.routes:
+                routes.simulate(routes.busy(seed))
+            else:
+                simulate(_busy(seed))
         except Exception as error:  # noqa: BLE001  # that is what we are waiting for
             text = str(error).splitlines()[0] if str(error) else ""
             return f"seed {seed}: {type(error).__name__} {text}"[:150]

@@ -13,12 +13,21 @@ class Case:
 
     mutant: Mutant
     tests: tuple[str, ...] = ()
+    # It is met by worlds of routes.
+    routes: bool = False
     # Liveness or speed is all that it breaks: not the simulator's to see.
     tests_only: bool = False
 
 
 def case(
-    name: str, where: str, old: str, new: str, *, tests: tuple[str, ...] = (), tests_only: bool = False
+    name: str,
+    where: str,
+    old: str,
+    new: str,
+    *,
+    tests: tuple[str, ...] = (),
+    tests_only: bool = False,
+    routes: bool = False,
 ) -> Case:
     """In the function `where`, the text `old` becomes `new`."""
-    return Case(Mutant(name, where, old, new), tests, tests_only)
+    return Case(Mutant(name, where, old, new), tests, routes, tests_only)

@@ -1,0 +1,60 @@
+"""The rules by which a change of a topic's route is carried out: what nodes do for it, beside the catalog."""
+
+from __future__ import annotations
+
+from tests.sim.mutants.case import case
+
+_SHARD = "laminar.node.shard.route_changes:"
+
+ROUTE_STEPS = [
+    case(
+        "an input is sealed before its change closes",
+        f"{_SHARD}duty_of",
+        'ends = end is not None and end.state != "preparing"',
+        "ends = end is not None",
+        routes=True,
+    ),
+    case(
+        "an output opens before all inputs are sealed",
+        f"{_SHARD}duty_of",
+        'origin.state == "done"',
+        'origin.state != "preparing"',
+        routes=True,
+    ),
+    case(
+        "a leader reports a seal that a majority has not synced",
+        f"{_SHARD}RouteChanges._seal",
+        "if reported or partition.seal_is_kept(await self._synced_seals(partition)):",
+        "if True:",
+        routes=True,
+    ),
+    case(
+        "a leader reports the seal of its predecessor only",
+        f"{_SHARD}duty_of",
+        "number not in end.seals or partition.kept_seal is None",
+        "partition.state.succession.sealed is None",
+        routes=True,
+    ),
+    case(
+        "sealed is said in an interval log when the seal is committed",
+        "laminar.node.partition.context:PartitionContext.final_seal",
+        "self.log.policy.is_interval and ",
+        "False and ",
+        routes=True,
+    ),
+    case(
+        "entry 1 of an output names no change",
+        "laminar.node.shard.reconcile:Reconciler._finish",
+        "successor_of=origins[entry.group]",
+        "successor_of=0",
+        routes=True,
+    ),
+    case(
+        "a change closes though an input has no leader",
+        "laminar.node.routes.plan:_inputs",
+        'absent.append(f"partition {held.number} has no leader")',
+        "pass",
+        tests=("tests/node/routes/test_plan.py",),
+        tests_only=True,
+    ),
+]
