@@ -142,6 +142,20 @@ class AppendPath:
         self._after_seal.append((future, self._loop.time()))
         return future
 
+    async def until_sealed(self) -> None:
+        """Wait until the seal of this partition is final. Leader only.
+
+        Raises:
+            Problem: 503 `not_leader` or `changing` when it may have been lost, or is not final in time.
+        """
+        try:
+            closed = self.closed()
+            assert closed is not None, f"{self._context.name} is not sealed"
+            await closed
+        except Problem as problem:
+            if problem.code != "sealed":
+                raise
+
     def _check_open(self) -> None:
         """Raise 503 `changing` if this partition has to wait for its `open` entry, or may lack its seal."""
         succession = self._context.state.succession

@@ -39,9 +39,8 @@ async def fence(partition: Partition, producer_id: bytes, epoch: int) -> Progres
     known = partition.producers.fenced_at(producer_id, epoch)
     if isinstance(known, Refused):
         raise _fenced(epoch, known.expected)
-    ended = partition.state.succession.sealed
-    if known is None and ended is not None:
-        await partition.appends.when_committed(ended.index, Receipt(partition.number, 0, 0))
+    if known is None and partition.state.succession.sealed is not None:
+        await partition.appends.until_sealed()
         progress = partition.producers.committed_progress(producer_id)
         return None if progress is None else replace(progress, epoch=epoch, sequence=-1)
     if known is None:

@@ -39,7 +39,7 @@ from laminar.node.routes.messages import (
 from laminar.node.runtime.process import Method
 from laminar.node.shard.context import ShardContext
 from laminar.node.shard.work_lists import WorkLists
-from laminar.node.transactions.participant import Batch, Participant
+from laminar.node.transactions.participant import Participant
 from laminar.node.transport.transport import Peer, Transport, TransportError
 from membership.records import PartitionRecord, RouteChange, Seal, TopicRecord
 from membership.requests import ReportSeal
@@ -287,13 +287,7 @@ class RouteChanges:
 
 def drop_unprepared(partition: Partition) -> None:
     """Propose to drop all that is staged and not prepared: no decision may name it. Leader only."""
-    participant = Participant(partition)
-    for (sink, number, epoch), batch in list(partition.state.stages.batches()):
-        if batch.prepared:
-            continue
-        try:
-            dropped = participant.drop(Batch(sink=sink, number=number, epoch=epoch))
-        except Problem as problem:
-            _log.debug("%s/%d: %s", partition.topic, partition.number, problem)
-            return
-        dropped.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        Participant(partition).drop_unprepared()
+    except Problem as problem:
+        _log.debug("%s/%d: %s", partition.topic, partition.number, problem)

@@ -53,7 +53,7 @@ APPENDS = [
     case(
         "a key is looked up in a partition that may still take its request",
         "laminar.node.api.records.topic_append:_found_here",
-        "if partition.state.committed_seal is None:",
+        "if partition.context.final_seal is None:",
         "if False:",
         tests=TO_TOPIC,
         tests_only=True,

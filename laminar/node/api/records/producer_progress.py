@@ -81,7 +81,7 @@ class ProducerProgressRoutes:
                 committed_sequence=progress.sequence,
                 checkpoint=progress.checkpoint,
                 floor=progress.floor,
-                sealed=partition.state.committed_seal is not None,
+                sealed=partition.context.final_seal is not None,
             )
         )
         answer.header_block = self._head.block(partition.topic) + window_headers(partition.copies.window())

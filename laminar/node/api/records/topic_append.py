@@ -367,14 +367,14 @@ async def pass_append_on(exchange: Exchange, where: ReplicaEndpoint, payload: by
 async def _found_here(partition: Partition, asked: LookUpRequest) -> Found:
     """Return what a sealed partition has of a request.
 
-    Its log is final, but only a replica that knows the seal to be committed has all of it: a deposed leader
-    may lack the request, and one that is not sealed may still get it.
+    Its log is final, but only a replica that knows the seal to be final has all of it: a deposed leader may
+    lack the request, and one that is not sealed, or loses its seal with the power, may still get it.
 
     Raises:
-        Problem: 503 `changing` while the seal is not known to be committed; 422 `idempotency_key_reused`; 409
+        Problem: 503 `changing` while the seal is not known to be final; 422 `idempotency_key_reused`; 409
             `key_expired`.
     """
-    if partition.state.committed_seal is None:
+    if partition.context.final_seal is None:
         raise seal_uncommitted(partition.context.name)
     known = find_key(partition.context, asked.key_id, content=asked.content, made_ms=asked.made_ms)
     if known is None:

@@ -14,6 +14,7 @@ from laminar.http.api.append_body import ENVELOPE_LINES_TYPE
 from laminar.http.api.problems import Problem
 from laminar.node.api.common.leader_call import RetryPolicy
 from laminar.node.api.records import topic_append
+from laminar.node.partition import producer_progress
 from laminar.wire.key_route import LOGICAL_PARTITIONS, logical_of_key
 from membership.requests import CloseChange
 from tests.membership.test_route_rules import begin, do, made, under_way
@@ -354,6 +355,24 @@ async def test_what_one_partition_has_said_is_kept_while_another_is_asked_again(
 
         assert [(0, 0, 1), (1, 0, 1)] == placed(await asked)
         assert {0: [b"low"], 1: [b"high"]} == await routed.values()
+
+
+async def test_a_seal_that_the_power_may_take_is_no_answer(tmp_path: Path) -> None:
+    """In an `interval` log it counts when a majority has synced it: a late copy could come after its loss."""
+    async with opened(tmp_path) as routed:
+        await routed.sync_seldom()
+        body = lines(("low", LOW))
+        change = await routed.change(0, cuts=(10_000,))
+        asked = asyncio.ensure_future(send(routed, body, idempotency_key="one"))
+        fenced = asyncio.ensure_future(producer_progress.fence(routed[0], b"p" * 16, 1))
+        await until_it_waits(routed)
+        assert not asked.done() and not fenced.done() and change.version == 1
+        assert {} == await routed.values()
+
+        routed[0].keep_seal()
+
+        assert [(1, 0, 1)] == placed(await asked)
+        assert await fenced is None
 
 
 # -- by number ---------------------------------------------------------------------------------
