@@ -63,8 +63,14 @@ class StaleRoutes:
         self._topics = topics
 
     def matter(self, partition: Partition) -> bool:
-        """Return whether a request for this partition may be refused: not while its topic has route 0."""
-        return self._topics.version(partition.topic) > 0 or partition.state.succession.opened is not None
+        """Return whether a request for this partition may be refused: not while its topic has route 0.
+
+        Nor when the partition is sealed: it takes no records of any route, and says which one goes on.
+        """
+        succession = partition.state.succession
+        if succession.sealed is not None:
+            return False
+        return self._topics.version(partition.topic) > 0 or succession.opened is not None
 
     def check_append(self, partition: Partition, append: Append, said: int) -> None:
         """Refuse an append whose version `said` is too old for its keys. Batches that are here pass.
