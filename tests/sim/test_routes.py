@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from laminar.http.api.problems import Problem
+from laminar.node.catalog.service import BeginRouteRequest, CatalogAnswer, CatalogRequest
+from membership.records import TopicRecord
 from tests.sim.routes import busy, options_of, simulate
+from tests.sim.scene import REPLACED_SOON, Scene
+from tests.sim.simulation import TOPIC
+from tests.sim.test_lost_majority import RECOVER, leads, post
 
 
 @pytest.mark.parametrize("seed", [1, 3, 12])
@@ -22,3 +28,70 @@ def test_the_same_seed_gives_the_same_history() -> None:
     options = replace(options_of(5), trouble_s=30.0)
 
     assert simulate(options).digest == simulate(options).digest
+
+
+def ask(scene: Scene, request: CatalogRequest) -> CatalogAnswer:
+    """Ask the catalog's leader."""
+    leader = scene.world.catalog_leader()
+    assert leader is not None
+    machine, controller = leader
+    life = next(each.life for each in machine.running.values() if each.process is controller)
+    asked = scene.world.loop.start(life, controller.service.ask(request))
+    assert scene.world.loop.run_until(asked.done, at_most_s=30.0), request
+    return asked.result()
+
+
+def topic_of(scene: Scene) -> TopicRecord:
+    state = scene.world.catalog()
+    assert state is not None
+    return state.topics[TOPIC]
+
+
+def test_a_leader_that_has_lost_its_seal_takes_no_record_and_seals_again() -> None:
+    """A person gave up the replicas that had it: records here would be beside those of the outputs."""
+    settings = {**REPLACED_SOON, "replace_after_ms": 0}
+    scene = Scene(7, nodes=5, topic_settings={}, node_settings=settings)
+    scene.load()
+    scene.world.loop.run_for(10.0)
+    behind = scene.follower()
+    behind.kill()
+    holders = [machine for machine, _ in scene.watch.partitions(TOPIC, 0)]
+    begun = ask(scene, BeginRouteRequest(TOPIC, 0, [0], [30_000], "strict", 30_000))
+    assert begun.result is not None and begun.result.outcome == "created", begun
+    assert scene.world.loop.run_until(lambda: topic_of(scene).change is None, at_most_s=40.0)
+    assert topic_of(scene).route is not None
+    scene.calm()
+    seals = (topic_of(scene).changes or [])[0].seals
+    for machine in holders:
+        machine.kill()
+    scene.world.loop.run_for(5.0)
+    (group,) = (each for each in scene.watch.groups.values() if each.name == f"{TOPIC}/0")
+    behind.start()
+    assert scene.world.loop.run_until(lambda: scene.partition(behind) is not None, at_most_s=60.0)
+    partition = scene.held(behind)
+    assert partition.state.succession.sealed is None
+    scene.world.loop.run_for(10.0)
+    # What the others had behind it is given up.
+    group.give_up(partition.log.last_index)
+    status, done = post(scene, behind.node, RECOVER + "?accept_loss=true")
+    assert (200, [behind.node]) == (status, done["accepted"])
+    taken: list[str] = []
+
+    def refuses() -> bool:
+        if not leads(scene, behind):
+            return False
+        try:
+            waiting = partition.appends.closed()
+            if waiting is not None:
+                waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        except Problem as problem:
+            taken.append(problem.code)
+        else:
+            taken.append("open" if partition.state.succession.takes_records else "waits")
+        return partition.state.committed_seal is not None
+
+    assert scene.world.loop.run_until(refuses, at_most_s=60.0), taken
+    assert "open" not in taken, taken
+    assert scene.world.loop.run_until(lambda: partition.kept_seal is not None, at_most_s=30.0)
+    assert seals == (topic_of(scene).changes or [])[0].seals, "the end that is recorded stands"
+    scene.world.close()

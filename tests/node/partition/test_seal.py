@@ -637,6 +637,39 @@ async def test_a_seal_is_kept_when_a_majority_has_synced_it() -> None:
         assert {leader.node, near.node} == {node for node, sealed in found.items() if sealed is not None}
 
 
+async def test_sealed_is_said_when_no_loss_of_power_takes_the_seal() -> None:
+    """Said of a commit alone in an `interval` log, a late copy could be appended after that loss: doubled."""
+    async with trio() as cluster:
+        leader = await cluster.leader()
+        for member in cluster.members.values():
+            await member.storage.set_policy(member.partition.log, HOURS)
+        await leader.partition.propose_seal(SEAL)
+        await sealed_by(cluster, *cluster.alive)
+        partition = leader.partition
+        refused = asked(partition, batch(0, b"0"))
+        assert partition.context.final_seal is None
+
+        partition.committed(partition.committed_index)
+        assert not refused.done(), "its seal may still be lost"
+        partition.keep_seal()
+        assert "sealed" == (await problem_of(lambda: refused)).code
+        assert "sealed" == (await problem_of(lambda: asked(partition, batch(0, b"0")))).code
+
+
+async def test_a_leader_that_may_lack_a_seal_takes_nothing_before_it_has_asked(tmp_path: Path) -> None:
+    """In its shard it asks the catalog; the partition of a lone log does not."""
+    async with lone_partition(tmp_path) as partition:
+        partition._asks_catalog = True
+        partition.state.succession.lacks_entries = True
+        partition.led(True)
+        assert "changing" == (await problem_of(lambda: asked(partition, batch(0, b"0")))).code
+        partition.lacks_no_seal()
+        assert 0 == (await asked(partition, batch(0, b"0"))).offset
+        partition.led(True)
+        await partition.propose_seal(SEAL)
+        assert "sealed" == (await problem_of(lambda: asked(partition, batch(1, b"1")))).code
+
+
 async def test_a_follower_does_not_take_its_own_log_for_committed() -> None:
     """A seal that is not committed is not kept, whoever has synced it."""
     async with trio() as cluster:

@@ -32,6 +32,9 @@ from laminar.http.api.documents import MAX_PARTITIONS
 from laminar.node.partition.state.staged_batches import prepare_adds_nothing
 from laminar.wire.key_route import LOGICAL_PARTITIONS
 
+# What an open partition takes while its leader asks whether a seal was lost: that seal, the entry that opens
+# it, and batches that are decided, as the log that had the seal had these before it.
+_IN_DOUBT: Final = frozenset({Kind.SEAL, Kind.OPEN, Kind.PUBLISH})
 # Kinds that a partition takes when it takes no records.
 _WITHOUT_RECORDS: Final = frozenset({Kind.NOOP, Kind.CONFIGURATION, Kind.LOG_START, Kind.CURSOR})
 
@@ -247,6 +250,8 @@ class Succession:
             return True
         kind = kind_of(frame)
         if kind in _WITHOUT_RECORDS:
+            return True
+        if self._in_doubt and self.status == "open" and kind in _IN_DOUBT:
             return True
         if kind == Kind.OPEN:
             return self.status == "waiting"
