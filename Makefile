@@ -7,6 +7,7 @@
 #             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
 #             make bench-recovery: what a node's death costs, until everything is replicated again,
+#             make bench-routes: what splits, merges and moves of partitions cost those who write,
 #             make bench-swim: how fast a dead node is found and told, over simulated wires,
 #             make bench-catalog: what a topic more costs a catalog of 100,000; OPTIONS="--nodes 3": with real nodes,
 #             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
@@ -15,7 +16,8 @@
 # make log-mutants  each rule of durability switched off: which test notices
 # make log-crash  recorded runs of library and node, crashed at 1,000 instants of their system calls
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
-#                      (WORKLOAD=groups: consumers that die, too; WORKLOAD=transactions: drivers of sinks)
+#                      (WORKLOAD=groups: consumers that die, too; WORKLOAD=transactions: drivers of sinks;
+#                      WORKLOAD=routes: partitions that split, merge and move)
 # make cluster-life  one node becomes five under load, two are drained, one dies, the rest are restarted: always served
 # make cluster-upgrade  nodes of the last release become nodes of this program, one by one, under load; and back, while they may
 # make steer-deps  what steering with XDP needs, where packages may be installed (Debian, as root)
@@ -35,7 +37,7 @@ CODE := laminar raft membership router ebpf tests benches examples
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-catalog bench-flush bench-pipelines bench-recovery bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
+  bench-catalog bench-flush bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
   cluster-life log-damage spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
@@ -120,7 +122,7 @@ sim-many: .venv/.core
 	$(BIN)/python -m tests.sim --seconds $(or $(SECONDS),60) --first $(or $(FIRST),1)
 
 # Real processes under real faults, for MINUTES; `OPTIONS="--rounds power --count 100"` and others: see its head.
-# `WORKLOAD=groups`: consumers that are killed, too.
+# `WORKLOAD=groups`: consumers that are killed, too; `routes`: partitions that split, merge and move.
 # As root the wires are cut too.
 cluster-faults: .venv/.core
 	$(BIN)/python -m tests.cluster.faults --minutes $(or $(MINUTES),3) \
@@ -157,6 +159,9 @@ bench-raft: .venv/.core
 
 bench-recovery: .venv/.core
 	$(BIN)/python -m benches.bench_recovery $(OPTIONS)
+
+bench-routes: .venv/.core
+	$(BIN)/python -m benches.bench_routes $(OPTIONS)
 
 bench-swim: .venv/.core
 	$(BIN)/python -m benches.bench_swim $(OPTIONS)

@@ -22,6 +22,7 @@ from pathlib import Path
 from tests.cluster.faults.groups import run_groups
 from tests.cluster.faults.profiles import PROFILES, run_profile
 from tests.cluster.faults.rounds import ROUNDS, run_rounds
+from tests.cluster.faults.routes import run_routes
 from tests.cluster.faults.transactions import run_transactions
 
 
@@ -41,9 +42,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument(
         "--workload",
-        choices=("records", "groups", "transactions"),
+        choices=("records", "groups", "transactions", "routes"),
         default="records",
-        help="groups: consumers, too; transactions: drivers of sinks, too",
+        help="groups: consumers, too; transactions: drivers of sinks, too; routes: partitions that change",
     )
     parser.add_argument("--rounds", choices=sorted(ROUNDS), default=None, help="rounds of one kind instead")
     parser.add_argument("--count", type=int, default=20, help="how many rounds")
@@ -72,7 +73,7 @@ def main(arguments: list[str]) -> int:
             )
         )
     else:
-        run = run_transactions if given.workload == "transactions" else run_profile
+        run = {"transactions": run_transactions, "routes": run_routes}.get(given.workload, run_profile)
         sound = asyncio.run(
             run(
                 given.profile,

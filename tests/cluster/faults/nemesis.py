@@ -179,6 +179,16 @@ class Nemesis:
                         self._cluster.spawn(number)
                     await asyncio.sleep(0.1)
 
+    async def kill_node(self, node: str, what: str) -> bool:
+        """Kill a node by name, unless something happens to it already; return whether it was killed."""
+        numbers = [
+            member.number
+            for member in self._cluster.members
+            if member.name == node and member.number in self._free()
+        ]
+        await self._kill(what, numbers, away_s=self._rng.uniform(0.0, 3.0))
+        return bool(numbers)
+
     async def kill_one(self) -> None:
         await self._kill("kill one", self._some(1), away_s=self._rng.uniform(0.0, 3.0))
 
