@@ -148,7 +148,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.placement": ("membership", "router"),
     "laminar.node.routes": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.runtime"),
-        "membership",
+        *("membership", "laminar.batch", "laminar.wire"),
     ),
     "laminar.node.catalog": (
         *(
@@ -207,7 +207,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.api.common", "laminar.node.host", "laminar.node.transport", "laminar.node.consensus"),
         *("laminar.node.runtime", "laminar.node.partition", "laminar.node.catalog"),
         *("laminar.node.transactions", "membership", "raft"),
-        *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
+        *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         "laminar.node.routes",
     ),
     "laminar.node.api.consumers": (

@@ -80,6 +80,14 @@ _Order = Annotated[
         "not, and waits for less. Not set: `strict`."
     ),
 ]
+_SplitBytesPerS = Annotated[
+    int,
+    Meta(
+        ge=1,
+        le=MAX_NUMBER,
+        description="A partition to which more is appended in each of ten minutes is split. Not set: never.",
+    ),
+]
 _RetentionMs = Annotated[
     int, Meta(ge=1, le=MAX_NUMBER, description="Sealed segments are deleted at this age. Not set: never.")
 ]
@@ -99,6 +107,7 @@ class TopicSettings(Request):
     retention_ms: _RetentionMs | UnsetType = UNSET
     retention_bytes: _RetentionBytes | UnsetType = UNSET
     order: _Order | UnsetType = UNSET
+    split_bytes_per_s: _SplitBytesPerS | UnsetType = UNSET
 
 
 class TopicSettingsPatch(Request):
@@ -111,6 +120,7 @@ class TopicSettingsPatch(Request):
     retention_ms: _RetentionMs | UnsetType | None = UNSET
     retention_bytes: _RetentionBytes | UnsetType | None = UNSET
     order: _Order | UnsetType | None = UNSET
+    split_bytes_per_s: _SplitBytesPerS | UnsetType | None = UNSET
 
 
 class NewTopic(Request):

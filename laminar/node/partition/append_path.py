@@ -54,6 +54,7 @@ class AppendPath:
         self.refusal = refusal
         self.uncommitted_bytes = 0
         self.appended_batches = 0
+        self.appended_bytes = 0
         # By the index of the entry: the appends that wait for its commit, and its size.
         self.waiters: dict[int, list[Waiter]] = {}
         self._sizes: dict[int, int] = {}
@@ -392,6 +393,7 @@ class AppendPath:
             raise
         assert placed == (index, term), f"proposed at {placed}, expected {(index, term)}"
         self.appended_batches += 1
+        self.appended_bytes += len(frame)
         return index
 
     def _propose_batch(self, frame: bytearray, appends: Appends) -> int | None:

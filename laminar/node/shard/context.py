@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
@@ -20,6 +20,8 @@ from laminar.node.runtime.replica_factory import ReplicaFactory
 from membership.records import (
     PartitionRecord,
 )
+
+T = TypeVar("T")
 
 
 class ShardContext(Protocol):
@@ -62,6 +64,10 @@ class ShardContext(Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` beside the rest; its failure ends the process."""
+        raise NotImplementedError
+
+    def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Run `job` in the thread for large bodies."""
         raise NotImplementedError
 
     def refusal(self) -> Problem | None:

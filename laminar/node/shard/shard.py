@@ -60,6 +60,7 @@ from laminar.node.shard.replica_moves import ReplicaMover
 from laminar.node.shard.replica_startup import ReplicaOpener
 from laminar.node.shard.route_changes import CHECK_S as ROUTES_CHECK_S
 from laminar.node.shard.route_changes import RouteChanges
+from laminar.node.shard.splitting import MINUTE_S, Splitting
 from laminar.node.shard.work_lists import CHECK_S as WORK_CHECK_S
 from laminar.node.shard.work_lists import WorkLists
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
@@ -146,6 +147,7 @@ class Shard(Process):
             self, self.work, give_away=self.leaders.give_away, learners_added=self.catch_up.learners_added
         )
         self.routes = RouteChanges(self, self.work, transport=self.transport)
+        self.splitting = Splitting(self)
         self._opener = ReplicaOpener(self)
         self._reconciler = Reconciler(self, self.work)
         self._lost_manifest = LostManifest(self)
@@ -291,6 +293,7 @@ class Shard(Process):
         self.every(WORK_CHECK_S, self.work.check_all)
         self.every(LEADERS_CHECK_S, self.leaders.check)
         self.every(ROUTES_CHECK_S, self.routes.check)
+        self.every(MINUTE_S, self.splitting.check)
         self.every(self.boot.settings.retention_check_ms / 1000, self._retain)
         self.every(CATCH_UP_CHECK_S, self.catch_up.check)
         self.every(RELEASE_CHECK_S, self.releases.check)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.batch import build
-from laminar.node.api.cluster.cut_points import cuts_of, weights_of
+from laminar.node.routes.cut_points import cuts_of, weights_of
 from laminar.wire.key_route import logical_of_key
 
 
