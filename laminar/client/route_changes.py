@@ -27,6 +27,10 @@ PATIENCE_S = 60.0
 TRIES = 5
 
 
+# How long a node may take to hear of a change that another one has named.
+VIEW_WAIT_S = 5.0
+
+
 def logical_cuts(at: str | bytes | Sequence[int] | None) -> list[int]:
     """Return the logical partitions at which to cut: that of a key, or those given; [] for None."""
     if isinstance(at, str | bytes):
@@ -38,6 +42,19 @@ async def routes_of(session: Session, topic: str) -> Mapping[str, Any]:
     """Return the answer of ``GET /v1/topics/{topic}/routes``."""
     answer: Mapping[str, Any] = await session.get_json(f"{topic_path(topic)}/routes")
     return answer
+
+
+async def route_with(session: Session, topic: str, version: int) -> RouteInfo:
+    """Return the route, from a node that knows of the change to this version.
+
+    A change that was cancelled meanwhile is known to no node: then return what they know after `VIEW_WAIT_S`.
+    """
+    deadline = time.monotonic() + VIEW_WAIT_S
+    while True:
+        route = RouteInfo.from_answer(await routes_of(session, topic))
+        if route.version >= version or route.changing == version or time.monotonic() >= deadline:
+            return route
+        await asyncio.sleep(PAUSE_S)
 
 
 async def change_route(
@@ -110,7 +127,7 @@ async def until_done(session: Session, topic: str, version: int, *, wait: float)
                 outcome="not_applied",
             ) from error
         if change["state"] == "done":
-            return RouteInfo.from_answer(await routes_of(session, topic))
+            return await route_with(session, topic, version)
         if time.monotonic() >= deadline:
             waits_for = "; ".join(change.get("waits_for") or ()) or "nothing that is known"
             raise TimedOut(

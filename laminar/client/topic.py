@@ -39,7 +39,14 @@ from laminar.client.records import (
     Trimmed,
     identity,
 )
-from laminar.client.route_changes import cancel_route, change_route, logical_cuts, routes_of, until_done
+from laminar.client.route_changes import (
+    cancel_route,
+    change_route,
+    logical_cuts,
+    route_with,
+    routes_of,
+    until_done,
+)
 
 if TYPE_CHECKING:
     import datetime
@@ -555,7 +562,7 @@ class Topic(Generic[T]):
     async def _change(self, inputs: Sequence[int], *, wait: float, detach: bool, **change: Any) -> RouteInfo:
         version = await change_route(self._session, self.name, inputs, wait=wait, **change)
         if detach:
-            return await self.route()
+            return await route_with(self._session, self.name, version)
         return await until_done(self._session, self.name, version, wait=wait)
 
     async def cancel_change(self) -> int | None:

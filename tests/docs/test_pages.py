@@ -19,7 +19,7 @@ PREPARATION = {
     f". .venv/bin/activate\n{DEV}\n",
 }
 
-PAGES = ("README.md", "docs/clients.md", "docs/first-steps.md")
+PAGES = ("README.md", "docs/clients.md", "docs/first-steps.md", "docs/splitting.md")
 RUNNABLE = [
     block for page in PAGES for block in blocks_of(page) if block.text not in PREPARATION | {f"{DEV}\n"}
 ]

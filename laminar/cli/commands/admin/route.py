@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from laminar.client.sync.client import Client
 
 POLL_MS = 1_000
+# How long another node may take to hear of the new route, and the pause before it is asked again.
+VIEW_WAIT_S = 5.0
+PAUSE_S = 0.05
 LOGICAL_PARTITIONS = 65_536
 
 Name = Annotated[str, Parameter(help="The topic's name.")]
@@ -166,14 +170,20 @@ def _finish(client: Client, topic: str, begun: RouteInfo, *, detach: bool, listi
     line = ProgressLine()
     while version is not None and not detach:
         change = _described(client, topic, version, wait_ms=POLL_MS)
-        if change is None or change["state"] == "done":
+        if change is None:
+            line.end()
+            why = _why_not(client, topic, version)
+            raise Failed(f"the change to route {version} of topic {topic} was cancelled: {why}")
+        if change["state"] == "done":
             break
         line.show(_under_way(change))
     line.end()
-    route = client.topic(topic).route()
-    if version is not None and not detach and route.version < version:
-        why = _why_not(client, topic, version)
-        raise Failed(f"the change to route {version} of topic {topic} was cancelled: {why}")
+    route = begun
+    deadline = time.monotonic() + VIEW_WAIT_S
+    while not detach and (route := client.topic(topic).route()).version < (version or 0):
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(PAUSE_S)
     if listing.format == "json":
         show_json(route.raw)
     elif detach and route.changing is not None:
