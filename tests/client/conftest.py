@@ -476,7 +476,7 @@ class FakeCluster:
             return problem(503, "replica_lagging")
         for _ in range(int(query.get("wait_ms", 0)) // 5):
             end = partition.end - partition.lag.get(node, 0)
-            if end > offset:
+            if end > offset or partition.sealed:
                 break
             await asyncio.sleep(0.005)
         found: list[bytes] = []
@@ -496,6 +496,8 @@ class FakeCluster:
             "Laminar-Offset": str(offset),
             "Laminar-Node": f"n{node}",
         }
+        if partition.sealed and end == partition.end:
+            headers["Laminar-Sealed"] = str(end)
         return 200, headers, b"".join(found)
 
     def _cursor(

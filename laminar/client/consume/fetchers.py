@@ -54,6 +54,10 @@ class Fetchers(Generic[T]):
     ``"error"`` fails the reading, ``"skip"`` continues after them. With ``"skip"`` every column of a batch is
     decoded before the batch is returned, so that an undecodable one is found here. `skipped(partition, first
     offset, offset after the last)` is called for each range that is left out.
+
+    `finished(partition, end)` is called when all of a partition is in the queue: up to the end that it was to
+    be read to, or up to `end`, behind which no record will ever be. Then it may add other partitions. While
+    `expecting()` returns true, `take` waits for these.
     """
 
     def __init__(
@@ -72,6 +76,8 @@ class Fetchers(Generic[T]):
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         skipped: Callable[[int, int, int], None] = lambda partition, offset, earliest: None,
+        finished: Callable[[int, int | None], None] = lambda partition, end: None,
+        expecting: Callable[[], bool] = lambda: False,
     ) -> None:
         self._session = session
         self._topic = topic
@@ -86,6 +92,8 @@ class Fetchers(Generic[T]):
         self._fetch_bytes = fetch_bytes
         self._read_ahead_bytes = read_ahead_bytes
         self._skipped = skipped
+        self._finished = finished
+        self._expecting = expecting
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ready: deque[tuple[ReadBatch[T], int]] = deque()
         self._held_bytes: dict[int, int] = {}
@@ -106,7 +114,7 @@ class Fetchers(Generic[T]):
     @property
     def over(self) -> bool:
         """Whether no partition is being read, or the reading failed."""
-        return not self._tasks or self._failure is not None
+        return not (self._tasks or self._expecting()) or self._failure is not None
 
     async def first_fetch(self, partition: int, start: int | str) -> tuple[int, int, Answer | None]:
         """Find where to start and end reading; return first offset, end offset and the leader's answer.
@@ -187,6 +195,10 @@ class Fetchers(Generic[T]):
             self._failure = error
         self._changed.set()
 
+    def look_again(self) -> None:
+        """Have `take` compare again whether there is anything to wait for."""
+        self._changed.set()
+
     async def take(self) -> ReadBatch[T] | None:
         """Wait for the next batch and return it; None when no partition is being read (never if `endless`).
 
@@ -197,7 +209,7 @@ class Fetchers(Generic[T]):
             if self._failure is not None:
                 await self.close()
                 raise self._failure
-            if not self._tasks and not self._endless:
+            if not self._tasks and not self._endless and not self._expecting():
                 return None
             self._changed.clear()
             await self._changed.wait()
@@ -255,10 +267,13 @@ class Fetchers(Generic[T]):
                 # Each fetch has a deadline; a reader that follows has none, so it fetches again.
                 continue
             except OffsetExpired as error:
-                earliest = await self._resume_after_expiry(partition, offset, error)
+                earliest, reclaimed = await self._resume_after_expiry(partition, offset, error)
                 if earliest > offset:
                     self._skipped(partition, offset, earliest)
                     offset = earliest
+                if reclaimed:
+                    self._finished(partition, earliest)
+                    return
                 continue
             node = answer.headers.get("laminar-node", "")
             before = offset
@@ -301,6 +316,10 @@ class Fetchers(Generic[T]):
             self._session.seen.advance(self._topic, partition, offset)
             if offset != before:
                 self._changed.set()
+            sealed = answer.headers.get("laminar-sealed")
+            if sealed is not None and offset >= int(sealed):
+                self._finished(partition, int(sealed))
+                return
             if end is None:
                 caught_up = offset >= int(answer.headers.get("laminar-end-offset", 0))
                 wait_ms = FOLLOW_WAIT_MS if caught_up or offset == before else 0
@@ -308,26 +327,36 @@ class Fetchers(Generic[T]):
                 # This replica lags: `end` is committed, and it does not know that yet. The next fetch asks
                 # for a replica that has all before `end`.
                 at_least, wait_ms = end, BEHIND_WAIT_MS
+        self._finished(partition, None)
 
-    async def _resume_after_expiry(self, partition: int, offset: int, error: OffsetExpired) -> int:
+    async def _resume_after_expiry(
+        self, partition: int, offset: int, error: OffsetExpired
+    ) -> tuple[int, bool]:
         """Return the offset to continue from after a fetch at `offset` found the record trimmed.
 
         It is the earliest offset that is left, with `on_expired` "earliest". It is `offset` itself if the
-        leader still has that record: only the replica that answered has trimmed it.
+        leader still has that record: only the replica that answered has trimmed it. The second value says
+        that the partition is reclaimed: it has ended at the first value, and has no records any more.
 
         Raises:
             OffsetExpired: the record is trimmed, and `on_expired` is "error".
         """
-        earliest = await self._session.offset_at(
-            self._topic, partition, "earliest", timeout_s=self._timeout_s
-        )
+        reclaimed = False
+        try:
+            earliest = await self._session.offset_at(
+                self._topic, partition, "earliest", timeout_s=self._timeout_s
+            )
+        except OffsetExpired as gone:
+            earliest, reclaimed = int(gone.limit), True
+        if earliest <= offset and reclaimed:
+            return earliest, True
         if earliest <= offset:
             # The replica has trimmed the records on an older leader's word, which the new leader has not
             # learned yet. After a pause the fetch is repeated.
             await asyncio.sleep(BEHIND_WAIT_MS / 1000)
-            return offset
+            return offset, False
         if self._on_expired == "earliest":
-            return earliest
+            return earliest, reclaimed
         who = "the reader" if self._cursor is None else f"cursor {self._cursor!r}"
         raise OffsetExpired(
             f"{who} of {self._topic}/{partition} is at {offset}, but the earliest record left is "

@@ -4,6 +4,10 @@ The records of one partition arrive in order; partitions are interleaved as thei
 (`laminar.client.consume.fetchers`). A reader that does not follow ends where the topic ended when the reader
 began. A position is the offset after the last record that was handed out, so a commit covers exactly the
 records that the loop's body has seen.
+
+When a change of the topic's route ends partitions, those that follow them are read next: with strict order
+after all that they follow, so that the records of a key come in order. A reader of partitions by number reads
+these only, and ends with them.
 """
 
 from __future__ import annotations
@@ -17,8 +21,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from laminar.client.consume.cursors import CursorState
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnDamage, OnExpired
-from laminar.client.errors import ConfigError
+from laminar.client.errors import ConfigError, Error, OffsetExpired, TimedOut, Unavailable
 from laminar.client.net.session import Session
+from laminar.client.policy.lineage import Lineage
+from laminar.client.policy.retry import Backoff
+from laminar.client.produce.named_producer import lineage_of
 from laminar.client.records import ReadBatch, Record
 from laminar.http.protocol.answer import Answer
 
@@ -90,6 +97,7 @@ class Reader(Generic[T]):
         self._cursor = CursorState(session, topic, cursor) if cursor is not None else None
         self._wanted = None if partitions is None else sorted(set(partitions))
         self._timeout_s = timeout_s
+        self._on_expired = on_expired
         self._fetchers: Fetchers[T] = Fetchers(
             session,
             topic,
@@ -103,10 +111,18 @@ class Reader(Generic[T]):
             fetch_bytes=fetch_bytes,
             read_ahead_bytes=read_ahead_bytes,
             skipped=self._skipped,
+            finished=self._finished,
+            expecting=self._expecting,
         )
         self._begun = False
         self._paused = False
         self._unfinished: ReadBatch[T] | None = None
+        self._lineage: Lineage | None = None  # None: partitions by number are read
+        # Partitions that wait for those before them, with first offset and end (None: for ever).
+        self._gated: dict[int, tuple[int, int | None]] = {}
+        self._read: set[int] = set()  # partitions of which all is in the queue
+        self._final: dict[int, int] = {}  # ends behind which no record will ever be
+        self._learning: asyncio.Task[None] | None = None
         self.positions: dict[int, int] = {}
         self.ends: dict[int, int] = {}
         # (partition, first offset, offset after the last) of each range left out: trimmed, or unreadable.
@@ -174,13 +190,46 @@ class Reader(Generic[T]):
         """Commit the cursor at the present positions: after the records handed out so far."""
         if self._cursor is None:
             raise ConfigError("commit without a cursor", code="no_cursor", hint="read(cursor=NAME)")
-        await self._cursor.commit(self.positions)
+        await self._commit(self._cursor, self.positions)
 
     async def commit_at(self, positions: Mapping[int, int]) -> None:
         """Commit the cursor at `positions`: for each partition, the next offset to read."""
         if self._cursor is None:
             raise ConfigError("commit without a cursor", code="no_cursor", hint="read(cursor=NAME)")
-        await self._cursor.commit(positions)
+        await self._commit(self._cursor, positions)
+
+    async def _commit(self, cursor: CursorState, positions: Mapping[int, int]) -> None:
+        """Commit partitions before those that follow them; leave out those that are not to be read yet.
+
+        A position in a partition stands only if the cursor is at the end of all before it.
+        """
+        left = dict(positions)
+        drained: set[int] = set()
+        while left:
+            due = {
+                partition: position
+                for partition, position in left.items()
+                if all(each in drained or each not in positions for each in self._inputs_of(partition))
+            }
+            if not due:
+                return
+            await cursor.commit(due)
+            for partition, position in due.items():
+                del left[partition]
+                if position >= self._end_of(partition, position + 1):
+                    drained.add(partition)
+
+    def _end_of(self, partition: int, otherwise: int) -> int:
+        """Return the end behind which no record of a partition will ever be; `otherwise` if none is known."""
+        ended = None if self._lineage is None else self._lineage.end_of(partition)
+        return self._final.get(partition, otherwise) if ended is None else ended.end
+
+    def _inputs_of(self, partition: int) -> list[int]:
+        """Return the partitions that are read before this one."""
+        origin = None if self._lineage is None else self._lineage.origin(partition)
+        if origin is None or not origin.strict:
+            return []
+        return [each.partition for each in origin.inputs]
 
     async def to_arrow(self) -> pyarrow.Table:
         """Read to the end; return one table with offset, timestamp, key, value, tag and partition."""
@@ -209,6 +258,7 @@ class Reader(Generic[T]):
         """
         for partition in self.positions:
             self._fetchers.drop(partition)
+        await self._stop_learning()
         self._unfinished = None
         self._paused = self._begun
 
@@ -216,6 +266,7 @@ class Reader(Generic[T]):
         """Stop fetching. Idempotent."""
         self._unfinished = None
         self._paused = False
+        await self._stop_learning()
         await self._fetchers.close()
 
     # -- the queue -----------------------------------------------------------------------------
@@ -235,10 +286,7 @@ class Reader(Generic[T]):
             await self._begin()
         if self._paused:
             self._paused = False
-            for partition, position in self.positions.items():
-                end = self.ends.get(partition)
-                if end is None or position < end:
-                    self._fetchers.add(partition, position, end)
+            self._resume()
         batch, self._unfinished = self._unfinished, None
         if batch is not None and self.positions[batch.partition] < batch.next_offset:
             return batch.rest(self.positions[batch.partition])
@@ -257,8 +305,7 @@ class Reader(Generic[T]):
 
     async def _start_fetchers(self) -> None:
         places = await self._session.topic_map(self._topic, timeout_s=self._timeout_s)
-        partitions = list(places.numbers) if self._wanted is None else self._wanted
-        named = [*partitions, *self._start] if isinstance(self._start, Mapping) else partitions
+        named = [*(self._wanted or ()), *(self._start if isinstance(self._start, Mapping) else ())]
         beyond = [each for each in named if each not in places.places]
         if beyond:
             raise ConfigError(
@@ -268,17 +315,179 @@ class Reader(Generic[T]):
                 value=beyond[0],
                 limit=places.numbers[-1],
             )
-        starts = await self._starts(partitions)
-        found = await asyncio.gather(*(self._first_fetch(each, starts[each]) for each in partitions))
-        for partition, (start, end, answer) in zip(partitions, found, strict=True):
-            self.positions[partition] = start
-            if end is not None:
-                self.ends[partition] = end
-            if end is None or start < end:
-                self._fetchers.add(partition, start, end, answer=answer)
+        known, at = await self._starts()
+        if self._wanted is not None:
+            await self._start_at({each: known.get(each, at) for each in self._wanted})
+            return
+        lineage = Lineage(places.route)
+        if places.route.version:
+            lineage = await lineage_of(self._session, self._topic, timeout_s=self._timeout_s)
+        begun: dict[int, int] = {}
+        while True:
+            self._lineage = lineage
+            self._expired(lineage, known)
+            starts = lineage.first_places(known | begun, at)
+            ended = await self._start_at({each: starts[each] for each in starts if each not in begun})
+            begun |= dict.fromkeys(starts, 0)
+            if self._follow:
+                return
+            behind = next((number for number in ended if lineage.change_after(number) is None), None)
+            newest = self._session.routes.get(self._topic, 0)
+            if behind is None and newest <= lineage.route.version:
+                return
+            # The map was older than a change: what follows is read as well.
+            lineage = await self._newer_lineage(behind, newest)
+
+    def _expired(self, lineage: Lineage, known: Mapping[int, int]) -> None:
+        """Note what expired behind positions in partitions that are reclaimed.
+
+        Raises:
+            OffsetExpired: if there is anything, and `on_expired` is "error".
+        """
+        for partition, position in known.items():
+            ended = lineage.end_of(partition)
+            if ended is None or not ended.reclaimed or position >= ended.end:
+                continue
+            self._final[partition] = ended.end
+            if self._on_expired == "error":
+                raise OffsetExpired(
+                    f"{self._topic}/{partition} is reclaimed: {ended.end - position} records from {position} "
+                    "on were not read",
+                    code="offset_expired",
+                    field="offset" if self._cursor is None else "cursor",
+                    value=position,
+                    limit=ended.end,
+                    hint="on_expired='earliest' continues with what follows",
+                )
+            self.skipped.append((partition, position, ended.end))
+
+    async def _start_at(self, starts: Mapping[int, int | str]) -> list[int]:
+        """Begin to read partitions, or let them wait for those before them; return those that have ended."""
+        found = await asyncio.gather(*(self._first_fetch(each, starts[each]) for each in starts))
+        ended: list[int] = []
+        answers: dict[int, Answer | None] = {}
+        for partition, (start, end, answer) in zip(starts, found, strict=True):
+            self._gated[partition] = start, end
+            answers[partition] = answer
+            if answer is not None and "laminar-sealed" in answer.headers:
+                ended.append(partition)
+        self._open(answers)
+        return ended
+
+    def _open(self, answers: Mapping[int, Answer | None] | None = None) -> None:
+        """Begin to read the partitions that need not wait any more."""
+        opened = True
+        while opened:
+            opened = False
+            for partition, (start, end) in list(self._gated.items()):
+                if not self._may_begin(partition):
+                    continue
+                opened = True
+                del self._gated[partition]
+                self.positions[partition] = start
+                if end is not None:
+                    self.ends[partition] = end
+                if end is None or start < end:
+                    self._fetchers.add(partition, start, end, answer=(answers or {}).get(partition))
+                else:
+                    self._read.add(partition)
+
+    def _may_begin(self, partition: int) -> bool:
+        # One that is not read at all is reclaimed.
+        return all(each in self._read or not self._reads(each) for each in self._inputs_of(partition))
+
+    def _reads(self, partition: int) -> bool:
+        return partition in self.positions or partition in self._gated
+
+    def _resume(self) -> None:
+        """Fetch again from the positions on; what follows a partition waits until that is handed out."""
+        self._read = {
+            partition
+            for partition, position in self.positions.items()
+            if position >= self.ends.get(partition, self._end_of(partition, position + 1))
+        }
+        for partition, position in self.positions.items():
+            if partition not in self._read:
+                self._gated[partition] = position, self.ends.get(partition)
+        self._open()
+        if self._follow:
+            self._follow_up()
+
+    # -- partitions that end ---------------------------------------------------------------------
+
+    def _finished(self, partition: int, end: int | None) -> None:
+        """Note that all of a partition is in the queue; `end`: it has ended there."""
+        self._read.add(partition)
+        if end is not None:
+            self._final[partition] = end
+        self._open()
+        if self._follow:
+            self._follow_up()
+
+    def _follow_up(self) -> None:
+        """Go on with what follows the partitions that have ended; ask what that is, if it is not known."""
+        if self._lineage is None:
+            return
+        for partition in self._final:
+            change = self._lineage.change_after(partition)
+            if change is None:
+                if self._learning is None:
+                    self._learning = self._session.loop.create_task(self._learn(partition))
+                continue
+            for output in change.outputs:
+                if not self._reads(output):
+                    self._gated[output] = 0, None
+        self._open()
+
+    async def _learn(self, partition: int) -> None:
+        try:
+            self._lineage = await self._newer_lineage(partition)
+        except Error as error:
+            self._fetchers.fail(error)
+            return
+        finally:
+            self._learning = None
+        self._follow_up()
+        self._fetchers.look_again()
+
+    async def _newer_lineage(self, ended: int | None, version: int = 0) -> Lineage:
+        """Return the lineage with what follows an `ended` partition, of a route of `version` or a later one.
+
+        Wait until a node knows it.
+        """
+        backoff = Backoff(rng=self._session.rng, first_ms=20, ceiling_ms=1_000)
+        timeout_s = self._session.timeout_s if self._timeout_s is None else self._timeout_s
+        deadline = self._session.loop.time() + timeout_s
+        while True:
+            try:
+                lineage = await lineage_of(self._session, self._topic, timeout_s=self._timeout_s)
+                follows = ended is None or lineage.change_after(ended) is not None
+                if follows and lineage.route.version >= version:
+                    return lineage
+                failure = None
+            except Unavailable as error:
+                failure = error
+            if not self._follow and self._session.loop.time() > deadline:
+                what = f"{self._topic}/{ended} has ended, and no node knows what follows"
+                raise failure or TimedOut(what, code="timed_out", retriable=True)
+            await asyncio.sleep(backoff.next_ms() / 1000)
+
+    async def _stop_learning(self) -> None:
+        if self._learning is not None:
+            task, self._learning = self._learning, None
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _expecting(self) -> bool:
+        return self._learning is not None or bool(self._gated)
+
+    # -- where to start --------------------------------------------------------------------------
 
     async def _first_fetch(self, partition: int, start: int | str) -> tuple[int, int | None, Answer | None]:
         """Return first offset, end offset (None: for ever) and, if a fetch brought records, its answer."""
+        ended = None if self._lineage is None else self._lineage.end_of(partition)
+        if ended is not None and start == ended.end:
+            return ended.end, ended.end, None
         if not self._follow:
             return await self._fetchers.first_fetch(partition, start)
         if isinstance(start, int):
@@ -286,21 +495,21 @@ class Reader(Generic[T]):
         offset, _, answer = await self._fetchers.first_fetch(partition, start)
         return offset, None, answer
 
-    async def _starts(self, partitions: list[int]) -> dict[int, int | str]:
-        """Return where each partition begins: an offset, or the text that `start_parameter` returns.
+    async def _starts(self) -> tuple[dict[int, int], str]:
+        """Return the offsets at which partitions begin, and the text of `start_parameter` for the others.
 
         A position of the cursor comes before an offset in `start`.
         """
-        found: dict[int, int | str] = {}
+        found: dict[int, int] = {}
         if self._cursor is not None:
-            found |= {key: value for key, value in (await self._cursor.load()).items() if key in partitions}
+            found |= await self._cursor.load()
         if isinstance(self._start, Mapping):
             for partition, offset in self._start.items():
                 found.setdefault(int(partition), int(offset))
             at = "earliest"
         else:
             at = start_parameter(self._start, now_ms=time.time_ns() // 1_000_000)
-        return dict.fromkeys(partitions, at) | found
+        return found, at
 
     def _skipped(self, partition: int, offset: int, earliest: int) -> None:
         """Note that the records from `offset` to before `earliest` are left out.

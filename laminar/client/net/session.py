@@ -95,6 +95,9 @@ class Session:
         self.closed = False
         self.retries = 0
         self.redirects = 0
+        # By topic, the version of its route that the last answer to an append or a fetch named. It goes back
+        # a little with a node that lags, and for good when the topic is created again.
+        self.routes: dict[str, int] = {}
         self._silent_until_ms: dict[str, int] = {}
         self.reads_by_node: dict[str, int] = {}
         self._closables: set[Closable] = set()
@@ -246,9 +249,18 @@ class Session:
             self.learn_nodes([replica.url for replica in place.replicas])
         return fresh
 
+    def learn_route(self, topic: str, answer: Answer) -> int:
+        """Note the version of the topic's route that an answer names, and return it; 0 if it names none."""
+        named = answer.headers.get("laminar-route", "")
+        if not named.isdecimal():
+            return 0
+        version = self.routes[topic] = int(named)
+        return version
+
     def forget_topic(self, topic: str) -> None:
         """Forget the map of a deleted topic, and how far its partitions were seen."""
         self._maps.pop(topic, None)
+        self.routes.pop(topic, None)
         self.seen.forget(topic)
 
     # -- reads ---------------------------------------------------------------------------------
@@ -326,6 +338,7 @@ class Session:
                 measured=not wait_ms,
             )
             if answer is not None:
+                self.learn_route(topic, answer)
                 node = answer.headers.get("laminar-node", url)
                 begins = offset if isinstance(offset, int) else int(answer.headers["laminar-offset"])
                 begins = max(begins, skipped_end(answer))

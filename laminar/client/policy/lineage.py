@@ -90,6 +90,36 @@ class Lineage:
         origin = self.origin(partition)
         return [] if origin is None else [each.partition for each in origin.inputs]
 
+    def before(self, partition: int) -> set[int]:
+        """Return the ancestors of a partition, also those that are reclaimed."""
+        found: set[int] = set()
+        wanted = [partition]
+        while wanted:
+            inputs = [each for each in self.inputs_of(wanted.pop()) if each not in found]
+            found.update(inputs)
+            wanted += inputs
+        return found
+
+    def first_places(self, known: Mapping[int, int], at: str) -> dict[int, int | str]:
+        """Return where a reader of all keys begins, by partition: an offset, or `at`.
+
+        `known` has the positions that it comes with. What follows a partition in `known` is new to the reader
+        and read from 0; what comes before one was read.
+        """
+        passed = set().union(*(self.before(number) for number in known))
+        places: dict[int, int | str] = {}
+        for number in self.partitions:
+            ended = self.end_of(number)
+            if number in known:
+                places[number] = known[number]
+            elif ended is not None and (number in passed or at == "latest"):
+                places[number] = ended.end
+            elif not self.before(number).isdisjoint(known):
+                places[number] = 0
+            else:
+                places[number] = at
+        return places
+
     def is_strict(self, first: int, end: int, *, after: int) -> bool:
         """Return whether a change later than route `after` keeps order over these logical partitions.
 

@@ -157,6 +157,8 @@ async def _begin(
                     timeout_s=timeout_s,
                 )
             except NotFound as error:
+                if error.code == "no_such_producer":
+                    return partition, _Progress(0, 0, sealed=True)  # it has ended, and keeps no new epoch
                 if error.code != "no_such_partition":
                     raise
                 return partition, None  # the asked node does not know it yet, or it was reclaimed meanwhile

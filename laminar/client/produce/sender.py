@@ -69,10 +69,8 @@ PROBE_MS = 1_000
 PROBE_WAIT_MS = 1_000
 PROBE_TIMEOUT_S = 5.0
 PROBE_PAUSE_S = 0.1
-# The version of the topic's route: in requests the one by which the partition was chosen, in answers the
-# newest that the node knows.
+# In requests: the version of the route by which the partition was chosen.
 ROUTE = "Laminar-Route"
-ROUTE_LOWER = "laminar-route"
 # How often a route that an answer named is asked for, while nothing waits for it.
 MOST_QUESTIONS = 20
 
@@ -397,9 +395,8 @@ class Sender:
                     self._acknowledged(queue, pending, answer)
                 else:
                     self._refused(queue, pending, url, answer)
-            version = answer.headers.get(ROUTE_LOWER) if answer is not None else None
-            if version is not None and version.isdecimal():
-                self._want_route(int(version))
+            if answer is not None:
+                self._want_route(self.session.learn_route(self.topic, answer))
             self.on_progress()
             if not self._woken:
                 self.wake()

@@ -249,6 +249,12 @@ class Partition:
         return holding >= majority(len(voters))
 
     @property
+    def final_end(self) -> int | None:
+        """Offset behind the last record that will ever be here; None while more may come."""
+        seal = self.context.final_seal
+        return None if seal is None else seal.end
+
+    @property
     def kept_seal(self) -> Sealed | None:
         """The `seal` entry, if it is known here that nothing takes it back."""
         seal = self.state.committed_seal
@@ -260,6 +266,7 @@ class Partition:
         assert seal is not None, f"{self.context.name}: its seal is not committed"
         self.context.kept_seal = (seal.index, seal.term)
         self.appends.seal_is_final()
+        self.reader.committed()
 
     @property
     def may_lack_seal(self) -> bool:

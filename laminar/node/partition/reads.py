@@ -285,12 +285,12 @@ class ReadView:
         """Wait until a record at `offset` is committed here; return False after `wait_s`.
 
         Return False also as soon as `stop_waiting` is called, or none will ever be there: the partition is
-        sealed, and ends before it.
+        sealed for good, and ends before it.
         """
         deadline = self._loop.time() + wait_s
         while self._context.end_offset <= offset:
             remaining = deadline - self._loop.time()
-            if remaining <= 0 or self._draining or self._context.state.committed_seal is not None:
+            if remaining <= 0 or self._draining or self._context.final_seal is not None:
                 return False
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiting[future] = None
@@ -303,7 +303,10 @@ class ReadView:
         return True
 
     def committed(self) -> None:
-        """Wake the waiting readers, as an entry was committed; some of them in later turns of the loop."""
+        """Wake the waiting readers: an entry was committed, or the seal is final.
+
+        Some of them are woken in later turns of the loop.
+        """
         if self._waiting:
             idle = not self._woken
             self._woken.extend(self._waiting)

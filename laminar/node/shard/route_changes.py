@@ -7,7 +7,9 @@ For each group that is led here, by the view of the catalog:
 2. *Report.* When the seal is committed, and synced by a majority of the voters, the leader reports it to the
    catalog. One that finds the seal in its log goes on from there.
 3. *Open.* An output of a change that is done appends its `OPEN`.
-4. *Ask.* A leader that may lack a seal takes no records before it has compared with the catalog as it is
+4. *Learn.* Any other replica learns from the catalog that the seal in its log is kept, so that it may tell
+   readers.
+5. *Ask.* A leader that may lack a seal takes no records before it has compared with the catalog as it is
    now. If a change is closing over the partition, or done, it is sealed again; if the change that made it is
    not done, it waits.
 
@@ -100,18 +102,26 @@ class RouteChanges:
     def check(self) -> None:
         """Begin what is due and not under way."""
         for record, partition in self._work.due(self._due):
-            if partition is not None and record.group not in self._under_way:
+            if partition is not None and not partition.replica.leading:
+                self._learn(record, partition)
+            elif partition is not None and record.group not in self._under_way:
                 self._under_way.add(record.group)
                 self._shard.spawn(self._perform(record, partition))
 
     def _is_due(self, record: PartitionRecord, partition: Partition | None) -> bool:
         topic = self._shard.view.topics().get(record.topic)
-        return (
-            partition is not None
-            and topic is not None
-            and partition.replica.leading
-            and duty_of(topic, partition) is not None
-        )
+        if partition is None or topic is None:
+            return False
+        if partition.replica.leading:
+            return duty_of(topic, partition) is not None
+        return partition.kept_seal is None and lineage.seal_of(topic, record.number) is not None
+
+    def _learn(self, record: PartitionRecord, partition: Partition) -> None:
+        """Note that the seal in this replica's log is kept, if it is the one that the catalog has."""
+        topic = self._shard.view.topics().get(record.topic)
+        change = None if topic is None else lineage.end_change_of(topic, record.number)
+        if change is not None and self._is_reported(change, partition):
+            partition.keep_seal()
 
     async def _perform(self, record: PartitionRecord, partition: Partition) -> None:
         """Do what is due for one partition; what fails is due again."""

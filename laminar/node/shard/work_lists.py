@@ -23,7 +23,8 @@ What makes a partition due, by duty, and what looks at the list again while it i
   second.
 - leaders: a group led here is another's to lead. Each second.
 - routes: a group led here is an input that is to be sealed or whose seal is to be reported, an output that is
-  to be opened, or may lack a seal. Every 200 ms, and at once with a view or an election.
+  to be opened, or may lack a seal; or a replica here has not heard yet that its seal is kept. Every 200 ms,
+  and at once with a view or an election.
 - policies, losses, first campaigns: with each view, and when a replica opens; what failed, after a pause.
 - min_replicas: with each view; it cannot fail.
 

@@ -6,6 +6,7 @@ from tests.sim.mutants.case import case
 
 LANES = ("tests/client/policy/test_lanes.py",)
 
+READERS = ("tests/node/routes/test_clients.py",)
 PRODUCERS = ("tests/client/produce/test_route_changes.py",)
 
 LANE_RULES = [
@@ -63,6 +64,30 @@ LANE_RULES = [
         "max(over, default=0)",
         "over[-1]",
         tests=LANES,
+        tests_only=True,
+    ),
+    case(
+        "a reader begins with an output before it has read the inputs",
+        "laminar.client.consume.reader:Reader._may_begin",
+        "each in self._read or not self._reads(each)",
+        "True",
+        tests=READERS,
+        tests_only=True,
+    ),
+    case(
+        "what follows a partition waits for what is fetched, not for what was handed out",
+        "laminar.client.consume.reader:Reader._resume",
+        "position >= self.ends.get(partition, self._end_of(partition, position + 1))",
+        "partition in self._read",
+        tests=READERS,
+        tests_only=True,
+    ),
+    case(
+        "a cursor with a position in an ended partition begins at the end of what follows",
+        "laminar.client.policy.lineage:Lineage.first_places",
+        "elif not self.before(number).isdisjoint(known):",
+        "elif False:",
+        tests=READERS,
         tests_only=True,
     ),
     case(

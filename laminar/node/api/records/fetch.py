@@ -43,6 +43,7 @@ from laminar.node.api.records.damaged_reads import (
 )
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import Bounds, expired
+from laminar.node.routes import lineage
 
 DEFAULT_BYTES = 1024 * 1024
 # `max_bytes` counts batches as stored. An answer in another format may have this many times that, but 1 MiB
@@ -94,7 +95,10 @@ class FetchRoutes:
         self, request: Request, topic: str, number: str, *, leader: bool
     ) -> Partition | Response:
         """Return the partition if this shard may answer, else the answer of a shard that may."""
-        record = self.topics.partition_record(topic, number)
+        try:
+            record = self.topics.partition_record(topic, number)
+        except Problem as missing:
+            raise self._reclaimed(topic, number) or missing from None
         partition = self._services.partitions.get((topic, record.number))
         if partition is not None and (not leader or partition.leads):
             await self._check_id(request, partition)
@@ -111,6 +115,16 @@ class FetchRoutes:
             except Problem as error:
                 problem = error
         raise problem
+
+    def _reclaimed(self, topic: str, number: str) -> Problem | None:
+        """Return 410 `offset_expired` for a partition that is reclaimed: all of its records have expired."""
+        is_number = number.isascii() and number.isdigit() and len(number) <= 9
+        record = self._services.view.topics().get(topic)
+        seal = lineage.seal_of(record, int(number)) if record is not None and is_number else None
+        if seal is None:
+            return None
+        detail = f"{topic}/{number} ended at {seal.end_offset}, and is reclaimed"
+        return Problem("offset_expired", detail, field="offset", value=None, limit=seal.end_offset)
 
     async def past_the_end(self, request: Request, served: Partition) -> Partition | Response:
         """Return the leader's answer to a read past the end of this replica, which may just lag behind.
@@ -392,8 +406,13 @@ class FetchRoutes:
         return Response(200, headers, fetched.body)
 
     def place(self, partition: Partition, bounds: Bounds, next_offset: int) -> list[tuple[str, str]]:
-        """Return the headers of every answer about data: which replica it came from, route and bounds."""
+        """Return the headers of every answer about data: which replica it came from, route and bounds.
+
+        `Laminar-Sealed` says that nothing follows `next_offset`, in this partition.
+        """
+        end = partition.final_end
         return [
+            *([("Laminar-Sealed", str(end))] if end is not None and next_offset >= end else []),
             *self._identity,
             ("Laminar-Route", str(self.topics.version(partition.topic))),
             ("Laminar-Start-Offset", str(bounds.start)),
