@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from laminar.batch import Buffer, Header, Kind
@@ -27,6 +28,8 @@ class RouteRules:
         self.world = world
         self.groups = groups
         self.happened: Counter[str] = Counter()
+        # Hears of each step of a change: what it is, the topic or group, and the node if one takes it.
+        self.on_step: Callable[[str, str, str], None] = lambda step, name, node: None
         # A test seals partitions of which the catalog knows no change.
         self.by_hand = False
         self._newest = CatalogState()
@@ -56,6 +59,8 @@ class RouteRules:
 
     def _topic_changed(self, was: TopicRecord, topic: TopicRecord) -> None:
         now = {each.id: each for each in changes_of(topic)}
+        if topic.change is not None and was.change is None:
+            self.on_step("preparing", topic.name, "")
         for change in changes_of(was):
             after = now.get(change.id)
             if change.state != "preparing":
@@ -65,6 +70,7 @@ class RouteRules:
                 continue
             if change.state != after.state:
                 self.happened[f"changes {after.state}"] += 1
+                self.on_step(after.state, topic.name, "")
             for number, seal in change.seals.items():
                 assert after.seals[number] == seal, f"{topic.name}: the end of {number} has changed"
             if after.state == "done" and not after.force:
@@ -79,6 +85,7 @@ class RouteRules:
         assert group.seal == seal.index, f"{group.name}: {seal} is reported, the seal is {group.seal}"
         assert len(group.values) == seal.end_offset, f"{group.name}: {seal}, of {len(group.values)} records"
         group.reported = seal.index
+        self.on_step("seal reported", group.name, "")
         self.check_kept(group, f"{group.name}: {seal} is reported")
 
     def _change(self, change_id: int) -> RouteChange | None:
@@ -87,8 +94,9 @@ class RouteRules:
 
     # -- logs --------------------------------------------------------------------------------
 
-    def taken(self, who: str, group: Any, header: Header, frame: Buffer, stages: int) -> None:
+    def taken(self, who: str, node: str, group: Any, header: Header, frame: Buffer, stages: int) -> None:
         """Check an entry that a leader takes."""
+        self.on_step("seal taken" if header.kind == Kind.SEAL else "open taken", group.name, node)
         if header.kind == Kind.SEAL and not self.by_hand:
             change = self._change(seal_record(frame).change_id)
             assert change is not None and change.state != "preparing", f"{who} seals for {change}"
@@ -106,8 +114,10 @@ class RouteRules:
             change_id = open_record(frame).change_id
             assert change_id == self._origins.get(group.id), f"{who} is opened for another change"
             self.happened["partitions opened"] += 1
+            self.on_step("open committed", group.name, "")
         if header.kind == Kind.SEAL:
             self.happened["partitions sealed"] += 1
+            self.on_step("seal committed", group.name, "")
         if header.kind in RECORDS:
             waits = group.id in self._origins and all(each.kind != Kind.OPEN for each in group.entries)
             assert not waits, f"{who}: entry {header.index} comes before the partition is opened"

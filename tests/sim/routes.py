@@ -15,6 +15,7 @@ import logging
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -306,6 +307,51 @@ class Changer:
         self.answers[outcome] = self.answers.get(outcome, 0) + 1
 
 
+class Interrupter:
+    """Ends who is needed for a change, at a step of it or just after: a leader of a partition, or the driver.
+
+    As the nemesis does: by its process or by its power, one at a time.
+    """
+
+    def __init__(self, world: World, watch: Watch, nemesis: Nemesis, *, chance: float) -> None:
+        self.world = world
+        self.watch = watch
+        self.nemesis = nemesis
+        self.rng = world.rng
+        self.chance = chance
+        self.met: Counter[str] = Counter()
+        watch.routes.on_step = self._step
+
+    def _step(self, step: str, name: str, node: str) -> None:
+        if self.nemesis.stopping or self.rng.random() >= self.chance:
+            return
+        later_s = self.rng.choice((0.0, 0.0, 0.01, 0.1, 0.3))
+        self.world.loop.call_in(None, later_s, self._end, step, name)
+
+    def _end(self, step: str, name: str) -> None:
+        if self.nemesis.stopping or len(self.world.up) < len(self.world.machines):
+            return
+        victim = self._victim(name)
+        if victim is None:
+            return
+        self.met[f"ended at: {step}"] += 1
+        self.world.note(f"{victim.node} ends at {step} of {name}")
+        if self.rng.random() < 0.5 or self.world.options.is_interval:
+            victim.kill()
+        else:
+            victim.cut_power(keep=self.rng.choice((0.0, 0.5, 1.0)))
+        self.world.loop.call_in(None, self.rng.random() * 4, lambda: None if victim.up else victim.start())
+
+    def _victim(self, name: str) -> Machine | None:
+        topic, _, number = name.partition("/")
+        if number and self.rng.random() < 0.7:
+            for machine, partition in self.watch.partitions(topic, int(number)):
+                if partition.leads:
+                    return machine
+        leader = self.world.catalog_leader()
+        return None if leader is None else leader[0]
+
+
 class Stager:
     """Stages batches in partitions, prepares some, and drops them later: what no seal may come after."""
 
@@ -401,6 +447,8 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         administrators = Administrators(world, nemesis.moving, calm=nemesis.is_calm)
         producers = [Producer(world, watch, 50 + place, ledger=ledger) for place in range(options.clients)]
         changer, stager = Changer(world), Stager(world, watch)
+        chance = random.Random(f"interrupted {options.seed}").choice((0.0, 0.05, 0.3))
+        interrupter = Interrupter(world, watch, nemesis, chance=chance)
         for producer in producers:
             producer.start(pause_s=options.client_pause_s)
         changer.start()
@@ -448,6 +496,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
     outcome.exercised += watch.exercised() + nemesis.moving.exercised() + administrators.exercised()
     outcome.exercised["batches that went to an output"] = sum(producer.moved for producer in producers)
     outcome.exercised["stages"] = stager.staged
+    outcome.exercised += interrupter.met
     for answer, count in changer.answers.items():
         outcome.exercised[f"route requests: {answer}"] = count
     return outcome

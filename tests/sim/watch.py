@@ -162,7 +162,7 @@ class Watcher:
             if header.kind in (Kind.SEAL, Kind.OPEN):
                 assert isinstance(self._inner, Partition)
                 stages = len(self._inner.state.stages)
-                self._watch.routes.taken(self._who(), self._group, header, frame, stages)
+                self._watch.routes.taken(self._who(), self._machine.node, self._group, header, frame, stages)
             self._watch.on_entry("taken", self._group.name, header)
         self._inner.appended(header, frame)
 
