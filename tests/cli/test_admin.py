@@ -268,6 +268,7 @@ def test_each_partition_is_checked() -> None:
                 partition(2, "a", True, True, False),
                 partition(3, "a", True, False, False),
                 partition(4, "a", True, True, replicas=[lost] * 3, damaged=[{"node": "a"}]),
+                partition(5, "a", True, True, True, status="sealing"),
             ]
         },
     )
@@ -279,6 +280,7 @@ def test_each_partition_is_checked() -> None:
         ("under-replicated", "t/3"),
         *[("replicas", "t/4")] * 3,
         ("damage", "t/4"),
+        ("route", "t/5"),
     ] == [(each.check, each.where) for each in found]
 
 

@@ -63,6 +63,7 @@ class RouteDriver:
         self._ended: set[str] = set()
         self._progress: dict[str, RouteProgress] = {}
         self._driven: dict[int, asyncio.Task[None]] = {}
+        self._watched: dict[int, _Driven] = {}
         self._counts = {"done": 0, "cancelled": 0}
         # By phase: how often it ended while this node led, and how long that took together, in ms.
         self._phases = {"preparing": [0, 0], "closing": [0, 0]}
@@ -80,6 +81,7 @@ class RouteDriver:
         return {
             "changes": dict(self._counts),
             "under_way": len(self._driven),
+            "closing_longest_ms": max((each.closing_ms for each in self._watched.values()), default=0),
             "phases": {name: {"count": count, "ms": ms} for name, (count, ms) in self._phases.items()},
         }
 
@@ -107,10 +109,11 @@ class RouteDriver:
     async def _drive(self, topic: str, change: RouteChange) -> None:
         """Carry one change on until it is over, or this node leads the catalog no longer."""
         _log.info("%s: change %d is %s", topic, change.id, change.state)
+        driven = self._watched[change.id] = _Driven(self, topic, change)
         try:
-            await _Driven(self, topic, change).run()
+            await driven.run()
         finally:
-            del self._driven[change.id]
+            del self._driven[change.id], self._watched[change.id]
             self._ended.add(topic)
             self._changed.set()
 
@@ -220,6 +223,11 @@ class _Driven:
         self._phase = change.state
         self._phase_ms = now_ms
         self._rounds = 0
+
+    @property
+    def closing_ms(self) -> int:
+        """For how long the change is closing, as seen by this node; 0: it is not."""
+        return self._driver.now_ms() - self._phase_ms if self._phase == "closing" else 0
 
     async def run(self) -> None:
         """Ask and decide until the change is over, or another node leads the catalog."""

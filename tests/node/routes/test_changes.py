@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 
 import laminar
+from laminar.batch import Header, build
 from laminar.embedded import EmbeddedNode
-from laminar.node.catalog.service import BeginRouteRequest
+from laminar.node.catalog.service import BeginRouteRequest, RouteProgressRequest
 from laminar.node.partition.partition import Partition
+from laminar.node.shard import route_changes
 from laminar.node.shard.shard import Shard
+from laminar.node.transactions.participant import Batch, Participant
 from membership.records import TopicRecord
 from tests.node.catalog.test_route_requests import ask, controller_of, until_enabled
 
@@ -76,3 +80,130 @@ async def test_a_partition_splits_and_its_parts_are_merged(node: EmbeddedNode) -
     opened = partition_of(node, 4).state.succession.opened
     assert opened is not None and [2, 3] == [each.number for each in opened.record.inputs]
     assert "sealed" == partition_of(node, 0).state.succession.status
+    await until(lambda: not controller_of(node)._routes.statistics()["under_way"])
+    metrics = await asyncio.to_thread(metrics_of, node)
+    assert 'laminar_route_changes_total{result="done"} 2.0' in metrics
+    assert 'laminar_route_phase_seconds_count{phase="closing"} 2.0' in metrics
+    assert 'laminar_partitions{state="sealed"} 3.0' in metrics
+
+
+def metrics_of(node: EmbeddedNode) -> str:
+    with urllib.request.urlopen(f"{node.url}/metrics", timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+STAGED = Batch(sink=b"s" * 16, number=1, epoch=1)
+
+
+async def stage(partition: Partition, *, prepare: bool) -> None:
+    """Begin a batch of a sink, and perhaps promise to keep it."""
+    frame = build([b"staged"])
+    await Participant(partition).stage(STAGED, 0, frame, Header.unpack(frame))
+    if prepare:
+        await Participant(partition).prepare(STAGED, [0])
+
+
+async def waits_for(node: EmbeddedNode) -> list[str]:
+    answer = await ask(node, RouteProgressRequest("t"))
+    assert answer.progress is not None
+    return answer.progress.waits_for
+
+
+async def test_a_change_waits_for_what_is_under_way_and_says_so(node: EmbeddedNode) -> None:
+    input_ = partition_of(node, 0)
+    await stage(input_, prepare=True)
+    await begin(node, 0, cuts=[9_000], wait_ms=60_000)
+    said: list[str] = []
+    async with asyncio.timeout(20):
+        while not any("partition 0: 1 transactions" in each for each in said):
+            said = await waits_for(node)
+            await asyncio.sleep(0.05)
+    change = topic_of(node).change
+    assert change is not None and change.state == "preparing"
+    assert "open" == input_.state.succession.status
+
+    await Participant(input_).publish(STAGED)
+    await until(lambda: topic_of(node).change is None, lambda: topic_of(node).change)
+    assert topic_of(node).route is not None
+    assert 1 == input_.end_offset
+
+
+async def test_a_change_with_no_time_is_cancelled_by_what_is_under_way(node: EmbeddedNode) -> None:
+    """Its numbers are not given again, and nothing is left of its outputs."""
+    await stage(partition_of(node, 0), prepare=False)
+    first = await begin(node, 0, cuts=[9_000], wait_ms=0)
+    await until(lambda: topic_of(node).change is None, lambda: topic_of(node).change)
+    progress = (await ask(node, RouteProgressRequest("t"))).progress
+    assert progress is not None and first == progress.cancelled
+    assert any("partition 0: 1 transactions" in each for each in progress.because), progress
+    assert topic_of(node).route is None
+    await until(lambda: not controller_of(node).state().tombstones)
+
+    await Participant(partition_of(node, 0)).drop(STAGED)
+    await begin(node, 0, cuts=[9_000], wait_ms=0)
+    await until(lambda: topic_of(node).route is not None, lambda: topic_of(node).change)
+    route = topic_of(node).route
+    assert route is not None and [4, 5, 1] == [each.number for each in route.ranges]
+
+
+@pytest.mark.parametrize("prepare", [False, True])
+async def test_a_change_abandons_what_is_not_prepared(node: EmbeddedNode, prepare: bool) -> None:
+    """What is prepared may be decided, and stays; the change is cancelled then."""
+    await stage(partition_of(node, 0), prepare=prepare)
+    await begin(node, 0, cuts=[9_000], wait_ms=0, abandon=True)
+    await until(lambda: topic_of(node).change is None, lambda: topic_of(node).change)
+    assert prepare == (topic_of(node).route is None)
+    assert prepare == bool(partition_of(node, 0).state.stages)
+
+
+async def test_what_began_between_the_hold_and_the_seal_is_dropped_in_time(
+    node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that was just elected holds nothing. The other inputs' keys wait meanwhile."""
+    monkeypatch.setattr(route_changes, "PATIENCE_S", 0.3)
+    input_ = partition_of(node, 0)
+    propose = Partition.propose_seal
+    blocked: list[object] = []
+
+    def late(partition: Partition, record: Any) -> Any:
+        if not blocked:
+            partition.led(True)  # it holds nothing
+            frame = build([b"staged"])
+            blocked.append(Participant(partition).stage(STAGED, 0, frame, Header.unpack(frame)))
+        return propose(partition, record)
+
+    monkeypatch.setattr(Partition, "propose_seal", late)
+    await begin(node, 0, 1)
+    await until(lambda: topic_of(node).change is None, lambda: topic_of(node).change)
+    assert blocked and "sealed" == input_.state.succession.status
+    assert [] == list(input_.state.stages.batches())
+
+
+async def test_a_topic_is_deleted_while_it_changes(node: EmbeddedNode) -> None:
+    await stage(partition_of(node, 0), prepare=True)
+    await begin(node, 0, cuts=[9_000], wait_ms=3_600_000)
+    await until(lambda: controller_of(node).state().partitions["t/3"].state == "live")
+    await node.client.delete_topic("t")
+    await until(lambda: not controller_of(node).state().tombstones)
+    await until(lambda: not controller_of(node)._routes.statistics()["under_way"])
+    await node.client.create_topic("t", partitions=1)
+    await begin(node, 0, cuts=[9_000])
+    await until(lambda: topic_of(node).route is not None, lambda: topic_of(node).change)
+
+
+async def test_a_change_goes_on_after_a_restart(tmp_path: Path) -> None:
+    """Whoever leads the catalog then drives it, and finds what is in the way."""
+    for again in (False, True):
+        async with laminar.embed(tmp_path / "data", journal_file_bytes=4 << 20) as node:
+            if not again:
+                await node.client.create_topic("t", partitions=2)
+                async with asyncio.timeout(30):
+                    await until_enabled(node)
+                await stage(partition_of(node, 0), prepare=True)
+                await begin(node, 0, cuts=[9_000], wait_ms=3_600_000)
+                await until(lambda: controller_of(node).state().partitions["t/3"].state == "live")
+                continue
+            await until(lambda: partition_of(node, 0).leads)
+            await Participant(partition_of(node, 0)).drop(STAGED)
+            await until(lambda: topic_of(node).route is not None, lambda: topic_of(node).change)
+            await until(lambda: partition_of(node, 2).state.succession.status == "open")

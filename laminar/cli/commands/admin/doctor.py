@@ -323,6 +323,13 @@ def of_partitions(topics: Mapping[str, Mapping[str, Any]], partitions: Partition
                     f"{len(in_sync)} of {about['replicas']} replicas are in sync{missing}",
                     "start those nodes, or add nodes: `laminar operations list` shows what is under way",
                 )
+            if partition.get("status") == "sealing":
+                yield Finding(
+                    "route",
+                    place,
+                    "it is being sealed, and its keys are not writable until the change is done",
+                    f"wait; `laminar topic route {topic}` says what the change waits for",
+                )
             yield from _of_replicas(place, partition)
 
 

@@ -6,11 +6,12 @@ when the first scrape comes, and not at the start of a node.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
@@ -36,6 +37,7 @@ class _Scrape(Collector):
         """Yield a family for each number, labelled by process; partitions' ones by topic and partition."""
         yield from self._numbers()
         yield from self._partitions()
+        yield from self._routes()
         up = GaugeMetricFamily(
             "laminar_process_up", "1 where a process of this node answers", labels=["process"]
         )
@@ -60,6 +62,33 @@ class _Scrape(Collector):
                         )
                     family.add_metric([str(process["role"])], value)  # type: ignore[attr-defined]  # each is a gauge family
         yield from families.values()
+
+    def _routes(self) -> Iterator[Metric]:
+        """Yield what became of changes of routes while this node led the catalog, and partitions by state."""
+        changes = CounterMetricFamily(
+            "laminar_route_changes",
+            "Changes of routes that ended while this node led them",
+            labels=["result"],
+        )
+        phases = SummaryMetricFamily(
+            "laminar_route_phase_seconds", "How long a phase of a change of a route took", labels=["phase"]
+        )
+        states = GaugeMetricFamily(
+            "laminar_partitions", "Partitions that this node leads, by state", labels=["state"]
+        )
+        for process in self._processes:
+            routes = process.get("routes", {})
+            for result, count in routes.get("changes", {}).items():
+                changes.add_metric([result], count)
+            for phase, found in routes.get("phases", {}).items():
+                phases.add_metric([phase], count_value=found["count"], sum_value=found["ms"] / 1000)
+        led = [
+            each for process in self._processes for each in process.get("partitions", []) if each["leading"]
+        ]
+        counted = Counter(each["state"] for each in led)
+        for state in ("waiting", "open", "sealed"):
+            states.add_metric([state], counted[state])
+        yield from (changes, phases, states)
 
     def _partitions(self) -> Iterator[Metric]:
         labels = ["topic", "partition"]

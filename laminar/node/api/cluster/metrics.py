@@ -42,6 +42,7 @@ class MetricsRoute:
                     "topic": partition.topic,
                     "partition": partition.number,
                     "leading": partition.leads,
+                    "state": partition.state.succession.status,
                     "log_failed": partition.log.failure is not None,
                     "appended_batches": partition.appends.appended_batches,
                     "start_offset": partition.start_offset,
