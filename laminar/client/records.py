@@ -333,7 +333,8 @@ class CursorInfo:
 
     `overtaken_by` has, for partitions where records were trimmed before the cursor passed them, the number of
     these records; `lag` includes them. `owners` has the members of a group that own partitions; `changed` is
-    the time of the last move.
+    the time of the last move. `waits_for` has, for partitions that are not to be read yet, those before them
+    that the cursor is to finish first, with their ends.
     """
 
     cursor: str
@@ -341,6 +342,7 @@ class CursorInfo:
     lag: Mapping[int, int]
     owners: Mapping[int, str]
     overtaken_by: Mapping[int, int]
+    waits_for: Mapping[int, Mapping[int, int]]
     changed: str
     raw: Mapping[str, Any]
 
@@ -367,6 +369,10 @@ class CursorInfo:
             lag=by_partition("lag"),
             owners=by_partition("owners"),
             overtaken_by=by_partition("overtaken_by"),
+            waits_for={
+                number: {int(before): int(end) for before, end in ends.items()}
+                for number, ends in by_partition("waits_for").items()
+            },
             changed=str(answer.get("changed", "")),
             raw=answer,
         )

@@ -8,6 +8,8 @@ import time
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import msgspec
+
 from laminar.client.codecs import Codec, not_bytes
 from laminar.client.consume.cursors import CursorState, cursor_path
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, OnDamage, OnExpired
@@ -463,6 +465,26 @@ class Topic(Generic[T]):
         state = CursorState(self._session, self.name, name)
         await state.load()
         await state.commit(positions, force=force)
+
+    async def rewind_cursor(self, name: str, to: str | Mapping[int, int]) -> CursorInfo:
+        """Set a cursor in all partitions, and take it from the members of its group that own them.
+
+        `to` is ``"earliest"``, ``"latest"`` or a time as `offsets` takes it; or positions by partition, where
+        the cursor stays as it is in all others. It is needed where the topic's partitions have changed: there
+        `set_cursor` takes no cursor off the end of a partition that has ended. Repeat it if it fails.
+        """
+        place: str | dict[str, int]
+        if isinstance(to, str):
+            place = start_parameter(to, now_ms=time.time_ns() // 1_000_000)
+        else:
+            place = {str(number): offset for number, offset in to.items()}
+        answer = await self._session.call(
+            "PUT",
+            cursor_path(self.name, name),
+            body=msgspec.json.encode({"rewind": place}),
+            headers={"Content-Type": "application/json"},
+        )
+        return CursorInfo.from_answer(answer.json())
 
     async def delete_cursor(self, name: str) -> None:
         """Delete a cursor; do nothing if there is none."""

@@ -85,6 +85,8 @@ class MemberProcess:
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if not line.endswith("\n"):
+                return  # it was killed while it printed
             at_s, *words = line.split()
             self.lines.append((float(at_s), words))
             if words[0] == "read":

@@ -10,6 +10,7 @@ from laminar.cli.errors import Failed, UsageError, line_of
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
 
 if TYPE_CHECKING:
+    import laminar
     from laminar.client.records import CursorInfo
 
 Topic = Annotated[str, Parameter(help="The topic's name.")]
@@ -78,11 +79,28 @@ def set_cursor(
         wanted = {each: int(to) for each, to in places.items() if to is not None}
         positions = wanted if partition is None else {partition: wanted[partition]}
         try:
-            handle.set_cursor(name, positions, force=force)
+            if handle.route().version:
+                rewind(handle, name, positions, force=force)
+            else:
+                handle.set_cursor(name, positions, force=force)
         except Fenced as error:
             raise Failed(
                 f"{line_of(error)}; --force takes it from its owner, which may be long gone"
             ) from None
+
+
+def rewind(handle: laminar.Topic[bytes], name: str, positions: dict[int, int], *, force: bool) -> None:
+    """Set a cursor where partitions have ended, and others follow: no member may own one meanwhile."""
+    from laminar.client.errors import Fenced, NotFound
+
+    try:
+        owners = handle.describe_cursor(name).owners
+    except NotFound:
+        owners = {}
+    members = {owner for owner in owners.values() if not owner.startswith("~")}
+    if members and not force:
+        raise Fenced(f"cursor {name!r} is owned by {', '.join(sorted(members))}", code="fenced")
+    handle.rewind_cursor(name, positions)
 
 
 def delete(

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from laminar.client.consume.cursors import cursor_path
-from laminar.client.errors import Fenced, OutcomeUnknown, PreconditionFailed, Unavailable
+from laminar.client.errors import Fenced, NotDrained, OutcomeUnknown, PreconditionFailed, Unavailable
 from laminar.client.net.session import Session
-from laminar.client.policy.assignment import Place
+from laminar.client.policy.assignment import Place, Places
 
 # A step that a node does not answer within this time is sent to another node.
 LEASE_ATTEMPT_S = 1.0
@@ -33,6 +33,10 @@ class Lease:
         self.owner = owner
         self.committed = self.seen = self.handed = position
         self.valid = True
+        # The final end, once it is known that the partition takes no more records.
+        self.end: int | None = None
+        # Up to where retention took records behind the last commit, until that is committed; else 0.
+        self.passed = 0
         # When its release began, in seconds of the monotonic clock; None while it is not being released.
         self.leaving_s: float | None = None
         # The lock allows one change at a time. `attempted` has every position whose change may have been
@@ -49,26 +53,35 @@ class Leases:
         self._topic = topic
         self._path = cursor_path(topic, cursor)
 
-    async def places(self, *, timeout_s: float | None = None) -> dict[int, Place]:
-        """Return position and owner by partition; a partition without a position is missing."""
+    async def places(self, *, timeout_s: float | None = None) -> Places:
+        """Return where the cursor is and who owns it; a partition without a position has no place."""
         answer = await self._session.call(
             "GET", self._path, accept=(404,), timeout_s=timeout_s, attempt_timeout_s=LEASE_ATTEMPT_S
         )
-        if answer.status == 404:
-            return {}
-        document = answer.json()
-        owners = document.get("owners", {})
-        return {
-            int(number): Place(position=int(position), owner=str(owners.get(number, "")))
-            for number, position in document["positions"].items()
-        }
+        return Places() if answer.status == 404 else _places(answer.json())
+
+    async def begin(self, start: str, *, timeout_s: float) -> Places:
+        """Begin the cursor at `start` where it has no position, and at 0 in partitions that are new to it.
+
+        Where the topic's route has changed: a partition without a position may follow one with one.
+        """
+        answer = await self._session.call(
+            "PUT",
+            self._path,
+            body=msgspec.json.encode({"begin": start}),
+            headers={"Content-Type": "application/json"},
+            timeout_s=timeout_s,
+            attempt_timeout_s=timeout_s,
+        )
+        return _places(answer.json())
 
     async def claim(
         self, partition: int, place: Place, *, me: str, start: str, timeout_s: float
     ) -> Lease | None:
         """Take ownership of `partition` as member `me`, if its position and owner are still those of `place`.
 
-        Return the lease; None if position or owner changed, or if it is unknown whether the claim succeeded.
+        Return the lease; None if position or owner changed, if it is unknown whether the claim succeeded, or
+        if partitions before this one are not acknowledged to their ends.
         A cursor without a position begins at `start`: ``"earliest"``, ``"latest"`` or epoch milliseconds as
         text.
         """
@@ -77,7 +90,7 @@ class Leases:
             if position is None:
                 position = await self._session.offset_at(self._topic, partition, start, timeout_s=timeout_s)
             await self._put(partition, position, place.position, me, place.owner, timeout_s)
-        except (Fenced, PreconditionFailed, Unavailable, OutcomeUnknown):
+        except (Fenced, NotDrained, PreconditionFailed, Unavailable, OutcomeUnknown):
             return None
         return Lease(partition, me, position)
 
@@ -146,3 +159,17 @@ class Leases:
             timeout_s=timeout_s,
             attempt_timeout_s=LEASE_ATTEMPT_S,
         )
+
+
+def _places(document: dict[str, Any]) -> Places:
+    """Return what the description of a cursor says."""
+    owners = document.get("owners", {})
+    return Places(
+        places={
+            int(number): Place(position=int(position), owner=str(owners.get(number, "")))
+            for number, position in document["positions"].items()
+        },
+        numbers=frozenset(int(number) for number in document["lag"]),
+        ends={int(number): int(end) for number, end in document.get("ends", {}).items()},
+        waits_for=frozenset(int(number) for number in document.get("waits_for", {})),
+    )

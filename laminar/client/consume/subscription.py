@@ -6,6 +6,10 @@ a partition is to be released, its reading stops, and it is given back once the 
 committed. A partition that is to be read is claimed as soon as no other member owns it. The partitions of a
 member that died are claimed by others when its session has expired.
 
+Over a change of the topic's route some partitions end, and others follow. Members leave alone what has ended
+and is acknowledged, and what follows partitions that are not: the cluster refuses such a claim. A cursor
+begins at 0 in a partition that is new to the group. A cursor that is being rewound is left alone, too.
+
 A member reads only partitions that it owns according to the partition's log, and the partition refuses
 commits by other clients. A member that could not renew its session stops handing out records before others
 may count it as dead. It then continues under a new name with the partitions that it can claim again. So no
@@ -20,16 +24,24 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnDamage, OnExpired
 from laminar.client.consume.partition_leases import LEASE_ATTEMPT_S, Lease, Leases
-from laminar.client.errors import ConfigError, Error, Fenced, OutcomeUnknown, PreconditionFailed, Unavailable
+from laminar.client.errors import (
+    ConfigError,
+    Error,
+    Fenced,
+    NotDrained,
+    OutcomeUnknown,
+    PreconditionFailed,
+    Unavailable,
+)
 from laminar.client.net.session import Session, topic_path
-from laminar.client.policy.assignment import Members, Place, moves, wanted
+from laminar.client.policy.assignment import REWIND, Members, Place, Places, moves, wanted
 from laminar.client.records import ReadBatch, Record
 
 T = TypeVar("T")
@@ -43,6 +55,10 @@ RETRY_S = 0.1
 # How often a member that waits for a partition checks whether another has released it.
 HANDOVER_CHECK_S = 0.2
 STEP_TIMEOUT_S = 2.0
+# How long a member waits before it looks again whether it may read what follows partitions that others read,
+# and tries a claim again that was refused: at first, and at most.
+GATE_PAUSE_S = 0.1
+LONGEST_GATE_PAUSE_S = 2.0
 _NOT_NOW = (Unavailable, OutcomeUnknown)
 
 
@@ -112,10 +128,16 @@ class Subscription(Generic[T]):
         # When the loop's body began to wait for its next record, in seconds of the monotonic clock; else
         # None.
         self._waits_since_s: float | None = None
-        self._partitions: tuple[int, ...] = ()
+        self._partitions: frozenset[int] = frozenset()
+        # The version of the topic's route, as the group's leader said last, and what is known of the cursor.
+        self._route = 0
+        self._known = Places()
+        self._gate_pause_s = GATE_PAUSE_S
         self._members = Members(live=frozenset())
         self._valid_until_s = 0.0
+        # When (the monotonic clock) the cursor is looked at in any case; until when not for what was refused.
         self._looks_at_s = 0.0
+        self._try_at_s = 0.0
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -128,7 +150,7 @@ class Subscription(Generic[T]):
 
     async def __aenter__(self) -> Subscription[T]:
         places = await self._session.topic_map(self._topic)
-        self._partitions = places.numbers
+        self._partitions, self._route = frozenset(places.numbers), places.route.version
         self._rename()
         await self._renew(timeout_s=self._session.timeout_s)
         with contextlib.suppress(*_NOT_NOW):
@@ -258,9 +280,8 @@ class Subscription(Generic[T]):
                 return lease, batch
             # The caller never processed the batch before this one: it was interrupted while it waited. Read
             # it again.
-            self._fetchers.drop(lease.partition)
             lease.handed = lease.seen
-            self._fetchers.add(lease.partition, lease.seen)
+            self._read_from(lease)
 
     def may_hand_out(self, lease: Lease) -> bool:
         """Return whether no other member can own the lease's partition at this moment."""
@@ -282,6 +303,10 @@ class Subscription(Generic[T]):
         if lease is not None and lease.handed == offset:
             if lease.seen == offset:
                 lease.seen = earliest
+                if lease.committed == offset:
+                    # No record is handed out whose commit would cover this.
+                    lease.passed = earliest
+                    self._wake.set()
             lease.handed = earliest
 
     # -- membership ----------------------------------------------------------------------------
@@ -314,23 +339,42 @@ class Subscription(Generic[T]):
             self._rename()
             self._valid_until_s = 0.0
         asked_s = time.monotonic()
-        answer = await self._session.call(
-            "PUT",
-            self._member_path(),
-            body=msgspec.json.encode({"mode": self.mode, "session_ms": int(self._session_s * 1000)}),
-            headers={"Content-Type": "application/json"},
-            timeout_s=timeout_s,
-            attempt_timeout_s=max(LEASE_ATTEMPT_S, self._session_s / 4),
-        )
-        document = answer.json()
+        try:
+            document = await self._ask_to_renew(timeout_s)
+        except Error as error:
+            if error.code != "stale_route" or self._route:
+                raise
+            self._route = 1  # the answer has the version
+            document = await self._ask_to_renew(timeout_s)
         live = frozenset(str(each["member"]) for each in document["members"])
         members = Members(live=live, forming=bool(document["forming"]))
         # Counted from before the request was sent, so the session ends here before it ends at the leader.
         self._valid_until_s = asked_s + self._session_s
-        if members != self._members:
+        route = int(document.get("route", 0))
+        if members != self._members or route > self._route:
             self._members = members
             self._wake.set()
+        if route > self._route:
+            self._route, self._looks_at_s = route, 0.0
+            places = self._session.topic_map_nowait(self._topic)
+            if places is not None and places.route.version < route:
+                places.stale = True
         self._changed.set()
+
+    async def _ask_to_renew(self, timeout_s: float) -> dict[str, Any]:
+        body: dict[str, object] = {"mode": self.mode, "session_ms": int(self._session_s * 1000)}
+        if self._route:
+            body["routes"] = True  # a node of an older program, which has no such topic, would refuse it
+        answer = await self._session.call(
+            "PUT",
+            self._member_path(),
+            body=msgspec.json.encode(body),
+            headers={"Content-Type": "application/json"},
+            timeout_s=timeout_s,
+            attempt_timeout_s=max(LEASE_ATTEMPT_S, self._session_s / 4),
+        )
+        document: dict[str, Any] = answer.json()
+        return document
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Fail the reading if one of the two tasks ended with an error: it is a permanent one."""
@@ -346,44 +390,137 @@ class Subscription(Generic[T]):
             self._wake.clear()
             with contextlib.suppress(*_NOT_NOW):
                 waits = await self._move()
+            pause_s = HANDOVER_CHECK_S if waits else min(RENEW_S, self._looks_at_s - time.monotonic())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HANDOVER_CHECK_S if waits else RENEW_S):
+                async with asyncio.timeout(max(pause_s, GATE_PAUSE_S)):
                     await self._wake.wait()
 
     async def _move(self) -> bool:
         """Claim and release partitions as far as possible now; return whether more is to be done soon."""
         if time.monotonic() >= self._valid_until_s:
             return False
-        me, members = self._id, self._members
-        wants = frozenset(self._partitions)
+        me = self._id
         if self.mode == "clustering":
             await asyncio.gather(*(self._own_again(lease) for lease in list(self._leases.values())))
             await self._leave_as_former()
-            wants = wanted(me, self._topic, self._partitions, members)
-        places: dict[int, Place] = {}
-        now_s = time.monotonic()
-        if wants - self._leases.keys() or now_s >= self._looks_at_s or self.mode == "broadcast":
-            places = await self._cursor.places(timeout_s=STEP_TIMEOUT_S)
-            self._looks_at_s = now_s + self._session_s
+        looked = await self._is_due(me)
+        if looked:
+            await self._look(me)
+            self._compare(me)
+        await asyncio.gather(*(self._pass(lease) for lease in list(self._leases.values())))
+        known, wants = self._known, self._wanted(me, self._known.readable(self._partitions))
         if self.mode == "broadcast":
-            for lease in list(self._leases.values()):
-                if places.get(lease.partition, Place()).owner != me:
-                    self._lose(lease, None)
-            claims = {each: places.get(each, Place()).owner for each in wants - self._leases.keys()}
+            claims = {each: known.place(each).owner for each in wants - self._leases.keys()}
             waits = False
+            self._leave(frozenset(each for each in self._leases if known.is_drained(each)))
         else:
             # Partitions that this member owns without knowing it, by a claim whose answer was lost. No other
             # member can release them.
-            strays = {each for each, place in places.items() if place.owner == me} - self._leases.keys()
-            plan = moves(me, held=self._leases, wants=wants | strays, places=places, members=members)
-            claims, waits = dict(plan.claim), plan.waits
+            strays = {each for each, place in known.places.items() if place.owner == me}
+            strays -= self._leases.keys()
+            plan = moves(
+                me, held=self._leases, wants=wants | strays, places=known.places, members=self._members
+            )
+            claims, waits = dict(plan.claim) if looked else {}, plan.waits
             self._leave(plan.release)
-        steps = [self._claim(each, places.get(each, Place()), owner, me) for each, owner in claims.items()]
+        for lease in self._leases.values():
+            self._note_end(lease)
+        steps = [self._claim(each, known.place(each), owner, me) for each, owner in claims.items()]
         steps += [
             self._give_back(lease) for lease in list(self._leases.values()) if lease.leaving_s is not None
         ]
         await asyncio.gather(*steps)
-        return waits or len(claims) > 0 or any(lease.leaving_s for lease in self._leases.values())
+        refused = bool(claims.keys() - self._leases.keys())
+        self._plan_next_look(me, refused=refused)
+        leaving = any(lease.leaving_s for lease in self._leases.values())
+        return waits or leaving or (len(claims) > 0 and not (refused and self._route))
+
+    # -- what is known of the cursor -------------------------------------------------------------
+
+    def _wanted(self, me: str, partitions: frozenset[int]) -> frozenset[int]:
+        """Return those of these partitions that are this member's to read."""
+        if self.mode == "broadcast":
+            return partitions
+        return wanted(me, self._topic, partitions, self._members)
+
+    async def _is_due(self, me: str) -> bool:
+        """Return whether the cursor is to be looked at now. Learns the partitions of a new route."""
+        places = self._session.topic_map_nowait(self._topic)
+        if places is None or places.stale:
+            places = await self._session.topic_map(self._topic, timeout_s=STEP_TIMEOUT_S)
+        self._partitions = self._known.numbers or frozenset(places.numbers)
+        now_s = time.monotonic()
+        if self.mode == "broadcast" or now_s >= self._looks_at_s:
+            return True
+        if now_s < self._try_at_s:
+            return False
+        if any(lease.committed >= lease.end for lease in self._leases.values() if lease.end is not None):
+            return True  # what follows may be read now
+        return bool(self._wanted(me, self._known.readable(self._partitions)) - self._leases.keys())
+
+    async def _look(self, me: str) -> None:
+        """Ask the cluster where the cursor is. Begin it in partitions of a changed route that lack it."""
+        known = await self._cursor.places(timeout_s=STEP_TIMEOUT_S)
+        partitions = known.numbers or self._partitions
+        absent = frozenset(each for each in partitions if known.place(each).position is None)
+        if (self._route or known.ends) and self._wanted(me, absent):
+            known = await self._cursor.begin(self._start, timeout_s=2 * STEP_TIMEOUT_S)
+        if known != self._known:
+            self._gate_pause_s = GATE_PAUSE_S
+        self._known = known
+        # A partition that is reclaimed is in no later description.
+        self._partitions = known.numbers or self._partitions
+        self._looks_at_s = time.monotonic() + self._session_s
+
+    def _plan_next_look(self, me: str, *, refused: bool) -> None:
+        """Look again after a while, if a partition that is this member's may not be read yet."""
+        known, now_s = self._known, time.monotonic()
+        if not self._route:
+            return
+        undrained = frozenset(each for each in self._partitions if not known.is_drained(each))
+        if not refused and not self._wanted(me, undrained) - known.readable(undrained):
+            return
+        next_s = now_s + self._gate_pause_s
+        if refused:
+            self._try_at_s = next_s
+        if self._looks_at_s > next_s:
+            self._looks_at_s = next_s
+            self._gate_pause_s = min(2 * self._gate_pause_s, LONGEST_GATE_PAUSE_S)
+
+    def _compare(self, me: str) -> None:
+        """Drop the leases that are not this member's any more, as by a rewind. Right after a look."""
+        for lease in list(self._leases.values()):
+            place = self._known.place(lease.partition)
+            if place.owner in (lease.owner, me):
+                continue
+            if self.mode == "broadcast" and (place.position is None or not _is_free(place)):
+                self._lose(lease, None)
+            else:
+                self._drop(lease)
+
+    def _note_end(self, lease: Lease) -> None:
+        """Read a partition that has ended to its end only."""
+        end = self._known.ends.get(lease.partition)
+        if end is not None and lease.end is None:
+            lease.end = end
+            if lease.leaving_s is None:
+                self._read_from(lease)
+
+    def _read_from(self, lease: Lease) -> None:
+        """Read the lease's partition after what was handed out."""
+        self._fetchers.drop(lease.partition)
+        self._fetchers.add(lease.partition, lease.handed, lease.end)
+
+    async def _pass(self, lease: Lease) -> None:
+        """Commit that records are passed which retention took, if nothing else would."""
+        passed, lease.passed = lease.passed, 0
+        if passed > lease.committed and lease.valid:
+            try:
+                await self._cursor.move(lease, passed, timeout_s=STEP_TIMEOUT_S)
+            except (Fenced, PreconditionFailed) as error:
+                self._lose(lease, error)
+            except _NOT_NOW:
+                lease.passed = passed
 
     def _leave(self, release: frozenset[int]) -> None:
         """Stop reading the partitions in `release`; read those again that are not to be released any more."""
@@ -393,7 +530,7 @@ class Subscription(Generic[T]):
                 self._fetchers.drop(partition)
             elif partition not in release and lease.leaving_s is not None:
                 lease.leaving_s = None
-                self._fetchers.add(partition, lease.handed)
+                self._read_from(lease)
 
     async def _claim(self, partition: int, place: Place, owner: str, me: str) -> None:
         wanted_from = Place(position=place.position, owner=owner)
@@ -401,8 +538,9 @@ class Subscription(Generic[T]):
             partition, wanted_from, me=me, start=self._start, timeout_s=STEP_TIMEOUT_S
         )
         if lease is not None:
+            lease.end = self._known.ends.get(partition)
             self._leases[partition] = lease
-            self._fetchers.add(partition, lease.handed)
+            self._read_from(lease)
 
     async def _give_back(self, lease: Lease) -> None:
         """Release a partition if all that was handed out of it is committed, or the time for that is over.
@@ -424,7 +562,7 @@ class Subscription(Generic[T]):
         except _NOT_NOW:
             return
         else:
-            self._lose(lease, None)
+            self._drop(lease)
 
     async def _leave_as_former(self) -> None:
         """Remove this member's former names from the group, so that no partition is assigned to them."""
@@ -439,14 +577,14 @@ class Subscription(Generic[T]):
             return
         try:
             await self._cursor.hand(lease, self._id, timeout_s=STEP_TIMEOUT_S)
-        except (Fenced, PreconditionFailed) as error:
+        except (Fenced, NotDrained, PreconditionFailed) as error:
             self._lose(lease, error)
         except _NOT_NOW:
             return
         self._changed.set()
 
-    def _lose(self, lease: Lease, error: Error | None) -> None:
-        """Drop a lease that was released or that another member took; `error` is its refusal, if any."""
+    def _drop(self, lease: Lease) -> None:
+        """Drop a lease that was released, or that is not this member's any more."""
         if self._leases.get(lease.partition) is not lease:
             return
         lease.valid = False
@@ -454,7 +592,16 @@ class Subscription(Generic[T]):
         self._fetchers.drop(lease.partition)
         if lease.seen > lease.committed:
             self._lost.append((lease.partition, lease.committed, lease.seen))
-        if self.mode == "broadcast":
+        self._changed.set()
+
+    def _lose(self, lease: Lease, error: Error | None) -> None:
+        """Drop a lease that another member took; `error` is its refusal, if any."""
+        if self._leases.get(lease.partition) is not lease:
+            return
+        self._drop(lease)
+        self._looks_at_s = 0.0
+        rewound = isinstance(error, Fenced) and str(error.limit or "").startswith(REWIND)
+        if self.mode == "broadcast" and not rewound:
             taken = Fenced(
                 f"another client reads {self._topic} as member {self.member!r} of {self.group!r}",
                 code="fenced",
@@ -463,4 +610,9 @@ class Subscription(Generic[T]):
             )
             taken.__cause__ = error
             self._fetchers.fail(taken)
-        self._changed.set()
+            self._changed.set()
+
+
+def _is_free(place: Place) -> bool:
+    """Return whether no client reads by this cursor, as after a rewind or during one."""
+    return place.rewound or not place.owner

@@ -11,10 +11,13 @@ old list of members costs time, but no record is lost or read by two members at 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 
 import mmh3
+
+REWIND = "~"
+"""The owner of a cursor that is being rewound begins with this."""
 
 _U32 = Struct("<I")
 
@@ -51,6 +54,43 @@ class Place:
 
     position: int | None = None
     owner: str = ""
+
+    @property
+    def rewound(self) -> bool:
+        """Whether a rewind holds it: no member touches it until that lets it go."""
+        return self.owner.startswith(REWIND)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """The group's cursor in all partitions, as the cluster described it.
+
+    `numbers` are the partitions, empty if there is no such cursor. `ends` are the final ends of those that
+    take no more records, and `waits_for` those that may not be read yet, as the cursor has not reached the
+    ends of partitions before them.
+    """
+
+    places: Mapping[int, Place] = field(default_factory=dict)
+    numbers: frozenset[int] = frozenset()
+    ends: Mapping[int, int] = field(default_factory=dict)
+    waits_for: frozenset[int] = frozenset()
+
+    def place(self, partition: int) -> Place:
+        """Return the cursor's entry of a partition; an empty one if it has none."""
+        return self.places.get(partition, Place())
+
+    def is_drained(self, partition: int) -> bool:
+        """Return whether the partition has ended, and all of it is acknowledged."""
+        end, position = self.ends.get(partition), self.place(partition).position
+        return end is not None and position is not None and position >= end
+
+    def readable(self, partitions: Iterable[int]) -> frozenset[int]:
+        """Return those of these partitions that a member may read: not drained, waiting or rewound."""
+        return frozenset(
+            each
+            for each in partitions
+            if each not in self.waits_for and not self.is_drained(each) and not self.place(each).rewound
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +129,11 @@ def moves(
     claim: dict[int, str] = {}
     waits = False
     for partition in sorted(set(wants) - set(held)):
-        owner = places.get(partition, Place()).owner
-        if owner in ("", me) or (owner not in members.live and not members.forming):
+        place = places.get(partition, Place())
+        owner = place.owner
+        if place.rewound:
+            waits = True
+        elif owner in ("", me) or (owner not in members.live and not members.forming):
             claim[partition] = owner
         else:
             # Its live owner releases it after its last commit, or its session expires.

@@ -273,6 +273,15 @@ class Topic(Generic[T]):
         """
         self._portal.run(lambda: self._twin.set_cursor(name, positions, force=force))
 
+    def rewind_cursor(self, name: str, to: str | Mapping[int, int]) -> CursorInfo:
+        """Set a cursor in all partitions, and take it from the members of its group that own them.
+
+        `to` is ``"earliest"``, ``"latest"`` or a time as `offsets` takes it; or positions by partition, where
+        the cursor stays as it is in all others. It is needed where the topic's partitions have changed: there
+        `set_cursor` takes no cursor off the end of a partition that has ended. Repeat it if it fails.
+        """
+        return self._portal.run(lambda: self._twin.rewind_cursor(name, to))
+
     def delete_cursor(self, name: str) -> None:
         """Delete a cursor; do nothing if there is none."""
         self._portal.run(lambda: self._twin.delete_cursor(name))

@@ -551,6 +551,8 @@ class Renewal(Request):
 
     mode: Literal["clustering", "broadcast"] = "clustering"
     session_ms: Annotated[int, Meta(ge=SHORTEST_SESSION_MS, le=LONGEST_SESSION_MS)] = 6_000
+    routes: bool = False
+    """Whether the member goes over changes of the topic's route."""
 
 
 class MemberState(msgspec.Struct, frozen=True):
@@ -583,6 +585,7 @@ class RenewedMember(Answer):
     session_ms: int
     forming: bool
     members: list[MemberState]
+    route: _Count
 
 
 # -- producers and sinks ---------------------------------------------------------------------------------

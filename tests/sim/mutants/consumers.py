@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants.case import case
 
 GATES = ("tests/node/api/consumers/test_gates.py",)
+ROSTER = ("tests/node/api/consumers/test_roster_moves.py",)
 KEPT = ("tests/node/partition/test_kept_cursors.py",)
 _GATES = "laminar.node.api.consumers.gates:Gates"
 _STEPS = "laminar.node.api.consumers.cursor_steps"
@@ -146,6 +147,38 @@ CONSUMERS = [
         "synced=synced",
         "synced=False",
         tests=KEPT,
+        tests_only=True,
+    ),
+    case(
+        "whole: a rewind sets what it holds before it holds all",
+        f"{_PLACES}.rewind",
+        "await self._take_all(topic, name, owner, time_ms, taken)",
+        "with contextlib.suppress(Problem): await self._take_all(topic, name, owner, time_ms, taken)",
+        tests=GATES,
+        tests_only=True,
+    ),
+    case(
+        "oldest: a cursor is looked for in the newest partitions first",
+        f"{_PLACES}.begin",
+        "for numbers in generations:",
+        "for numbers in reversed(generations):",
+        tests=GATES,
+        tests_only=True,
+    ),
+    case(
+        "a group's members are known in two places",
+        "laminar.node.api.consumers.groups:GroupRoutes._check_place",
+        "if succession.sealed is None:",
+        "if True:",
+        tests=ROSTER,
+        tests_only=True,
+    ),
+    case(
+        "a group's new place takes the members that it does not know for dead",
+        "laminar.node.api.consumers.groups:GroupRoutes._perform",
+        "if opened is not None:",
+        "if False:",
+        tests=ROSTER,
         tests_only=True,
     ),
 ]

@@ -3,13 +3,15 @@
 The leader of one partition of the topic, chosen by the group's name, keeps the list of members in memory only
 (`laminar.node.partition.state.group_members`). Before each answer it confirms that it still leads: otherwise
 a deposed leader and the new one could each hear from a part of the members. What members own is in the
-cursors.
+cursors. The list moves with the topic's route: to the partition that holds the logical partition of the
+group's name now.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -78,7 +80,7 @@ class GroupRoutes:
 
     async def group(self, request: Request, topic: str, group: str) -> Response:
         """Answer GET /v1/topics/{topic}/groups/{group}."""
-        state = await self._at_leader(self._step(topic, "describe", group))
+        state, _ = await self._at_leader(topic, lambda: self._step(topic, "describe", group))
         found, bounds = await self._cursors.named(
             topic, lambda name: name == group or name.startswith(f"{group}.")
         )
@@ -104,8 +106,18 @@ class GroupRoutes:
     async def renew(self, request: Request, topic: str, group: str, member: str) -> Response:
         """Answer PUT /v1/topics/{topic}/groups/{group}/members/{member}: renew its session."""
         wanted = json_body(request, documents.Renewal)
-        step = self._step(topic, "renew", group, member, mode=wanted.mode, session_ms=wanted.session_ms)
-        state = await self._at_leader(step)
+        state, route = await self._at_leader(
+            topic,
+            lambda: self._step(
+                topic,
+                "renew",
+                group,
+                member,
+                mode=wanted.mode,
+                session_ms=wanted.session_ms,
+                routes=wanted.routes,
+            ),
+        )
         return Response.json(
             documents.RenewedMember(
                 topic=topic,
@@ -115,29 +127,60 @@ class GroupRoutes:
                 session_ms=wanted.session_ms,
                 forming=state.forming,
                 members=state.members,
+                route=route,
             )
         )
 
     async def leave(self, request: Request, topic: str, group: str, member: str) -> Response:
         """Answer DELETE /v1/topics/{topic}/groups/{group}/members/{member}."""
-        await self._at_leader(self._step(topic, "leave", group, member))
+        await self._at_leader(topic, lambda: self._step(topic, "leave", group, member))
         return Response(204)
 
     # -- steps ---------------------------------------------------------------------------
 
     def _step(
-        self, topic: str, operation: str, group: str, member: str = "", *, mode: str = "", session_ms: int = 0
+        self,
+        topic: str,
+        operation: str,
+        group: str,
+        member: str = "",
+        *,
+        mode: str = "",
+        session_ms: int = 0,
+        routes: bool = True,
     ) -> GroupRequest:
+        """Return a step for the leader of the partition that holds the group's place by this view."""
         for field, name in (("group", group), ("member", member)):
             if (name or field == "group") and _NAME.fullmatch(name) is None:
                 raise Problem(
                     "invalid", f"not a valid name of a {field}", field=field, value=name, limit=GROUP_PATTERN
                 )
         record = self._topics.record(topic)
-        number = self._topics.route(record).partition_of(logical_of_group(group, record.partitions))
+        route = self._topics.route(record)
+        if route.version and not routes:
+            raise Problem(
+                "stale_route",
+                f"members of groups of {topic!r} go over changes of its route, and say so: `routes`",
+                field="routes",
+                limit=route.version,
+                outcome="not_applied",
+            )
+        number = route.partition_of(logical_of_group(group, record.partitions))
         return GroupRequest(topic, number, operation, group, member, mode, session_ms)
 
-    async def _at_leader(self, step: GroupRequest) -> GroupState:
+    async def _at_leader(self, topic: str, step_of: Callable[[], GroupRequest]) -> tuple[GroupState, int]:
+        """Return the answer of the leader that knows the group's members, and the route's version."""
+        try:
+            state = await self._ask(step_of())
+        except Problem as problem:
+            if problem.code != "changing":
+                raise
+            # The group's place is in another partition by now, or about to be.
+            await self._services.refresh_view()
+            state = await self._ask(step_of())
+        return state, self._topics.route(self._topics.record(topic)).version
+
+    async def _ask(self, step: GroupRequest) -> GroupState:
         async def there(where: ReplicaEndpoint) -> GroupState:
             answer: GroupState = await self._exchange.ask(
                 where.address, "group", step, kind=GroupState, timeout_s=FORWARDED_STEP_S
@@ -153,8 +196,12 @@ class GroupRoutes:
         )
 
     async def _perform(self, partition: Partition, step: GroupRequest) -> GroupState:
+        await self._check_place(partition, step)
         await partition.reader.confirmed_end()
         known, now_s = partition.group_members, asyncio.get_running_loop().time()
+        opened = partition.state.succession.opened
+        if opened is not None:
+            known.opened(opened.index, now_s)
         if step.operation == "renew":
             member = Member(step.member, step.mode, step.session_ms, now_s)
             known.renew(step.group, member, now_s=now_s)
@@ -166,7 +213,37 @@ class GroupRoutes:
         ]
         return GroupState(members, known.is_rebalancing(step.group, now_s=now_s))
 
+    async def _check_place(self, partition: Partition, step: GroupRequest) -> None:
+        """Check that no other partition holds the group's place: each would know some of its members only.
+
+        A partition holds it from its opening until the change is done that ends it: before that its leader
+        has sealed it. So a sealed one asks the catalog. What it answers members before the change is done
+        counts from before then, and the partition that follows takes no member for dead within a session.
+
+        Raises:
+            Problem: 503 `changing` if another partition holds it, or will.
+        """
+        succession = partition.state.succession
+        if succession.status == "waiting":
+            raise _elsewhere(partition, step.group)
+        if succession.sealed is None:
+            return
+        await self._services.refresh_view()
+        record = self._topics.record(step.topic)
+        place = logical_of_group(step.group, record.partitions)
+        if self._topics.route(record).partition_of(place) != partition.number:
+            raise _elsewhere(partition, step.group)
+
     async def on_group(self, peer: Peer, payload: bytes) -> GroupState:
         """Carry out a step for another shard, on a group whose partition is led here."""
         step = msgspec.msgpack.decode(payload, type=GroupRequest)
         return await self._perform(self._leaders.led_here(step.topic, step.partition), step)
+
+
+def _elsewhere(partition: Partition, group: str) -> Problem:
+    return Problem(
+        "changing",
+        f"the members of group {group!r} report to the leader of another partition than "
+        f"{partition.context.name}",
+        outcome="not_applied",
+    )

@@ -3,7 +3,8 @@
 A group's name selects one partition. The group's members report regularly to that partition's leader, which
 answers with the list of live members. Nothing of this is in the log. A new leader begins without members, and
 says for the longest session time of the members that the group is *rebalancing*: members that have not
-reported yet may still live. The list decides only which partitions a member tries to own; the owner itself is
+reported yet may still live. When the topic's route changes, the partition that takes over the group's place
+begins in the same way. The list decides only which partitions a member tries to own; the owner itself is
 in each partition's log (`laminar.node.partition.state.cursors`).
 """
 
@@ -38,16 +39,26 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 class GroupMembers:
     """The members of all groups whose names select one partition, while this replica leads it."""
 
-    __slots__ = ("_groups", "_led_s")
+    __slots__ = ("_groups", "_led_s", "_opened_index")
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, Member]] = {}
         self._led_s = 0.0
+        self._opened_index = 0
 
     def led(self, now_s: float) -> None:
         """Begin to lead at `now_s`, without members; those of the previous leader will report again."""
         self._groups.clear()
         self._led_s = now_s
+
+    def opened(self, index: int, now_s: float) -> None:
+        """Note that entry `index` opened this partition; members know another partition's leader until then.
+
+        The first call with an index counts as a new leader's beginning.
+        """
+        if index != self._opened_index:
+            self._opened_index = index
+            self.led(now_s)
 
     def renew(self, group: str, member: Member, *, now_s: float) -> None:
         """Add `member`, or extend its session.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -256,6 +259,33 @@ async def test_a_partition_is_new_to_a_group_that_is_anywhere_before_it(node: Ch
     assert {0: 1, 1: 0, 2: 0} == await node.positions()
 
 
+async def test_a_cursor_is_looked_for_where_it_lies_longest_first(node: ChangedNode) -> None:
+    """A reclaim begins it in what follows, and deletes it then: it is seen in one of the two."""
+    await node.append(0, 2)
+    await node.set(0, 2)
+    await node.change(0)
+    await node.append(1, 3)
+    steps = node.shard._application._handlers["set_cursor"].__self__._steps  # type: ignore[attr-defined]
+    carry_out, looked = steps.all, list[int]()
+
+    async def watched(asked: list[Any], *more: Any) -> object:
+        answer = await carry_out(asked, *more)
+        if asked[0].operation == "get" and not looked:
+            looked.append(asked[0].partition)
+            await node.partition(1).cursor_commands.claim(
+                "g", 0, expected=None, check=True, owner="", now_ms=1
+            )
+            await node.partition(0).cursor_commands.set(
+                "g", None, expected=None, check=False, owner="", now_ms=1
+            )
+        return answer
+
+    steps.all = watched
+    await node.put({"begin": "latest"})
+    assert [0] == looked
+    assert 0 == (await node.positions())[1], "it is not new to the topic"
+
+
 async def test_a_group_begins_in_what_follows_first(node: ChangedNode) -> None:
     """A cursor in an input alone says that the output is new: broken off, it begins anew, and not at 0."""
     await node.append(0, 2)
@@ -385,3 +415,31 @@ async def test_a_change_that_says_two_things_is_refused(node: ChangedNode, chang
         await node.put(change)
     assert refused.value.status in (404, 422)
     assert {} == await node.positions()
+
+
+async def test_the_command_rewinds_where_partitions_have_ended(node: ChangedNode) -> None:
+    """`laminar cursor set` takes a cursor off an end, and with --force from its members."""
+    await node.append(0, 2)
+    await node.set(0, 2)
+    await node.change(0)
+    await node.claim(1, "m")
+
+    def command(*arguments: str) -> int:
+        where = ("--url", node.node.url)
+        return subprocess.run(
+            [sys.executable, "-m", "laminar.cli", "cursor", "set", "t", "g", *arguments, *where],
+            check=False,
+            capture_output=True,
+        ).returncode
+
+    assert 0 != await asyncio.to_thread(command, "--offset", "1", "-p", "0")
+    assert {0: 2, 1: 0} == await node.positions()
+    assert 0 == await asyncio.to_thread(command, "--offset", "1", "-p", "0", "--force")
+    assert ({0: 1, 1: 0}, {}) == (await node.positions(), await node.owners())
+    assert 0 == await asyncio.to_thread(command, "--at", "latest")
+    assert {0: 2, 1: 0} == await node.positions()
+    described = await node.node.client.topic("t").describe_cursor("g")
+    assert {} == described.waits_for
+    await node.node.client.topic("t").rewind_cursor("g", "earliest")
+    described = await node.node.client.topic("t").describe_cursor("g")
+    assert {1: {0: 2}} == described.waits_for

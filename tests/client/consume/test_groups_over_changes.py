@@ -1,0 +1,238 @@
+"""Groups that go over splits, merges and moves: nothing is lost, and no key's records come out of order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import laminar
+from laminar import aio
+from laminar.testing.nodes import serve
+from tests.client.members import MemberProcess, ended, until
+
+KEYS = 8
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """One node of two shards."""
+    with serve(shards=2) as found:
+        yield found
+
+
+@pytest.fixture
+def topic(url: str, request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own, of two partitions."""
+    name = request.node.name.replace("[", "-").replace("]", "")
+    with laminar.connect(url) as client:
+        client.create_topic(name, partitions=2)
+    return str(name)
+
+
+class Keyed:
+    """A thread that sends numbered records of each key, in order, until it is told to end."""
+
+    def __init__(self, url: str, topic: str, *, pause_s: float = 0.15) -> None:
+        self._ending = threading.Event()
+        self._url, self._topic, self._pause_s = url, topic, pause_s
+        self.sent = 0
+        self.failures: list[BaseException] = []
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def _send(self) -> None:
+        try:
+            with laminar.connect(self._url, timeout=60) as client, client.topic(self._topic).producer() as to:
+                while not self._ending.wait(self._pause_s):
+                    for key in range(KEYS):
+                        to.send(b"%d-%d" % (key, self.sent), key=b"key %d" % key)
+                    self.sent += 1
+        except BaseException as failure:
+            self.failures.append(failure)
+            raise
+
+    def end(self) -> int:
+        """How many of each key there are, when all are acknowledged."""
+        self._ending.set()
+        self._thread.join()
+        assert not self.failures, self.failures
+        return self.sent
+
+
+def read_of(member: MemberProcess) -> list[tuple[float, int, int, int]]:
+    """(when, key, number, partition) of each record that it was given."""
+    found = []
+    for at_s, words in list(member.lines):
+        if words[0] == "read":
+            key, number = words[3].split("-")
+            found.append((at_s, int(key), int(number), int(words[1])))
+    return found
+
+
+def check(members: list[MemberProcess], count: int) -> None:
+    """Each record was read; those of a key in order, but for what was not committed when a member died.
+
+    Such a record comes again only while no later one was read in a partition that follows its own.
+    """
+    events = sorted(event for member in members for event in read_of(member))
+    seen: dict[int, set[int]] = defaultdict(set)
+    newest: dict[int, tuple[int, int]] = {}
+    for _, key, number, partition in events:
+        assert set(range(number)) <= seen[key], f"key {key}: {number} came before what is before it"
+        seen[key].add(number)
+        last, at = newest.get(key, (-1, partition))
+        assert number > last or partition == at, f"key {key}: {number} of {partition} after {last} of {at}"
+        if number > last:
+            newest[key] = (number, partition)
+    assert {key: set(range(count)) for key in range(KEYS)} == dict(seen)
+
+
+def read_all(members: list[MemberProcess], count: int) -> Callable[[], bool]:
+    return lambda: len({event[1:3] for member in members for event in read_of(member)}) == KEYS * count
+
+
+def test_three_members_go_over_every_change_and_kills(url: str, topic: str) -> None:
+    """Split, merge and move under load, a member killed in each, another that comes."""
+    members = [MemberProcess([url], topic, "g") for _ in range(3)]
+    with laminar.connect(url, timeout=60) as client, ended(members):
+        handle = client.topic(topic)
+        sending = Keyed(url, topic)
+        until(lambda: sum(map(len, (member.read for member in members))) > 3 * KEYS, "they read")
+
+        def after(change: Callable[[], laminar.RouteInfo], kill: int) -> None:
+            new = change()
+            members[kill].kill()
+            members.append(MemberProcess([url], topic, "g"))
+            changed_s = time.monotonic()
+            wanted = set(new.ranges)
+            until(
+                lambda: wanted <= {place[0] for member in members for place in member.read_since(changed_s)},
+                f"{wanted} are read",
+            )
+
+        after(lambda: handle.split(0), 0)
+        after(lambda: handle.merge([3, 1]), 1)
+        after(lambda: handle.move(2), 2)
+        count = sending.end()
+        until(read_all(members, count), "all is read")
+        until(lambda: handle.describe_cursor("g").total_lag == 0, "all is committed")
+        check(members, count)
+
+
+async def test_a_group_that_was_away_gets_all_in_order(url: str, topic: str) -> None:
+    """Its cursor stands two changes back; what is new to it begins at 0."""
+    async with aio.connect(url) as client:
+        handle = client.topic(topic)
+
+        async def send(first: int, after: int) -> None:
+            async with handle.producer() as producer:
+                for number in range(first, after):
+                    for key in range(KEYS):
+                        producer.send(b"%d-%d" % (key, number), key=b"key %d" % key)
+
+        await send(0, 2)
+        async with handle.subscribe("g", session=2.0) as records:
+            async for _ in records:
+                await records.commit()
+                break
+        await handle.split(0)
+        await send(2, 4)
+        await handle.merge([2, 3])
+        await send(4, 6)
+        seen: dict[int, list[int]] = defaultdict(list)
+        async with asyncio.timeout(60):
+            async with handle.subscribe("g", session=2.0) as records:
+                async for record in records:
+                    key, number = map(int, record.text.split("-"))
+                    seen[key].append(number)
+                    await records.commit()
+                    if sum(map(len, seen.values())) == 6 * KEYS - 1:
+                        break
+        assert all(each == sorted(each) for each in seen.values())
+
+
+async def test_each_member_of_a_broadcast_goes_over_a_change(url: str, topic: str) -> None:
+    """By its own cursor, and again from the beginning after a rewind of that."""
+    async with aio.connect(url) as client:
+        handle = client.topic(topic)
+        for number in range(3):
+            for key in range(KEYS):
+                await handle.append(b"%d-%d" % (key, number), key=b"key %d" % key)
+        read: dict[str, dict[int, list[int]]] = {}
+
+        async def member(name: str, count: int) -> None:
+            seen = read[name] = defaultdict(list)
+            async with handle.subscribe("b", "broadcast", name, session=2.0) as records:
+                async for record in records:
+                    key, number = map(int, record.text.split("-"))
+                    seen[key].append(number)
+                    await records.commit()
+                    if sum(map(len, seen.values())) == count:
+                        return
+
+        async with asyncio.timeout(60):
+            tasks = [asyncio.ensure_future(member(name, 5 * KEYS)) for name in ("x", "y")]
+            await handle.split(0)
+            await handle.move(1)
+            for number in (3, 4):
+                for key in range(KEYS):
+                    await handle.append(b"%d-%d" % (key, number), key=b"key %d" % key)
+            await asyncio.gather(*tasks)
+        for seen in read.values():
+            assert {key: list(range(5)) for key in range(KEYS)} == dict(seen)
+
+
+async def test_a_rewind_under_a_group_gives_it_all_again_in_order(url: str, topic: str) -> None:
+    """The members are fenced, the inputs come first again, and what follows when they are acknowledged."""
+    async with aio.connect(url) as client:
+        handle = client.topic(topic)
+        for number in range(2):
+            for key in range(KEYS):
+                await handle.append(b"%d-%d" % (key, number), key=b"key %d" % key)
+        await handle.split(1)
+        for number in (2, 3):
+            for key in range(KEYS):
+                await handle.append(b"%d-%d" % (key, number), key=b"key %d" % key)
+        seen: dict[int, list[int]] = defaultdict(list)
+        again = False
+        async with asyncio.timeout(60), handle.subscribe("g", session=2.0) as records:
+            async for record in records:
+                key, number = map(int, record.text.split("-"))
+                seen[key].append(number)
+                try:
+                    await records.commit()
+                except laminar.Fenced:
+                    assert again
+                if not again and sum(map(len, seen.values())) == 4 * KEYS:
+                    await client.session.call(
+                        "PUT",
+                        f"/v1/topics/{topic}/cursors/g",
+                        body=b'{"rewind": "earliest"}',
+                        headers={"Content-Type": "application/json"},
+                    )
+                    first, seen, again = seen, defaultdict(list), True
+                elif again and all(each[-1] == 3 for each in seen.values()) and len(seen) == KEYS:
+                    break
+        assert {key: [0, 1, 2, 3] for key in range(KEYS)} == dict(first) == dict(seen)
+
+
+async def test_a_program_that_does_not_know_routes_is_told_so(url: str, topic: str) -> None:
+    """It would leave what follows unread; before the first change it may be a member."""
+    async with aio.connect(url) as client:
+        path = f"/v1/topics/{topic}/groups/g/members/old"
+
+        async def renew() -> None:
+            await client.session.call(
+                "PUT", path, body=b"{}", headers={"Content-Type": "application/json"}, timeout_s=5
+            )
+
+        await renew()
+        await client.topic(topic).move(0)
+        with pytest.raises(laminar.Error) as refused:
+            await renew()
+        assert (409, "stale_route", 1) == (refused.value.status, refused.value.code, refused.value.limit)
