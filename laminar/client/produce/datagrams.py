@@ -8,6 +8,10 @@ the sequence number, so the batch is appended once, and every copy is answered w
 If no answer comes before the deadline, a copy may still be on the network, so the outcome is unknown. The
 next batch then begins a new epoch of the producer, so that the partition cannot take an old copy for the new
 batch: a copy that arrives later is refused, unless it was appended before.
+
+A partition that has ended answers with the route that follows. Then the batch is not there, and will not be.
+Records go on to the partitions that follow, ahead of newer ones, when no batch is under way any more in all
+ended ones before these (docs/routes.md, rule `resolve`).
 """
 
 from __future__ import annotations
@@ -25,8 +29,11 @@ from laminar.batch import BatchError, build
 from laminar.client.codecs import Codec, not_bytes
 from laminar.client.errors import ConfigError, Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
 from laminar.client.net.session import Session, topic_path
+from laminar.client.policy.lanes import overlaps
+from laminar.client.policy.record_accumulator import sealed_error
 from laminar.client.policy.retry import REDIRECTS_AT_ONCE, Backoff, Step, judge_answer
 from laminar.client.policy.routing import newest_route
+from laminar.client.produce.named_producer import lineage_of
 from laminar.client.records import Receipt
 from laminar.http.api.problems import CODES
 from laminar.wire.datagram import (
@@ -62,10 +69,18 @@ class _Forgotten(Exception):
     """
 
 
-class _Record:
-    """One record that has no receipt yet."""
+class _Ended(Exception):
+    """Raised when the batch is not in the partition, and the route is to be asked for: `next` follows."""
 
-    __slots__ = ("deadline", "future", "headers", "key", "sent", "tag", "timestamp_ms", "value")
+    def __init__(self, following: NextRoute) -> None:
+        super().__init__(following)
+        self.next = following
+
+
+class _Record:
+    """One record that has no receipt yet. `named`: its caller named the partition."""
+
+    __slots__ = ("deadline", "future", "headers", "key", "named", "sent", "tag", "timestamp_ms", "value")
 
     def __init__(
         self,
@@ -77,8 +92,10 @@ class _Record:
         *,
         deadline: float,
         future: asyncio.Future[Receipt],
+        named: bool,
     ) -> None:
         self.value = value
+        self.named = named
         self.key = key
         self.tag = tag
         self.headers = headers
@@ -92,13 +109,29 @@ class _PartitionQueue:
     """One partition's records and the address of its leader, None while unknown.
 
     `waiting` are not sent, `flying` are in the batch in flight. `last` is the outcome of the last copy, for
-    errors.
+    errors. An `ended` queue sends no other batch. While another one in `after` is not resolved, nothing is
+    sent here; `earlier` has the records that came from these.
     """
 
-    __slots__ = ("address", "epoch", "flying", "last", "partition", "sequence", "task", "waiting")
+    __slots__ = (
+        "address",
+        "after",
+        "earlier",
+        "ended",
+        "epoch",
+        "flying",
+        "last",
+        "partition",
+        "sequence",
+        "task",
+        "waiting",
+    )
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
+        self.ended = False
+        self.after: set[_PartitionQueue] = set()
+        self.earlier: list[_Record] = []
         self.waiting: deque[_Record] = deque()
         self.flying: list[_Record] = []
         self.last = "nothing was sent"
@@ -142,6 +175,8 @@ class Datagrams(Generic[T]):
         self._beginning: asyncio.Task[dict[int, _PartitionQueue]] | None = None
         self._queues: dict[int, _PartitionQueue] = {}
         self._route: Route | None = None
+        self._gone: set[int] = set()  # partitions that have ended
+        self._resolving: set[_PartitionQueue] = set()  # their queues that have something left
         self._spread = 0
         self._nodes: list[Address] = []
         self._next_node = 0
@@ -208,6 +243,7 @@ class Datagrams(Generic[T]):
             timestamp_ms,
             deadline=loop.time() + timeout_s,
             future=loop.create_future(),
+            named=partition is not None,
         )
         self._check_size(record)
         last = "the topic and the nodes were asked for"
@@ -215,8 +251,7 @@ class Datagrams(Generic[T]):
             async with asyncio.timeout_at(record.deadline):
                 queue = self._queue_of(await self._begun(), key, partition)
                 queue.waiting.append(record)
-                if queue.task is None:
-                    queue.task = loop.create_task(self._run(queue))
+                self._start(queue)
                 return await record.future
         except TimeoutError as error:
             if isinstance(error, Error):
@@ -282,6 +317,8 @@ class Datagrams(Generic[T]):
         self, queues: dict[int, _PartitionQueue], key: bytes | None, partition: int | None
     ) -> _PartitionQueue:
         if partition is not None:
+            if partition in self._gone and self._route is not None:
+                raise sealed_error(partition, self._route.version)
             if partition not in queues:
                 raise ConfigError(
                     f"partition {partition} of {len(queues)}",
@@ -292,20 +329,35 @@ class Datagrams(Generic[T]):
                 )
             return queues[partition]
         assert self._route is not None
+        return self._place_of(self._route, key)
+
+    def _place_of(self, route: Route, key: bytes | None) -> _PartitionQueue:
         if key is not None:
-            return queues[self._route.partition_of_key(key)]
-        self._spread = (self._spread + 1) % len(queues)
-        return queues[self._route.numbers[self._spread]]
+            return self._queues[route.partition_of_key(key)]
+        self._spread = (self._spread + 1) % len(route)
+        return self._queues[route.numbers[self._spread]]
 
     # -- batches -------------------------------------------------------------------------------
+
+    def _start(self, queue: _PartitionQueue) -> None:
+        """Begin to send the queue's records, unless that is done already or they have to wait."""
+        if queue.task is None and queue.waiting and not queue.after and not self._closed:
+            queue.task = self._session.loop.create_task(self._run(queue))
 
     async def _run(self, queue: _PartitionQueue) -> None:
         """Send the queue's records, batch by batch, until each has a receipt or an error."""
         try:
-            while batch := self._take(queue):
+            while not queue.ended and (batch := self._take(queue)):
                 queue.flying = batch
                 try:
                     placed = await self._see_to_its_end(queue, batch)
+                except _Ended as ended:
+                    for record in batch:
+                        record.sent = False
+                    queue.waiting.extendleft(reversed(batch))
+                    queue.flying = []
+                    await self._follow(queue, ended.next)
+                    continue
                 except Error as error:
                     queue.epoch += 1
                     queue.sequence = 0
@@ -321,6 +373,79 @@ class Datagrams(Generic[T]):
             queue.waiting.clear()
         finally:
             queue.task = None
+        if queue.ended:
+            self._resolved_queue(queue)
+
+    # -- partitions that end -------------------------------------------------------------------
+
+    async def _follow(self, queue: _PartitionQueue, following: NextRoute) -> None:
+        """Go over to the route that follows; ask for it over HTTP if the answer did not have it."""
+        if following.ranges and self._route is not None and following.version > self._route.version:
+            shown = [
+                {"partition": number, "from": first, "to": first + size}
+                for number, first, size in following.ranges
+            ]
+            self._adopt(Route.of_ranges(following.version, shown))
+            return
+        backoff = Backoff(rng=self._session.rng)
+        while not queue.ended and any(not record.future.done() for record in queue.waiting):
+            known = False
+            try:
+                route = (await lineage_of(self._session, self._topic)).route
+            except Unavailable as error:
+                queue.last = str(error)
+            else:
+                self._adopt(route)
+                known = route.version >= following.version
+            if not queue.ended:
+                await asyncio.sleep(backoff.next_ms() / 1000)
+                if known:
+                    return  # the datagram named an older route
+
+    def _adopt(self, route: Route) -> None:
+        """Go over to a newer route: what is not sent yet in an ended partition goes to those that follow."""
+        before = self._route
+        if before is None or route.version <= before.version:
+            return
+        old, self._route = self._queues, route
+        self._queues = {number: old.get(number) or _PartitionQueue(number) for number in route.numbers}
+        idle: list[_PartitionQueue] = []
+        for inputs, outputs in overlaps(before, route):
+            self._gone.update(inputs)
+            for queue in (old[number] for number in inputs):
+                queue.ended = True
+                if queue.task is None and not queue.after:
+                    idle.append(queue)
+                self._resolving.add(queue)
+                for number in outputs:
+                    self._queues[number].after.add(queue)
+        for queue in idle:
+            self._resolved_queue(queue)
+
+    def _resolved_queue(self, ended: _PartitionQueue) -> None:
+        """Move what is left of an ended queue, of which no batch is under way any more."""
+        assert self._route is not None, "a queue has ended before the route was known"
+        self._resolving.discard(ended)
+        for record in ended.waiting:
+            if record.named and not record.future.done():
+                record.future.set_exception(sealed_error(ended.partition, self._route.version))
+            elif not record.future.done():
+                queue = self._place_of(self._route, record.key)
+                (queue.earlier if queue.after else queue.waiting).append(record)
+                self._start(queue)
+        ended.waiting.clear()
+        for queue in [*self._queues.values(), *self._resolving]:
+            if ended not in queue.after:
+                continue
+            queue.after.discard(ended)
+            if queue.after:
+                continue
+            queue.waiting.extendleft(reversed(queue.earlier))
+            queue.earlier = []
+            if queue.ended:
+                self._resolved_queue(queue)
+            else:
+                self._start(queue)
 
     async def _see_to_its_end(self, queue: _PartitionQueue, batch: list[_Record]) -> Placed:
         try:
@@ -365,6 +490,7 @@ class Datagrams(Generic[T]):
             OutcomeUnknown: no caller waits for any of its records any more; or it was refused for good, but
                 an earlier copy had no answer.
             _Forgotten: the partition has forgotten this producer.
+            _Ended: the partition has ended without the batch.
         """
         number = os.urandom(NUMBER_BYTES)
         route = None if self._route is None else self._route.version
@@ -410,7 +536,10 @@ class Datagrams(Generic[T]):
                     pause_s = 0.0 if redirects % (REDIRECTS_AT_ONCE + 1) else backoff.next_ms() / 1000
                     continue
                 if isinstance(body, NextRoute):
-                    body = {"status": 409, "code": "sealed", "limit": body.version, "outcome": "not_applied"}
+                    raise _Ended(body)
+                if body["code"] in ("sealed", "stale_route"):
+                    limit = body.get("limit")
+                    raise _Ended(NextRoute(limit if isinstance(limit, int) else 0))
                 queue.last = str(body.get("detail") or body["code"])
                 if body["code"] == "unknown_producer" and queue.sequence > 0 and copies == 1:
                     raise _Forgotten
@@ -506,18 +635,17 @@ class Datagrams(Generic[T]):
         """Stop sending. Idempotent. Appends without a receipt fail, those in flight with `OutcomeUnknown`."""
         self._closed = True
         self._session.ended(self)
-        tasks: list[asyncio.Task[Any]] = [
-            queue.task for queue in self._queues.values() if queue.task is not None
-        ]
+        queues = [*self._queues.values(), *self._resolving]
+        tasks: list[asyncio.Task[Any]] = [queue.task for queue in queues if queue.task is not None]
         if self._beginning is not None:
             tasks.append(self._beginning)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for queue in self._queues.values():
+        for queue in queues:
             text = f"closed while a record for {self._topic}/{queue.partition} was under way"
             _fail(queue.flying, OutcomeUnknown(text, code="outcome_unknown", outcome="unknown"))
-            _fail(queue.waiting, _ended())
+            _fail([*queue.earlier, *queue.waiting], _ended())
         for transport in self._endpoints.values():
             transport.close()
         self._endpoints.clear()

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 import laminar
+from laminar import aio
 from laminar.batch import Batch
 from laminar.client.errors import Error, Fenced, OutcomeUnknown, TimedOut, Unavailable
-from laminar.wire.datagram import Answer, DatagramCodec, Leader, Problem, Question, Receipt
+from laminar.wire.datagram import Answer, DatagramCodec, Leader, NextRoute, Problem, Question, Receipt
+from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
 
 CODEC = DatagramCodec(b"")
-Reply = Receipt | Problem | Leader | None
+Reply = Receipt | Problem | Leader | NextRoute | None
 
 
 class Peer(asyncio.DatagramProtocol):
@@ -265,3 +267,62 @@ async def test_a_value_that_is_none_and_a_number_of_partitions_that_is_none() ->
                 with pytest.raises(Error) as told:
                     await datagrams.append(b"x", timestamp_ms=1 << 70)
                 assert "invalid" == told.value.code
+
+
+async def test_a_batch_that_an_ended_partition_refuses_goes_on_ahead_of_newer_ones() -> None:
+    """To the partitions that the answer names; after a merge not before every input is resolved."""
+    half = LOGICAL_PARTITIONS // 2
+    merged = Route(2, [0, half, LOGICAL_PARTITIONS], [4, 3])
+    logs: dict[int, list[bytes]] = {}
+    told: dict[bytes, Receipt] = {}
+    early: list[bool] = []
+    release = asyncio.Event()
+
+    def say(question: Question, copies: int) -> Reply:
+        batch = Batch(memoryview(bytes(question.frame)))
+        if question.partition == 0:
+            return NextRoute(1, ((2, 0, half // 2), (1, half // 2, half // 2), (3, half, half)))
+        if question.partition in (1, 2):
+            if question.partition == 2 and not release.is_set():
+                return None  # in doubt: nothing is sent to what follows both
+            return NextRoute(2, ((4, 0, half), (3, half, half)))
+        early.append(question.partition == 4 and not release.is_set())
+        if question.number not in told:
+            log = logs.setdefault(question.partition, [])
+            log += [bytes(value) for value in batch.values]
+            count = len(batch.values)
+            told[question.number] = Receipt(len(log) - count, count, 3, synced=True, duplicate=False)
+        return told[question.number]
+
+    def in_three(key: str) -> bool:
+        return merged.partition_of_key(key) == 3
+
+    async with peer(say) as node, aio.connect(node.url) as client:
+        datagrams = client.topic("t").datagrams(partitions=1)
+        keys = [f"key {number}" for number in range(12)]
+        async with datagrams:
+            first = [asyncio.create_task(datagrams.append(f"{key} 1".encode(), key)) for key in keys]
+            while not {1, 2} <= {each.partition for each in node.asked}:
+                node.heard.clear()
+                await node.heard.wait()
+            later = [asyncio.create_task(datagrams.append(f"{key} 2".encode(), key)) for key in keys]
+            named = asyncio.create_task(datagrams.append(b"named", partition=2))
+            while datagrams._route is None or datagrams._route.version < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            last = [asyncio.create_task(datagrams.append(f"{key} 3".encode(), key)) for key in keys]
+            # What would be sent too soon is sent now.
+            await asyncio.gather(*(task for key, task in zip(keys, last, strict=True) if in_three(key)))
+            release.set()
+            receipts = await asyncio.gather(*first, *later, *last)
+            with pytest.raises(laminar.Sealed):
+                await named
+            with pytest.raises(laminar.Sealed):
+                await datagrams.append(b"named", partition=2)
+    for key, receipt in zip(keys * 3, receipts, strict=True):
+        assert receipt.partition == merged.partition_of_key(key)
+    for log in logs.values():
+        words = [value.decode().rsplit(" ", 1) for value in log]
+        for key in keys:
+            turns = [turn for each, turn in words if each == key]
+            assert turns in ([], ["1", "2", "3"])
+    assert not any(early), "an output was sent to before its inputs were resolved"

@@ -269,3 +269,24 @@ async def test_the_sync_face_goes_over_a_change(node: EmbeddedNode, order: str) 
             return [record.value for record in topic.read()]
 
     assert sorted(b"%d" % number for number in range(100)) == sorted(await asyncio.to_thread(work))
+
+
+async def test_datagrams_go_over_changes(node: EmbeddedNode) -> None:
+    topic = node.client.topic("t")
+    sent: list[tuple[str, bytes]] = []
+    done = asyncio.Event()
+    async with topic.datagrams() as datagrams:
+
+        async def send(key: str) -> None:
+            number = 0
+            while not done.is_set():
+                sent.append((key, b"%d" % number))
+                receipt = await datagrams.append(sent[-1][1], key)
+                assert receipt.partition in {*range(10)}
+                number += 1
+
+        sending = [asyncio.create_task(send(key)) for key in KEYS]
+        await change_a_few_times(topic)
+        done.set()
+        await asyncio.gather(*sending)
+    check(sent, [record async for record in topic.read()])

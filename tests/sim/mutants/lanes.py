@@ -6,6 +6,7 @@ from tests.sim.mutants.case import case
 
 LANES = ("tests/client/policy/test_lanes.py",)
 
+DATAGRAMS = ("tests/client/produce/test_datagrams.py",)
 READERS = ("tests/node/routes/test_clients.py",)
 PRODUCERS = ("tests/client/produce/test_route_changes.py",)
 
@@ -88,6 +89,14 @@ LANE_RULES = [
         "elif not self.before(number).isdisjoint(known):",
         "elif False:",
         tests=READERS,
+        tests_only=True,
+    ),
+    case(
+        "a datagram goes to an output before the inputs are resolved",
+        "laminar.client.produce.datagrams:Datagrams._start",
+        "and not queue.after",
+        "",
+        tests=DATAGRAMS,
         tests_only=True,
     ),
     case(
