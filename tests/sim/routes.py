@@ -38,6 +38,7 @@ from tests.sim.loop import Life
 from tests.sim.machine import Machine
 from tests.sim.nemesis import Nemesis
 from tests.sim.simulation import TOPIC, Outcome
+from tests.sim.topic_producers import TopicProducer
 from tests.sim.watch import Watch
 from tests.sim.world import Options, World
 
@@ -74,6 +75,7 @@ class Ledger:
         # then.
         self.sent: dict[bytes, tuple[bytes, int]] = {}
         self.acknowledged: dict[bytes, tuple[int, int]] = {}
+        self.refused: set[bytes] = set()
 
     def send(self, key: bytes, values: Sequence[bytes]) -> None:
         for value in values:
@@ -81,7 +83,16 @@ class Ledger:
 
     def acknowledge(self, values: Sequence[bytes], losses: int) -> None:
         for value in values:
-            self.acknowledged[value] = (next(self._events), losses)
+            known = self.acknowledged.get(value)
+            if known is None or known[1] != losses:
+                self.acknowledged[value] = (next(self._events), losses)
+
+    def refuse(self, values: Sequence[bytes]) -> None:
+        self.refused.update(values)
+
+    def forget(self, values: Sequence[bytes]) -> None:
+        for value in values:
+            self.acknowledged.pop(value, None)
 
     def check(self, watch: Watch, topic: TopicRecord) -> int:
         """Compare with what is committed at the end; return how many records were found."""
@@ -95,6 +106,8 @@ class Ledger:
             for value in log:
                 assert value not in placed, f"{value!r} is in {placed[value]} and in {number}"
                 placed[value] = number
+        there = self.refused & placed.keys()
+        assert not there, f"refused as not applied, and appended: {sorted(there)[:5]}"
         for value, (_, losses) in self.acknowledged.items():
             assert value in placed or losses < watch.losses, f"{value!r} was acknowledged and is lost"
         for key in sorted({key for key, _ in self.sent.values()}):
@@ -449,7 +462,11 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         changer, stager = Changer(world), Stager(world, watch)
         chance = random.Random(f"interrupted {options.seed}").choice((0.0, 0.05, 0.3))
         interrupter = Interrupter(world, watch, nemesis, chance=chance)
-        for producer in producers:
+        to_topics = [
+            TopicProducer(world, watch, 70 + place, ledger=ledger, named=named)
+            for place, named in enumerate((True, False))
+        ]
+        for producer in (*producers, *to_topics):
             producer.start(pause_s=options.client_pause_s)
         changer.start()
         if not options.is_interval:
@@ -465,7 +482,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         assert world.loop.run_until(lambda: _is_over(world), at_most_s=120.0), (
             f"healed, but a change does not end: {_change(world)}"
         )
-        for producer in producers:
+        for producer in (*producers, *to_topics):
             producer.stopping = True
         world.loop.run_for(2 * REQUEST_TIMEOUT_S)
         topic = _topic(world)
@@ -497,6 +514,8 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
     outcome.exercised["batches that went to an output"] = sum(producer.moved for producer in producers)
     outcome.exercised["stages"] = stager.staged
     outcome.exercised += interrupter.met
+    outcome.exercised["records appended to the topic"] = sum(each.acknowledged for each in to_topics)
+    outcome.exercised["requests that were answered again"] = sum(each.replayed for each in to_topics)
     for answer, count in changer.answers.items():
         outcome.exercised[f"route requests: {answer}"] = count
     return outcome
