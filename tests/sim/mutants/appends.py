@@ -29,8 +29,8 @@ APPENDS = [
     case(
         "the opening of a partition is known from the view alone",
         "laminar.node.api.records.stale_routes:StaleRoutes.check",
-        "opened.record.version if opened is not None else 0",
-        "0",
+        "oldest = partition.state.succession.opened_in",
+        "oldest = 0",
         tests=STALE,
         tests_only=True,
     ),

@@ -68,9 +68,9 @@ class StaleRoutes:
         Nor when the partition is sealed: it takes no records of any route, and says which one goes on.
         """
         succession = partition.state.succession
-        if succession.sealed is not None:
+        if not self._topics.version(partition.topic) and not succession.opened_in:
             return False
-        return self._topics.version(partition.topic) > 0 or succession.opened is not None
+        return succession.sealed is None
 
     def check_append(self, partition: Partition, append: Append, said: int) -> None:
         """Refuse an append whose version `said` is too old for its keys. Batches that are here pass.
@@ -97,8 +97,7 @@ class StaleRoutes:
         """
         topic = partition.topic
         present = self._topics.version(topic)
-        opened = partition.state.succession.opened
-        oldest = opened.record.version if opened is not None else 0
+        oldest = partition.state.succession.opened_in
         if present:
             oldest = max(oldest, opened_in(self._topics.record(topic), partition.number))
         present = max(present, oldest)

@@ -196,7 +196,7 @@ class StoredSuccession(msgspec.Struct, frozen=True, array_like=True):
 class Succession:
     """The table of one partition."""
 
-    __slots__ = ("_in_doubt", "_now", "_undo", "lacks_entries", "takes_records")
+    __slots__ = ("_in_doubt", "_now", "_undo", "lacks_entries", "opened_in", "takes_records")
 
     def __init__(self) -> None:
         self._now = StoredSuccession()
@@ -204,6 +204,8 @@ class Succession:
         self._undo: deque[tuple[int, StoredSuccession]] = deque()
         # Whether the partition is `open` as of the log's end, without doubt: the one question of each append.
         self.takes_records = True
+        # The version of the route by which the `open` entry opened it; 0 without one.
+        self.opened_in = 0
         # Entries were damaged on every replica, so the tables were made without them for good: a seal may be
         # among these. It stays set, and goes with the tables to other replicas.
         self.lacks_entries = False
@@ -293,6 +295,7 @@ class Succession:
 
     def _set(self, now: StoredSuccession) -> None:
         self._now = now
+        self.opened_in = 0 if now.opened is None else now.opened.record.version
         self.takes_records = self.status == "open" and not self._in_doubt
 
     # -- stored ----------------------------------------------------------------------------
