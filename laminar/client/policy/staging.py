@@ -11,6 +11,9 @@ which stages become visible.
    commit names the stages of the writers that count; all others are dropped.
 3. A full stage is sent at once. Others are sent at the end, or while the buffer is full, the
    largest first.
+4. When a partition has ended, no further stage of its topic is sent until all that are under way are
+   answered. Then what the ended partitions did not take is cut anew by the next route, in order, with new
+   and so higher numbers (`refused`, `renew`).
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from laminar.client.errors import ConfigError, Error
-from laminar.client.policy.partition_queue import RECORD_OVERHEAD_BYTES, Pending, extended
-from laminar.client.policy.record_accumulator import MAX_RECORD_BYTES
+from laminar.client.policy.partition_queue import RECORD_OVERHEAD_BYTES, Pending, extended, padded
+from laminar.client.policy.record_accumulator import MAX_RECORD_BYTES, sealed_error
 from laminar.client.records import Staged, StagedPart
 from laminar.wire.key_route import Route
 
@@ -53,16 +56,20 @@ class _Topic:
     """The open stages of one topic, by partition.
 
     Until the topic's route is known, its records wait in `rows`. `sticky` is the partition for records
-    without a key.
+    without a key. `refused` are the stages that an ended partition did not take, `under_way` counts those
+    without an answer; `ended` has the partitions that a newer route lacks.
     """
 
-    __slots__ = ("open", "route", "rows", "sticky")
+    __slots__ = ("ended", "open", "refused", "route", "rows", "sticky", "under_way")
 
     def __init__(self) -> None:
         self.route: Route | None = None
         self.rows: list[Row] = []
         self.open: dict[int, Pending] = {}
         self.sticky = 0
+        self.refused: list[Pending] = []
+        self.ended: set[int] = set()
+        self.under_way = 0
 
 
 class Stages:
@@ -85,6 +92,7 @@ class Stages:
         self._ready: deque[tuple[str, Pending]] = deque()
         self._staged: dict[tuple[str, int], list[int]] = {}
         self._records = 0
+        self._closing = False
 
     # -- records in --------------------------------------------------------------------------
 
@@ -133,6 +141,8 @@ class Stages:
         if number is None:
             number = place.sticky if row.key is None else place.route.partition_of_key(row.key)
         elif number not in place.route:
+            if number in place.ended:
+                raise sealed_error(number, place.route.version)
             raise ConfigError(
                 f"partition {number} of {len(place.route)} of topic {topic!r}",
                 code="no_partition",
@@ -147,6 +157,8 @@ class Stages:
         if pending is None:
             pending = place.open[number] = Pending(number)
         before = len(pending.values)
+        if row.partition is not None:
+            pending.named = (pending.named or set()) | {before}
         pending.values.append(row.value)
         pending.keys.append(row.key)
         pending.keyed |= row.key is not None
@@ -184,6 +196,7 @@ class Stages:
 
     def close_all(self) -> None:
         """Close all open stages, when no more records will be put."""
+        self._closing = True
         for topic, place in self._topics.items():
             for pending in list(place.open.values()):
                 self._close(topic, place, pending)
@@ -207,10 +220,58 @@ class Stages:
                 _, topic, number = largest
                 place = self._topics[topic]
                 self._close(topic, place, place.open[number])
-        return self._ready.popleft() if self._ready else None
+        for index, (topic, pending) in enumerate(self._ready):
+            if not self._topics[topic].refused:
+                del self._ready[index]
+                self._topics[topic].under_way += 1
+                return topic, pending
+        return None
+
+    def refused(self, topic: str, pending: Pending) -> None:
+        """Note that the partition of a stage that `take` returned has ended, and did not take it.
+
+        No stage of the topic is returned by `take` until `renew` is called.
+        """
+        if topic in self._topics:
+            self._topics[topic].under_way -= 1
+            self._topics[topic].refused.append(pending)
+
+    def waits_for_route(self, topic: str) -> bool:
+        """Return whether all stages of a topic that were sent are answered, and `renew` may be called."""
+        place = self._topics.get(topic)
+        return place is not None and bool(place.refused) and not place.under_way
+
+    def renew(self, topic: str, route: Route) -> None:
+        """Go by a newer route, or by the same again: cut anew what its partitions did not take.
+
+        Raises:
+            Sealed: the caller named a partition that has ended.
+        """
+        place = self._topics[topic]
+        again, place.refused = place.refused, []
+        assert place.route is not None, f"the route of {topic} was not known"
+        old = {number for number in place.route.numbers if number not in route}
+        place.ended |= old
+        old |= {pending.partition for pending in again}
+        again += [pending for name, pending in self._ready if name == topic and pending.partition in old]
+        again.sort(key=lambda pending: pending.sequence)
+        moved = {id(pending) for pending in again}
+        self._ready = deque(each for each in self._ready if id(each[1]) not in moved)
+        again += [place.open.pop(number) for number in sorted(old) if number in place.open]
+        place.route = route
+        if place.sticky not in route:
+            place.sticky = route.numbers[self._spread % len(route)]
+        for pending in again:
+            for row in _rows_of(pending):
+                self._gather(topic, place, row)
+        if self._closing:
+            for pending in list(place.open.values()):
+                self._close(topic, place, pending)
 
     def staged(self, topic: str, pending: Pending) -> None:
         """Note that a stage that `take` returned is durable in its partition."""
+        if topic in self._topics:
+            self._topics[topic].under_way -= 1
         self.buffered_bytes -= pending.size_bytes
         self._records += len(pending.values)
         self._staged.setdefault((topic, pending.partition), []).append(pending.sequence)
@@ -230,6 +291,21 @@ class Stages:
             for (topic, partition), stages in sorted(self._staged.items())
         )
         return Staged(sink, number, epoch, parts, self._records)
+
+
+def _rows_of(pending: Pending) -> list[Row]:
+    """Return the records of a stage as they were put."""
+    count = len(pending.values)
+    none = [None] * count
+    tags, headers = padded(pending.tags, count) or none, padded(pending.headers, count) or none
+    timestamps = padded(pending.timestamps, count) or none
+    named = pending.named or set()
+    return [
+        Row(value, key, pending.partition if position in named else None, tag, header, timestamp_ms)
+        for position, (value, key, tag, header, timestamp_ms) in enumerate(
+            zip(pending.values, pending.keys, tags, headers, timestamps, strict=True)
+        )
+    ]
 
 
 def joined(stages: Iterable[Staged], *, sink: str, number: int, epoch: int) -> list[StagedPart]:

@@ -17,11 +17,13 @@ from urllib.parse import quote
 
 from laminar.batch import BATCH_TYPE, BatchError, build
 from laminar.client.codecs import Codec, not_bytes
-from laminar.client.errors import Error
+from laminar.client.errors import Error, TimedOut
 from laminar.client.net.attempts import now_ms
 from laminar.client.net.session import Session
 from laminar.client.policy.partition_queue import Pending, padded
+from laminar.client.policy.retry import Backoff
 from laminar.client.policy.staging import Row, Stages
+from laminar.client.produce.named_producer import lineage_of
 from laminar.client.produce.sender import unbuildable
 from laminar.client.records import Staged
 
@@ -71,6 +73,7 @@ class StageSender:
         self._loop = session.loop
         self._woken = False
         self._learning: set[str] = set()
+        self._renewing: set[str] = set()
         self._under_way: set[asyncio.Task[None]] = set()
         self._progress: asyncio.Event = asyncio.Event()
 
@@ -173,7 +176,40 @@ class StageSender:
         with self._guard:
             self.stages.know(topic, places.route)
 
+    async def _renew(self, topic: str, version: int) -> None:
+        """Cut anew what ended partitions did not take, when the route is known and nothing is under way."""
+        deadline_s = self._loop.time() + self._timeout_s
+        backoff = Backoff(rng=self._session.rng)
+        try:
+            while True:
+                lineage = await lineage_of(self._session, topic, timeout_s=self._timeout_s)
+                if lineage.route.version >= version:
+                    break
+                if self._loop.time() > deadline_s:
+                    what = f"{topic} has ended partitions, and no node knows what follows"
+                    raise TimedOut(what, code="timed_out", retriable=True, outcome="not_applied")
+                await asyncio.sleep(backoff.next_ms() / 1000)
+            while self._going and not self.stages.waits_for_route(topic):
+                await self._answered(topic)
+            if not self._going:
+                return
+            places = self._session.topic_map_nowait(topic)
+            if places is not None and places.route.version < lineage.route.version:
+                places.stale = True
+            with self._guard:
+                self.stages.renew(topic, lineage.route)
+        finally:
+            self._renewing.discard(topic)
+
+    async def _answered(self, topic: str) -> None:
+        """Wait until a stage that is under way has its answer."""
+        others = [task for task in self._under_way if task is not asyncio.current_task()]
+        assert others, f"nothing of {topic} is under way"
+        await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0)  # their own callbacks come first
+
     async def _send(self, topic: str, pending: Pending) -> None:
+        route = self.stages.route_version(topic)
         count = len(pending.values)
         frame = build(
             pending.values,
@@ -182,18 +218,29 @@ class StageSender:
             tags=padded(pending.tags, count),
             headers=padded(pending.headers, count),
         )
-        await post_stage(
-            self._session,
-            topic,
-            pending.partition,
-            frame,
-            sink=self._sink,
-            number=self._number,
-            epoch=self._epoch,
-            stage=pending.sequence,
-            route=self.stages.route_version(topic),
-            timeout_s=self._timeout_s,
-        )
+        try:
+            await post_stage(
+                self._session,
+                topic,
+                pending.partition,
+                frame,
+                sink=self._sink,
+                number=self._number,
+                epoch=self._epoch,
+                stage=pending.sequence,
+                route=route,
+                timeout_s=self._timeout_s,
+            )
+        except Error as error:
+            follows = error.limit if error.code in ("sealed", "stale_route") else None
+            if not isinstance(follows, int) or follows <= route:
+                raise
+            with self._guard:
+                self.stages.refused(topic, pending)
+            if topic not in self._renewing:
+                self._renewing.add(topic)
+                self._spawn(self._renew(topic, follows))
+            return
         with self._guard:
             self.stages.staged(topic, pending)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.client.errors import ConfigError, Error
+from laminar.client.errors import ConfigError, Error, Sealed
 from laminar.client.policy.partition_queue import Pending
 from laminar.client.policy.staging import MAX_FIRST_STAGE, Epoch, Row, Stages, joined
 from laminar.client.records import Staged, StagedPart
@@ -163,3 +165,75 @@ def test_an_epoch_that_heard_of_a_newer_one_is_over_until_its_user_begins() -> N
     assert [8, 4, 9] == [own.number, own.committed, own.newer]
     own.began(10, committed=5)
     assert (10, 5, 0, False) == (own.number, own.committed, own.newer, own.doubtful)
+
+
+@given(seed=st.integers(0, 2**32), max_rows=st.integers(1, 120))
+def test_what_ended_partitions_did_not_take_is_cut_anew_in_order(seed: int, max_rows: int) -> None:
+    """Whenever the answers come: in each partition the records of a key rise with the stages' numbers."""
+    rng = random.Random(seed)
+    made = stages(batch_bytes=60)
+    routes = [
+        Route(1, [0, 8_000, 16_384, 32_768, 49_152, LOGICAL_PARTITIONS], [4, 5, 1, 2, 3]),
+        Route(2, [0, 16_384, 32_768, LOGICAL_PARTITIONS], [6, 1, 7]),
+        Route(3, [0, LOGICAL_PARTITIONS], [8]),
+    ]
+    now = Route.even(4)
+    flying: list[Pending] = []
+    staged: list[Pending] = []
+    left = [(rng.choice([b"a", b"b", b"c", b"d", b"e"]), number) for number in range(max_rows)]
+    puts = len(left)
+    closed = False
+    for _ in range(5_000):
+        action = rng.choice(["put", "put", "take", "take", "answer", "answer", "change", "renew"])
+        if action == "put" and left:
+            key, number = left.pop(0)
+            made.put("t", Row(b"%b %d" % (key, number), key, None, f"tag {number}"))
+        elif action == "put" and not closed:
+            closed = True
+            made.close_all()
+        elif action == "take" and (found := made.take()) is not None:
+            flying.append(found[1])
+        elif action == "answer" and flying:
+            pending = flying.pop(rng.randrange(len(flying)))
+            if rng.random() < 0.5 and pending.partition in now:
+                flying.append(pending)  # later
+                continue
+            if pending.partition in now:
+                made.staged("t", pending)
+                staged.append(pending)
+            else:
+                made.refused("t", pending)
+        elif action == "change" and routes and rng.random() < 0.5:
+            # A partition is not sealed over what is staged there.
+            if all(each.partition in routes[0] or each.partition not in now for each in staged):
+                now = routes.pop(0)
+        elif action == "renew" and made.waits_for_route("t"):
+            made.renew("t", now)
+        if closed and made.buffered_bytes == 0:
+            break
+    else:
+        raise AssertionError("no end")
+    records = [value for pending in staged for value in pending.values]
+    assert puts == len(set(records)) == len(records)
+    for partition in {pending.partition for pending in staged}:
+        mine = sorted(
+            (each for each in staged if each.partition == partition), key=lambda each: each.sequence
+        )
+        last: dict[bytes, int] = {}
+        for pending in mine:
+            assert pending.tags is not None
+            for placed, value, tag in zip(pending.keys, pending.values, pending.tags, strict=True):
+                number = int(value.split()[1])
+                assert placed is not None and partition == now.partition_of_key(placed)
+                assert last.get(placed, -1) < number and f"tag {number}" == tag
+                last[placed] = number
+
+
+def test_a_row_for_an_ended_partition_that_the_caller_named_is_refused() -> None:
+    made = stages()
+    made.put("t", Row(b"named", b"k", 0))
+    made.close_all()
+    ((_, pending),) = taken(made)
+    made.refused("t", pending)
+    with pytest.raises(Sealed):
+        made.renew("t", Route(1, [0, 16_384, 32_768, 49_152, LOGICAL_PARTITIONS], [4, 1, 2, 3]))

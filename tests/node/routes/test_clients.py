@@ -290,3 +290,26 @@ async def test_datagrams_go_over_changes(node: EmbeddedNode) -> None:
         done.set()
         await asyncio.gather(*sending)
     check(sent, [record async for record in topic.read()])
+
+
+async def test_a_transaction_is_cut_anew_over_changes(node: EmbeddedNode) -> None:
+    """Its writer holds a route that has passed; with small stages, some of which are refused."""
+    client = node.client
+    topic = client.topic("t")
+    await client.create_topic("other", partitions=1)
+    sent: list[tuple[str, bytes]] = []
+    for number in range(4):
+        async with client.transaction("s", number, batch_bytes=300) as tx:
+            for turn in range(200):
+                key = random.choice(KEYS)
+                sent.append((key, b"%d" % len(sent)))
+                tx.append("t", sent[-1][1], key)
+                tx.append("other", b"x")
+                if turn == 100 and number == 1:
+                    break
+        if number == 0:
+            await topic.split(0, at=9_000, wait=10)
+        elif number == 1:
+            await topic.merge([2, 3], wait=10)
+            await topic.move(1, wait=10)
+    check(sent, [record async for record in topic.read()])

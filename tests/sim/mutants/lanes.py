@@ -7,6 +7,7 @@ from tests.sim.mutants.case import case
 LANES = ("tests/client/policy/test_lanes.py",)
 
 DATAGRAMS = ("tests/client/produce/test_datagrams.py",)
+STAGES = ("tests/client/policy/test_staging.py", "tests/node/routes/test_clients.py")
 READERS = ("tests/node/routes/test_clients.py",)
 PRODUCERS = ("tests/client/produce/test_route_changes.py",)
 
@@ -97,6 +98,22 @@ LANE_RULES = [
         "and not queue.after",
         "",
         tests=DATAGRAMS,
+        tests_only=True,
+    ),
+    case(
+        "a stage is cut anew while another one is under way",
+        "laminar.client.policy.staging:Stages.waits_for_route",
+        "and not place.under_way",
+        "",
+        tests=STAGES,
+        tests_only=True,
+    ),
+    case(
+        "a stage that an ended partition refuses ends the batch",
+        "laminar.client.transact.stage_sender:StageSender._send",
+        "if not isinstance(follows, int) or follows <= route:",
+        "if True:",
+        tests=STAGES,
         tests_only=True,
     ),
     case(
