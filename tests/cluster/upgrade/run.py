@@ -10,6 +10,8 @@ import sys
 import urllib.request
 from typing import Any
 
+import httpx
+
 import laminar
 from laminar.cli.commands.cluster import mixed_programs
 from laminar.testing.cluster import get_json
@@ -111,6 +113,31 @@ class Upgrade(Life):
             await until("enabled", missing)
             if mixed_programs(await self.about()):
                 raise LifeFailed("programs are mixed, and all are new")
+
+    async def split(self, number: int, *, refused: bool) -> None:
+        """Split a partition, which the older program can't carry out: while one runs it is refused."""
+        async with self.stage("a split is refused" if refused else "a partition splits", number):
+            topic, url = f"split-{len(self.spans)}", self.cluster.urls[number]
+            async with laminar.aio.connect([url]) as client:
+                await client.create_topic(topic, partitions=1, replicas=REPLICAS)
+                await client.topic(topic).append(b"one", b"key")
+                path = f"/v1/topics/{topic}/routes"
+                split = {"after": 0, "inputs": [0], "cuts": [30_000]}
+                async with httpx.AsyncClient(timeout=30) as http:
+                    answer = await http.post(url + path, json=split)
+                if refused:
+                    if (answer.status_code, answer.json().get("code")) != (503, "not_enabled"):
+                        raise LifeFailed(f"a split in a mixed cluster: {answer.text}")
+                    return
+                if answer.status_code != 202:
+                    raise LifeFailed(f"a split: {answer.text}")
+
+                async def missing() -> str:
+                    told = await client.request_json("GET", path)
+                    return "" if told["routes"][-1]["version"] == 1 else f"{told}"
+
+                await until("a partition splits", missing)
+                await client.topic(topic).append(b"two", b"key")
 
     # -- work while programs are mixed -----------------------------------------------------------
 
@@ -219,7 +246,7 @@ class Upgrade(Life):
             self.cluster.older.add(number)
             self.cluster.spawn(number)
             said = await self.cluster.ended(number)
-            self._expect_said(said, f"format {CODE_VERSION}", f"this one knows {OLD_VERSION}")
+            self._expect_said(said, f"format version {CODE_VERSION}", f"versions up to {OLD_VERSION}")
             if before != self.cluster.fingerprint(number):
                 raise LifeFailed("the older program changed the folder that it refused")
             await self.start_with(number, older=False)
@@ -327,6 +354,7 @@ async def whole(up: Upgrade) -> None:
     await up.refuse_older_member(0)
     await up.api.command("POST", f"/v1/admin/nodes/{up.name(0)}/undrain")
     await up.refuse_older_program_on_newer_folder(1)
+    await up.split(1, refused=False)
     await up.refuse_older_join(4)
     await up.expect_enabled()
     await up.converge("the wanted set")
@@ -339,9 +367,11 @@ async def short(up: Upgrade) -> None:
     await up.change_program(0, older=False)
     await up.expect_mixed()
     await up.topics_by_both(0, 1)
+    await up.split(0, refused=True)
     await up.change_program(0, older=True)
     for number in range(3):
         await up.change_program(number, older=False)
     await up.expect_enabled()
+    await up.split(1, refused=False)
     await up.refuse_older_program_on_newer_folder(0)
     await up.refuse_older_join(3)
