@@ -5,10 +5,10 @@ partitions, their lanes end (docs/routes.md, rule `resolve`):
 
 1. What was sent to an ended partition, and has no answer that is final, is sent to it again, until each batch
    has its receipt or is certainly not there. Sent to another partition it could be in both.
-2. When that is so in all ended partitions of a change, what they did not take is cut anew by the new route,
-   in order of sending, and ahead of newer records. Until then nothing is sent to the partitions that follow:
-   a record could come before an earlier one of its key.
-3. If the change has weak order, each batch is cut anew by itself, and newer records need not wait.
+2. When that is so in all ended partitions of a change, what they did not take is cut again by the new
+   route, in order of sending, and ahead of newer records. Until then nothing is sent to the partitions that
+   follow: a record could come before an earlier one of its key.
+3. If the change has weak order, each batch is cut again by itself, and newer records need not wait.
 
 A producer that is several changes behind goes to the newest route at once. It has sent nothing to the
 partitions between, so only the ranges of its own route and of the newest one count.

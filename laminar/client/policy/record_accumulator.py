@@ -433,7 +433,7 @@ class RecordAccumulator:
             self._follow(queue)
 
     def _move(self, sources: list[Pending], change: LaneChange) -> None:
-        """Cut the records of these batches anew, and put them ahead of newer ones of the change's outputs."""
+        """Cut the records of these batches again, ahead of newer ones of the outputs of the change."""
         if not sources:
             return
         cutter = Cutter(batch_bytes=self._batch_bytes, max_records=self._max_records)

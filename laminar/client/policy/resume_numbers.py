@@ -73,7 +73,7 @@ class Numbers:
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The partitions of which `learn` was told."""
+        """The partitions for which `learn` was called."""
         return frozenset(self._reached)
 
     def check(self, number: int) -> None:

@@ -292,7 +292,7 @@ class Api:
         if operation == "fetch":
             request.answer_bytes = expected_bytes(request.query)
         if operation == "append_to_partition" and self._append.replica(**params) is None:
-            if not self._known(params["topic"]):
+            if not self._known(params):
                 return None
             self._topics.partition_record(params["topic"], params["partition"])
         if "laminar-redirect" in request.headers:
@@ -308,17 +308,21 @@ class Api:
         matched = self._match(request.head)
         operation, params = matched.operation, matched.params
         matched.check_document(len(request.body))
-        if "topic" in params and operation != "create_topic" and not self._known(params["topic"]):
+        if "topic" in params and operation != "create_topic" and not self._known(params):
             return self._handle_after_refresh(request, operation, params)
         return self._handlers[operation](request, **params)
 
-    def _known(self, topic: str) -> bool:
-        return topic in self._host.view.topics()
+    def _known(self, params: dict[str, str]) -> bool:
+        """Return whether the view, which may be old, can say if what a path names exists."""
+        topic, partition = params["topic"], params.get("partition")
+        if partition is not None and self._append.replica(topic, partition) is not None:
+            return True
+        return self._topics.knows(topic, partition)
 
     async def _handle_after_refresh(
         self, request: Request, operation: str, params: dict[str, str]
     ) -> Response:
-        """Handle a request for an unknown topic after a refresh of the view, which may have been old."""
+        """Handle a request for what is unknown after a refresh of the view, which may have been old."""
         await self._host.refresh_view()
         answer = self._handlers[operation](request, **params)
         return answer if isinstance(answer, Response) else await answer
@@ -365,7 +369,7 @@ class Api:
         needs_leader = appends or request.query.get("read") == "leader" or operation == "offsets"
         if replica is not None and (not needs_leader or replica.context.leads):
             return None
-        if LOCAL in request.headers or FORWARDED in request.headers or not self._known(topic):
+        if LOCAL in request.headers or FORWARDED in request.headers or not self._known(params):
             return None
         number = self._topics.partition_record(topic, params["partition"]).number
         if needs_leader:

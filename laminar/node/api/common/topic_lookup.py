@@ -37,6 +37,19 @@ class TopicLookup:
             raise Problem("no_such_topic", f"there is no topic {topic!r}", field="topic", value=topic)
         return record
 
+    def knows(self, topic: str, partition: str | None = None) -> bool:
+        """Return whether the view has this topic and, if it exists, this partition.
+
+        A view may be old. It lacks topics that came since, and partitions whose numbers no partition had
+        then; a number that was used is never used again.
+        """
+        record = self._view.topics().get(topic)
+        if record is None:
+            return False
+        if partition is None or not (partition.isascii() and partition.isdigit() and len(partition) <= 9):
+            return True
+        return int(partition) < (record.next_partition or record.partitions)
+
     def partition_record(self, topic: str, number: str) -> PartitionRecord:
         """Return the partition's record.
 

@@ -186,7 +186,7 @@ class Datagrams(asyncio.DatagramProtocol):
             Problem: there is no such partition, or no leader is known.
         """
         topic, number = question.topic, question.partition
-        if topic not in self._services.view.topics():
+        if not self._topics.knows(topic, str(number)):
             await self._services.refresh_view()
         self._topics.partition_record(topic, str(number))
         where = await self._locator.leader(topic, number, wait_s=SECOND_HOP_WAIT_S)

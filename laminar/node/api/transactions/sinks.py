@@ -285,7 +285,7 @@ class SinkRoutes:
                 raise Problem("invalid", f"the query parameter {name} is required", field=name)
         topic = request.query["topic"]
         _refuse_system(topic, field="topic")
-        await self._refresh_for({topic})
+        await self._refresh_for({topic}, [(topic, request.query["partition"])])
         record = self._topics.partition_record(topic, request.query["partition"])
         if policy_of(self._topics.record(topic).settings).is_interval:
             raise Problem(
@@ -327,7 +327,7 @@ class SinkRoutes:
         """Answer POST /v1/sinks/{sink}/batches/{number}/prepared: prepare stages before their commit."""
         body = json_body(request, documents.Prepare)
         _refuse_system(body.topic, field="topic")
-        await self._refresh_for({body.topic, TOPIC})
+        await self._refresh_for({body.topic, TOPIC}, [(body.topic, str(body.partition))])
         self._topics.partition_record(body.topic, str(body.partition))
         known = Sink("")
         if TOPIC in self._services.view.topics():
@@ -367,7 +367,9 @@ class SinkRoutes:
             Part(topic=part.topic, partition=part.partition, stages=part.stages, prepared=part.prepared)
             for part in body.parts
         ]
-        await self._refresh_for({part.topic for part in parts})
+        await self._refresh_for(
+            {part.topic for part in parts}, [(part.topic, str(part.partition)) for part in parts]
+        )
         for place, part in enumerate(parts):
             _refuse_system(part.topic, field=f"parts.{place}.topic")
             self._topics.partition_record(part.topic, str(part.partition))
@@ -436,9 +438,10 @@ class SinkRoutes:
 
     # -- finding leaders -------------------------------------------------------------------
 
-    async def _refresh_for(self, topics: set[str]) -> None:
-        """Refresh the view if it lacks one of the topics: it may be new."""
-        if not topics <= self._services.view.topics().keys():
+    async def _refresh_for(self, topics: set[str], partitions: Sequence[tuple[str, str]] = ()) -> None:
+        """Refresh the view if it lacks one of the topics, or of their partitions: it may be new."""
+        known = topics <= self._services.view.topics().keys()
+        if not known or not all(self._topics.knows(*each) for each in partitions):
             await self._services.refresh_view()
 
     async def _made(self) -> None:
