@@ -214,7 +214,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.api.common", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        *("laminar.node.routes", "membership"),
+        *("laminar.node.routes", "laminar.node.catalog", "membership"),
     ),
     "laminar.node.api.transactions": (
         *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),

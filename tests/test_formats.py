@@ -34,6 +34,7 @@ MODULES = (
     "laminar.node.api.consumers.cursor_steps",
     "laminar.node.api.consumers.gates",
     "laminar.node.api.consumers.groups",
+    "laminar.node.api.consumers.reclaim",
     "laminar.node.api.records.topic_append",
     "laminar.node.api.transactions.sinks",
     "laminar.node.catalog.balancing",

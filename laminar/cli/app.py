@@ -128,6 +128,12 @@ COMMANDS = (
         "laminar topic cancel flights",
     ),
     Command(
+        "topic reclaim",
+        "admin.route:reclaim",
+        "Delete a partition that has ended.",
+        "laminar topic reclaim flights 2",
+    ),
+    Command(
         "topic delete",
         "topic:delete",
         "Delete a topic and all its records.",

@@ -597,6 +597,21 @@ class Topic(Generic[T]):
         """
         return await cancel_route(self._session, self.name)
 
+    async def reclaim(self, partition: int) -> Trimmed:
+        """Delete a partition that has ended, with its records. Cursors that were in it are in what follows.
+
+        By itself that happens a week after its end, when retention has taken its records.
+
+        Raises:
+            NotDrained: cursors are not at its end: ``limit`` has them.
+            Error: ``invalid``, it takes records, or partitions before it are to be reclaimed first.
+        """
+        answer = await self._session.call("DELETE", f"{topic_path(self.name)}/partitions/{partition}")
+        known = self._session.topic_map_nowait(self.name)
+        if known is not None:
+            known.stale = True
+        return Trimmed.from_answer(answer.json())
+
     async def offsets(self, at: str = "latest") -> dict[int, int]:
         """Return by partition the offset at `at`: ``"earliest"``, ``"latest"`` or a time."""
         place = start_parameter(at, now_ms=time.time_ns() // 1_000_000)

@@ -380,6 +380,17 @@ class Topic(Generic[T]):
         """
         return self._portal.run(lambda: self._twin.cancel_change())
 
+    def reclaim(self, partition: int) -> Trimmed:
+        """Delete a partition that has ended, with its records. Cursors that were in it are in what follows.
+
+        By itself that happens a week after its end, when retention has taken its records.
+
+        Raises:
+            NotDrained: cursors are not at its end: ``limit`` has them.
+            Error: ``invalid``, it takes records, or partitions before it are to be reclaimed first.
+        """
+        return self._portal.run(lambda: self._twin.reclaim(partition))
+
     def offsets(self, at: str = "latest") -> dict[int, int]:
         """Return by partition the offset at `at`: ``"earliest"``, ``"latest"`` or a time."""
         return self._portal.run(lambda: self._twin.offsets(at))

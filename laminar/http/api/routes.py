@@ -193,6 +193,13 @@ ROUTES: Final = (
         replies=(_json(documents.Partition),),
     ),
     Route(
+        "DELETE",
+        _P,
+        "reclaim_partition",
+        "Delete a partition that others follow, once its records are acknowledged",
+        replies=(_json(documents.DeletedRecords),),
+    ),
+    Route(
         "GET",
         _T + "/routes",
         "list_routes",

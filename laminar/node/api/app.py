@@ -67,6 +67,7 @@ from laminar.node.api.consumers.cursor_steps import CursorSteps
 from laminar.node.api.consumers.cursors import CursorRoutes
 from laminar.node.api.consumers.gates import Gates
 from laminar.node.api.consumers.groups import GroupRoutes
+from laminar.node.api.consumers.reclaim import Reclaims
 from laminar.node.api.records.append import AppendRoutes
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
@@ -161,6 +162,7 @@ class Api:
         steps = CursorSteps(host, self._exchange, leaders, topics, gates)
         cursor_places = CursorPlaces(host, self._exchange, leaders, topics, steps)
         cursors = CursorRoutes(topics, steps, cursor_places)
+        reclaims = Reclaims(host, self._exchange, leaders, topics, steps)
         groups = GroupRoutes(host, self._exchange, leaders, topics, cursors)
         fetch = FetchRoutes(host, self._exchange, leaders, topics)
         recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
@@ -185,6 +187,7 @@ class Api:
             "delete_topic": topic_routes.delete,
             "list_partitions": partitions.partitions,
             "describe_partition": partitions.partition,
+            "reclaim_partition": reclaims.delete,
             "list_routes": KeyRoutes(topics).routes,
             "begin_route": routes.begin,
             "describe_route": routes.describe,
@@ -251,6 +254,7 @@ class Api:
             "cursor": answering(steps.on_cursor),
             "drained": answering(gates.on_drained),
             "take_cursor": answering(cursor_places.on_take_cursor),
+            "reclaim": answering(reclaims.on_reclaim),
             "group": answering(groups.on_group),
             "accept_loss": answering(recover.on_accept_loss),
             "sinks": answering(sinks.on_sinks),

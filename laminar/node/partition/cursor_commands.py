@@ -27,6 +27,13 @@ REWIND = "~"
 """The owner of a cursor that is held by a rewind begins with this; members leave it alone."""
 
 
+FENCE = "~reclaim"
+"""The name of the cursor that says that a partition is being reclaimed; it is shown to no client."""
+
+FENCE_MS = 600_000
+"""How long it says so: a reclaim that was broken off must not keep consumers from their cursors for ever."""
+
+
 def is_rewind(owner: str) -> bool:
     """Return whether this owner of a cursor is a rewind, and no member of a group."""
     return owner.startswith(REWIND)
@@ -70,6 +77,8 @@ class CursorCommands:
             name, position, expected=expected, check=check, owner=owner, expected_owner=expected_owner
         )
         if position is not None:
+            if current is None or position < current.position:
+                self._check_fence(now_ms)
             self._check_final(name, current, position, owner)
         return self._propose(name, position, owner, now_ms)
 
@@ -95,6 +104,8 @@ class CursorCommands:
         current = self._checked(
             name, position, expected=expected, check=check, owner=owner, expected_owner=expected_owner
         )
+        if current is None:
+            self._check_fence(now_ms)
         return self._propose(name, 0 if current is None else current.position, owner, now_ms)
 
     def undo_claim(self, name: str, claimed: Cursor, *, now_ms: int) -> asyncio.Future[Receipt] | None:
@@ -124,11 +135,36 @@ class CursorCommands:
         assert is_rewind(owner), f"{owner!r} is no rewind"
         self._context.check_leads()
         self._appends.check_room()
+        self._check_fence(now_ms)
         current = self.latest(name)
         if current is None:
             self._check_count()
         position = 0 if current is None else current.position
         return self._propose(name, position, owner, now_ms, synced=synced)
+
+    def fence(self, *, now_ms: int) -> asyncio.Future[Receipt]:
+        """Propose that no cursor begins here, or goes back, for `FENCE_MS`: others follow this partition.
+
+        Raises:
+            Problem: 503 `not_leader`, and the refusals of `AppendPath.check_room`.
+        """
+        self._context.check_leads()
+        self._appends.check_room()
+        return self._propose(FENCE, 0, "", now_ms)
+
+    def unfence(self, *, now_ms: int) -> asyncio.Future[Receipt]:
+        """Propose that the fence is over. Leader only."""
+        self._context.check_leads()
+        return self._propose(FENCE, None, "", now_ms)
+
+    def is_fenced(self, now_ms: int) -> bool:
+        """Return whether a fence holds, committed or not."""
+        fence = self.latest(FENCE)
+        return fence is not None and now_ms < fence.changed_ms + FENCE_MS
+
+    def names(self) -> list[str]:
+        """Return the names of the cursors at the log's end or as of the last commit, sorted."""
+        return [name for name in self._context.state.cursors.known() if name != FENCE]
 
     def latest(self, name: str) -> Cursor | None:
         """Return a cursor as of the log's end, committed or not: another object after each change of it."""
@@ -202,6 +238,11 @@ class CursorCommands:
                 hint="DELETE cursors that are no longer used.",
                 outcome="not_applied",
             )
+
+    def _check_fence(self, now_ms: int) -> None:
+        """Raise 503 `changing` while the partition is being reclaimed: it goes, or is as before."""
+        if self.is_fenced(now_ms):
+            raise Problem("changing", f"{self._context.name} is being reclaimed", outcome="not_applied")
 
     def _check_final(self, name: str, current: Cursor | None, position: int, owner: str) -> None:
         """Raise 422 `invalid` for a step off the end of a sealed partition, unless a rewind holds the cursor.

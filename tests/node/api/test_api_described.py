@@ -152,6 +152,11 @@ def change_route(call: Callable[..., httpx.Response], topic: str) -> None:
     assert "preparing" == call("list_routes", topic=topic).json()["change"]["state"]
     call("cancel_route", topic=topic, version=1)
     assert 404 == call("describe_route", topic=topic, version=1, wait_ms=1).status_code
+    call("drop_upload", topic=topic, partition=0, upload="u")
+    call("begin_route", topic=topic, document=change)
+    while "done" != call("describe_route", topic=topic, version=1, wait_ms=2000).json()["state"]:
+        pass
+    assert 200 == call("reclaim_partition", topic=topic, partition=0).status_code
 
 
 def administer(call: Callable[..., httpx.Response], node: str, topic: str) -> None:

@@ -158,6 +158,21 @@ def cancel(topic: Name, *, cluster: Cluster = ANY_CLUSTER) -> None:
         complain(f"no change of topic {topic} is under way")
 
 
+def reclaim(topic: Name, partition: Number, *, cluster: Cluster = ANY_CLUSTER) -> None:
+    """Delete a partition that has ended, once consumers have acknowledged all of it."""
+    from laminar.client.errors import NotDrained
+
+    with cluster.connect() as client:
+        try:
+            gone = client.topic(topic).reclaim(partition)
+        except NotDrained as error:
+            behind = ", ".join(f"{name} at {position}" for name, position in dict(error.limit).items())
+            raise Failed(
+                f"{error.message}: {behind}; `laminar cursor delete` removes what is not used"
+            ) from None
+    print(f"partition {partition} of {topic} is reclaimed: {gone.deleted} records")
+
+
 def _finish(client: Client, topic: str, begun: RouteInfo, *, detach: bool, listing: Listing) -> None:
     """Wait until the change under way is done, unless with `detach`; show the route.
 

@@ -57,7 +57,7 @@ class MetricsRoute:
                                 max(0, partition.end_offset - cursor.position),
                                 max(0, partition.start_offset - cursor.position),
                             )
-                            for name in partition.cursors.names()
+                            for name in partition.cursor_commands.names()
                             if (cursor := partition.cursor_commands.get(name)) is not None
                         }
                     ),

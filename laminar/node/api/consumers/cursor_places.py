@@ -116,15 +116,7 @@ class CursorPlaces:
                         topic, number, "set", name, position=position, check=True, expected=None, begins=True
                     )
                 )
-            await asyncio.gather(*(self._unless_there(step) for step in steps))
-
-    async def _unless_there(self, step: CursorRequest) -> None:
-        try:
-            await self._steps.all([step])
-        except Problem as problem:
-            # Another request has begun it: at another position, or as its owner.
-            if problem.code not in ("precondition_failed", "fenced"):
-                raise
+            await asyncio.gather(*(self._steps.unless_there(step) for step in steps))
 
     def _offset_at(self, place: str) -> Callable[[str, CursorState], Awaitable[int]]:
         time_ms = _time_of(place)

@@ -24,6 +24,7 @@ from laminar.node.api.consumers.gates import Gates
 from laminar.node.partition.cursor_commands import is_rewind
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.cursors import Cursor
+from laminar.node.routes import lineage
 from laminar.node.transport.transport import Peer
 
 # By partition: its start offset and its committed end offset.
@@ -108,6 +109,35 @@ class CursorSteps:
             raise first
         return states
 
+    async def unless_there(self, step: CursorRequest) -> None:
+        """Carry out a step that makes a cursor, unless there is one."""
+        try:
+            await self._one(step)
+        except Problem as problem:
+            # Another request has begun it: at another position, or as its owner.
+            if problem.code not in ("precondition_failed", "fenced"):
+                raise
+
+    async def drains(self, topic: str, number: int) -> tuple[list[str], dict[str, int]]:
+        """Return which cursors are drained in a sealed partition; and by name, where the others are.
+
+        A cursor that is only in a partition before this one is not drained here, and is at 0.
+        """
+        record = self._topics.record(topic)
+        seal = lineage.seal_of(record, number)
+        end = None if seal is None else seal.end_offset
+        numbers = [*lineage.ancestors_of(record, number), number]
+        states = await self.all([CursorRequest(topic, each, "get", "") for each in numbers])
+        places = {state.name: 0 for state in states if state.name}
+        places |= {state.name: state.position for state in states if state.name and state.partition == number}
+        held = {state.name for state in states if is_rewind(state.owner) and state.partition == number}
+        drained = [
+            name for name, at in sorted(places.items()) if end is not None and at >= end and name not in held
+        ]
+        here = {state.name for state in states if state.partition == number}
+        drained = [name for name in drained if name in here]
+        return drained, {name: at for name, at in sorted(places.items()) if name not in drained}
+
     async def _one(self, step: CursorRequest) -> list[CursorState]:
         """Carry out one step at the partition's leader. Every step may be repeated."""
 
@@ -130,7 +160,7 @@ class CursorSteps:
         if step.operation == "get":
             # Lag is counted from a confirmed end: a deposed leader's end would make it too small.
             await partition.reader.confirmed_end()
-            names = names if step.name else partition.cursors.known()
+            names = names if step.name else partition.cursor_commands.names()
         elif step.operation == "set":
             await self._set(partition, step)
         # Deletes also a cursor that is known only from an uncommitted entry: it may yet be committed.

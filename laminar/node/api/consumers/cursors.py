@@ -73,6 +73,13 @@ class CursorRoutes:
     async def set(self, request: Request, topic: str, cursor: str) -> Response:
         """Answer PUT /v1/topics/{topic}/cursors/{cursor}: compare and set each position in its partition."""
         change = json_body(request, CursorChange)
+        if is_rewind(cursor):
+            raise Problem(
+                "invalid",
+                f"names of cursors that begin with {REWIND} are the cluster's own",
+                field="cursor",
+                value=cursor,
+            )
         _check_change(change)
         record = self._topics.record(topic)
         if change.begin is not UNSET:

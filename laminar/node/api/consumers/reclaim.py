@@ -1,0 +1,282 @@
+"""Reclaim of partitions that have ended: when no consumer needs them any more, their groups are deleted.
+
+The leader of a sealed partition reclaims it, on a request, or by itself when the partition was sealed a week
+ago and retention has taken all of its records. In this order:
+
+1. Its inputs are reclaimed (rule `order`): a group that is behind in one has no cursor here yet.
+2. *Fence*: from now on no cursor begins here, is set below the end, or is taken by a rewind. That is an entry
+   of the log, so it holds for the next leader, too. It ends by itself after `FENCE_MS`.
+3. No cursor is below the end, or held by a rewind (`drained`). Otherwise the fence is taken down.
+4. Each cursor begins in the outputs, at 0, if it is not there (`follow`). That counts when it is synced
+   (`pass`). A group that is away would come back as a new one.
+5. The catalog forgets the partition.
+
+An unknown end of step 5 leaves the fence; the next attempt finds the partition gone, or begins again. So does
+the next leader's. Reference: `docs/routes.md#reclaim`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import msgspec
+
+from laminar.http.api import documents
+from laminar.http.api.deadlines import FORWARDED_SINK_STEP_S
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.common.forwarding import Exchange
+from laminar.node.api.common.leader_call import STEP, LeaderCall
+from laminar.node.api.common.leader_lookup import ReplicaEndpoint
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.consumers.cursor_steps import CursorRequest, CursorSteps
+from laminar.node.catalog.service import RouteRequest
+from laminar.node.partition.cursor_commands import FENCE_MS, is_rewind
+from laminar.node.partition.partition import Partition
+from laminar.node.routes import lineage
+from laminar.node.transport.transport import Peer, TransportError
+from membership.records import TopicRecord
+from membership.requests import ReclaimPartition
+
+_log = logging.getLogger("laminar.routes")
+
+RECLAIM_AGE_MS = 7 * 24 * 3_600_000
+"""A partition is reclaimed by itself this long after its seal: until then it answers repeated requests."""
+
+# The pause between two looks for such partitions.
+CHECK_S = 60.0
+# Most cursors that are begun at once.
+AT_ONCE = 64
+# Most cursors that a refusal names.
+MOST_NAMED = 20
+
+
+class ReclaimQuestion(msgspec.Struct, frozen=True, array_like=True):
+    """Reclaim a partition, at its leader."""
+
+    topic: str
+    partition: int
+
+
+class Reclaimed(msgspec.Struct, frozen=True, array_like=True):
+    """A partition that is reclaimed: the offsets of the records that it had, up to before the end."""
+
+    start_offset: int
+    end_offset: int
+
+
+class Reclaims:
+    """The reclaim of the partitions that this shard leads, and the handler of its route."""
+
+    def __init__(
+        self,
+        services: ShardServices,
+        exchange: Exchange,
+        leaders: LeaderCall,
+        topics: TopicLookup,
+        steps: CursorSteps,
+    ) -> None:
+        self._services = services
+        self._exchange = exchange
+        self._leaders = leaders
+        self._topics = topics
+        self._steps = steps
+        self._under_way: set[bytes] = set()
+        services.spawn(self._keep_reclaiming())
+
+    # -- by itself -----------------------------------------------------------------------------
+
+    async def _keep_reclaiming(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            await self.reclaim_due()
+
+    async def reclaim_due(self) -> None:
+        """Reclaim the partitions that are due, oldest first, as far as no cursor is behind in them."""
+        due = [each for each in self._services.partitions.values() if self._is_due(each)]
+        for partition in sorted(due, key=lambda each: (each.topic, each.number)):
+            try:
+                await self._reclaim(partition)
+            except Problem as problem:
+                _log.debug("%s is not reclaimed: %s", partition.context.name, problem)
+
+    def _is_due(self, partition: Partition) -> bool:
+        seal = partition.kept_seal
+        if seal is None or not partition.leads or partition.start_offset < seal.end:
+            return False
+        if self._services.clock.wall_ms() < seal.time_ms + RECLAIM_AGE_MS:
+            return False
+        record = self._services.view.topics().get(partition.topic)
+        return record is not None and not _before(record, partition.number)
+
+    # -- on request ----------------------------------------------------------------------------
+
+    async def delete(self, request: Request, topic: str, partition: str) -> Response:
+        """Answer DELETE /v1/topics/{topic}/partitions/{partition}."""
+        record = self._topics.record(topic)
+        number = int(partition) if partition.isascii() and partition.isdigit() else -1
+        seal = lineage.seal_of(record, number)
+        if seal is not None and number not in record.all_numbers:  # repeated
+            return _answer(topic, number, Reclaimed(seal.end_offset, seal.end_offset))
+        number = self._topics.partition_record(topic, partition).number
+
+        async def there(where: ReplicaEndpoint) -> Reclaimed:
+            answer: Reclaimed = await self._exchange.ask(
+                where.address,
+                "reclaim",
+                ReclaimQuestion(topic, number),
+                kind=Reclaimed,
+                timeout_s=FORWARDED_SINK_STEP_S,
+            )
+            return answer
+
+        reclaimed = await self._leaders(topic, number, here=self._reclaim, there=there, policy=STEP)
+        with contextlib.suppress(Problem):
+            await self._services.refresh_view()
+        return _answer(topic, number, reclaimed)
+
+    async def on_reclaim(self, peer: Peer, payload: bytes) -> Reclaimed:
+        """Reclaim a partition that is led here, for another shard."""
+        question = msgspec.msgpack.decode(payload, type=ReclaimQuestion)
+        return await self._reclaim(self._leaders.led_here(question.topic, question.partition))
+
+    # -- the steps -----------------------------------------------------------------------------
+
+    async def _reclaim(self, partition: Partition) -> Reclaimed:
+        """Reclaim a partition that is led here, unless that is under way; see `_carry_out`."""
+        group = partition.replica.group
+        if group in self._under_way:
+            raise Problem("changing", f"{partition.context.name} is being reclaimed", outcome="not_applied")
+        self._under_way.add(group)
+        try:
+            return await self._carry_out(partition)
+        finally:
+            self._under_way.discard(group)
+
+    async def _carry_out(self, partition: Partition) -> Reclaimed:
+        """Carry out the steps at the head of this module.
+
+        Raises:
+            Problem: 422 `invalid` when it has not ended, or those before it are there; 409 `not_drained` with
+                the cursors that are behind; 503 when a leader or the catalog does not answer.
+        """
+        await self._services.refresh_view()
+        record = self._topics.record(partition.topic)
+        end = self._end_of(record, partition)
+        before = _before(record, partition.number)
+        if before:
+            raise Problem(
+                "invalid",
+                f"{partition.context.name} follows partitions that are reclaimed first",
+                field="partition",
+                value=partition.number,
+                limit=", ".join(map(str, before)),
+                outcome="not_applied",
+            )
+        commands = partition.cursor_commands
+        began_ms = self._services.clock.wall_ms()
+        # An earlier leader's command may still reach the catalog: its fence is not taken down.
+        was_fenced = commands.is_fenced(began_ms)
+        await commands.fence(now_ms=began_ms)
+        try:
+            await self._check_drained(partition, end)
+            await self._follow(record, partition)
+            if self._services.clock.wall_ms() > began_ms + FENCE_MS // 2:
+                raise Problem("changing", f"{partition.context.name} took too long", outcome="not_applied")
+        except BaseException:
+            if not was_fenced:
+                with contextlib.suppress(Problem):
+                    await commands.unfence(now_ms=self._services.clock.wall_ms())
+            raise
+        reclaimed = Reclaimed(partition.start_offset, end)
+        await self._forget(partition, began_ms)
+        _log.info("%s is reclaimed; it ended at offset %d", partition.context.name, end)
+        return reclaimed
+
+    def _end_of(self, record: TopicRecord, partition: Partition) -> int:
+        seal = lineage.seal_of(record, partition.number)
+        known = self._services.view.partition(partition.topic, partition.number)
+        if known is None or known.group != partition.replica.group:
+            raise Problem("not_leader", f"{partition.context.name} is deleted", outcome="not_applied")
+        if seal is None or partition.kept_seal is None:
+            raise Problem(
+                "invalid",
+                f"{partition.context.name} takes records: only a partition that others follow is reclaimed",
+                field="partition",
+                value=partition.number,
+                hint="DELETE .../records deletes records.",
+                outcome="not_applied",
+            )
+        return seal.end_offset
+
+    async def _check_drained(self, partition: Partition, end: int) -> None:
+        """Check that no cursor is behind here. After the fence: none comes later."""
+        await partition.reader.confirmed_end()
+        behind = {}
+        for name in partition.cursor_commands.names():
+            cursor = partition.cursor_commands.get(name)
+            if cursor is not None and (cursor.position < end or is_rewind(cursor.owner)):
+                behind[name] = cursor.position
+        if behind:
+            named = dict(list(behind.items())[:MOST_NAMED])
+            raise Problem(
+                "not_drained",
+                f"{len(behind)} cursors have not acknowledged {partition.context.name} to its end, {end}",
+                field="partition",
+                value=partition.number,
+                limit=named,
+                hint="`limit` has cursors and where they are. DELETE those that are no longer used.",
+                outcome="not_applied",
+            )
+
+    async def _follow(self, record: TopicRecord, partition: Partition) -> None:
+        """Begin the partition's cursors in those that follow it, where they are not there."""
+        outputs = [
+            each for each in lineage.outputs_of(record, partition.number) if each in record.all_numbers
+        ]
+        steps = [
+            CursorRequest(
+                partition.topic, output, "set", name, position=0, check=True, expected=None, begins=True
+            )
+            for name in partition.cursor_commands.names()
+            for output in outputs
+        ]
+        for first in range(0, len(steps), AT_ONCE):
+            await asyncio.gather(*(self._steps.unless_there(step) for step in steps[first : first + AT_ONCE]))
+
+    async def _forget(self, partition: Partition, now_ms: int) -> None:
+        request = ReclaimPartition(partition.topic, partition.number, partition.replica.group, now_ms)
+        try:
+            answer = await self._services.ask_catalog(RouteRequest(request))
+        except TransportError as error:
+            raise Problem("outcome_unknown", f"the catalog: {error}") from error
+        if answer.error:
+            raise Problem("outcome_unknown", answer.detail or "the catalog has no leader at the moment")
+        result = answer.result
+        if result is None or result.outcome not in ("deleted", "exists"):
+            detail = "" if result is None else result.detail
+            raise Problem("changing", f"the catalog refused: {detail}", outcome="not_applied")
+
+
+def _before(record: TopicRecord, number: int) -> list[int]:
+    """Return the partitions that are reclaimed before this one, and are not yet."""
+    return [each for each in lineage.inputs_of(record, number) if each in record.all_numbers]
+
+
+def _answer(topic: str, number: int, reclaimed: Reclaimed) -> Response:
+    return Response.json(
+        documents.DeletedRecords(
+            topic=topic,
+            partition=number,
+            before=reclaimed.end_offset,
+            dry_run=False,
+            deleted=reclaimed.end_offset - reclaimed.start_offset,
+            from_offset=reclaimed.start_offset,
+            start_offset=reclaimed.end_offset,
+            rounded_down=False,
+            held_back_by=[],
+        )
+    )

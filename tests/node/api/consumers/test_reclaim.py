@@ -1,0 +1,191 @@
+"""Reclaim: a partition that has ended goes when no consumer needs it, and no consumer loses anything."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import laminar
+from laminar.http.api.problems import Problem
+from laminar.node.api.consumers import reclaim
+from laminar.node.partition import cursor_commands
+from tests.node.api.consumers.changed import TOPIC, ChangedNode, changed_node, until
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[ChangedNode]:
+    async with changed_node(tmp_path) as running:
+        yield running
+
+
+async def refused(node: ChangedNode, number: int) -> laminar.Error:
+    with pytest.raises(laminar.Error) as found:
+        await node.ask("DELETE", f"/partitions/{number}")
+    return found.value
+
+
+def numbers(node: ChangedNode) -> list[int]:
+    return list(node.catalog.state().topics[TOPIC].all_numbers)
+
+
+async def test_a_partition_goes_when_all_its_cursors_are_at_its_end(node: ChangedNode) -> None:
+    """With its records; a group that was only there begins at 0 in what follows, not as a new one."""
+    await node.append(0, 3)
+    await node.set(0, 3, "away")
+    await node.set(0, 2, "behind")
+    left, right = await node.change(0, cuts=[30_000])
+    await node.append(left, 2)
+
+    error = await refused(node, 0)
+    assert (409, "not_drained", {"behind": 2}) == (error.status, error.code, error.limit)
+    assert [0, 1, 2] == numbers(node)
+    await node.set(0, 1, "behind")  # nothing stands in its way
+    await node.set(0, 3, "behind")
+    gone = await node.ask("DELETE", "/partitions/0")
+    assert (3, 0, 3) == (gone["deleted"], gone["from_offset"], gone["start_offset"])
+    assert [left, right] == numbers(node)
+    for name in ("away", "behind"):
+        assert {left: 0, right: 0} == await node.positions(name)
+        await node.put({"begin": "latest"}, name)
+        assert {left: 0, right: 0} == await node.positions(name)
+    again = await node.ask("DELETE", "/partitions/0")
+    assert (0, 3) == (again["deleted"], again["start_offset"])
+    with pytest.raises(laminar.OffsetExpired) as expired:
+        await node.ask("GET", "/partitions/0/records?offset=0")
+    assert 3 == expired.value.limit
+
+
+async def test_what_takes_records_and_what_follows_others_stays(node: ChangedNode) -> None:
+    """Else a group that is behind further back never hears of what was here."""
+    assert (422, "partition") == ((error := await refused(node, 0)).status, error.field)
+    await node.set(0, 0)
+    await node.change(0)
+    await node.change(1)
+    error = await refused(node, 1)
+    assert (422, "0") == (error.status, error.limit)
+    await node.ask("DELETE", "/partitions/0")
+    await node.ask("DELETE", "/partitions/1")
+    assert [2] == numbers(node)
+    assert {2: 0} == await node.positions()
+    with pytest.raises(laminar.NotFound):
+        await node.ask("DELETE", "/partitions/7")
+
+
+async def test_a_cursor_that_a_rewind_holds_is_behind(node: ChangedNode) -> None:
+    """It will be set back; and that is possible again after the refusal."""
+    await node.append(0, 1)
+    await node.set(0, 1)
+    await node.change(0)
+    await node.partition(0).cursor_commands.take("g", "~rewind.1", now_ms=1, synced=True)
+    assert {"g": 1} == (await refused(node, 0)).limit
+    await node.put({"rewind": "earliest"})
+    assert 0 == (await node.positions())[0]
+
+
+async def test_while_it_is_reclaimed_no_cursor_begins_or_goes_back(node: ChangedNode) -> None:
+    """After the check of cursors one that is new would be forgotten. What was broken off ends in time."""
+    await node.append(0, 2)
+    await node.set(0, 1)
+    await node.change(0)
+    commands = node.partition(0).cursor_commands
+    now_ms = int(time.time() * 1000)
+    await commands.fence(now_ms=now_ms)
+    for change in ({"begin": "latest"}, {"rewind": "earliest"}, {"positions": {"0": 0}}):
+        with pytest.raises(laminar.Unavailable) as error:
+            await node.put(change, "g" if "begin" not in change else "new")
+        assert "changing" == error.value.code
+    await node.set(0, 2)
+    found = await node.ask("GET", "/cursors")
+    assert {"g", "new"} >= {each["cursor"] for each in found["cursors"]}, "the fence is shown to no client"
+    await commands.fence(now_ms=now_ms - cursor_commands.FENCE_MS)
+    await node.put({"begin": "latest"}, "new")
+    with pytest.raises(laminar.Error) as named:
+        await node.put({"positions": {"0": 0}}, "~reclaim")
+    assert (422, "cursor") == (named.value.status, named.value.field)
+
+
+async def test_an_output_without_a_leader_keeps_the_partition(
+    node: ChangedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cursors could not begin there. Nothing is left in the way of consumers."""
+    await node.append(0, 1)
+    await node.set(0, 1)
+    await node.change(0)
+    with monkeypatch.context() as broken:
+        broken.setattr(node.partition(1).cursor_commands, "set", _no_room)
+        assert "disk_full" == (await refused(node, 0)).code
+    assert [0, 1] == numbers(node)
+    await node.put({"rewind": "earliest"})
+
+
+async def test_by_itself_a_week_after_its_end_when_its_records_are_gone(
+    node: ChangedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before, not while a record is there, not while a cursor is behind."""
+    await node.append(0, 2)
+    await node.set(0, 2)
+    await node.change(0)
+    reclaims = node.shard._application._handlers["reclaim_partition"].__self__  # type: ignore[attr-defined]
+    await reclaims.reclaim_due()
+    monkeypatch.setattr(reclaim, "RECLAIM_AGE_MS", 0)
+    await reclaims.reclaim_due()
+    assert [0, 1] == numbers(node), "it has records"
+    await node.put({"rewind": {"0": 1}})
+    partition = node.partition(0)
+    await partition.start_mover.propose(partition.log.last_index)
+    await until(lambda: partition.start_offset == 2)
+    await reclaims.reclaim_due()
+    assert [0, 1] == numbers(node), "a cursor is behind"
+    await node.set(0, 2)
+    monkeypatch.setattr(reclaim, "RECLAIM_AGE_MS", 3_600_000)
+    await reclaims.reclaim_due()
+    assert [0, 1] == numbers(node), "it was sealed a moment ago"
+    monkeypatch.setattr(reclaim, "RECLAIM_AGE_MS", 0)
+    await reclaims.reclaim_due()
+    assert [1] == numbers(node)
+    await node.seen()
+    assert {1: 0} == await node.positions()
+
+
+async def test_who_is_drained_and_who_is_not(node: ChangedNode) -> None:
+    """By name; a cursor that is further back only is not drained here."""
+    await node.append(0, 2)
+    for name, position in {"done": 2, "behind": 1}.items():
+        await node.set(0, position, name)
+    await node.change(0)
+    await node.append(1, 1)
+    await node.set(1, 0, "done")
+    await node.change(1)
+    steps = node.shard._application._handlers["set_cursor"].__self__._steps  # type: ignore[attr-defined]
+    assert (["done"], {"behind": 1}) == await steps.drains(TOPIC, 0)
+    assert ([], {"behind": 0, "done": 0}) == await steps.drains(TOPIC, 1)
+
+
+async def test_the_command_and_the_client_reclaim(node: ChangedNode) -> None:
+    """`laminar topic reclaim` says who is behind, and how much went."""
+    await node.append(0, 2)
+    await node.set(0, 1)
+    await node.change(0)
+    command = [sys.executable, "-m", "laminar.cli", "topic", "reclaim", "t", "0", "--url", node.node.url]
+
+    async def run() -> subprocess.CompletedProcess[str]:
+        return await asyncio.to_thread(subprocess.run, command, check=False, capture_output=True, text=True)
+
+    said = await run()
+    assert 0 != said.returncode and "g at 1" in said.stderr
+    with pytest.raises(laminar.NotDrained):
+        await node.node.client.topic("t").reclaim(0)
+    await node.set(0, 2)
+    said = await run()
+    assert (0, "partition 0 of t is reclaimed: 2 records\n") == (said.returncode, said.stdout)
+    assert 0 == (await node.node.client.topic("t").reclaim(0)).deleted
+
+
+def _no_room(*_: object, **__: object) -> None:
+    raise Problem("disk_full", "no room", outcome="not_applied")
