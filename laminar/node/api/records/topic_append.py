@@ -59,6 +59,9 @@ from membership.records import KeyRange, TopicRecord
 ASKED_MS = AGE_MS + 3_600_000
 # Most sealed partitions that are asked at the same time.
 ASKED_AT_ONCE = 64
+# Bytes of requests that wait for a route in one shard. Those whose clients are gone wait too, and count
+# nowhere else.
+MOST_WAITING_BYTES = 64 << 20
 _ROUTE_CHANGES = frozenset({"sealed", "changing"})
 
 
@@ -87,6 +90,7 @@ class _Whole:
     """A request: what chooses the partitions of its records beside their keys, and what became of them.
 
     `rest` are the records without a receipt yet, `without` sealed partitions that have nothing of it.
+    `held_bytes` is what it counts for among the requests that wait for a route.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class _Whole:
         self.rest = records
         self.receipts: list[Receipt] = []
         self.without: set[int] = set()
+        self.held_bytes = 0
 
     def places(self) -> list[int]:
         """Return the logical partition of each record of the rest, of a request with an idempotency key."""
@@ -137,6 +142,7 @@ class TopicAppends:
         self._decoding = BackgroundDecoding(parse, lambda *job: services.off_loop(*job))
         self._loop = asyncio.get_running_loop()
         self._spread = 0
+        self._waiting_bytes = 0
 
     async def topic(self, request: Request, topic: str) -> Response:
         """Answer POST /v1/topics/{topic}/records: partitions by `logical`, else by key, else round-robin."""
@@ -146,7 +152,11 @@ class TopicAppends:
         logical = integer(request, "logical", -1, minimum=0, maximum=LOGICAL_PARTITIONS - 1)
         given = logical if "logical" in request.query else None
         mark = identity_of(request, scope="topic")
-        placed = await self._place(_Whole(topic, records, logical=given, mark=mark))
+        whole = _Whole(topic, records, logical=given, mark=mark)
+        try:
+            placed = await self._place(whole)
+        finally:
+            self._waiting_bytes -= whole.held_bytes
         headers = [
             ("Laminar-Node", self._services.node),
             ("Laminar-Route", str(self._topics.version(topic))),
@@ -182,8 +192,10 @@ class TopicAppends:
                 route = await self._route_from(whole.topic, oldest, deadline)
                 await self._look_up(whole)
             except Problem as problem:
-                if problem.code == "changing" and await self._pause(deadline):
-                    continue
+                if problem.code == "changing":
+                    self._hold(whole)
+                    if await self._pause(deadline):
+                        continue
                 whole.fail([problem])
             if not len(whole.rest):
                 return whole.receipts
@@ -202,8 +214,19 @@ class TopicAppends:
                 if why.code == "sealed":
                     whole.without.add(parts[place][0])
                     oldest = max(oldest, route.version + 1, _version(why))
+            self._hold(whole)
             if oldest <= route.version:
                 await self._pause(deadline)
+
+    def _hold(self, whole: _Whole) -> None:
+        """Count the rest of a request among what waits here. Raises as `_place` if that is too much."""
+        if whole.held_bytes:
+            return
+        size_bytes = whole.rest.size_bytes + 1
+        if self._waiting_bytes + size_bytes > MOST_WAITING_BYTES:
+            whole.fail([_changing(whole.topic)])
+        whole.held_bytes = size_bytes
+        self._waiting_bytes += size_bytes
 
     async def _route_from(self, topic: str, oldest: int, deadline: float) -> Route:
         """Return the topic's present route when it is of this version or later.

@@ -152,6 +152,28 @@ async def test_records_are_cut_again_as_often_as_the_route_changes(tmp_path: Pat
         assert found.keys() <= {1, 5, 6}
 
 
+async def test_only_so_much_waits_for_a_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of clients that are gone; what is beyond that is refused at once, and nothing is left counted."""
+    monkeypatch.setattr(topic_append, "MOST_WAITING_BYTES", 60)
+    async with opened(tmp_path, partitions=2) as routed:
+        change = await routed.begin(0, cuts=(10_000,))
+        await routed.seal(change, 0)
+        waiting = asyncio.ensure_future(send(routed, lines(("x" * 40, LOW))))
+        await until_it_waits(routed)
+
+        async with asyncio.timeout(2):
+            refused = await problem_of(send(routed, lines(("y" * 40, LOW))))
+            beside = await send(routed, lines(("z" * 80, HIGH)))
+        await routed.report(change, 0)
+        await routed.open(change)
+        routed.show()
+
+        assert ("changing", "not_applied") == (refused.code, refused.outcome)
+        assert [(1, 0, 1)] == placed(beside)
+        assert [(2, 0, 1)] == placed(await waiting)
+        assert 0 == routed.to_topic._waiting_bytes
+
+
 async def test_the_topic_may_go_while_it_is_waited_for(tmp_path: Path) -> None:
     async with opened(tmp_path) as routed:
         change = await routed.begin(0)
