@@ -12,7 +12,7 @@ which stages become visible.
 3. A full stage is sent at once. Others are sent at the end, or while the buffer is full, the
    largest first.
 4. When a partition has ended, no further stage of its topic is sent until all that are under way are
-   answered. Then what the ended partitions did not take is cut anew by the next route, in order, with new
+   answered. Then what the ended partitions did not take is cut again by the next route, in order, with new
    and so higher numbers (`refused`, `renew`).
 """
 
@@ -242,7 +242,7 @@ class Stages:
         return place is not None and bool(place.refused) and not place.under_way
 
     def renew(self, topic: str, route: Route) -> None:
-        """Go by a newer route, or by the same again: cut anew what its partitions did not take.
+        """Go by a newer route, or by the same again: cut again what its partitions did not take.
 
         Raises:
             Sealed: the caller named a partition that has ended.

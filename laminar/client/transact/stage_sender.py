@@ -177,7 +177,7 @@ class StageSender:
             self.stages.know(topic, places.route)
 
     async def _renew(self, topic: str, version: int) -> None:
-        """Cut anew what ended partitions did not take, when the route is known and nothing is under way."""
+        """Cut again what ended partitions did not take, when the route is known and nothing is under way."""
         deadline_s = self._loop.time() + self._timeout_s
         backoff = Backoff(rng=self._session.rng)
         try:
