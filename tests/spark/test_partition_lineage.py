@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from laminar.client.policy.lineage import Change, Input, Lineage
 from laminar.spark.read.offsets import Partition
-from laminar.spark.read.partition_lineage import admitted, predecessors
+from laminar.spark.read.partition_lineage import admitted, final_ends, replaced
+from laminar.wire.key_route import Route
 
 
-def route(version: int, *held: tuple[int, int]) -> dict[str, Any]:
-    """By (partition, first logical one after it), in order."""
-    ranges = []
-    start = 0
-    for partition, beyond in held:
-        ranges.append({"from": start, "to": beyond, "partition": partition})
-        start = beyond
-    return {"version": version, "ranges": ranges}
-
-
-ONE = route(0, (0, 100), (1, 200))
-SPLIT = route(1, (2, 30), (3, 100), (1, 200))
-MERGED = route(2, (2, 30), (4, 200))
-MOVED = route(3, (2, 30), (5, 200))
+def change(
+    version: int, *inputs: Input, outputs: dict[int, range] | None = None, strict: bool = True
+) -> Change:
+    return Change(version, strict, inputs, outputs or {})
 
 
 def at(**positions: int) -> dict[Partition, int]:
     return {("t", int(name[1:])): offset for name, offset in positions.items()}
 
 
-def test_who_replaced_whom_follows_from_ranges() -> None:
-    """Splits, merges and moves; in whatever order routes are listed. A partition that stays replaced none."""
-    assert {} == predecessors([ONE])
-    assert {2: {0}, 3: {0}} == predecessors([SPLIT, ONE])
-    assert {2: {0}, 3: {0}, 4: {1, 3}, 5: {4}} == predecessors([MOVED, ONE, MERGED, SPLIT])
+def test_who_replaced_whom_follows_from_the_changes() -> None:
+    """Splits, merges and moves. What is reclaimed has no records; with weak order nobody waits."""
+    first, second = range(32_768), range(32_768, 65_536)
+    changes = (
+        change(1, Input(0, first, 5, reclaimed=True), outputs={2: range(9), 3: range(9, 32_768)}),
+        change(2, Input(3, range(9, 32_768), 6), Input(1, second, 7), outputs={4: range(9, 65_536)}),
+        change(3, Input(4, range(9, 65_536), 8), outputs={5: range(9, 65_536)}, strict=False),
+    )
+    lineage = Lineage(Route(3, [0, 9, 65_536], [2, 5]), changes)
+
+    assert {("t", 2): {}, ("t", 3): {}, ("t", 4): at(p3=6, p1=7)} == replaced("t", lineage)
+    assert at(p0=5, p3=6, p1=7, p4=8) == final_ends("t", lineage)
 
 
 def test_a_successor_waits_for_all_that_it_replaces() -> None:

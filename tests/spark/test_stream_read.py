@@ -213,3 +213,20 @@ def test_a_query_of_a_topic_created_again_fails_or_reads_all_of_the_new_one(
         start(available_now=True).awaitTermination(PATIENCE_S)
     assert start(available_now=True, failOnDataLoss="false").awaitTermination(PATIENCE_S)
     assert [*range(30), *range(100, 120)] == written()
+
+
+def test_a_query_goes_over_a_split_and_a_merge(
+    topic: Topic, start: Start, written: Callable[[], list[int]]
+) -> None:
+    """While it runs, and when it starts again from its checkpoint after a change."""
+    fill(topic, 100)
+    query = start(startingOffsets="earliest")
+    topic.split(1, at=30_000, wait=30)
+    fill(topic, 100, first=100)
+    query.processAllAvailable()
+    query.stop()
+    topic.merge([3, 4], wait=30)
+    fill(topic, 100, first=200)
+    start(available_now=True, startingOffsets="earliest").awaitTermination(PATIENCE_S)
+
+    assert list(range(300)) == written()

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -275,32 +276,39 @@ def test_what_is_made_later_joins_without_a_restart(
     assert [7] == read_values(one, start, end)
 
 
+def fill_keys(topic: Topic, count: int) -> None:
+    with topic.producer() as producer:
+        for number in range(count):
+            producer.send(b"%d" % number, b"key %d" % (number % 17))
+
+
 def test_a_successor_comes_after_the_last_record_of_what_it_replaced(
-    topic: Topic, reader: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
+    topic: Topic, reader: Callable[..., StreamReader]
 ) -> None:
     """The route changes under a running query: a key's records stay in order, from partition to partition."""
     one = reader(pollTimeoutMs="10")
     start = one.latestOffset(one.initialOffset(), ALL)
-    fill(topic, 10)
-    (here,) = clusters._clusters.values()
-    really = here.session.get_json
-    old, new = {"from": 0, "to": 65536, "partition": 0}, {"from": 0, "to": 65536, "partition": 1}
-
-    async def as_of_route_1(target: str, **how: Any) -> Any:
-        """As if partition 1 had taken over from partition 0."""
-        if target.endswith("/routes"):
-            return {"routes": [{"version": 0, "ranges": [old]}, {"version": 1, "ranges": [new]}]}
-        return {**(await really(target, **how)), "route": 1}
-
-    monkeypatch.setattr(here.session, "get_json", as_of_route_1)
-    fill(topic, 5, partition=1)
-    batches = []
-    while (end := one.latestOffset(start, ReadMaxRows(6))) != start:
+    fill_keys(topic, 60)
+    topic.split(0, at=9_000, wait=30)
+    fill_keys(topic, 60)
+    topic.merge([3, 4], wait=30)
+    topic.move(1, wait=30)
+    fill_keys(topic, 60)
+    ends = {number: ended for number, ended in topic.offsets().items() if number in (0, 1, 3, 4)}
+    before = {3: [0], 4: [0], 5: [0, 3, 4], 6: [1]}
+    read: Counter[int] = Counter()
+    values: list[int] = []
+    while (end := one.latestOffset(start, ReadMaxRows(7))) != start:
         ranges = [Range(*each.value[0]) for each in one.partitions(start, end)]
-        batches.append([(each.partition, len(each)) for each in ranges])
+        for each in ranges:
+            for number in before.get(each.partition, []):
+                assert read[number] == ends[number], f"{each.partition} before the end of {number}"
+        read.update({each.partition: len(each) for each in ranges})
+        values += read_values(one, start, end)
         start = end
 
-    assert [[(0, 6)], [(0, 4)], [(1, 5)]] == batches
+    assert sorted([*range(60)] * 3) == sorted(values)
+    assert {5, 6} <= set(read)
 
 
 def test_a_log_that_ends_before_what_was_read_is_a_loss(

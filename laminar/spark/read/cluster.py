@@ -12,6 +12,7 @@ import gc
 import os
 import re
 import threading
+import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,12 +26,14 @@ from laminar.client.consume.large_values import Value
 from laminar.client.errors import NotFound, OffsetExpired, Unavailable
 from laminar.client.net.endpoints import Endpoints, resolve
 from laminar.client.net.session import Session, topic_path
+from laminar.client.policy.lineage import Lineage
+from laminar.client.policy.retry import Backoff
+from laminar.client.produce.named_producer import lineage_of
 from laminar.client.sync.portal import Portal
 from laminar.http.protocol.answer import Answer
 from laminar.spark.read.loss import DataLoss, partition_loss, retention_loss
 from laminar.spark.read.offsets import EARLIEST, LATEST, Ids, OffsetSpec, Partition, Positions, partition_key
 from laminar.spark.read.options import Options
-from laminar.spark.read.partition_lineage import predecessors
 from laminar.spark.read.plan import Range
 
 T = TypeVar("T")
@@ -228,18 +231,24 @@ class Cluster:
             found[topic] = answer
         return found
 
-    async def replaced(self, topic: str) -> dict[Partition, dict[Partition, int]]:
-        """Return for each partition that replaced others which these are, with their final end offsets.
+    async def lineage(self, topic: str, *, version: int) -> Lineage:
+        """Return the changes of a topic's route up to this version, or a later one.
 
-        See `laminar.spark.read.partition_lineage`.
+        Wait until the node that is asked knows it: it may lag behind the one that named the version.
+
+        Raises:
+            Unavailable: if none knows it in time.
         """
-        answer = await self.session.get_json(f"{topic_path(topic)}/routes")
-        found: dict[Partition, dict[Partition, int]] = {}
-        for number, before in predecessors(answer["routes"]).items():
-            # The predecessors were sealed before the route was published, so these ends are final.
-            ends = {(topic, each): await self.offset_at((topic, each), "latest") for each in sorted(before)}
-            found[(topic, number)] = ends
-        return found
+        deadline_s = time.monotonic() + self.session.timeout_s
+        backoff = Backoff(rng=self.session.rng)
+        while True:
+            found = await lineage_of(self.session, topic)
+            if found.route.version >= version:
+                return found
+            if time.monotonic() > deadline_s:
+                what = f"no node knows route {version} of {topic}"
+                raise Unavailable(what, code="timed_out", retriable=True)
+            await asyncio.sleep(backoff.next_ms() / 1000)
 
     async def offset_at(self, partition: Partition, at: str, id_: str = "") -> int:
         """Return the offset at ``earliest``, ``latest`` or an epoch time in ms, confirmed by a majority.
@@ -291,8 +300,10 @@ class Cluster:
             )
         return offset
 
-    async def wait_past(self, partition: Partition, offset: int, *, id_: str, wait_ms: int) -> None:
+    async def wait_past(self, partition: Partition, offset: int, *, id_: str, wait_ms: int) -> bool:
         """Wait for a record at `offset`, but no longer than `wait_ms`, which is below 10 s.
+
+        Return at once, and true, if the partition has ended there.
 
         Raises:
             NotFound: when the partition with this id was deleted.
@@ -304,7 +315,8 @@ class Cluster:
         )
         known = await self.session.topic_map(topic)
         # The leader has new records first. HEAD, because the records themselves are not needed.
-        await self.session.call("HEAD", target, first=known.leader(number), timeout_s=30)
+        answer = await self.session.call("HEAD", target, first=known.leader(number), timeout_s=30)
+        return "laminar-sealed" in answer.headers
 
     # -- records -------------------------------------------------------------------------------
 

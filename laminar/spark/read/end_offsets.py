@@ -14,6 +14,7 @@ from laminar.client.errors import Error
 from laminar.spark.read.cluster import Cluster, Description
 from laminar.spark.read.offsets import Ids, Partition, Positions
 from laminar.spark.read.options import Options
+from laminar.spark.read.partition_lineage import final_ends, replaced
 
 
 class EndOffsetTracker:
@@ -53,6 +54,8 @@ class EndOffsetTracker:
         self.record_bytes: dict[Partition, float] = {}
         # For each successor the partitions that it replaced: see `laminar.spark.read.partition_lineage`.
         self.replaced: dict[Partition, dict[Partition, int]] = {}
+        # Where partitions ended for good; of those that are reclaimed, too.
+        self.final: dict[Partition, int] = {}
         self._routes: dict[str, int] = {}
 
     def refresh(self) -> Positions:
@@ -94,9 +97,13 @@ class EndOffsetTracker:
         beside = {topic for topic, _ in (*self.ids, *self.left_out)}
         described = await self._cluster.describe(self._options, beside=beside, confirmed=confirmed)
         for topic, version in described.routes.items():
-            # Route 0 is a topic's first: none of its partitions replaced another.
-            if version != self._routes.get(topic, 0):
-                self.replaced |= await self._cluster.replaced(topic)
+            # Route 0 is a topic's first: none of its partitions replaced another. One that is gone may have
+            # been reclaimed since.
+            is_gone = any(each[0] == topic and each not in described.ids for each in self.ids)
+            if version != self._routes.get(topic, 0) or (version and is_gone):
+                lineage = await self._cluster.lineage(topic, version=version)
+                self.replaced |= replaced(topic, lineage)
+                self.final |= final_ends(topic, lineage)
                 self._routes[topic] = version
         self._refreshed_at_s = asyncio.get_running_loop().time()
         return described
@@ -113,7 +120,7 @@ class EndOffsetTracker:
             await asyncio.sleep(timeout_s)
             return True
         for partition, end in self.ends.items():
-            if partition not in self._polls:
+            if partition not in self._polls and end < self.final.get(partition, end + 1):
                 self._polls[partition] = asyncio.create_task(self._poll(partition, end))
         if not self._polls:
             await asyncio.sleep(timeout_s)
@@ -130,7 +137,10 @@ class EndOffsetTracker:
     async def _poll(self, partition: Partition, end: int) -> None:
         # It ends when a record at `end` came, when the poll's time is over, or after a failure.
         try:
-            await self._cluster.wait_past(partition, end, id_=self.ids[partition], wait_ms=self.POLL_MS)
+            wait_ms = self.POLL_MS
+            if await self._cluster.wait_past(partition, end, id_=self.ids[partition], wait_ms=wait_ms):
+                # It is not known yet what follows: the next refresh may say.
+                await asyncio.sleep(self.PAUSE_S)
         except Error:
             # The next refresh meets the same fault, with retries and a deadline, and reports it.
             await asyncio.sleep(self.PAUSE_S)

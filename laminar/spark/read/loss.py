@@ -51,14 +51,15 @@ def positions_now(
     left_out: Mapping[Partition, int],
     confirmed: Mapping[Partition, int],
     fail: bool,
+    final: Mapping[Partition, int] | None = None,
 ) -> Positions:
     """Return where a query that has `read` so far continues, in the partitions that exist now: `ids`.
 
     A partition that has another id now continues at 0. A partition that is not in `ids` is left out of the
     result. A partition whose `confirmed` end is below what was read continues at that end. Each of these is
-    reported as a loss, with one exception: a partition that exists, that the options no longer name and that
-    was read to its end. `left_out` has the ends of the partitions that the options no longer name. `ends` is
-    for messages only.
+    reported as a loss, but for a partition that was read to its end, and that the options no longer name, or
+    that has ended (at its offset in `final`) and is reclaimed. `left_out` has the ends of the partitions that
+    the options no longer name. `ends` is for messages only.
 
     Raises:
         DataLoss: with `fail`, for any such loss.
@@ -80,7 +81,11 @@ def positions_now(
             found[partition] = 0
         else:
             end_there = left_out.get(partition)
-            if end_there is None:
+            ended = (final or {}).get(partition)
+            if ended is not None and end_there is None:
+                if ended > offset:
+                    lost.append(f"{was}, ended at {ended} and is reclaimed")
+            elif end_there is None:
                 lost.append(f"{was} and is deleted: how many records came after that is unknown")
             elif end_there > offset:
                 lost.append(f"{was} and ends at {end_there}, and the options no longer name it")

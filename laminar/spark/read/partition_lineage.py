@@ -8,35 +8,31 @@ their order, a successor is read only in batches after the one with the last rec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Mapping
 
+from laminar.client.policy.lineage import Lineage
 from laminar.spark.read.offsets import Partition, Positions
 
 # For each successor the partitions that it replaces, with their final end offsets.
 Replaced = Mapping[Partition, Mapping[Partition, int]]
 
 
-def predecessors(routes: Sequence[Mapping[str, Any]]) -> dict[int, set[int]]:
-    """Return the predecessors of each partition that took over keys, by partition number.
+def replaced(topic: str, lineage: Lineage) -> dict[Partition, dict[Partition, int]]:
+    """Return for each successor the partitions that it replaces, with their final end offsets.
 
-    `routes` are a topic's routes as the API's ``/routes`` lists them: each has ``version``, and ``ranges`` of
-    ``from``, ``to`` and ``partition``. A partition that the new route still has is no predecessor.
+    A change with weak order lets its successors be read at once. A reclaimed predecessor has no records.
     """
-    found: dict[int, set[int]] = {}
-    for before, after in pairwise(sorted(routes, key=lambda route: int(route["version"]))):
-        old = {int(held["partition"]) for held in before["ranges"]}
-        new = {int(held["partition"]) for held in after["ranges"]}
-        for taken in after["ranges"]:
-            if int(taken["partition"]) in old:
-                continue
-            replaced = found.setdefault(int(taken["partition"]), set())
-            for held in before["ranges"]:
-                overlap = held["from"] < taken["to"] and taken["from"] < held["to"]
-                if overlap and int(held["partition"]) not in new:
-                    replaced.add(int(held["partition"]))
-    return found
+    return {
+        (topic, number): {(topic, each.partition): each.end for each in change.inputs if not each.reclaimed}
+        for change in lineage.changes
+        if change.strict
+        for number in change.outputs
+    }
+
+
+def final_ends(topic: str, lineage: Lineage) -> dict[Partition, int]:
+    """Return the ends of the partitions that have ended, behind which no record will ever be."""
+    return {(topic, each.partition): each.end for change in lineage.changes for each in change.inputs}
 
 
 def admitted(

@@ -183,7 +183,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for partition, id_ in tracker.left_out.items()
             if read.ids.get(partition) == id_
         }
-        positions = positions_now(read, ids, ends, left_out=left_out, confirmed=confirmed, fail=fail)
+        positions = positions_now(
+            read, ids, ends, left_out=left_out, confirmed=confirmed, fail=fail, final=tracker.final
+        )
         for topic in tracker.missing:
             if fail:
                 raise NotFound(f"there is no topic {topic!r}", code="no_such_topic")
