@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Container
 from typing import Literal
 
 import msgspec
@@ -29,7 +30,7 @@ from laminar.log.disk.errors import StorageError
 from laminar.node.catalog.service import RouteRequest
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.succession import Input, OpenRecord, Output, SealRecord
-from laminar.node.routes import lineage, plan
+from laminar.node.routes import plan
 from laminar.node.routes.messages import (
     QUESTION,
     SYNCED_SEAL,
@@ -61,19 +62,41 @@ PATIENCE_S = 5.0
 Duty = Literal["ask", "open", "seal"]
 
 
-def duty_of(topic: TopicRecord, partition: Partition) -> Duty | None:
-    """Return what the leader of a partition has to do for a change of routes, by a record of its topic."""
+def duty_of(partition: Partition, origin: RouteChange | None, end: RouteChange | None) -> Duty | None:
+    """Return what the leader of a partition has to do for the changes that made it, and that end it."""
     number, succession = partition.number, partition.state.succession
-    end = lineage.end_change_of(topic, number)
     ends = end is not None and end.state != "preparing"
     if succession.status == "open" and succession.in_doubt and not ends:
         return "ask"
-    origin = lineage.origin_of(topic, number)
     if succession.status == "waiting":
         return "open" if origin is not None and origin.state == "done" else None
     if end is not None and ends and (number not in end.seals or partition.kept_seal is None):
         return "seal"
     return None
+
+
+class Changes:
+    """The changes before and after each partition, by the newest records of topics: a table of each."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[TopicRecord, dict[int, RouteChange], dict[int, RouteChange]]] = {}
+
+    def around(self, topic: TopicRecord, number: int) -> tuple[RouteChange | None, RouteChange | None]:
+        """Return the change that made a partition, and the one that ends it; None: there is none."""
+        if topic.change is None and not topic.changes:
+            return None, None
+        known = self._known.get(topic.name)
+        if known is None or known[0] is not topic:
+            changes = [*(topic.changes or ()), *([] if topic.change is None else [topic.change])]
+            origins = {each.number: change for change in changes for each in change.outputs}
+            ends = {each.number: change for change in changes for each in change.inputs}
+            known = self._known[topic.name] = (topic, origins, ends)
+        return known[1].get(number), known[2].get(number)
+
+    def forget(self, topics: Container[str]) -> None:
+        """Forget the topics that are not there any more."""
+        for name in [name for name in self._known if name not in topics]:
+            del self._known[name]
 
 
 class RouteChanges:
@@ -84,6 +107,7 @@ class RouteChanges:
         self._work = work
         self._transport = transport
         self._due = work.add("routes", self._is_due)
+        self._changes = Changes()
         self._under_way: set[bytes] = set()
         # By group, since when (the loop's time) something is in the way of its seal.
         self._blocked_s: dict[bytes, float] = {}
@@ -101,6 +125,7 @@ class RouteChanges:
 
     def check(self) -> None:
         """Begin what is due and not under way."""
+        self._changes.forget(self._shard.view.topics())
         for record, partition in self._work.due(self._due):
             if partition is not None and not partition.replica.leading:
                 self._learn(record, partition)
@@ -112,14 +137,15 @@ class RouteChanges:
         topic = self._shard.view.topics().get(record.topic)
         if partition is None or topic is None:
             return False
+        origin, end = self._changes.around(topic, record.number)
         if partition.replica.leading:
-            return duty_of(topic, partition) is not None
-        return partition.kept_seal is None and lineage.seal_of(topic, record.number) is not None
+            return duty_of(partition, origin, end) is not None
+        return end is not None and record.number in end.seals and partition.kept_seal is None
 
     def _learn(self, record: PartitionRecord, partition: Partition) -> None:
         """Note that the seal in this replica's log is kept, if it is the one that the catalog has."""
         topic = self._shard.view.topics().get(record.topic)
-        change = None if topic is None else lineage.end_change_of(topic, record.number)
+        change = None if topic is None else self._changes.around(topic, record.number)[1]
         if change is not None and self._is_reported(change, partition):
             partition.keep_seal()
 
@@ -127,15 +153,16 @@ class RouteChanges:
         """Do what is due for one partition; what fails is due again."""
         try:
             topic = self._shard.view.topics().get(record.topic)
-            duty = None if topic is None or not partition.leads else duty_of(topic, partition)
-            if topic is None or duty is None:
+            if topic is None or not partition.leads:
                 return
+            origin, end = self._changes.around(topic, record.number)
+            duty = duty_of(partition, origin, end)
             if duty == "ask":
                 await self._ask(record, partition)
-            elif duty == "open":
-                await self._open(topic, partition)
-            else:
-                await self._seal(topic, record, partition)
+            elif duty == "open" and origin is not None:
+                await self._open(topic, origin, partition)
+            elif duty == "seal" and end is not None:
+                await self._seal(topic, end, record, partition)
         except Problem as problem:
             _log.debug("%s/%d: %s", record.topic, record.number, problem)
         except (TransportError, StorageError) as error:
@@ -155,15 +182,13 @@ class RouteChanges:
             return  # it is deleted
         if not partition.leads or partition.replica.core.term != term:
             return  # the next leader asks
-        origin = lineage.origin_of(topic, record.number)
-        if duty_of(topic, partition) == "ask" and (origin is None or origin.state == "done"):
+        origin, end = self._changes.around(topic, record.number)
+        if duty_of(partition, origin, end) == "ask" and (origin is None or origin.state == "done"):
             partition.lacks_no_seal()
 
     # -- open ----------------------------------------------------------------------------------
 
-    async def _open(self, topic: TopicRecord, partition: Partition) -> None:
-        origin = lineage.origin_of(topic, partition.number)
-        assert origin is not None, "only the output of a change is opened"
+    async def _open(self, topic: TopicRecord, origin: RouteChange, partition: Partition) -> None:
         own = next(each for each in origin.outputs if each.number == partition.number)
         record = OpenRecord(
             origin.id, origin.version, own.first, own.size, self._inputs_of(topic.name, origin)
@@ -183,10 +208,11 @@ class RouteChanges:
 
     # -- seal ----------------------------------------------------------------------------------
 
-    async def _seal(self, topic: TopicRecord, record: PartitionRecord, partition: Partition) -> None:
+    async def _seal(
+        self, topic: TopicRecord, change: RouteChange, record: PartitionRecord, partition: Partition
+    ) -> None:
         """Seal a partition, see to it that the seal is kept, and report it."""
-        change = lineage.end_change_of(topic, record.number)
-        assert change is not None and change.state != "preparing", "only what is closing is sealed"
+        assert change.state != "preparing", "only what is closing is sealed"
         # The driver's hold may end, and a new leader holds nothing.
         partition.hold(plan.HOLD_MS / 1000)
         self._clear_the_way(partition)
@@ -277,7 +303,10 @@ class RouteChanges:
     async def _on_question(self, peer: Peer, payload: bytes) -> bytes:
         question = msgspec.msgpack.decode(payload, type=PartitionQuestion)
         partition = self._shard.by_group.get(question.group)
-        if partition is None or not partition.leads:
+        if partition is None:
+            return msgspec.msgpack.encode(PartitionAnswer())
+        if not partition.leads:
+            self._shard.driver.leader_requested(partition.replica)
             return msgspec.msgpack.encode(PartitionAnswer())
         if question.hold_ms:
             partition.hold(question.hold_ms / 1000)
