@@ -401,6 +401,7 @@ class Topic(Generic[T]):
         on_damage: OnDamage = "error",
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
+        commit_ends: bool = True,
     ) -> Subscription[T]:
         """Return a subscription: this program reads the topic as a member of the consumer group `group`.
 
@@ -410,6 +411,10 @@ class Topic(Generic[T]):
         seconds (2 to 60, the same for all members) counts as dead, and others continue at its committed
         positions. A member that has to release a partition gets up to `handover` seconds to commit the
         records that it was given of it. `on_expired` and `on_damage` are those of `read`.
+
+        When a partition has ended, as after a split, those that follow it are read once all of it is
+        committed. If the loop's body has been given all of it, and has waited for its next record for a
+        session, the subscription commits that; without `commit_ends` only `commit` does.
         """
         decode: Any = identity if self.codec is None else self.codec.decode
         return Subscription(
@@ -426,6 +431,7 @@ class Topic(Generic[T]):
             on_damage=on_damage,
             fetch_bytes=fetch_bytes,
             read_ahead_bytes=read_ahead_bytes,
+            commit_ends=commit_ends,
         )
 
     async def cursors(self) -> list[str]:

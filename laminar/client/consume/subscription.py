@@ -85,6 +85,7 @@ class Subscription(Generic[T]):
         on_damage: OnDamage = "error",
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
+        commit_ends: bool = True,
     ) -> None:
         if mode not in ("clustering", "broadcast"):
             raise ConfigError(f"there is no mode {mode!r}", code="bad_mode", field="mode", value=mode)
@@ -103,6 +104,7 @@ class Subscription(Generic[T]):
         self._start = start
         self._session_s = session_s
         self._handover_s = handover_s
+        self._commit_ends = commit_ends
         cursor = group if mode == "clustering" else f"{group}.{member}"
         self._cursor = Leases(session, topic, cursor)
         self._fetchers: Fetchers[T] = Fetchers(
@@ -425,6 +427,7 @@ class Subscription(Generic[T]):
             self._leave(plan.release)
         for lease in self._leases.values():
             self._note_end(lease)
+        await asyncio.gather(*(self._commit_end(lease) for lease in list(self._leases.values())))
         steps = [self._claim(each, known.place(each), owner, me) for each, owner in claims.items()]
         steps += [
             self._give_back(lease) for lease in list(self._leases.values()) if lease.leaving_s is not None
@@ -505,6 +508,26 @@ class Subscription(Generic[T]):
             lease.end = end
             if lease.leaving_s is None:
                 self._read_from(lease)
+
+    async def _commit_end(self, lease: Lease) -> None:
+        """Commit all of a partition that has ended, if the loop's body has seen it and would not do so.
+
+        It waits for its next record for a session then. A program that commits after every so many records
+        would get none: those that follow the partition wait until it is acknowledged.
+        """
+        since_s = self._waits_since_s
+        if not self._commit_ends or lease.end is None or since_s is None:
+            return
+        if lease.seen < lease.end or lease.committed >= lease.end:
+            return
+        if time.monotonic() >= since_s + self._session_s:
+            try:
+                await self._cursor.move(lease, lease.seen, timeout_s=STEP_TIMEOUT_S)
+            except (Fenced, PreconditionFailed) as error:
+                self._lose(lease, error)
+            except _NOT_NOW:
+                return
+            self._looks_at_s = 0.0
 
     def _read_from(self, lease: Lease) -> None:
         """Read the lease's partition after what was handed out."""

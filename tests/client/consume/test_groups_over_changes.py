@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import defaultdict
@@ -236,3 +237,23 @@ async def test_a_program_that_does_not_know_routes_is_told_so(url: str, topic: s
         with pytest.raises(laminar.Error) as refused:
             await renew()
         assert (409, "stale_route", 1) == (refused.value.status, refused.value.code, refused.value.limit)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_consumer_that_commits_rarely_gets_what_follows(url: str, topic: str, commits: bool) -> None:
+    """It waits for its next record, and all that there is follows what it has not committed."""
+    async with aio.connect(url) as client:
+        handle = client.topic(topic)
+        for number in range(3):
+            await handle.append(b"%d" % number, key="k")
+        await handle.move(await handle.partition_of("k"))
+        await handle.append(b"3", key="k")
+        read: list[str] = []
+        async with handle.subscribe("rare", session=2.0, commit_ends=commits) as records:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(20.0 if commits else 4.0):
+                    async for record in records:
+                        read.append(record.text)
+                        if len(read) == 4:
+                            break
+    assert ["0", "1", "2", "3"][: 4 if commits else 3] == read
