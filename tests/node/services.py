@@ -127,7 +127,7 @@ def message_of(nodes: list[str]) -> ViewMessage:
         if nodes
         else {},
     )
-    return ViewMessage(b"c" * 16, catalog, dict.fromkeys(nodes, "alive"))
+    return ViewMessage(b"c" * 16, catalog, dict.fromkeys(nodes, "alive"), confirmed=True)
 
 
 class Others:

@@ -103,6 +103,11 @@ class View:
         self._addresses_of: Mapping[str, NodeRecord] | None = None
 
     @property
+    def is_confirmed(self) -> bool:
+        """Whether the catalog is as new as this node's start: what it does not name is not there."""
+        return self.message is not None and self.message.confirmed
+
+    @property
     def cluster_id(self) -> bytes | None:
         """The cluster's id, once known."""
         return self.message.cluster_id if self.message is not None else None

@@ -30,10 +30,11 @@ class TopicLookup:
         """Return the topic's record.
 
         Raises:
-            Problem: 404 `no_such_topic`.
+            Problem: 404 `no_such_topic`; 503 `not_ready` where that is not certain yet.
         """
         record = self._view.topics().get(topic)
         if record is None:
+            self._check_certain(f"topic {topic!r}")
             raise Problem("no_such_topic", f"there is no topic {topic!r}", field="topic", value=topic)
         return record
 
@@ -50,16 +51,30 @@ class TopicLookup:
             return True
         return int(partition) < (record.next_partition or record.partitions)
 
+    def _check_certain(self, what: str) -> None:
+        """Raise 503 `not_ready` while this node's copy of the catalog may be one of before its start.
+
+        A client takes 404 for final, and may give records up for that.
+        """
+        if not self._view.is_confirmed:
+            raise Problem(
+                "not_ready",
+                f"this node does not know {what}, and has not heard from the catalog since its start",
+                outcome="not_applied",
+            )
+
     def partition_record(self, topic: str, number: str) -> PartitionRecord:
         """Return the partition's record.
 
         Raises:
-            Problem: 404 `no_such_topic` or `no_such_partition`.
+            Problem: 404 `no_such_topic` or `no_such_partition`; 503 `not_ready` where that is not certain.
         """
         record = self.record(topic)
         is_number = number.isascii() and number.isdigit() and len(number) <= 9
         found = self._view.partition(topic, int(number)) if is_number else None
         if found is None:
+            if is_number:
+                self._check_certain(f"{topic}/{number}")
             last = record.numbers[-1]
             detail = f"topic {topic!r} has partitions 0 to {last}"
             if len(record.numbers) <= last:

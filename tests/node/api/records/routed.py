@@ -69,7 +69,7 @@ class Watched(Services):
         )
         nodes = state.nodes.changed({NODE: record})
         state = msgspec.structs.replace(state, nodes=nodes)
-        self.view.message = ViewMessage(b"c" * 16, state, {NODE: "alive"})
+        self.view.message = ViewMessage(b"c" * 16, state, {NODE: "alive"}, confirmed=True)
         self.waited_for.clear()
         waiting, self._waiting = self._waiting, []
         for future in waiting:
