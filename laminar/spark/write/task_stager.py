@@ -7,6 +7,10 @@ may run a task more than once. Spark reports to the driver the attempts that cou
 dropped. Where two attempts of a task draw the same number, the cluster takes a stage with equal bytes as a
 repetition, and refuses one with other bytes: then the later attempt fails, and Spark starts a new one.
 
+A stage that a partition refuses because it has ended is cut anew by the next route, when all stages under way
+are answered, with new and so higher numbers: rows of one key stay in order. Where the rows name partitions
+the task fails.
+
 Stages are sent by the client's `post_stage`, but their rows are gathered here: a task has Arrow columns, and
 the client's own buffer takes records one by one (docs/decisions/0021).
 """
@@ -14,16 +18,18 @@ the client's own buffer takes records one by one (docs/decisions/0021).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from laminar.batch import Batch, build
 from laminar.client.errors import Error, NotFound
 from laminar.client.records import SinkInfo, Staged, StagedPart
 from laminar.client.transact.sinks import Sink
 from laminar.client.transact.stage_sender import post_stage
 from laminar.spark.read.cluster import Cluster
 from laminar.spark.write.rows import Partitioner, Stage, StageBuffer
+from laminar.wire.key_route import Route
 
 if TYPE_CHECKING:
     import pyarrow
@@ -81,10 +87,12 @@ class TaskStager:
         self._attempt = cluster.session.rng.getrandbits(ATTEMPT_BITS)
         self._next_stage = first_stage(task, self._attempt)
         self._last_stage = self._next_stage + (1 << COUNT_BITS) - 1
-        self._under_way: deque[Future[None]] = deque()
+        self._under_way: deque[tuple[int, Stage, Future[None]]] = deque()
         self._staged: dict[tuple[str, int], list[int]] = {}
-        # By topic the version of the route by which its rows are placed.
-        self._routes: dict[str, int] = {}
+        # By topic the route by which its rows are placed, and the partitions that newer routes lack.
+        self._routes: dict[str, Route] = {}
+        self._ended: dict[str, set[int]] = {}
+        self._named = False  # rows name partitions
         self._records = 0
         # Rows received, staged or not.
         self.rows = 0
@@ -101,6 +109,7 @@ class TaskStager:
             ValueError: for rows that cannot be written.
             Error: for what the cluster refused.
         """
+        self._named = "partition" in positions
         rows = StageBuffer(positions, topic=topic, partitioner_of=self._partitioner)
         try:
             for batch in batches:
@@ -110,14 +119,14 @@ class TaskStager:
             for stage in rows.finish():
                 self._send(stage)
             while self._under_way:
-                self._under_way.popleft().result()
+                self._await_first()
         except Error as error:
             if error.code != "already_committed":
                 raise
             self.rows += sum(batch.num_rows for batch in batches)
             return None
         finally:
-            for future in self._under_way:
+            for _, _, future in self._under_way:
                 future.cancel()
         parts = tuple(
             StagedPart(name, partition, tuple(stages))
@@ -130,19 +139,69 @@ class TaskStager:
             known = self._cluster.run(self._cluster.session.topic_map(topic))
         except NotFound:
             raise ValueError(f"there is no topic {topic!r} to write to: create it first") from None
-        self._routes[topic] = known.route.version
+        self._routes[topic] = known.route
         return Partitioner(known.route, first=self._attempt)
 
     def _send(self, stage: Stage) -> None:
-        topic, partition, frame, records = stage
         while len(self._under_way) >= WIDTH:
-            self._under_way.popleft().result()
+            self._await_first()
+        topic, partition, _, _ = stage
+        if partition in self._ended.get(topic, ()):
+            for each in cut_anew(stage, self._routes[topic], spread=self._attempt):
+                self._post(each)
+        else:
+            self._post(stage)
+
+    def _await_first(self) -> None:
+        """Wait for the stage that was sent first; if it was refused, for all, and cut anew what was."""
+        refused = self._await(*self._under_way.popleft())
+        if refused is None:
+            return
+        again, errors = [refused[0]], [refused[1]]
+        while self._under_way:
+            refused = self._await(*self._under_way.popleft())
+            if refused is not None:
+                again.append(refused[0])
+                errors.append(refused[1])
+        for (topic, partition, *_), error in zip(again, errors, strict=True):
+            if partition in self._routes[topic]:
+                self._go_over(topic, error)
+        for stage in again:
+            for each in cut_anew(stage, self._routes[stage[0]], spread=self._attempt):
+                self._post(each)
+
+    def _await(self, number: int, stage: Stage, future: Future[None]) -> tuple[Stage, Error] | None:
+        """Wait for a stage; return it, with the reason, if its partition has ended.
+
+        Raises:
+            Error: it was refused for another reason, or its rows may have named the partition.
+        """
+        topic, partition, _, records = stage
+        try:
+            future.result()
+        except Error as error:
+            if error.code not in ("sealed", "stale_route") or self._named or not isinstance(error.limit, int):
+                raise
+            return stage, error
+        self._staged.setdefault((topic, partition), []).append(number)
+        self._records += records
+        return None
+
+    def _go_over(self, topic: str, error: Error) -> None:
+        """Place the topic's rows by the route that `error` names; raise `error` if that is not newer."""
+        before = self._routes[topic]
+        if before.version >= error.limit:
+            raise error
+        route = self._cluster.run(self._cluster.lineage(topic, version=error.limit)).route
+        self._ended.setdefault(topic, set()).update(each for each in before.numbers if each not in route)
+        self._routes[topic] = route
+
+    def _post(self, stage: Stage) -> None:
+        topic, partition, frame, _ = stage
         number = self._next_stage
         if number > self._last_stage:
             raise ValueError(f"a task writes at most {1 << COUNT_BITS} stages per batch: use more tasks")
         self._next_stage += 1
-        self._staged.setdefault((topic, partition), []).append(number)
-        self._records += records
         staging = post_stage(
             self._cluster.session,
             topic,
@@ -152,6 +211,39 @@ class TaskStager:
             number=self._number,
             epoch=self._epoch,
             stage=number,
-            route=self._routes[topic],
+            route=self._routes[topic].version,
         )
-        self._under_way.append(self._cluster.submit(staging))
+        self._under_way.append((number, stage, self._cluster.submit(staging)))
+
+
+def cut_anew(stage: Stage, route: Route, *, spread: int) -> list[Stage]:
+    """Return the rows of a stage as stages for the partitions of another route, in order.
+
+    Rows without a key go to the partition of place `spread`, modulo the number of partitions.
+    """
+    topic, _, frame, _ = stage
+    batch = Batch(memoryview(frame))
+    keys = batch.keys or [None] * len(batch)
+    sticky = route.numbers[spread % len(route)]
+    rows: dict[int, list[int]] = {}
+    for position, key in enumerate(keys):
+        rows.setdefault(sticky if key is None else route.partition_of_key(key), []).append(position)
+
+    def chosen(column: Sequence[Any] | None, positions: list[int]) -> list[Any] | None:
+        return None if column is None else [column[position] for position in positions]
+
+    return [
+        (
+            topic,
+            partition,
+            build(
+                [batch.values[position] for position in positions],
+                keys=chosen(batch.keys, positions),
+                timestamps=chosen(batch.given_timestamps, positions),
+                tags=chosen(batch.tags, positions),
+                headers=chosen(batch.headers, positions),
+            ),
+            len(positions),
+        )
+        for partition, positions in rows.items()
+    ]
