@@ -1,16 +1,18 @@
 """Changes of a topic's route under faults: partitions split, merge and move while all kinds of clients go on.
 
 One topic has from one to `MOST` partitions, and is changed at random. Writers, a named copier that is killed
-again and again, and a transaction's driver append records of keys of their own to it; a group of consumers
-reads it. Beside the nemesis's faults, nodes that lead an input, an output or the catalog are killed in each
-state of a change. Checked at the end, by a reader that begins at the earliest record: of each key the
-records are there once, in the order in which they were sent; of the group what `groups` checks.
+again and again, a transaction's driver, and a client that knows no routes append records of keys of their own
+to it; a group of consumers reads it. Beside the nemesis's faults, nodes that lead an input, an output or the
+catalog are killed in each state of a change. Checked at the end, by a reader that begins at the earliest
+record: of each key the records are there once, in the order in which they were sent; of the group what
+`groups` checks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import signal
 import subprocess
@@ -23,8 +25,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 import laminar
 from laminar.client.errors import Error
+from laminar.http.api.append_body import ENVELOPE_LINES_TYPE
 from laminar.testing.cluster import get_json
 from tests.checkers import History
 from tests.client.members import ended
@@ -100,6 +105,7 @@ class Load:
         """Begin; a failure shows in `check_alive` and at the end."""
         self._tasks = [asyncio.create_task(self._write(f"w{number}")) for number in range(WRITERS)]
         self._tasks.append(asyncio.create_task(self._commit()))
+        self._tasks.append(asyncio.create_task(self._request()))
         self._copier = asyncio.create_task(self._copy())
 
     def check_alive(self) -> None:
@@ -168,6 +174,43 @@ class Load:
                 self.happened["commits"] += 1
                 number += 1
                 await asyncio.sleep(0.5)
+
+    async def _request(self) -> None:
+        """Know no routes: name each request, and send it to any node until it is answered, or once more."""
+        rng, number = random.Random("requests"), 0
+        async with httpx.AsyncClient(timeout=15.0, trust_env=False) as client:
+            while self._going:
+                number += 1
+                records = [
+                    (key, self.sent.next(key)) for key in (f"r-{rng.randrange(KEYS)}" for _ in range(6))
+                ]
+                body = "".join(
+                    json.dumps({"key": key, "value": f"{key} {each}"}) + "\n" for key, each in records
+                )
+                headers = {"Content-Type": ENVELOPE_LINES_TYPE, "Idempotency-Key": f"request-{number}"}
+                answered = 0
+                while answered < rng.randint(1, 2):
+                    try:
+                        answer = await client.post(
+                            f"{rng.choice(self._urls)}/v1/topics/{TOPIC}/records",
+                            content=body,
+                            headers=headers,
+                        )
+                    except httpx.TransportError as error:
+                        self.happened[f"request again: {type(error).__name__}"] += 1
+                    else:
+                        if answer.status_code in (200, 201):
+                            answered += 1
+                            self.happened["requests found"] += "laminar-replayed" in answer.headers
+                            continue
+                        code = answer.json()["code"]
+                        self.happened[f"request again: {code}"] += 1
+                        assert answer.status_code >= 500 or code in ("in_progress", "quota"), answer.text
+                    await asyncio.sleep(0.1)
+                for key, each in records:
+                    self.sent.has(key, each)
+                self.happened["requests"] += 1
+                await asyncio.sleep(rng.uniform(0, 2 * self._pause_s))
 
     async def _copy(self) -> None:
         """A process that is killed at any moment, and started again; its numbers go on."""

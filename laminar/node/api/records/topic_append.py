@@ -13,6 +13,7 @@ two attempts that meet, both find the same rest.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -287,7 +288,8 @@ class TopicAppends:
         if not ended:
             return
         places = whole.places()
-        held = [each for each in ended if any(place in _range(each) for place in places)]
+        ordered = sorted(set(places))
+        held = [each for each in ended if _has_any(ordered, _range(each))]
         for first in range(0, len(held), ASKED_AT_ONCE):
             asked = held[first : first + ASKED_AT_ONCE]
             answers = await asyncio.gather(*(self._found(whole.topic, each.number, mark) for each in asked))
@@ -434,6 +436,12 @@ def _sorted_out(
 
 def _version(sealed: Problem) -> int:
     return sealed.limit if isinstance(sealed.limit, int) else 0
+
+
+def _has_any(ordered: Sequence[int], held: range) -> bool:
+    """Return whether any of these places, which rise, is in a range."""
+    found = bisect_left(ordered, held.start)
+    return found < len(ordered) and ordered[found] < held.stop
 
 
 def _range(held: KeyRange) -> range:
