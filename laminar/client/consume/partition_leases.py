@@ -12,12 +12,25 @@ from typing import Any
 import msgspec
 
 from laminar.client.consume.cursors import cursor_path
-from laminar.client.errors import Fenced, NotDrained, OutcomeUnknown, PreconditionFailed, Unavailable
+from laminar.client.errors import (
+    Error,
+    Fenced,
+    NotDrained,
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    Unavailable,
+)
 from laminar.client.net.session import Session
 from laminar.client.policy.assignment import Place, Places
 
 # A step that a node does not answer within this time is sent to another node.
 LEASE_ATTEMPT_S = 1.0
+
+
+def is_gone(error: Error) -> bool:
+    """Return whether the partition is reclaimed: all of it was acknowledged, and others follow."""
+    return error.code == "no_such_partition"
 
 
 class Lease:
@@ -91,6 +104,10 @@ class Leases:
                 position = await self._session.offset_at(self._topic, partition, start, timeout_s=timeout_s)
             await self._put(partition, position, place.position, me, place.owner, timeout_s)
         except (Fenced, NotDrained, PreconditionFailed, Unavailable, OutcomeUnknown):
+            return None
+        except NotFound as error:
+            if not is_gone(error):
+                raise
             return None
         return Lease(partition, me, position)
 

@@ -30,12 +30,13 @@ from urllib.parse import quote
 import msgspec
 
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnDamage, OnExpired
-from laminar.client.consume.partition_leases import LEASE_ATTEMPT_S, Lease, Leases
+from laminar.client.consume.partition_leases import LEASE_ATTEMPT_S, Lease, Leases, is_gone
 from laminar.client.errors import (
     ConfigError,
     Error,
     Fenced,
     NotDrained,
+    NotFound,
     OutcomeUnknown,
     PreconditionFailed,
     Unavailable,
@@ -584,6 +585,10 @@ class Subscription(Generic[T]):
             self._lose(lease, error)
         except _NOT_NOW:
             return
+        except NotFound as error:
+            if not is_gone(error):
+                raise
+            self._drop(lease)
         else:
             self._drop(lease)
 
@@ -604,6 +609,10 @@ class Subscription(Generic[T]):
             self._lose(lease, error)
         except _NOT_NOW:
             return
+        except NotFound as error:
+            if not is_gone(error):
+                raise
+            self._drop(lease)
         self._changed.set()
 
     def _drop(self, lease: Lease) -> None:

@@ -239,6 +239,10 @@ class Partition(Answer):
     to: Annotated[int, Meta(description="The logical partition after its last.")]
     inputs: Annotated[list[_Count], Meta(description="The partitions that it follows.")]
     outputs: Annotated[list[_Count], Meta(description="The partitions that follow it.")]
+    drained_by: list[str] | UnsetType = UNSET
+    """Of one that has ended, if its leader answers: the cursors at its end."""
+    not_drained_by: dict[str, _Count] | UnsetType = UNSET
+    """The same for those that are not, and their positions."""
 
 
 class KeyRange(Answer):

@@ -8,8 +8,9 @@ for a dead node.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Literal
 
 import msgspec
@@ -30,6 +31,8 @@ from laminar.wire.key_route import Route
 from membership.records import (
     ReplicaRecord,
 )
+
+Drains = Callable[[str, int], Awaitable[tuple[list[str], dict[str, int]]]]
 
 DESCRIBE_TIMEOUT_S = MAX_DESCRIBE_WAIT_MS / 1000
 # A request that waits for the leaders waits this much longer for the other replicas.
@@ -233,12 +236,18 @@ async def _until_reported(
 
 
 class PartitionRoutes:
-    """The handlers of the routes that describe partitions."""
+    """The handlers of the routes that describe partitions.
 
-    def __init__(self, services: ShardServices, topics: TopicLookup, states: ReplicaStatus) -> None:
+    `drains(topic, number)` returns the cursors that are drained in a partition, and where the others are.
+    """
+
+    def __init__(
+        self, services: ShardServices, topics: TopicLookup, states: ReplicaStatus, *, drains: Drains
+    ) -> None:
         self._services = services
         self._topics = topics
         self._states = states
+        self._drains = drains
 
     async def partitions(self, request: Request, topic: str) -> Response:
         """Answer GET /v1/topics/{topic}/partitions; with `wait_ms` as soon as all leaders are known.
@@ -268,7 +277,14 @@ class PartitionRoutes:
         states = await self._states.of(topic)
         record = self._topics.partition_record(topic, partition)
         lineage = lineages_of(self._topics.record(topic))[record.number]
-        return Response.json(self._partition(topic, record.number, states, lineage))
+        described = self._partition(topic, record.number, states, lineage)
+        if lineage.status == "sealed":
+            # Without its leader the rest is shown all the same.
+            with contextlib.suppress(Problem, TimeoutError):
+                async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
+                    drained, behind = await self._drains(topic, record.number)
+                    described.drained_by, described.not_drained_by = drained, behind
+        return Response.json(described)
 
     def _partition(
         self, topic: str, number: int, states: dict[tuple[int, str], ReplicaState], lineage: Lineage

@@ -163,6 +163,16 @@ def _check_change(change: CursorChange) -> None:
         raise Problem(
             "invalid", f"owners that begin with {REWIND} are rewinds", field="owner", value=change.owner
         )
+    if is_rewind(change.expected_owner or ""):
+        # A client that does not know rewinds takes them for members that died.
+        raise Problem(
+            "fenced",
+            "the cursor is being rewound; only that, or another rewind, lets it go",
+            field="expected_owner",
+            value=change.expected_owner,
+            limit=change.expected_owner,
+            outcome="not_applied",
+        )
     positions = change.positions
     for field, offsets in (("positions", positions), ("expected", change.expected or {})):
         for number, offset in offsets.items():

@@ -344,6 +344,8 @@ async def test_a_cursor_that_a_rewind_holds_is_not_drained(node: ChangedNode) ->
     error = await node.refused(1)
     assert ("not_drained", {"0": 1}) == (error.code, error.limit)
     assert "rewind" in str(error)
+    with pytest.raises(laminar.Fenced):
+        await node.set(0, 1, owner="old", expected_owner="~rewind.broken")
     await node.put({"rewind": "latest"})
     await node.claim(1, "m")
 

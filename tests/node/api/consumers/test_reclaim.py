@@ -164,6 +164,9 @@ async def test_who_is_drained_and_who_is_not(node: ChangedNode) -> None:
     await node.change(1)
     steps = node.shard._application._handlers["set_cursor"].__self__._steps  # type: ignore[attr-defined]
     assert (["done"], {"behind": 1}) == await steps.drains(TOPIC, 0)
+    found = await node.ask("GET", "/partitions/0")
+    assert (["done"], {"behind": 1}) == (found["drained_by"], found["not_drained_by"])
+    assert not {"drained_by", "not_drained_by"} & (await node.ask("GET", "/partitions/2")).keys()
     assert ([], {"behind": 0, "done": 0}) == await steps.drains(TOPIC, 1)
 
 
