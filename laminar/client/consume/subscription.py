@@ -513,7 +513,7 @@ class Subscription(Generic[T]):
     async def _commit_end(self, lease: Lease) -> None:
         """Commit all of a partition that has ended, if the loop's body has seen it and would not do so.
 
-        It waits for its next record for a session then. A program that commits after every so many records
+        It waits for its next record for a session then. A program that commits after a number of records
         would get none: those that follow the partition wait until it is acknowledged.
         """
         since_s = self._waits_since_s

@@ -7,9 +7,9 @@ may run a task more than once. Spark reports to the driver the attempts that cou
 dropped. Where two attempts of a task draw the same number, the cluster takes a stage with equal bytes as a
 repetition, and refuses one with other bytes: then the later attempt fails, and Spark starts a new one.
 
-A stage that a partition refuses because it has ended is cut anew by the next route, when all stages under way
-are answered, with new and so higher numbers: rows of one key stay in order. Where the rows name partitions
-the task fails.
+A stage that a partition refuses because it has ended is cut again by the next route, when all stages under
+way are answered, with new and so higher numbers: rows of one key stay in order. Where the rows name
+partitions the task fails.
 
 Stages are sent by the client's `post_stage`, but their rows are gathered here: a task has Arrow columns, and
 the client's own buffer takes records one by one (docs/decisions/0021).
@@ -153,7 +153,7 @@ class TaskStager:
             self._post(stage)
 
     def _await_first(self) -> None:
-        """Wait for the stage that was sent first; if it was refused, for all, and cut anew what was."""
+        """Wait for the stage that was sent first; if it was refused, for all, and cut again what was."""
         refused = self._await(*self._under_way.popleft())
         if refused is None:
             return
