@@ -45,6 +45,9 @@ from tests.sim.world import Options, World
 MOST_PARTITIONS = 8
 """Most partitions of a route."""
 
+CONVERGED_S = 900.0
+"""Replicas of some forty partitions are replaced two at a time, each within a `flush_interval_ms` of 20 s."""
+
 MOST_EVER = 40
 """Most partitions of a world: none is reclaimed."""
 
@@ -547,10 +550,9 @@ def _is_over(world: World) -> bool:
 
 
 def _converge(world: World, watch: Watch, topic: TopicRecord, replicas: int | None) -> None:
-    assert world.loop.run_until(lambda: watch.converged(TOPIC, topic.numbers, replicas), at_most_s=180.0), (
-        "healed, but the cluster does not converge: "
-        + simulation.standing(world, watch, TOPIC, topic.numbers)
-    )
+    assert world.loop.run_until(
+        lambda: watch.converged(TOPIC, topic.numbers, replicas), at_most_s=CONVERGED_S
+    ), "healed, but the cluster does not converge: " + simulation.standing(world, watch, TOPIC, topic.numbers)
 
 
 def _check_states(watch: Watch, topic: TopicRecord) -> None:

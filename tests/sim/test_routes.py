@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from laminar.http.api.problems import Problem
-from laminar.node.catalog.service import BeginRouteRequest, CatalogAnswer, CatalogRequest
+from laminar.node.catalog.service import (
+    BeginRouteRequest,
+    CatalogAnswer,
+    CatalogRequest,
+    RouteProgressRequest,
+)
 from membership.records import TopicRecord
 from tests.sim.routes import busy, options_of, simulate
 from tests.sim.scene import REPLACED_SOON, Scene
@@ -94,4 +100,72 @@ def test_a_leader_that_has_lost_its_seal_takes_no_record_and_seals_again() -> No
     assert "open" not in taken, taken
     assert scene.world.loop.run_until(lambda: partition.kept_seal is not None, at_most_s=30.0)
     assert seals == (topic_of(scene).changes or [])[0].seals, "the end that is recorded stands"
+    scene.world.close()
+
+
+def test_an_input_without_a_majority_is_not_sealed_and_a_forced_change_goes_on_without_it() -> None:
+    """A strict change is cancelled, and says why. A forced one's input seals itself when it is led again."""
+    settings = {**REPLACED_SOON, "replace_after_ms": 0}
+    scene = Scene(9, nodes=5, topic_settings={}, node_settings=settings)
+    scene.load()
+    scene.world.loop.run_for(10.0)
+    scene.calm()
+    gone = [machine for machine, _ in scene.watch.partitions(TOPIC, 0)][:2]
+    for machine in gone:
+        machine.kill()
+    scene.world.loop.run_for(20.0)
+    strict = ask(scene, BeginRouteRequest(TOPIC, 0, [0], [30_000], "strict", 8_000))
+    assert strict.result is not None and strict.result.outcome == "created", strict
+    assert scene.world.loop.run_until(lambda: topic_of(scene).change is None, at_most_s=30.0)
+    progress = ask(scene, RouteProgressRequest(TOPIC)).progress
+    assert progress is not None and "partition 0 has no leader" in progress.because, progress
+    assert topic_of(scene).route is None
+
+    forced = BeginRouteRequest(TOPIC, 0, [0], [30_000], "weak", 8_000, force=True)
+    assert ask(scene, forced).result is not None
+    assert scene.world.loop.run_until(lambda: topic_of(scene).route is not None, at_most_s=30.0)
+    (change,) = topic_of(scene).changes or []
+    assert not change.seals
+    opened = [each.number for each in change.outputs]
+
+    def all_open() -> bool:
+        found = [p for number in opened for _, p in scene.watch.partitions(TOPIC, number) if p.leads]
+        return [p.state.succession.status for p in found] == ["open", "open"]
+
+    assert scene.world.loop.run_until(all_open, at_most_s=30.0)
+    for machine in gone:
+        machine.start()
+    assert scene.world.loop.run_until(lambda: bool((topic_of(scene).changes or [])[0].seals), at_most_s=60.0)
+    scene.world.close()
+
+
+def test_a_closing_change_is_forced_when_an_input_is_gone_for_long() -> None:
+    """The same change, asked for with `force`, opens its outputs; only if its order is weak."""
+    settings = {**REPLACED_SOON, "replace_after_ms": 0}
+    scene = Scene(10, nodes=5, topic_settings={}, node_settings=settings)
+    scene.load()
+    scene.world.loop.run_for(10.0)
+    scene.calm()
+    began = BeginRouteRequest(TOPIC, 0, [0], [30_000], "weak", 8_000)
+    holders = [machine for machine, _ in scene.watch.partitions(TOPIC, 0)]
+
+    def kill(step: str, name: str, node: str) -> None:
+        if step == "closing":
+            for machine in holders[:2]:
+                scene.world.loop.call_in(None, 0.0, machine.kill)
+
+    scene.watch.routes.on_step = kill
+    assert ask(scene, began).result is not None
+    scene.world.loop.run_for(15.0)
+    change = topic_of(scene).change
+    assert change is not None and change.state == "closing", change
+    progress = ask(scene, RouteProgressRequest(TOPIC)).progress
+    assert progress is not None and ["partition 0 has no leader that seals it"] == progress.waits_for
+
+    forced = ask(scene, msgspec.structs.replace(began, force=True))
+    assert forced.result is not None and forced.result.outcome == "updated", forced
+    assert topic_of(scene).route is not None
+    for machine in holders[:2]:
+        machine.start()
+    assert scene.world.loop.run_until(lambda: bool((topic_of(scene).changes or [])[0].seals), at_most_s=60.0)
     scene.world.close()

@@ -180,6 +180,21 @@ class Quiescence:
             peer.quiesced_groups[replica.group] = replica
         if replica.core.role is Role.LEADER:
             self._seek_absent(replica)
+            self._wake_for_returned(replica)
+
+    def _wake_for_returned(self, replica: Replica) -> None:
+        """Wake a group again that quiesced without a member whose node came up since that was offered.
+
+        Only what is quiesced is woken when a node comes up, and the others agreed after that.
+        """
+        known = {replica.replica_id, *replica.core.quiesce_peers}
+        up = {peer.node for peer in self._peers.values() if peer.is_up}
+        back = [
+            member
+            for member in replica.configuration.members()
+            if member not in known and replica.nodes[member] in up
+        ]
+        self._add_notices([(replica, back)])
 
     def _seek_absent(self, replica: Replica) -> None:
         known = {replica.replica_id, *replica.core.quiesce_peers}

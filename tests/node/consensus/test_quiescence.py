@@ -282,3 +282,30 @@ def test_a_quiet_leader_looks_for_an_absent_learner_where_it_is_now() -> None:
     assert not quiescence.processed(replica)
     assert [] == quiescence.keepalives(now_ms=400, due_ms=400)
     assert quiescence.next_keepalive_ms(400) is None
+
+
+def test_a_group_is_woken_for_a_member_whose_node_came_up_while_the_others_agreed() -> None:
+    """It was absent when that was offered; nothing would ever bring it up to date."""
+    core = SimpleNamespace(role=Role.LEADER, leader_id=1, quiesced=False, quiesce_peers=(2,), term=1)
+    replica: Any = Stub(
+        group=b"g",
+        replica_id=1,
+        core=core,
+        nodes={1: "a", 2: "b", 3: "c"},
+        configuration=Configuration((1, 2), (3,)),
+    )
+    quiescence = Quiescence(
+        replicas={b"g": replica},
+        election_timeout_ms=1500,
+        heartbeat_ms=200,
+        address_of=lambda node, replica: TcpAddress("127.0.0.1", 1),
+        address_of_peer=lambda peer: None,
+    )
+    heard_from(quiescence, replica, 2, Peer("b", 1, b"one life"))
+    assert [3] == quiescence.absent(replica)
+    quiescence.contact(Peer("c", 1, b"one life"), now_ms=0)
+    assert not quiescence.has_notices
+
+    core.quiesced = True
+    assert quiescence.processed(replica)
+    assert [(b"g", [3])] == [(each.replica.group, each.members) for each in quiescence.take_notices(9)]
