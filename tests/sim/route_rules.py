@@ -30,6 +30,8 @@ class RouteRules:
         self.happened: Counter[str] = Counter()
         # Hears of each step of a change: what it is, the topic or group, and the node if one takes it.
         self.on_step: Callable[[str, str, str], None] = lambda step, name, node: None
+        # Hears of each change of a cursor that is committed: the topic, the partition, the entry.
+        self.on_cursor: Callable[[TopicRecord, int, Buffer], None] | None = None
         # A test seals partitions of which the catalog knows no change.
         self.by_hand = False
         self._newest = CatalogState()
@@ -118,6 +120,9 @@ class RouteRules:
         if header.kind == Kind.SEAL:
             self.happened["partitions sealed"] += 1
             self.on_step("seal committed", group.name, "")
+        topic, _, number = group.name.rpartition("/")
+        if header.kind == Kind.CURSOR and self.on_cursor is not None and topic in self._newest.topics:
+            self.on_cursor(self._newest.topics[topic], int(number), frame)
         if header.kind in RECORDS:
             waits = group.id in self._origins and all(each.kind != Kind.OPEN for each in group.entries)
             assert not waits, f"{who}: entry {header.index} comes before the partition is opened"

@@ -34,6 +34,7 @@ from membership.route_rules import route_of
 from tests.sim import simulation
 from tests.sim.administrators import Administrators
 from tests.sim.clients import BATCH, REQUEST_TIMEOUT_S, Client
+from tests.sim.consumers import Consumer, Gates
 from tests.sim.loop import Life
 from tests.sim.machine import Machine
 from tests.sim.nemesis import Nemesis
@@ -469,7 +470,10 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
             TopicProducer(world, watch, 70 + place, ledger=ledger, named=named)
             for place, named in enumerate((True, False))
         ]
-        for producer in (*producers, *to_topics):
+        gates = Gates()
+        watch.routes.on_cursor = gates.committed
+        members = [Consumer(world, watch, 80 + place) for place in range(3)]
+        for producer in (*producers, *to_topics, *members):
             producer.start(pause_s=options.client_pause_s)
         changer.start()
         if not options.is_interval:
@@ -485,7 +489,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         assert world.loop.run_until(lambda: _is_over(world), at_most_s=120.0), (
             f"healed, but a change does not end: {_change(world)}"
         )
-        for producer in (*producers, *to_topics):
+        for producer in (*producers, *to_topics, *members):
             producer.stopping = True
         world.loop.run_for(2 * REQUEST_TIMEOUT_S)
         topic = _topic(world)
@@ -516,6 +520,9 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
     outcome.exercised += watch.exercised() + nemesis.moving.exercised() + administrators.exercised()
     outcome.exercised["batches that went to an output"] = sum(producer.moved for producer in producers)
     outcome.exercised["stages"] = stager.staged
+    outcome.exercised += gates.happened
+    for member in members:
+        outcome.exercised += member.answers
     outcome.exercised += interrupter.met
     outcome.exercised["records appended to the topic"] = sum(each.acknowledged for each in to_topics)
     outcome.exercised["requests that were answered again"] = sum(each.replayed for each in to_topics)

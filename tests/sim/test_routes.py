@@ -27,6 +27,7 @@ def test_no_record_is_lost_doubled_or_out_of_order_over_changes(seed: int) -> No
     outcome = simulate(busy(seed))
 
     assert outcome.exercised["changes done"] and outcome.exercised["batches that went to an output"]
+    assert outcome.exercised["commits of members"]
     assert outcome.exercised["records compared along lineages"] > outcome.acknowledged / 2
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -143,7 +142,7 @@ class CursorPlaces:
         if not isinstance(place, str):
             for number in place:
                 self._topics.partition_record(topic, number)
-        owner = f"{REWIND}rewind.{secrets.token_hex(8)}"
+        owner = f"{REWIND}rewind.{self._services.rng.getrandbits(64):016x}"
         taken: dict[int, Taken] = {}
         try:
             await self._take_all(topic, name, owner, time_ms, taken)
