@@ -80,10 +80,13 @@ def test_the_golden_question_and_answers() -> None:
     asked = Question("sensors", 3, NUMBER, bytes.fromhex(GOLDEN["frame"]))
 
     assert GOLDEN["question"] == CODEC.encode_question(asked).hex()
-    bodies: list[Receipt | Leader | Problem] = [
+    by_route = Question("sensors", 3, NUMBER, bytes.fromhex(GOLDEN["frame"]), 3)
+    assert GOLDEN["question_with_route"] == CODEC.encode_question(by_route).hex()
+    bodies: list[Receipt | Leader | Problem | NextRoute] = [
         Receipt(812, 4, 3, True, False),
         Leader("127.0.0.2", 7070),
         {"status": 404, "code": "no_such_topic"},
+        NextRoute(3, ((1, 0, 30_000), (4, 30_000, 35_536))),
     ]
     for body, expected in zip(bodies, GOLDEN["answers"], strict=True):
         answer = Answer(NUMBER, 1, body)
