@@ -262,7 +262,7 @@ class Fetchers(Generic[T]):
                         narrowed=self._narrowed,
                     )
             except (TimedOut, Unavailable):
-                if not self._follow:
+                if not self._follow or self._session.closed:
                     raise
                 # Each fetch has a deadline; a reader that follows has none, so it fetches again.
                 continue

@@ -466,6 +466,8 @@ class Reader(Generic[T]):
                     return lineage
                 failure = None
             except Unavailable as error:
+                if self._session.closed:
+                    raise
                 failure = error
             if not self._follow and self._session.loop.time() > deadline:
                 what = f"{self._topic}/{ended} has ended, and no node knows what follows"

@@ -216,3 +216,19 @@ async def test_a_batch_that_comes_twice_is_handed_out_once(cluster: Any) -> None
         cluster.on_fetch = twice
         assert TEN == await _read(topic)
         assert TEN == await _read(topic, on_damage="skip")
+
+
+async def test_a_reader_that_follows_ends_with_its_client(cluster: Any) -> None:
+    """It would ask a closed client again and again, without a pause in which anything else could run."""
+    async with aio.connect(cluster.urls) as client:
+        reader = client.topic("t").read(follow=True)
+
+        async def read() -> None:
+            async for _ in reader:
+                pass
+
+        reading = asyncio.create_task(read())
+        while not any("wait_ms=10000" in target for _, _, target in cluster.requests):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    with pytest.raises(laminar.Unavailable):
+        await reading

@@ -150,6 +150,9 @@ class Run:
         self.flying: dict[int, list[tuple[PartitionQueue, Pending, Copy]]] = defaultdict(list)
         self.network: list[Copy] = []
         self.now = 0
+        # Of each answer that would be good: how often the batch is rejected, or only accepted.
+        self.rejects = 0.0
+        self.accepts = 0.0
 
     def take(self) -> None:
         if not self.box.active:
@@ -180,10 +183,17 @@ class Run:
             self.network.append(copy)
             self.box.retry(queue, pending, until_ms=self.now, maybe_applied=True)
             return
-        result = self.topic.partitions[copy.partition].append(copy)
+        partition = self.topic.partitions[copy.partition]
+        known = copy.epoch == partition.epoch and copy.sequence < len(partition.known)
+        if fate == "good" and faults and not known and self.rng.random() < self.rejects:
+            self.box.failed(queue, pending, Error("rejected", code="rejected"), maybe_applied=False)
+            return
+        result = partition.append(copy)
         if fate == "late":
             self.network.append(copy)
             self.box.retry(queue, pending, until_ms=self.now, maybe_applied=True)
+        elif isinstance(result, int) and self.rng.random() < self.accepts:
+            self.box.accepted(queue, pending, base_offset=result, term=1, replicas=3, synced=True)
         elif isinstance(result, int):
             self.box.acknowledged(queue, pending, base_offset=result, replicas=3, synced=True)
         elif result == "sealed":
@@ -218,6 +228,10 @@ class Run:
             self.deliver()
         elif action == "adopt":
             self.adopt()
+        if self.accepts and (queues := list(self.box.active.values())):
+            queue = self.rng.choice(queues)
+            committed = len(self.topic.partitions[queue.partition].records)
+            self.box.learned(queue, term=1, committed=committed)
         held = {id(each): each for queue in self.box.active.values() for each in queue.waiting()}
         assert self.box.buffered_bytes == sum(each.size_bytes for each in held.values())
 
@@ -309,6 +323,7 @@ def test_a_program_that_starts_again_in_the_middle_of_changes_loses_and_doubles_
         box = RecordAccumulator(route=lineage.route, batch_bytes=90, numbers=numbers, epoch=epoch)
         run = Run(rng, topic, box)
         run.network = network
+        run.accepts = rng.choice([0.0, 0.7])
         crash = rng.randrange(len(program)) if epoch < 3 else len(program)
         for number, key in program[:crash]:
             try:
@@ -392,6 +407,42 @@ def test_a_record_for_a_partition_that_the_caller_named_goes_there_or_is_refused
             assert value == topic.partitions[receipt.partition].records[receipt.offset]
             assert named in (-1, receipt.partition)
             assert 1 == found.count(value)
+
+
+@settings(max_examples=200)
+@given(SEEDS)
+def test_a_stream_of_which_a_batch_is_rejected_ends_there_for_its_keys(seed: int) -> None:
+    """Also over changes: of each key the log is the begin of what was sent, and what has none is reported."""
+    rng = random.Random(seed)
+    topic = Topic(rng, rng.choice([1, 2, 3]), weak=False)
+    box = RecordAccumulator(route=topic.route, batch_bytes=50, stop_on_failure=True)
+    run = Run(rng, topic, box)
+    run.rejects = 0.05
+    sent: dict[bytes, list[bytes]] = defaultdict(list)
+    for number in range(60):
+        key = rng.choice(KEYS)
+        value = b"%b %d" % (key, number)
+        try:
+            box.put(value, key, box.queue_of(key))
+            sent[key].append(value)
+        except Error as error:
+            assert "rejected" == error.code
+        for _ in range(rng.randrange(6)):
+            run.step()
+        if rng.random() < 0.15:
+            topic.step()
+    run.finish()
+
+    found: dict[bytes, list[bytes]] = defaultdict(list)
+    for value in topic.values():
+        found[value.rpartition(b" ")[0]].append(value)
+    failed = [record for pending in box.failures for record in pending.undelivered()]
+    for key, values in sent.items():
+        assert values[: len(found[key])] == found[key], "the begin, once and in order"
+        missing = values[len(found[key]) :]
+        told = [record for record in failed if record.key == key]
+        assert set(missing) <= {record.value for record in told}, "what is not there is reported"
+        assert all(record.outcome == "unknown" for record in told if record.value in found[key])
 
 
 def test_columns_move_with_their_records() -> None:
