@@ -306,7 +306,12 @@ class Reader(Generic[T]):
     async def _start_fetchers(self) -> None:
         places = await self._session.topic_map(self._topic, timeout_s=self._timeout_s)
         named = [*(self._wanted or ()), *(self._start if isinstance(self._start, Mapping) else ())]
-        beyond = [each for each in named if each not in places.places]
+        lineage = Lineage(places.route)
+        if places.route.version or any(each not in places.places for each in named):
+            lineage = await lineage_of(self._session, self._topic, timeout_s=self._timeout_s)
+        # Those that are reclaimed are known, too: a program may come with an old position.
+        there = {*places.places, *lineage.partitions}
+        beyond = [each for each in named if each not in there and lineage.end_of(each) is None]
         if beyond:
             raise ConfigError(
                 f"{self._topic} has {len(places.places)} partitions, not {beyond[0]}",
@@ -319,9 +324,6 @@ class Reader(Generic[T]):
         if self._wanted is not None:
             await self._start_at({each: known.get(each, at) for each in self._wanted})
             return
-        lineage = Lineage(places.route)
-        if places.route.version:
-            lineage = await lineage_of(self._session, self._topic, timeout_s=self._timeout_s)
         begun: dict[int, int] = {}
         while True:
             self._lineage = lineage

@@ -375,7 +375,10 @@ class Api:
             return None
         if LOCAL in request.headers or FORWARDED in request.headers or not self._known(params):
             return None
-        number = self._topics.partition_record(topic, params["partition"]).number
+        try:
+            number = self._topics.partition_record(topic, params["partition"]).number
+        except Problem:
+            return None  # the handler says why: it may be reclaimed
         if needs_leader:
             where = self._locator.known_leader(topic, number)
         else:

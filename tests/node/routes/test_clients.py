@@ -12,7 +12,7 @@ import pytest
 
 import laminar
 from laminar.embedded import EmbeddedNode
-from tests.node.routes.test_changes import node, partition_of, until
+from tests.node.routes.test_changes import node, partition_of, topic_of, until
 
 __all__ = ["node"]
 KEYS = [f"key {number}" for number in range(20)]
@@ -313,3 +313,44 @@ async def test_a_transaction_is_cut_anew_over_changes(node: EmbeddedNode) -> Non
             await topic.merge([2, 3], wait=10)
             await topic.move(1, wait=10)
     check(sent, [record async for record in topic.read()])
+
+
+async def test_readers_pass_what_is_reclaimed(node: EmbeddedNode) -> None:
+    """One that had read it goes on; one that had not is told, or goes on with what follows."""
+    client, topic = node.client, node.client.topic("t")
+    for number in range(40):
+        await topic.append(b"%d" % number, KEYS[number % 20])
+    async with topic.read(cursor="done") as reader:
+        assert 40 == len([record async for record in reader])
+    await topic.set_cursor("behind", {0: 1, 1: 0})
+    end = (await topic.offsets())[0]
+    await topic.split(0, at=9_000, wait=10)
+    await topic.delete_cursor("behind")
+    following = topic.read({0: end, 1: 40}, follow=True)
+    waiting = asyncio.create_task(following.next_batch())
+    await client.session.call("DELETE", "/v1/topics/t/partitions/0", accept=(404,))
+    await until(lambda: 0 not in topic_of(node).all_numbers, lambda: topic_of(node))
+    for number in range(40, 80):
+        await topic.append(b"%d" % number, KEYS[number % 20])
+    first = await waiting
+    assert first is not None and first.partition in (1, 2, 3)
+    await following.close()
+    there = [int(record.value) async for record in topic.read()]
+    assert set(range(40, 80)) <= set(there)
+    async with laminar.aio.connect(node.url) as fresh:
+        again = fresh.topic("t")
+        assert sorted(there) == sorted([int(record.value) async for record in again.read()])
+        async with again.read(cursor="done") as reader:
+            assert list(range(40, 80)) == sorted([int(record.value) async for record in reader])
+        other = (await again.offsets())[1]
+        later = [int(record.value) async for record in again.read({0: end, 1: other})]
+        assert set(later) <= set(range(40, 80)) and later
+        with pytest.raises(laminar.OffsetExpired, match="is reclaimed"):
+            await anext(aiter(again.read({0: end - 1, 1: other})))
+        skipping = again.read({0: end - 1, 1: other}, on_expired="earliest")
+        assert later == [int(record.value) async for record in skipping]
+        assert [(0, end - 1, end)] == skipping.skipped
+        with pytest.raises(laminar.ConfigError):
+            await anext(aiter(again.read({77: 1})))
+        with pytest.raises(laminar.OffsetExpired):
+            await fresh.session.fetch("t", 0, offset=1, max_bytes=1 << 20)
