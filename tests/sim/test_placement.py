@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from laminar.node.catalog.controller import Controller
-from laminar.node.catalog.service import DeleteTopicRequest, PlacementRequest, TopicRequest
+from laminar.node.catalog.service import ConfirmRequest, DeleteTopicRequest, PlacementRequest, TopicRequest
 from laminar.node.transport.rpc import PeerLost
 from membership.catalog import NotCatalogLeader
 from membership.records import CatalogState
@@ -74,6 +74,32 @@ def test_who_knows_no_leader_asks_the_others_and_has_its_request_carried_out_onc
     answer = world.loop.run_until_complete(service.ask(DeleteTopicRequest("soon-gone", None)))
 
     assert answer.result is not None and "deleted" == answer.result.outcome, answer
+    world.close()
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_former_leader_that_an_old_copy_names_is_not_asked_for_ever(
+    dead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names the leader, if it is alive; else the others do. A node that was removed has such a copy."""
+    own = Scene(85, topic_settings={})
+    world = own.world
+    world.loop.run_for(5.0)
+    leader = world.catalog_leader()
+    assert leader is not None
+    asker, former = (each for each in world.up if each is not leader[0])
+    assert asker.controller is not None
+    service = asker.controller.service
+    if dead:
+        former.kill()
+
+    async def old(request: Any) -> Any:
+        raise NotCatalogLeader(former.name)
+
+    monkeypatch.setattr(service, "_perform", old)
+    answer = world.loop.run_until_complete(service.ask(ConfirmRequest([])))
+
+    assert not answer.error and answer.version == leader[1].state().version, answer
     world.close()
 
 

@@ -332,6 +332,7 @@ class CatalogService:
         deadline = began + LEADER_WAIT_S
         named = ""
         others: list[str] = []
+        failed: set[str] = set()
         lost = False
         while True:
             leader: str | None = None
@@ -343,10 +344,12 @@ class CatalogService:
                 return CatalogAnswer(error="unknown", detail=str(error))
             if passed_on:
                 return CatalogAnswer(error="no_leader", leader=leader or "")
-            if leader is None and loop.time() >= began + ASK_OTHERS_AFTER_S:
+            if named:
+                # This node's copy may be old, and name a leader of before for good: the node was removed.
+                leader, named = named, ""
+            elif (leader is None or leader in failed) and loop.time() >= began + ASK_OTHERS_AFTER_S:
                 others = others or self._others()
-                leader = named or (await self._who_leads(others.pop()) if others else "")
-                named = ""
+                leader = await self._who_leads(others.pop()) if others else ""
             if leader and leader != self._directory.node:
                 answer = None
                 try:
@@ -357,6 +360,7 @@ class CatalogService:
                     lost |= not isinstance(error, PeerLost) or error.sent
                 if answer is not None and answer.error != "no_leader":
                     return _doubted(answer, lost)
+                failed.add(leader)
                 named = answer.leader if answer is not None and answer.leader != leader else ""
             if loop.time() >= deadline:
                 return CatalogAnswer(error="no_leader", detail="the catalog has no leader now")

@@ -43,14 +43,19 @@ class Nemesis:
         *,
         rng: random.Random,
         placed: Sequence[str] = (),
+        anew_timeout_s: float = ANEW_TIMEOUT_S,
     ) -> None:
-        """`placed`: topics whose replicas must be in their places again behind a fault, if not `topics`."""
+        """`placed`: topics whose replicas must be in their places again behind a fault, if not `topics`.
+
+        `anew_timeout_s`: how long that may take.
+        """
         self.happened: Counter[str] = Counter()
         self._cluster = cluster
         self._workload = workload
         self._history = history
         self._topics = topics
         self._placed = list(placed) or topics
+        self._anew_timeout_s = anew_timeout_s
         self._rng = rng
         self._busy: set[int] = set()
         self._probes: list[asyncio.Task[None]] = []
@@ -364,10 +369,10 @@ class Nemesis:
 
     async def _until(self, what: str, true: Callable[[], bool]) -> None:
         """Look again and again; not for ever."""
-        deadline = time.monotonic() + ANEW_TIMEOUT_S
+        deadline = time.monotonic() + self._anew_timeout_s
         while not await asyncio.to_thread(true):
             if time.monotonic() >= deadline:
-                raise RuntimeError(f"after {ANEW_TIMEOUT_S:g} s still not: {what}")
+                raise RuntimeError(f"after {self._anew_timeout_s:g} s still not: {what}")
             await asyncio.sleep(0.2)
 
     # -- wires ---------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ PARTITIONS_BESIDE = 3
 MOST = 8
 WRITERS = 6
 KEYS = 5
+# Ended partitions stay: after an hour a node that lost its disk has hundreds of replicas to be made again.
+ANEW_S = 900.0
 STATES = ("preparing", "closing", "done")
 ROLES = ("input", "output", "catalog")
 
@@ -391,7 +393,9 @@ async def run_routes(
             appends_per_s=appends_per_s / 3,
             seed=seed,
         )
-        nemesis = Nemesis(cluster, workload, history, [BESIDE], placed=[BESIDE, TOPIC], rng=rng)
+        nemesis = Nemesis(
+            cluster, workload, history, [BESIDE], placed=[BESIDE, TOPIC], rng=rng, anew_timeout_s=ANEW_S
+        )
         if only:
             nemesis.faults = {fault: nemesis.faults[fault] for fault in only}
         load = Load(cluster.urls, appends_per_s=appends_per_s, rng=rng)
