@@ -66,6 +66,9 @@ async def test_a_partition_splits_and_its_parts_are_merged(node: EmbeddedNode) -
     topic = node.client.topic("t")
     for number in range(10):
         await topic.append(b"before %d" % number, b"key %d" % number)
+    end = partition_of(node, 0).end_offset
+    await topic.set_cursor("done", {0: end})
+    await topic.set_cursor("billing", {0: end - 1})
     await begin(node, 0, cuts=[9_000])
     await until(lambda: topic_of(node).change is None, lambda: topic_of(node).change)
     route = topic_of(node).route
@@ -85,6 +88,7 @@ async def test_a_partition_splits_and_its_parts_are_merged(node: EmbeddedNode) -
     assert 'laminar_route_changes_total{result="done"} 2.0' in metrics
     assert 'laminar_route_phase_seconds_count{phase="closing"} 2.0' in metrics
     assert 'laminar_partitions{state="sealed"} 3.0' in metrics
+    assert "laminar_undrained_cursors 1.0" in metrics
 
 
 def metrics_of(node: EmbeddedNode) -> str:

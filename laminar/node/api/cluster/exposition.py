@@ -88,7 +88,13 @@ class _Scrape(Collector):
         counted = Counter(each["state"] for each in led)
         for state in ("waiting", "open", "sealed"):
             states.add_metric([state], counted[state])
-        yield from (changes, phases, states)
+        undrained = GaugeMetricFamily(
+            "laminar_undrained_cursors",
+            "Cursors that are before the ends of partitions which have ended, and which this node leads",
+        )
+        ended = [each["cursors"] for each in led if each["state"] == "sealed"]
+        undrained.add_metric([], sum(lag > 0 for cursors in ended for lag, _ in cursors.values()))
+        yield from (changes, phases, states, undrained)
 
     def _partitions(self) -> Iterator[Metric]:
         labels = ["topic", "partition"]
