@@ -44,16 +44,29 @@ async def routes_of(session: Session, topic: str) -> Mapping[str, Any]:
     return answer
 
 
-async def route_with(session: Session, topic: str, version: int) -> RouteInfo:
-    """Return the route, from a node that knows of the change to this version.
+async def route_from(session: Session, topic: str, version: int, *, begun: bool = False) -> RouteInfo:
+    """Return the route, from a node that knows this version of it; with `begun` also that it is being made.
 
-    A change that was cancelled meanwhile is known to no node: then return what they know after `VIEW_WAIT_S`.
+    A change that was cancelled meanwhile is known to no node: with `begun` return what they know after
+    `VIEW_WAIT_S`.
+
+    Raises:
+        TimedOut: no node that answers knows the version after `PATIENCE_S`.
     """
-    deadline = time.monotonic() + VIEW_WAIT_S
+    began = time.monotonic()
     while True:
         route = RouteInfo.from_answer(await routes_of(session, topic))
-        if route.version >= version or route.changing == version or time.monotonic() >= deadline:
+        passed_s = time.monotonic() - began
+        if route.version >= version or (begun and (route.changing == version or passed_s >= VIEW_WAIT_S)):
             return route
+        if passed_s >= PATIENCE_S:
+            raise TimedOut(
+                f"no node that answers knows route {version} of topic {topic}",
+                code="timed_out",
+                field="version",
+                value=version,
+                limit=route.version,
+            )
         await asyncio.sleep(PAUSE_S)
 
 
@@ -127,7 +140,7 @@ async def until_done(session: Session, topic: str, version: int, *, wait: float)
                 outcome="not_applied",
             ) from error
         if change["state"] == "done":
-            return await route_with(session, topic, version)
+            return await route_from(session, topic, version)
         if time.monotonic() >= deadline:
             waits_for = "; ".join(change.get("waits_for") or ()) or "nothing that is known"
             raise TimedOut(

@@ -45,7 +45,7 @@ from laminar.client.route_changes import (
     cancel_route,
     change_route,
     logical_cuts,
-    route_with,
+    route_from,
     routes_of,
     until_done,
 )
@@ -590,7 +590,7 @@ class Topic(Generic[T]):
     async def _change(self, inputs: Sequence[int], *, wait: float, detach: bool, **change: Any) -> RouteInfo:
         version = await change_route(self._session, self.name, inputs, wait=wait, **change)
         if detach:
-            return await route_with(self._session, self.name, version)
+            return await route_from(self._session, self.name, version, begun=True)
         return await until_done(self._session, self.name, version, wait=wait)
 
     async def cancel_change(self) -> int | None:

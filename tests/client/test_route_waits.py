@@ -1,0 +1,54 @@
+"""A change of a route, seen through nodes of which some have old views."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from laminar.client import route_changes
+from laminar.client.errors import TimedOut
+from laminar.client.net.session import Session
+from laminar.client.route_changes import route_from, until_done
+
+
+def routes(version: int, *, changing: int | None = None) -> dict[str, Any]:
+    change = None if changing is None else {"version": changing, "inputs": []}
+    ranges = [{"partition": version, "from": 0, "to": 65_536}]
+    return {"routes": [{"version": version, "ranges": ranges}], "changes": [], "change": change}
+
+
+class Nodes:
+    """A session whose nodes say in turn how the route is; the last one goes on."""
+
+    def __init__(self, *views: dict[str, Any]) -> None:
+        self.views = list(views)
+
+    async def get_json(self, target: str, **more: Any) -> dict[str, Any]:
+        if "wait_ms" in target:
+            return {"state": "done"}
+        return self.views.pop(0) if len(self.views) > 1 else self.views[0]
+
+
+def nodes(*views: dict[str, Any]) -> Session:
+    return cast("Session", Nodes(*views))
+
+
+async def test_a_change_that_is_done_is_not_taken_from_a_node_that_sees_it_under_way() -> None:
+    """A caller of `merge` would be given the partitions that have just ended."""
+    asked = nodes(routes(1), routes(1, changing=2), routes(2))
+    route = await until_done(asked, "t", 2, wait=1.0)
+    assert (2, {2: range(65_536)}) == (route.version, dict(route.ranges))
+
+
+async def test_one_that_has_begun_is_seen_under_way() -> None:
+    route = await route_from(nodes(routes(1), routes(1, changing=2)), "t", 2, begun=True)
+    assert (1, 2) == (route.version, route.changing)
+
+
+async def test_where_no_node_knows_it_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route_changes, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(route_changes, "VIEW_WAIT_S", 0.1)
+    with pytest.raises(TimedOut, match="knows route 2"):
+        await route_from(nodes(routes(1)), "t", 2)
+    assert 1 == (await route_from(nodes(routes(1)), "t", 2, begun=True)).version
