@@ -133,6 +133,8 @@ class PlacementRules:
 
     def _is_there(self, name: str, what: str) -> None:
         machine = self._machine(name)
+        if machine is not None and self._answers(machine):
+            return  # it came back since the last sample
         silent_s = self._silent_s(machine.node) if machine is not None else BELIEVED_S + 1
         assert silent_s < BELIEVED_S, f"{name} has been silent for {silent_s:.1f} s: {what}"
 

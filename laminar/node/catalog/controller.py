@@ -493,7 +493,7 @@ class Controller(Process):
     async def _copy_stands_still(self) -> bool:
         """Return whether this node's copy of the catalog lacks what the catalog had at the check before."""
         now_ms = self.clock.monotonic_ms()
-        if now_ms < self._copy_checked_ms + COPY_CHECK_MS or self._leader() in ("", self.boot.node):
+        if now_ms < self._copy_checked_ms + COPY_CHECK_MS or self._leader() == self.boot.node:
             return False
         self._copy_checked_ms = now_ms
         stands_still = self.state().version < self._newest_version
