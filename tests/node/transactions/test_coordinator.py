@@ -300,7 +300,6 @@ def routes(services: Services | None = None, **others: Callable[[str, bytes], Aw
     services, asking = services or Services(), exchange(**others)
     return SinkRoutes(
         services,
-        asking,
         LeaderCall(services, Locator(services, asking)),
         TopicLookup(services.view),
         make_topic=no_topic,

@@ -358,7 +358,6 @@ def routes() -> SinkRoutes:
     services, asking = Services(), exchange()
     return SinkRoutes(
         services,
-        asking,
         LeaderCall(services, Locator(services, asking)),
         TopicLookup(services.view),
         make_topic=no_topic,

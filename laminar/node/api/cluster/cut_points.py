@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from laminar.http.api.deadlines import FORWARDED_STEP_S
-from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.leader_call import READ, LeaderCall
-from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.services import ShardServices
 from laminar.node.partition.partition import Partition
 from laminar.node.routes.cut_points import cuts_of, sample, weights_of
@@ -28,9 +25,8 @@ class CutRequest(msgspec.Struct, frozen=True, array_like=True):
 class CutPoints:
     """The question, and the answer of a leader."""
 
-    def __init__(self, services: ShardServices, exchange: Exchange, leaders: LeaderCall) -> None:
+    def __init__(self, services: ShardServices, leaders: LeaderCall) -> None:
         self._services = services
-        self._exchange = exchange
         self._leaders = leaders
 
     async def of(self, topic: str, held: KeyRange, *, into: int) -> list[int]:
@@ -40,16 +36,7 @@ class CutPoints:
             Problem: the partition has no leader, among others.
         """
         asked = CutRequest(topic, held.number, held.first, held.size, into)
-
-        async def there(where: ReplicaEndpoint) -> list[int]:
-            cuts: list[int] = await self._exchange.ask(
-                where.address, "cuts", asked, kind=list[int], timeout_s=FORWARDED_STEP_S
-            )
-            return cuts
-
-        return await self._leaders(
-            topic, held.number, here=lambda led: self._cuts(led, asked), there=there, policy=READ
-        )
+        return await self._leaders.ask("cuts", asked, list[int], here=self._cuts, policy=READ)
 
     async def on_cuts(self, peer: Peer, payload: bytes) -> list[int]:
         """Answer another shard, for a partition that is led here."""

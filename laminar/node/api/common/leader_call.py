@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from laminar.http.api.deadlines import (
     APPEND_ATTEMPTS_S,
     ELECTION_WAIT_S,
     FIRST_LOOK_UP_PAUSE_S,
+    FORWARDED_STEP_S,
     LOOK_UP_PAUSE_S,
     READ_ATTEMPTS_S,
     STEP_ATTEMPTS_S,
@@ -36,6 +37,7 @@ from laminar.node.api.common.services import ShardServices
 from laminar.node.partition.partition import Partition
 
 T = TypeVar("T")
+R = TypeVar("R", bound="OfPartition")
 
 Conclusion = Callable[[Sequence[Problem], Problem], Problem]
 """Makes the problem for the caller, of earlier attempts' unknown outcomes and the last attempt's problem."""
@@ -92,6 +94,18 @@ def append_policy(*, repeatable: bool, repeats_here: bool) -> RetryPolicy:
     )
 
 
+class OfPartition(Protocol):
+    """A request that the leader of one partition carries out."""
+
+    @property
+    def topic(self) -> str:
+        """The partition's topic."""
+
+    @property
+    def partition(self) -> int:
+        """The partition's number."""
+
+
 class LeaderCall:
     """Carries requests out at partitions' leaders: here, or at the shard that leads."""
 
@@ -114,6 +128,39 @@ class LeaderCall:
         if partition is None:
             raise Problem("not_leader", f"{topic}/{number} is not led here", outcome="not_applied")
         return partition
+
+    async def ask(
+        self,
+        method: str,
+        request: R,
+        kind: type[T],
+        *,
+        here: Callable[[Partition, R], Awaitable[T]],
+        policy: RetryPolicy,
+        timeout_s: float = FORWARDED_STEP_S,
+        payload: Any = None,
+    ) -> T:
+        """Return `here(partition, request)` if this shard leads, else what `method` of the leader's answers.
+
+        `payload` is sent in place of the request.
+
+        Raises:
+            Problem: as `__call__`.
+        """
+        sent = request if payload is None else payload
+
+        async def there(where: ReplicaEndpoint) -> T:
+            exchange = self.locator.exchange
+            answer: T = await exchange.ask(where.address, method, sent, kind=kind, timeout_s=timeout_s)
+            return answer
+
+        return await self(
+            request.topic,
+            request.partition,
+            here=lambda partition: here(partition, request),
+            there=there,
+            policy=policy,
+        )
 
     async def __call__(
         self,

@@ -48,7 +48,7 @@ class Locator:
 
     def __init__(self, services: ShardServices, exchange: Exchange) -> None:
         self._services = services
-        self._exchange = exchange
+        self.exchange = exchange
         self._cache: dict[tuple[str, int], str] = {}
 
     def where(self, node: str, topic: str, number: int) -> ReplicaEndpoint | None:
@@ -149,7 +149,7 @@ class Locator:
             if where.node == but:
                 continue
             try:
-                node: str = await self._exchange.ask(
+                node: str = await self.exchange.ask(
                     where.address,
                     "leader",
                     _LeaderQuestion(topic, number),

@@ -21,12 +21,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from laminar.http.api.deadlines import FORWARDED_STEP_S
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import parse_time
-from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.leader_call import STEP, LeaderCall
-from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.consumers.cursor_steps import CursorRequest, CursorState, CursorSteps
@@ -68,13 +65,11 @@ class CursorPlaces:
     def __init__(
         self,
         services: ShardServices,
-        exchange: Exchange,
         leaders: LeaderCall,
         topics: TopicLookup,
         steps: CursorSteps,
     ) -> None:
         self._services = services
-        self._exchange = exchange
         self._leaders = leaders
         self._topics = topics
         self._steps = steps
@@ -206,19 +201,7 @@ class CursorPlaces:
         await self._steps.all(steps)
 
     async def _take(self, request: TakeRequest) -> Taken:
-        async def there(where: ReplicaEndpoint) -> Taken:
-            answer: Taken = await self._exchange.ask(
-                where.address, "take_cursor", request, kind=Taken, timeout_s=FORWARDED_STEP_S
-            )
-            return answer
-
-        return await self._leaders(
-            request.topic,
-            request.partition,
-            here=lambda partition: self._perform(partition, request),
-            there=there,
-            policy=STEP,
-        )
+        return await self._leaders.ask("take_cursor", request, Taken, here=self._perform, policy=STEP)
 
     async def _perform(self, partition: Partition, request: TakeRequest) -> Taken:
         if request.owner:

@@ -13,11 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from laminar.http.api.deadlines import FORWARDED_STEP_S
 from laminar.http.api.problems import Problem
-from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.leader_call import STEP, LeaderCall
-from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.consumers.gates import Gates
@@ -26,9 +23,6 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.cursors import Cursor
 from laminar.node.routes import lineage
 from laminar.node.transport.transport import Peer
-
-# By partition: its start offset and its committed end offset.
-
 
 Bounds = Mapping[int, tuple[int, int]]
 """By partition: its start offset and its committed end offset."""
@@ -75,13 +69,11 @@ class CursorSteps:
     def __init__(
         self,
         services: ShardServices,
-        exchange: Exchange,
         leaders: LeaderCall,
         topics: TopicLookup,
         gates: Gates,
     ) -> None:
         self._services = services
-        self._exchange = exchange
         self._leaders = leaders
         self._topics = topics
         self._gates = gates
@@ -140,20 +132,7 @@ class CursorSteps:
 
     async def _one(self, step: CursorRequest) -> list[CursorState]:
         """Carry out one step at the partition's leader. Every step may be repeated."""
-
-        async def there(where: ReplicaEndpoint) -> list[CursorState]:
-            answer: list[CursorState] = await self._exchange.ask(
-                where.address, "cursor", step, kind=list[CursorState], timeout_s=FORWARDED_STEP_S
-            )
-            return answer
-
-        return await self._leaders(
-            step.topic,
-            step.partition,
-            here=lambda partition: self._perform(partition, step),
-            there=there,
-            policy=STEP,
-        )
+        return await self._leaders.ask("cursor", step, list[CursorState], here=self._perform, policy=STEP)
 
     async def _perform(self, partition: Partition, step: CursorRequest) -> list[CursorState]:
         names = [step.name]

@@ -31,9 +31,7 @@ from laminar.http.api.deadlines import (
 )
 from laminar.http.api.problems import Problem
 from laminar.node.api.common.attempts import keep_code
-from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.leader_call import LeaderCall, RetryPolicy
-from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.services import ShardServices
 from laminar.node.partition.cursor_commands import is_rewind
 from laminar.node.partition.partition import Partition
@@ -74,9 +72,8 @@ class DrainAnswer(msgspec.Struct, frozen=True, array_like=True):
 class Gates:
     """The gates of all partitions that this shard leads."""
 
-    def __init__(self, services: ShardServices, exchange: Exchange, leaders: LeaderCall) -> None:
+    def __init__(self, services: ShardServices, leaders: LeaderCall) -> None:
         self._services = services
-        self._exchange = exchange
         self._leaders = leaders
 
     async def has(self, partition: Partition) -> bool:
@@ -167,21 +164,12 @@ class Gates:
         return found
 
     async def _ask_one(self, question: DrainQuestion) -> DrainAnswer:
-        async def there(where: ReplicaEndpoint) -> DrainAnswer:
-            answer: DrainAnswer = await self._exchange.ask(
-                where.address, "drained", question, kind=DrainAnswer, timeout_s=FORWARDED_GATE_S
-            )
-            return answer
-
-        return await self._leaders(
-            question.topic,
-            question.partition,
-            here=lambda partition: self._answer(partition, question.name),
-            there=there,
-            policy=GATE,
+        return await self._leaders.ask(
+            "drained", question, DrainAnswer, here=self._answer, policy=GATE, timeout_s=FORWARDED_GATE_S
         )
 
-    async def _answer(self, partition: Partition, name: str) -> DrainAnswer:
+    async def _answer(self, partition: Partition, question: DrainQuestion) -> DrainAnswer:
+        name = question.name
         end = await partition.reader.confirmed_end()
         seal = partition.state.committed_seal
         cursor: Cursor | None = partition.cursor_commands.get(name)
@@ -195,7 +183,7 @@ class Gates:
     async def on_drained(self, peer: Peer, payload: bytes) -> DrainAnswer:
         """Answer another shard about a partition that is led here."""
         question = msgspec.msgpack.decode(payload, type=DrainQuestion)
-        return await self._answer(self._leaders.led_here(question.topic, question.partition), question.name)
+        return await self._answer(self._leaders.led_here(question.topic, question.partition), question)
 
 
 def _not_drained(partition: Partition, name: str, behind: dict[int, DrainAnswer]) -> Problem:

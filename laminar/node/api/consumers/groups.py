@@ -17,15 +17,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laminar.http.api import documents
-from laminar.http.api.deadlines import FORWARDED_STEP_S
 from laminar.http.api.documents import MemberState
 from laminar.http.api.parameters import GROUP_PATTERN
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.leader_call import STEP, LeaderCall
-from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.consumers.cursors import CursorRoutes, cursor_document
@@ -65,13 +62,11 @@ class GroupRoutes:
     def __init__(
         self,
         services: ShardServices,
-        exchange: Exchange,
         leaders: LeaderCall,
         topics: TopicLookup,
         cursors: CursorRoutes,
     ) -> None:
         self._services = services
-        self._exchange = exchange
         self._leaders = leaders
         self._topics = topics
         self._cursors = cursors
@@ -181,19 +176,7 @@ class GroupRoutes:
         return state, self._topics.route(self._topics.record(topic)).version
 
     async def _ask(self, step: GroupRequest) -> GroupState:
-        async def there(where: ReplicaEndpoint) -> GroupState:
-            answer: GroupState = await self._exchange.ask(
-                where.address, "group", step, kind=GroupState, timeout_s=FORWARDED_STEP_S
-            )
-            return answer
-
-        return await self._leaders(
-            step.topic,
-            step.partition,
-            here=lambda partition: self._perform(partition, step),
-            there=there,
-            policy=STEP,
-        )
+        return await self._leaders.ask("group", step, GroupState, here=self._perform, policy=STEP)
 
     async def _perform(self, partition: Partition, step: GroupRequest) -> GroupState:
         await self._check_place(partition, step)

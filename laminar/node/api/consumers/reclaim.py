@@ -27,9 +27,7 @@ from laminar.http.api import documents
 from laminar.http.api.deadlines import FORWARDED_SINK_STEP_S
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.leader_call import STEP, LeaderCall
-from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.consumers.cursor_steps import CursorRequest, CursorSteps
@@ -74,13 +72,11 @@ class Reclaims:
     def __init__(
         self,
         services: ShardServices,
-        exchange: Exchange,
         leaders: LeaderCall,
         topics: TopicLookup,
         steps: CursorSteps,
     ) -> None:
         self._services = services
-        self._exchange = exchange
         self._leaders = leaders
         self._topics = topics
         self._steps = steps
@@ -122,18 +118,14 @@ class Reclaims:
         if seal is not None and number not in record.all_numbers:  # repeated
             return _answer(topic, number, Reclaimed(seal.end_offset, seal.end_offset))
         number = self._topics.partition_record(topic, partition).number
-
-        async def there(where: ReplicaEndpoint) -> Reclaimed:
-            answer: Reclaimed = await self._exchange.ask(
-                where.address,
-                "reclaim",
-                ReclaimQuestion(topic, number),
-                kind=Reclaimed,
-                timeout_s=FORWARDED_SINK_STEP_S,
-            )
-            return answer
-
-        reclaimed = await self._leaders(topic, number, here=self._reclaim, there=there, policy=STEP)
+        reclaimed = await self._leaders.ask(
+            "reclaim",
+            ReclaimQuestion(topic, number),
+            Reclaimed,
+            here=lambda partition, _: self._reclaim(partition),
+            policy=STEP,
+            timeout_s=FORWARDED_SINK_STEP_S,
+        )
         with contextlib.suppress(Problem):
             await self._services.refresh_view()
         return _answer(topic, number, reclaimed)

@@ -309,15 +309,8 @@ class TopicAppends:
 
     async def _found(self, topic: str, number: int, mark: BatchIdentity) -> Found:
         asked = LookUpRequest(topic, number, mark.producer_id, mark.sequence, mark.made_ms)
-
-        async def there(where: ReplicaEndpoint) -> Found:
-            found: Found = await self._exchange.ask(
-                where.address, "look_up", asked, kind=Found, timeout_s=FORWARDED_APPEND_S
-            )
-            return found
-
-        return await self._leaders(
-            topic, number, here=lambda partition: _found_here(partition, asked), there=there, policy=_LOOK_UP
+        return await self._leaders.ask(
+            "look_up", asked, Found, here=_found_here, policy=_LOOK_UP, timeout_s=FORWARDED_APPEND_S
         )
 
     async def on_look_up(self, peer: Peer, payload: bytes) -> Found:

@@ -17,10 +17,8 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.leader_call import SINK_STEP, LeaderCall
-from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -166,7 +164,6 @@ class SinkRoutes:
     def __init__(
         self,
         services: ShardServices,
-        exchange: Exchange,
         leaders: LeaderCall,
         topics: TopicLookup,
         *,
@@ -174,7 +171,6 @@ class SinkRoutes:
         limits: Limits,
     ) -> None:
         self._services = services
-        self._exchange = exchange
         self._leaders = leaders
         self._topics = topics
         self._stale = StaleRoutes(topics)
@@ -457,19 +453,14 @@ class SinkRoutes:
 
     async def _at_leader(self, request: AnyRequest, kind: type[Any]) -> Any:
         """Return what the leader of the request's partition answers."""
-
-        async def there(where: ReplicaEndpoint) -> Any:
-            payload = (type(request).__name__, request)
-            return await self._exchange.ask(
-                where.address, "sinks", payload, kind=kind, timeout_s=FORWARDED_SINK_STEP_S
-            )
-
-        return await self._leaders(
-            request.topic,
-            request.partition,
-            here=lambda partition: self._do(partition, request),
-            there=there,
+        return await self._leaders.ask(
+            "sinks",
+            request,
+            kind,
+            here=self._do,
             policy=SINK_STEP,
+            timeout_s=FORWARDED_SINK_STEP_S,
+            payload=(type(request).__name__, request),
         )
 
     async def on_sinks(self, peer: Peer, payload: bytes) -> Any:
