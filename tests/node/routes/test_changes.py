@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import laminar
@@ -19,6 +20,7 @@ from laminar.node.shard import route_changes
 from laminar.node.shard.shard import Shard
 from laminar.node.transactions.participant import Batch, Participant
 from membership.records import TopicRecord
+from tests.node.api.asking import problem
 from tests.node.catalog.test_route_requests import ask, controller_of, until_enabled
 
 
@@ -211,3 +213,13 @@ async def test_a_change_goes_on_after_a_restart(tmp_path: Path) -> None:
             await Participant(partition_of(node, 0)).drop(STAGED)
             await until(lambda: topic_of(node).route is not None, lambda: topic_of(node).change)
             await until(lambda: partition_of(node, 2).state.succession.status == "open")
+
+
+async def test_a_split_over_the_quota_says_of_what(node: EmbeddedNode) -> None:
+    controller_of(node).service._max_partitions = 3
+    async with httpx.AsyncClient() as http:
+        asked = {"after": 0, "inputs": [0], "cuts": [9_000]}
+        answer = await http.post(f"{node.url}/v1/topics/t/routes", json=asked)
+
+    problem(answer, 429, "quota", field="partitions", value=4, limit=3, outcome="not_applied")
+    assert "max_partitions" in answer.json()["hint"]

@@ -17,6 +17,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster.cut_points import CutPoints
 from laminar.node.api.cluster.key_routes import change_document
+from laminar.node.api.cluster.topics import MORE_PARTITIONS
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.query import integer
@@ -214,12 +215,14 @@ class RouteChanges:
                 outcome="not_applied",
             )
         if answer.error in ("invalid", "in_progress", "not_enabled", "quota"):
-            limit = answer.limit or None
+            quota = answer.error == "quota"
             raise Problem(
                 answer.error,
-                answer.detail or "too many partitions",
+                answer.detail or f"all topics together would have {answer.value} partitions",
+                field="partitions" if quota else None,
                 value=answer.value or None,
-                limit=limit,
+                limit=answer.limit or None,
+                hint=MORE_PARTITIONS if quota and answer.limit else None,
                 outcome="not_applied",
             )
         if answer.error:

@@ -35,6 +35,9 @@ from membership.records import TopicRecord
 from membership.requests import AlterTopic, Result
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+MORE_PARTITIONS = "Delete a topic, or set `max_partitions` higher on every node."
+"""The hint of a refusal because of the quota of partitions."""
+
 LED_WAIT_S = 2.0
 LED_RETRY_S = 0.02
 
@@ -275,7 +278,7 @@ class TopicRoutes:
                 field="partitions",
                 value=answer.value,
                 limit=answer.limit,
-                hint="Delete a topic, or set `max_partitions` higher on every node.",
+                hint=MORE_PARTITIONS,
             )
         if answer.error:
             raise Problem(
