@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,14 +19,13 @@ from laminar.client.net.session import Session, topic_path
 from laminar.client.records import RouteInfo
 from laminar.wire.key_route import logical_of_key
 
-POLL_MS = 5_000
+# How often the progress of a change is asked for.
+POLL_MS = 1_000
 PAUSE_S = 0.1
 # How long a change is waited for beyond the time that it may wait for its inputs.
 PATIENCE_S = 60.0
 # How often a change is begun again, because another one of the topic came first.
 TRIES = 5
-
-
 # How long a node may take to hear of a change that another one has named.
 VIEW_WAIT_S = 5.0
 
@@ -116,8 +115,17 @@ async def change_route(
     raise AssertionError("the last try returns or raises")
 
 
-async def until_done(session: Session, topic: str, version: int, *, wait: float) -> RouteInfo:
+async def until_done(
+    session: Session,
+    topic: str,
+    version: int,
+    *,
+    wait: float,
+    progress: Callable[[Mapping[str, Any]], None] | None = None,
+) -> RouteInfo:
     """Wait until the route of this version is the topic's, or was; return the present one.
+
+    Until it is, `progress` is called each second with the description of the change.
 
     Raises:
         Error: ``route_cancelled``, the change was cancelled; the message says what it waited for.
@@ -141,6 +149,8 @@ async def until_done(session: Session, topic: str, version: int, *, wait: float)
             ) from error
         if change["state"] == "done":
             return await route_from(session, topic, version)
+        if progress is not None:
+            progress(change)
         if time.monotonic() >= deadline:
             waits_for = "; ".join(change.get("waits_for") or ()) or "nothing that is known"
             raise TimedOut(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -591,7 +591,26 @@ class Topic(Generic[T]):
         version = await change_route(self._session, self.name, inputs, wait=wait, **change)
         if detach:
             return await route_from(self._session, self.name, version, begun=True)
-        return await until_done(self._session, self.name, version, wait=wait)
+        return await self.wait_for_route(version, wait=wait)
+
+    async def wait_for_route(
+        self,
+        version: int,
+        *,
+        wait: float = 60.0,
+        progress: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> RouteInfo:
+        """Wait for the end of a change that was begun with `detach`; return the new route.
+
+        `version` is that of the route which the change makes, and `wait` the seconds that it may wait for its
+        partitions. Until its end `progress` is called each second with its description, as the route
+        ``GET /v1/topics/{topic}/routes/{version}`` gives it, on the client's loop: it must not block.
+
+        Raises:
+            Error: ``route_cancelled``, with what it waited for.
+            TimedOut: a minute after `wait` it was not done; it goes on.
+        """
+        return await until_done(self._session, self.name, version, wait=wait, progress=progress)
 
     async def cancel_change(self) -> int | None:
         """Cancel the change of the route that is under way; return the version that it would have made.

@@ -90,8 +90,9 @@ def test_a_change_that_waits_is_shown_and_cancelled(topic: str, on_node: str, la
     assert [(0, 0, 65_536)] == held(laminar, topic)
     assert "no change of topic" in laminar("topic", "cancel", topic).err
 
-    late = laminar("topic", "split", topic, "0", "--wait", "0.5")
+    late = laminar("topic", "split", topic, "0", "--wait", "1.5")
     assert 1 == late.code
+    assert "is preparing: 0 to " in late.err and "; waits for partition 0: 1 " in late.err
     assert (
         "the change to route 1" in late.err and "was cancelled" in late.err and "partition 0: 1 " in late.err
     )

@@ -23,10 +23,11 @@ class Nodes:
 
     def __init__(self, *views: dict[str, Any]) -> None:
         self.views = list(views)
+        self.changes: list[dict[str, Any]] = [{"state": "done"}]
 
     async def get_json(self, target: str, **more: Any) -> dict[str, Any]:
         if "wait_ms" in target:
-            return {"state": "done"}
+            return self.changes.pop(0) if len(self.changes) > 1 else self.changes[0]
         return self.views.pop(0) if len(self.views) > 1 else self.views[0]
 
 
@@ -39,6 +40,15 @@ async def test_a_change_that_is_done_is_not_taken_from_a_node_that_sees_it_under
     asked = nodes(routes(1), routes(1, changing=2), routes(2))
     route = await until_done(asked, "t", 2, wait=1.0)
     assert (2, {2: range(65_536)}) == (route.version, dict(route.ranges))
+
+
+async def test_until_it_is_done_its_progress_is_shown() -> None:
+    seen: list[str] = []
+    asked = Nodes(routes(2))
+    asked.changes = [{"state": "preparing"}, {"state": "closing"}, {"state": "done"}]
+    session = cast("Session", asked)
+    route = await until_done(session, "t", 2, wait=1.0, progress=lambda each: seen.append(each["state"]))
+    assert (2, ["preparing", "closing"]) == (route.version, seen)
 
 
 async def test_one_that_has_begun_is_seen_under_way() -> None:

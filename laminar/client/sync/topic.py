@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from laminar.client import topic as aio_topic
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, OnDamage, OnExpired
@@ -375,6 +375,21 @@ class Topic(Generic[T]):
                 partition, avoid=avoid, wait=wait, abandon=abandon, force=force, detach=detach
             )
         )
+
+    def wait_for_route(
+        self, version: int, *, wait: float = 60.0, progress: Callable[[Mapping[str, Any]], None] | None = None
+    ) -> RouteInfo:
+        """Wait for the end of a change that was begun with `detach`; return the new route.
+
+        `version` is that of the route which the change makes, and `wait` the seconds that it may wait for its
+        partitions. Until its end `progress` is called each second with its description, as the route
+        ``GET /v1/topics/{topic}/routes/{version}`` gives it, on the client's loop: it must not block.
+
+        Raises:
+            Error: ``route_cancelled``, with what it waited for.
+            TimedOut: a minute after `wait` it was not done; it goes on.
+        """
+        return self._portal.run(lambda: self._twin.wait_for_route(version, wait=wait, progress=progress))
 
     def cancel_change(self) -> int | None:
         """Cancel the change of the route that is under way; return the version that it would have made.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from laminar.client.records import RouteInfo
     from laminar.client.sync.client import Client
 
-POLL_MS = 1_000
-# How long another node may take to hear of the new route, and the pause before it is asked again.
-VIEW_WAIT_S = 5.0
-PAUSE_S = 0.05
 LOGICAL_PARTITIONS = 65_536
 
 Name = Annotated[str, Parameter(help="The topic's name.")]
@@ -106,7 +102,7 @@ def split(
             force=force,
             detach=True,
         )
-        _finish(client, topic, begun, detach=detach, listing=listing)
+        _finish(client, topic, begun, wait=None if detach else wait, listing=listing)
 
 
 def merge(
@@ -127,7 +123,7 @@ def merge(
         begun = client.topic(topic).merge(
             partitions, avoid=avoid, wait=wait, abandon=abandon, force=force, detach=True
         )
-        _finish(client, topic, begun, detach=detach, listing=listing)
+        _finish(client, topic, begun, wait=None if detach else wait, listing=listing)
 
 
 def move(
@@ -147,7 +143,7 @@ def move(
         begun = client.topic(topic).move(
             partition, avoid=avoid, wait=wait, abandon=abandon, force=force, detach=True
         )
-        _finish(client, topic, begun, detach=detach, listing=listing)
+        _finish(client, topic, begun, wait=None if detach else wait, listing=listing)
 
 
 def cancel(topic: Name, *, cluster: Cluster = ANY_CLUSTER) -> None:
@@ -173,48 +169,35 @@ def reclaim(topic: Name, partition: Number, *, cluster: Cluster = ANY_CLUSTER) -
     print(f"partition {partition} of {topic} is reclaimed: {gone.deleted} records")
 
 
-def _finish(client: Client, topic: str, begun: RouteInfo, *, detach: bool, listing: Listing) -> None:
-    """Wait until the change under way is done, unless with `detach`; show the route.
-
-    Raises:
-        Failed: the change was cancelled.
-    """
+def _finish(client: Client, topic: str, route: RouteInfo, *, wait: float | None, listing: Listing) -> None:
+    """Wait until the change under way is done, unless `wait` is None; show the route."""
     from laminar.cli.output import ProgressLine, show_json
 
-    version = begun.changing
-    line = ProgressLine()
-    while version is not None and not detach:
-        change = _described(client, topic, version, wait_ms=POLL_MS)
-        if change is None:
+    if wait is not None and route.changing is not None:
+        line = ProgressLine()
+        try:
+            route = client.topic(topic).wait_for_route(
+                route.changing, wait=wait, progress=lambda change: line.show(_under_way(change))
+            )
+        finally:
             line.end()
-            why = _why_not(client, topic, version)
-            raise Failed(f"the change to route {version} of topic {topic} was cancelled: {why}")
-        if change["state"] == "done":
-            break
-        line.show(_under_way(change))
-    line.end()
-    route = begun
-    deadline = time.monotonic() + VIEW_WAIT_S
-    while not detach and (route := client.topic(topic).route()).version < (version or 0):
-        if time.monotonic() >= deadline:
-            break
-        time.sleep(PAUSE_S)
     if listing.format == "json":
         show_json(route.raw)
-    elif detach and route.changing is not None:
+    elif wait is None and route.changing is not None:
         print(f"{topic}: the change to route {route.changing} is under way")
     else:
         shares = ", ".join(f"{number}: {held.start} to {held.stop}" for number, held in route.ranges.items())
         print(f"{topic}: route {route.version}; {shares}")
 
 
-def _described(client: Client, topic: str, version: int, *, wait_ms: int = 0) -> dict[str, Any] | None:
+def _described(client: Client, topic: str, version: int) -> dict[str, Any] | None:
     """Return the change that makes, or made, a route; None if there is none."""
     from laminar.client.errors import NotFound
 
-    path = f"/v1/topics/{quote(topic, safe='')}/routes/{version}?wait_ms={wait_ms}"
     try:
-        found: dict[str, Any] = client.request_json("GET", path)
+        found: dict[str, Any] = client.request_json(
+            "GET", f"/v1/topics/{quote(topic, safe='')}/routes/{version}"
+        )
     except NotFound as error:
         if error.code != "no_such_route":
             raise
@@ -222,17 +205,7 @@ def _described(client: Client, topic: str, version: int, *, wait_ms: int = 0) ->
     return found
 
 
-def _why_not(client: Client, topic: str, version: int) -> str:
-    from laminar.client.errors import NotFound
-
-    try:
-        client.request_json("GET", f"/v1/topics/{quote(topic, safe='')}/routes/{version}")
-    except NotFound as error:
-        return error.message
-    return "it is under way again"
-
-
-def _under_way(change: dict[str, Any]) -> str:
+def _under_way(change: Mapping[str, Any]) -> str:
     inputs = ", ".join(str(each["partition"]) for each in change["inputs"])
     outputs = ", ".join(str(each["partition"]) for each in change["outputs"])
     waits = "; ".join(change.get("waits_for") or ())
