@@ -169,9 +169,8 @@ async def cancel_route(session: Session, topic: str) -> int | None:
     Raises:
         Error: ``in_progress``, its inputs end already.
     """
-    change = (await routes_of(session, topic))["change"]
-    if change is None:
-        return None
-    version = int(change["version"])
-    await session.call("DELETE", f"{topic_path(topic)}/routes/{version}", accept=(404,))
+    # A node of an older version names no change: none begins before all nodes know changes.
+    version = RouteInfo.from_answer(await routes_of(session, topic)).changing
+    if version is not None:
+        await session.call("DELETE", f"{topic_path(topic)}/routes/{version}", accept=(404,))
     return version

@@ -9,7 +9,7 @@ import pytest
 from laminar.client import route_changes
 from laminar.client.errors import TimedOut
 from laminar.client.net.session import Session
-from laminar.client.route_changes import route_from, until_done
+from laminar.client.route_changes import cancel_route, route_from, until_done
 
 
 def routes(version: int, *, changing: int | None = None) -> dict[str, Any]:
@@ -62,3 +62,9 @@ async def test_where_no_node_knows_it_that_is_said(monkeypatch: pytest.MonkeyPat
     with pytest.raises(TimedOut, match="knows route 2"):
         await route_from(nodes(routes(1)), "t", 2)
     assert 1 == (await route_from(nodes(routes(1)), "t", 2, begun=True)).version
+
+
+async def test_a_node_that_knows_no_changes_has_none_to_cancel() -> None:
+    older = routes(0)
+    del older["changes"], older["change"]
+    assert await cancel_route(nodes(older), "t") is None
