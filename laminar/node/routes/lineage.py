@@ -19,6 +19,11 @@ Status = Literal["waiting", "open", "sealing", "sealed"]
 State = Status | Literal["reclaimed"]
 
 
+def order_setting_of(topic: TopicRecord) -> Literal["strict", "weak"]:
+    """Return the order that changes of a topic's route keep, by its settings."""
+    return "weak" if topic.settings.get("order") == "weak" else "strict"
+
+
 def origin_of(topic: TopicRecord, number: int) -> RouteChange | None:
     """Return the change that made a partition, under way or done; None if it was made with its topic.
 

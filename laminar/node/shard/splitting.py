@@ -15,7 +15,7 @@ from laminar.log.disk.errors import StorageError
 from laminar.node.catalog.service import BeginRouteRequest
 from laminar.node.partition.partition import Partition
 from laminar.node.routes.cut_points import cuts_of, heaviest_part, sample, weights_of
-from laminar.node.routes.lineage import lineages_of
+from laminar.node.routes.lineage import lineages_of, order_setting_of
 from laminar.node.shard.context import ShardContext
 from laminar.node.transport.transport import TransportError
 from membership.records import TopicRecord
@@ -88,7 +88,7 @@ class Splitting:
             after=route_of(topic).version,
             inputs=[partition.number],
             cuts=cuts,
-            order="weak" if topic.settings.get("order") == "weak" else "strict",
+            order=order_setting_of(topic),
             wait_ms=WAIT_MS,
         )
         try:

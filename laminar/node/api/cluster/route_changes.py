@@ -7,7 +7,6 @@ So a request that is repeated, at any node, finds what the first one began.
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
 
 from msgspec import UNSET
 
@@ -30,6 +29,7 @@ from laminar.node.catalog.service import (
     RouteProgressRequest,
     RouteRequest,
 )
+from laminar.node.routes.lineage import order_setting_of
 from laminar.node.routes.messages import RouteProgress
 from laminar.node.transport.transport import TransportError
 from membership.records import KeyRange, RouteChange, TopicRecord
@@ -57,7 +57,7 @@ class RouteChanges:
         wanted = json_body(request, documents.NewRoute)
         await self._placement.newest_view()
         record = self._topics.record(topic)
-        order: Literal["strict", "weak"] = "weak" if record.settings.get("order") == "weak" else "strict"
+        order = order_setting_of(record)
         if wanted.force and order == "strict":
             raise _wrong("force", True, False, "the order of keys would be lost; it is the topic's `order`")
         if wanted.after == route_of(record).version and record.change is None:
