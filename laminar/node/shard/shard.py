@@ -258,7 +258,7 @@ class Shard(Process):
             "catch_up": self.catch_up.statistics(),
             "moves": self.moves.statistics(),
             "leaders": self.leaders.statistics(),
-            "routes": self.routes.statistics(),
+            "routes": self.routes.statistics() | {"splits_by_load": self.splitting.begun},
         }
 
     # -- life ----------------------------------------------------------------------------

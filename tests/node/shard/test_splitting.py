@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import laminar
 from laminar.node.shard.shard import Shard
 from laminar.node.shard.splitting import MINUTE_S, MINUTES
+from tests.node.routes.test_changes import metrics_of
 
 LIMIT = 100
 VALUE = b"x" * 1000
@@ -54,6 +56,9 @@ async def test_a_partition_is_split_after_ten_minutes_above_the_limit(node: Any)
     first, second = (await topic.route()).ranges
     keys = [await topic.partition_of(key) for key in KEYS]
     assert 6 <= keys.count(first) <= 14 and 6 <= keys.count(second) <= 14
+    shown = await asyncio.to_thread(metrics_of, node)
+    counts = [line.split()[-1] for line in shown.splitlines() if line.startswith("laminar_routes_splits")]
+    assert 1.0 == sum(map(float, counts))
     # The new ones begin to count.
     assert 1 == await a_minute(node, topic, KEYS)
 
