@@ -1,0 +1,125 @@
+"""Settings of a channel, and the token of a delivery: what clients, nodes and the log of a partition share.
+
+A channel is a named queue of a topic: each record goes to one of its consumers, again until it is acknowledged
+or dead. Here are the settings with their defaults and limits, and the text by which a consumer names what it
+was given. Nothing here knows which node leads a partition, or what is out. The mechanism is in
+`laminar.node.partition.state.channels`; `docs/channels.md` describes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+MAX_TIMEOUT_MS = 43_200_000
+"""Longest time that a consumer may have for one record: twelve hours."""
+MAX_DELAY_MS = 2 * 366 * 86_400_000
+"""Longest delay of a retry: two years."""
+MAX_FILTER_TAGS = 64
+MAX_FILTER_HEADERS = 8
+MAX_NAMED = 1024
+"""Most ranges of tokens in one request."""
+MAX_CHANNELS = 64
+"""Most channels of one topic."""
+
+_Timeout = Annotated[int, msgspec.Meta(ge=1_000, le=MAX_TIMEOUT_MS)]
+_Delay = Annotated[int, msgspec.Meta(ge=0, le=MAX_DELAY_MS)]
+_Text = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which records a channel has: those with any of the tags, if there are tags, and with all the headers."""
+
+    tags: Annotated[list[_Text], msgspec.Meta(max_length=MAX_FILTER_TAGS)] = []
+    headers: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=MAX_FILTER_HEADERS)] = {}
+
+    def takes(self, tag: str | None, headers: Mapping[str, bytes]) -> bool:
+        """Return whether a record with this tag and these headers passes."""
+        if self.tags and tag not in self.tags:
+            return False
+        return all(headers.get(name) == value.encode() for name, value in self.headers.items())
+
+
+class ChannelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The settings of a channel; times in ms. What has its default is left out of the encoding.
+
+    `start`: where the channel begins in each partition: ``"earliest"``, ``"latest"``, or a time (ms since the
+    epoch). `until`: where it ends, for the replay of a range: None for never, or a time. `order` ``"key"``:
+    of each key one record is out at a time, in the order of the log. `timeout_ms`: how long a consumer has
+    for a record, unless it says otherwise. `max_attempts`: how often a record is tried before it is dead, 0:
+    for ever. `on_dead` ``"park"``: the later records of its key wait for a person. `dead_ms`: how long a dead
+    record is kept. `retry_ms` doubles with each attempt, up to `retry_max_ms`. `max_in_flight`: most records
+    of one partition that are out at a time. `hold_ms`: how long retention waits for records that were never
+    out. `paused`: nothing is given out; acknowledgements are taken.
+    """
+
+    start: Literal["earliest", "latest"] | Annotated[int, msgspec.Meta(ge=0)] = "earliest"
+    until: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    order: Literal["none", "key"] = "none"
+    timeout_ms: _Timeout = 30_000
+    max_attempts: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 16
+    on_dead: Literal["continue", "park"] = "continue"
+    dead_ms: _Delay = 14 * 86_400_000
+    retry_ms: _Delay = 1_000
+    retry_max_ms: _Delay = 900_000
+    filter: Filter | None = None
+    max_in_flight: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
+    hold_ms: _Delay = 7 * 86_400_000
+    paused: bool = False
+
+    def retry_delay_ms(self, attempt: int) -> int:
+        """Return the pause after attempt number `attempt`, from 1, failed."""
+        return min(self.retry_max_ms, self.retry_ms << min(attempt - 1, 40))
+
+    def fixed(self) -> tuple[object, ...]:
+        """Return what never changes in the life of a channel."""
+        return (self.start, self.until, self.order)
+
+
+def settings_of(answer: Mapping[str, Any]) -> ChannelSettings:
+    """Return the settings in a decoded document. Raises `msgspec.ValidationError`, which names the field."""
+    return msgspec.convert(answer, ChannelSettings)
+
+
+def stored(settings: ChannelSettings) -> dict[str, Any]:
+    """Return the settings as a document, without those that have their default."""
+    found: dict[str, Any] = msgspec.to_builtins(settings)
+    return found
+
+
+class Named(NamedTuple):
+    """Records that a consumer names: all offsets from `first` up to, not including, `end`, of one delivery."""
+
+    partition: int
+    first: int
+    end: int
+    delivery: int
+
+
+def token(partition: int, offset: int, delivery: int) -> str:
+    """Return the token of one record that was given out."""
+    return f"{partition}:{offset}:{delivery}"
+
+
+def parse_token(text: str) -> Named:
+    """Return what a token names; ``0:812-830:5071`` names the offsets 812 to 830, both included.
+
+    Raises:
+        ValueError: the text is no token.
+    """
+    try:
+        partition, offsets, delivery = text.split(":")
+        first, _, last = offsets.partition("-")
+        named = Named(int(partition), int(first), int(last or first) + 1, int(delivery))
+    except ValueError:
+        raise ValueError(f"{text[:80]!r} is no token: PARTITION:OFFSET:DELIVERY") from None
+    if min(named) < 0 or named.end <= named.first or max(named) >= 1 << 62 or not text.isascii():
+        raise ValueError(f"{text[:80]!r} is no token: its numbers cannot be")
+    return named
+
+
+def parse_tokens(texts: Sequence[str]) -> list[Named]:
+    """Return what the tokens name. Raises `ValueError` for the first that is none."""
+    return [parse_token(text) for text in texts]
