@@ -26,9 +26,11 @@ from membership.records import (
 )
 from membership.replicated import BadCommand, Replicated, ReplicatedObjects, replicated, replicated_since
 from membership.requests import (
+    ChangeChannel,
     ChangePlacement,
     ChangeReplicas,
     ChangeRoute,
+    ChannelStep,
     CreateTopic,
     DeleteTopic,
     FoundCluster,
@@ -45,7 +47,7 @@ from membership.tables import encoded
 
 SNAPSHOT_FORMAT = 1
 
-CODE_VERSION = 3
+CODE_VERSION = 4
 """The highest code version that this program knows (`Catalog.enable`; docs/upgrading.md lists them)."""
 
 RESULTS_KEPT = 1024
@@ -166,6 +168,11 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
     def change_route(self, request: str) -> Result:
         """Perform one step of a change of a topic's route (`route_rules.change_route`)."""
         return self._follow(route_rules.change_route, ChangeRoute, request)
+
+    @replicated_since(ver=4)
+    def change_channel(self, request: str) -> Result:
+        """Change a topic's channels (`catalog_rules.change_channel`)."""
+        return self._follow(rules.change_channel, ChangeChannel, request)
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
@@ -372,6 +379,19 @@ class Catalog:
         if self.code_version < 3:
             raise NotEnabled(3)
         return await self._command(self._tables.change_route, ChangeRoute(step))
+
+    async def change_channel(self, step: ChannelStep) -> Result:
+        """Create, change or delete a channel of a topic (`catalog_rules.change_channel`).
+
+        Outcomes: created, updated, deleted, exists, unchanged, already_exists, absent, conflict, invalid,
+        quota.
+
+        Raises:
+            NotEnabled: a node does not know this command yet.
+        """
+        if self.code_version < 4:
+            raise NotEnabled(4)
+        return await self._command(self._tables.change_channel, ChangeChannel(step))
 
     @property
     def code_version(self) -> int:

@@ -8,18 +8,22 @@ applies it by itself and must get the same state. How commands are encoded, comm
 1. A replica id is given once: `next_replica_id` only grows.
 2. A group id, once seen (also in a tombstone), is never taken for another group.
 3. A partition goes `creating` -> `live` -> tombstone, never back.
+4. A channel's id is given once, and its `FIXED` settings stay for its life.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from membership.boot_history import BootRecord, contradicts, newer
 from membership.records import (
     CatalogState,
+    ChannelRecord,
     NodeRecord,
     PartitionRecord,
     ReplicaRecord,
@@ -27,7 +31,10 @@ from membership.records import (
     TopicRecord,
 )
 from membership.requests import (
+    ChangeChannel,
+    CreateChannel,
     CreateTopic,
+    DeleteChannel,
     DeleteTopic,
     FoundCluster,
     MarkMade,
@@ -35,10 +42,26 @@ from membership.requests import (
     Outcome,
     RegisterNode,
     Result,
+    UpdateChannel,
     UpdateTopicSettings,
 )
 
 GROUP_ID_BYTES = 16
+
+MAX_CHANNELS = 64
+"""Most channels of one topic.
+
+As in `laminar.wire.channels`, which clients have without this package; a test compares the two.
+"""
+
+MOST_CHANNELS = 10_000
+"""Most channels of all topics: each is a table in every replica of its topic's partitions."""
+
+MOST_SETTINGS_BYTES = 4_096
+"""Most bytes of a channel's settings as JSON: a topic's record has them all, and goes to all nodes."""
+
+FIXED = ("start", "until", "order")
+"""Settings of a channel that never change: where it begins and ends, and whether keys are kept in order."""
 
 REFUSE_TOO_OLD = 2
 """From this code version on, a node whose program does not know the enabled version is not registered."""
@@ -314,3 +337,88 @@ def update_topic_settings(state: CatalogState, request: UpdateTopicSettings) -> 
         return _same(state, "unchanged", topic=topic)
     topic = replace(topic, settings=settings, version=state.version + 1)
     return _changed(state, "updated", {"topic": topic}, topics=state.topics | {topic.name: topic})
+
+
+# -- channels --------------------------------------------------------------------------------
+
+
+def change_channel(state: CatalogState, request: ChangeChannel) -> Change:
+    """Create, change or delete a channel of a topic, by the kind of the request."""
+    topic = state.topics.get(request.step.topic)
+    if topic is None:
+        return _same(state, "absent", f"no topic {request.step.topic!r}")
+    match request.step:
+        case CreateChannel() as create:
+            return create_channel(state, topic, create)
+        case UpdateChannel() as update:
+            return update_channel(state, topic, update)
+        case DeleteChannel() as delete:
+            return delete_channel(state, topic, delete)
+
+
+def create_channel(state: CatalogState, topic: TopicRecord, request: CreateChannel) -> Change:
+    """Record a channel; the same settings again change nothing, others are refused."""
+    known = (topic.channels or {}).get(request.name)
+    if known is not None:
+        same = known.settings == request.settings
+        return _same(state, "exists" if same else "already_exists", topic=topic)
+    wrong = _wrong_channel(topic, request.name, request.settings)
+    if wrong:
+        return _same(state, "invalid", wrong, topic=topic)
+    if len(topic.channels or ()) >= MAX_CHANNELS:
+        return _same(state, "quota", f"topic {topic.name!r} has {MAX_CHANNELS} channels", topic=topic)
+    if sum(len(each.channels) for each in state.topics.values() if each.channels) >= MOST_CHANNELS:
+        return _same(state, "quota", f"all topics together have {MOST_CHANNELS} channels", topic=topic)
+    version = state.version + 1
+    return _with_channel(
+        state, "created", topic, request.name, ChannelRecord(version, version, request.settings)
+    )
+
+
+def update_channel(state: CatalogState, topic: TopicRecord, request: UpdateChannel) -> Change:
+    """Replace the settings of a channel that still has the request's version."""
+    known = (topic.channels or {}).get(request.name)
+    if known is None:
+        return _same(state, "absent", f"no channel {request.name!r}", topic=topic)
+    if known.version != request.version:
+        return _same(state, "conflict", f"version is {known.version}", topic=topic)
+    if known.settings == request.settings:
+        return _same(state, "unchanged", topic=topic)
+    wrong = _wrong_channel(topic, request.name, request.settings)
+    changed = [each for each in FIXED if known.settings.get(each) != request.settings.get(each)]
+    if wrong or changed:
+        return _same(state, "invalid", wrong or f"{', '.join(changed)} never change", topic=topic)
+    record = replace(known, version=state.version + 1, settings=request.settings)
+    return _with_channel(state, "updated", topic, request.name, record)
+
+
+def delete_channel(state: CatalogState, topic: TopicRecord, request: DeleteChannel) -> Change:
+    """Delete a channel, if it still has the request's id; leaders close it in the logs."""
+    known = (topic.channels or {}).get(request.name)
+    if known is None:
+        return _same(state, "absent", f"no channel {request.name!r}", topic=topic)
+    if known.id != request.id:
+        return _same(state, "conflict", f"id is {known.id}", topic=topic)
+    return _with_channel(state, "deleted", topic, request.name, None)
+
+
+def _wrong_channel(topic: TopicRecord, name: str, settings: Mapping[str, Any]) -> str:
+    if topic.name.startswith("_"):
+        return f"topic {topic.name!r} belongs to the system, and has no channels"
+    if not name:
+        return "a channel needs a name"
+    size = len(msgspec.json.encode(settings))
+    if size > MOST_SETTINGS_BYTES:
+        return f"the settings are {size} bytes, of at most {MOST_SETTINGS_BYTES}"
+    return ""
+
+
+def _with_channel(
+    state: CatalogState, outcome: Outcome, topic: TopicRecord, name: str, record: ChannelRecord | None
+) -> Change:
+    """Set a channel of the topic; None: remove it. The topic has a new version, too."""
+    channels = {each: known for each, known in (topic.channels or {}).items() if each != name}
+    if record is not None:
+        channels[name] = record
+    topic = replace(topic, channels=channels or None, version=state.version + 1)
+    return _changed(state, outcome, {"topic": topic}, topics=state.topics | {topic.name: topic})

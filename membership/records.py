@@ -14,7 +14,7 @@ else it would visit some ten objects for each topic, and stop the loop meanwhile
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -241,6 +241,19 @@ class RouteChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """By number the inputs that are sealed, as their leaders reported."""
 
 
+class ChannelRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A channel of a topic: a named queue of its records (docs/channels.md).
+
+    `id` is the catalog's version at its creation, so a channel that is deleted and made again under its name
+    is another one; `version` is that of its last change. `settings` are without those that have their
+    default; what they mean, and their limits, is known by `laminar.wire.channels`.
+    """
+
+    id: int
+    version: int
+    settings: dict[str, Any]
+
+
 class TopicRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One topic.
 
@@ -264,6 +277,8 @@ class TopicRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The changes that are done, oldest first, without the oldest of all; None: none."""
     change: RouteChange | None = None
     """The change that is under way; None: none."""
+    channels: dict[str, ChannelRecord] | None = None
+    """The channels by name; None: none."""
 
     @property
     def all_numbers(self) -> Sequence[int]:

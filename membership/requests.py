@@ -8,7 +8,7 @@ have defaults.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -281,6 +281,40 @@ class ChangeRoute(msgspec.Struct, frozen=True):
     step: RouteStep
 
 
+class CreateChannel(msgspec.Struct, frozen=True, tag="create_channel"):
+    """Create a channel of a topic; `settings` as in `ChannelRecord`."""
+
+    topic: str
+    name: str
+    settings: dict[str, Any]
+
+
+class UpdateChannel(msgspec.Struct, frozen=True, tag="update_channel"):
+    """Give a channel that still has this version other settings: all of them."""
+
+    topic: str
+    name: str
+    version: int
+    settings: dict[str, Any]
+
+
+class DeleteChannel(msgspec.Struct, frozen=True, tag="delete_channel"):
+    """Delete the channel of this id."""
+
+    topic: str
+    name: str
+    id: int
+
+
+ChannelStep = CreateChannel | UpdateChannel | DeleteChannel
+
+
+class ChangeChannel(msgspec.Struct, frozen=True):
+    """A request for one change of a topic's channels."""
+
+    step: ChannelStep
+
+
 Outcome = Literal[
     "created",
     "updated",
@@ -306,9 +340,9 @@ class Result(msgspec.Struct, frozen=True):
     created, updated, deleted, marked: changed. exists, unchanged: it was so already (a retry sees this).
     already_exists: the name is taken. store_changed: another data directory under a known name.
     rolled_back: an older copy of the data directory that is known. removed: the data directory of a node that
-    was removed from the cluster. absent: no such topic, node or partition. conflict: decided on an outdated
-    state. invalid: the request contradicts itself or the state. failed: a
-    bug in applying it; nothing changed. quota: the topic would have more than it may.
+    was removed from the cluster. absent: no such topic, node, partition or channel. conflict: decided
+    on an outdated state. invalid: the request contradicts itself or the state. failed: a bug in applying it;
+    nothing changed. quota: the topic, or the cluster, would have more than it may.
     """
 
     outcome: Outcome

@@ -1,8 +1,8 @@
 """Settings of a channel, and the token of a delivery: what clients, nodes and the log of a partition share.
 
-A channel is a named queue of a topic: each record goes to one of its consumers, again until it is acknowledged
-or dead. Here are the settings with their defaults and limits, and the text by which a consumer names what it
-was given. Nothing here knows which node leads a partition, or what is out. The mechanism is in
+A channel is a named queue of a topic: each record goes to one of its consumers, again until it is
+acknowledged or dead. Here are the settings with their defaults and limits, and the text by which a consumer
+names what it was given. Nothing here knows which node leads a partition, or what is out. The mechanism is in
 `laminar.node.partition.state.channels`; `docs/channels.md` describes it.
 """
 
@@ -30,7 +30,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
 class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which records a channel has: those with any of the tags, if there are tags, and with all the headers."""
+    """The records of a channel: those with any of the tags, if there are tags, and with all the headers."""
 
     tags: Annotated[list[_Text], msgspec.Meta(max_length=MAX_FILTER_TAGS)] = []
     headers: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=MAX_FILTER_HEADERS)] = {}
@@ -90,7 +90,7 @@ def stored(settings: ChannelSettings) -> dict[str, Any]:
 
 
 class Named(NamedTuple):
-    """Records that a consumer names: all offsets from `first` up to, not including, `end`, of one delivery."""
+    """Records that a consumer names: offsets from `first` up to, not including, `end`, of one delivery."""
 
     partition: int
     first: int

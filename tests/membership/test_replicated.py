@@ -165,4 +165,5 @@ def test_the_numbers_of_the_catalogs_methods_never_change() -> None:
         "update_topic_settings_v0",
         "change_placement_v1",
         "change_route_v2",
+        "change_channel_v4",
     ]

@@ -24,6 +24,7 @@ from laminar.node.placement.wanted import belonging_weights, zones_of
 from laminar.node.routes.messages import RouteProgress
 from laminar.node.transport.rpc import PeerLost
 from laminar.node.transport.transport import Transport, TransportError
+from membership import catalog_rules
 from membership.boot_history import BootRecord
 from membership.catalog import NotCatalogLeader, NotEnabled, OutcomeUnknown
 from membership.records import (
@@ -36,6 +37,7 @@ from membership.requests import (
     AlterTopic,
     BeginChange,
     CancelChange,
+    ChannelStep,
     CloseChange,
     PinPartition,
     PlacementChange,
@@ -195,6 +197,16 @@ class RouteProgressRequest(msgspec.Struct, frozen=True, tag="route_progress"):
     topic: str
 
 
+class ChannelRequest(msgspec.Struct, frozen=True, tag="channel"):
+    """Create, change or delete a channel of a topic, as `Catalog.change_channel` does.
+
+    Refused with `not_enabled` while a node's program does not know channels; with `quota` beyond the limit of
+    a topic or of the cluster, with the channels that there would be.
+    """
+
+    step: ChannelStep
+
+
 CatalogRequest = (
     TopicRequest
     | DeleteTopicRequest
@@ -210,6 +222,7 @@ CatalogRequest = (
     | RouteRequest
     | BeginRouteRequest
     | RouteProgressRequest
+    | ChannelRequest
 )
 
 
@@ -230,8 +243,8 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
     voters: list[str] = []
     """Of a `ConfirmRequest`: the nodes that vote in group 0."""
     # Of the HTTP problem. With `too_few_nodes`: the replicas asked for, and the nodes that are alive (of a
-    # topic that is altered: that may hold replicas). With `quota`: the partitions that there would be, and
-    # the most there may be.
+    # topic that is altered: that may hold replicas). With `quota`: the partitions or channels that there
+    # would be, and the most there may be.
     value: int = 0
     limit: int = 0
     balance: BalanceAnswer | None = None
@@ -432,6 +445,8 @@ class CatalogService:
             case RouteProgressRequest():
                 self._led_group()
                 return CatalogAnswer(progress=self._progress_of(request.topic))
+            case ChannelRequest():
+                return await self._change_channel(request)
         return CatalogAnswer(result=result)
 
     async def _confirm(self, request: ConfirmRequest) -> CatalogAnswer:
@@ -660,6 +675,18 @@ class CatalogService:
             reason = f"a change of the route keeps it off {', '.join(sorted(request.avoid))}"
             pin = PinPartition(key, record.version, Pin(nodes, ROUTE_OWNER, reason))
             await catalog.change_placement(pin)
+
+    async def _change_channel(self, request: ChannelRequest) -> CatalogAnswer:
+        try:
+            result = await self._led_group().catalog.change_channel(request.step)
+        except NotEnabled as error:
+            return CatalogAnswer(error="not_enabled", detail=self._too_old(error.needed))
+        if result.outcome != "quota":
+            return CatalogAnswer(result=result)
+        limit = catalog_rules.MAX_CHANNELS
+        if result.topic is None or len(result.topic.channels or ()) < limit:
+            limit = catalog_rules.MOST_CHANNELS
+        return CatalogAnswer(error="quota", detail=result.detail, value=limit + 1, limit=limit)
 
     def led(self, leading: bool) -> None:
         """Note that this node's controller leads the catalog from now on, or no longer."""

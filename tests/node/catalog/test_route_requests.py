@@ -33,10 +33,10 @@ async def node(tmp_path: Path) -> AsyncIterator[EmbeddedNode]:
         yield running
 
 
-async def until_enabled(node: EmbeddedNode) -> None:
+async def until_enabled(node: EmbeddedNode, *, version: int = 3) -> None:
     while True:
         group = controller_of(node).group
-        if group is not None and group.catalog.code_version >= 3:
+        if group is not None and group.catalog.code_version >= version:
             return
         await asyncio.sleep(0.01)
 
