@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +14,7 @@ import laminar
 import laminar.spark
 from laminar.spark.read import cluster as clusters
 from laminar.testing import nodes
+from tests.spark.quick_python import quick_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,22 +46,6 @@ def no_connection_is_left() -> Iterator[None]:
     yield
     while clusters._clusters:
         clusters._clusters.popitem()[1].close()
-
-
-# Spark puts its zip of PySpark first in the path of its Python, twice. Out of a zip, Python compiles
-# what it imports again in each process: 1.9 s of CPU in place of 0.6. A stream has 10 s to connect.
-PYTHON = """#!/bin/sh
-export PYTHONPATH="${{PYTHONPATH##*/pyspark.zip:}}"
-exec {executable} "$@"
-"""
-
-
-def quick_python(folder: Path) -> Path:
-    """Return a Python for Spark's processes that imports the installed PySpark, which is compiled."""
-    path = folder / "python"
-    path.write_text(PYTHON.format(executable=shlex.quote(sys.executable)))
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture(scope="session")

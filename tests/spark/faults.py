@@ -14,66 +14,24 @@ import argparse
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import laminar
 from benches.spark_rig import below
 from laminar.testing.cluster import LocalCluster
+from tests.spark.copying import START_LIMIT_S, Driver, Query, kill
 
 KEYS = 50
 FROM, TO = "from", "to"
 # Kills come so long after the query's first commit of a run, at random below.
 LONGEST_LIFE_S = 8.0
-START_LIMIT_S = 600.0
-# Where tasks run: in the driver's process, or in two executors that are processes beside it.
-HERE, BESIDE = "local[2,2]", "local-cluster[2,1,1024]"
+# Where tasks run if not in the driver's process: in two executors that are processes beside it.
+BESIDE = "local-cluster[2,1,1024]"
 EXECUTOR = "CoarseGrainedExecutorBackend"
-
-
-def drive(urls: str, checkpoint: str, master: str, *, until_done: bool) -> None:
-    """The driver: a query that runs until it is killed, or has copied all there is."""
-    from pyspark.sql import SparkSession
-
-    import laminar.spark
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = laminar.spark.configure(SparkSession.builder).master(master)
-    for name, value in {
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.local.dir": checkpoint + "-local",
-    }.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    query = (
-        spark.readStream.format("laminar")
-        .options(
-            **{
-                "laminar.endpoints": urls,
-                "subscribe": FROM,
-                "startingOffsets": "earliest",
-                "maxOffsetsPerTrigger": "2000",
-                "minPartitions": "5",  # a partition in several tasks: in order all the same
-            }
-        )
-        .load()
-        .select("key", "value")
-        .writeStream.format("laminar")
-        .options(**{"laminar.endpoints": urls, "topic": TO, "checkpointLocation": checkpoint})
-        .trigger(**({"availableNow": True} if until_done else {"processingTime": "0 seconds"}))
-        .start()
-    )
-    query.awaitTermination()
-    spark.stop()
 
 
 class Feed(threading.Thread):
@@ -94,49 +52,6 @@ class Feed(threading.Thread):
                         producer.send(b"%d" % number, b"%d" % (number % KEYS))
                 self.sent += 100
                 self.enough.wait(0.2)
-
-
-def committed(checkpoint: Path) -> int:
-    """How many batches Spark has noted as done."""
-    return sum(path.name.isdecimal() for path in (checkpoint / "commits").glob("*"))
-
-
-Driver = subprocess.Popen[bytes]
-
-
-@dataclass(frozen=True)
-class Query:
-    """What all its drivers have in common."""
-
-    urls: list[str]
-    checkpoint: Path
-    log: Path
-
-    def start(self, *, master: str = HERE, until_done: bool = False) -> Driver:
-        """In a process group of its own: Spark's Java and Python processes die with it."""
-        command = [sys.executable, "-m", "tests.spark.faults", "--drive", str(self.checkpoint)]
-        command += ["--urls", ",".join(self.urls), "--master", master]
-        with self.log.open("ab") as out:
-            return subprocess.Popen(
-                command + ["--until-done"] * until_done, stdout=out, stderr=out, start_new_session=True
-            )
-
-    def await_batches(self, driver: Driver, more: int) -> None:
-        """Until `more` batches were committed; SystemExit if it ends before."""
-        count = committed(self.checkpoint) + more
-        deadline = time.monotonic() + START_LIMIT_S
-        while committed(self.checkpoint) < count:
-            if driver.poll() is not None:
-                print(self.log.read_text()[-4_000:])
-                raise SystemExit(f"the driver ended by itself: {driver.returncode}")
-            if time.monotonic() > deadline:
-                raise SystemExit(f"no batch was committed within {START_LIMIT_S:g} s")
-            time.sleep(0.05)
-
-
-def kill(driver: Driver) -> None:
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
 
 
 class Lives:
@@ -223,14 +138,7 @@ def main() -> int:
     given = argparse.ArgumentParser("python -m tests.spark.faults", description=__doc__)
     given.add_argument("--kills", type=int, default=20)
     given.add_argument("--seed", type=int, default=random.randrange(10**6))
-    given.add_argument("--drive")
-    given.add_argument("--urls")
-    given.add_argument("--master", default=HERE)
-    given.add_argument("--until-done", action="store_true")
     options = given.parse_args()
-    if options.drive:
-        drive(options.urls, options.drive, options.master, until_done=options.until_done)
-        return 0
     print(f"python -m tests.spark.faults --kills {options.kills} --seed {options.seed}", flush=True)
     rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="spark-faults-") as folder:
@@ -243,7 +151,7 @@ def run(folder: Path, rng: random.Random, kills: int) -> int:
     with LocalCluster(folder / "nodes", shards=1) as cluster, laminar.connect(cluster.urls) as client:
         for name, partitions in ((FROM, 3), (TO, 4)):
             client.create_topic(name, partitions=partitions, replicas=3)
-        query = Query(list(cluster.urls), checkpoint, folder / "driver.log")
+        query = Query(list(cluster.urls), checkpoint, folder / "driver.log", source=FROM, target=TO)
         lives = Lives(query, cluster, rng)
         feed = Feed(list(cluster.urls))
         feed.start()
@@ -253,7 +161,7 @@ def run(folder: Path, rng: random.Random, kills: int) -> int:
                 kind()
                 name = kind.__name__.replace("_", " ")
                 print(
-                    f"kill {number + 1}, {name}: {committed(checkpoint)} batches, {feed.sent} records",
+                    f"kill {number + 1}, {name}: {query.batches()} batches, {feed.sent} records",
                     flush=True,
                 )
         finally:
@@ -266,7 +174,7 @@ def run(folder: Path, rng: random.Random, kills: int) -> int:
     print(*wrong, sep="\n" if wrong else "")
     print(
         f"{kills} kills, {lives.fenced} older drivers ended, {feed.sent} records,"
-        f" {committed(checkpoint)} batches: {len(wrong)} keys wrong"
+        f" {query.batches()} batches: {len(wrong)} keys wrong"
     )
     return 1 if wrong else 0
 

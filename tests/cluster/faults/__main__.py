@@ -17,7 +17,10 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.cluster.faults.groups import run_groups
 from tests.cluster.faults.profiles import PROFILES, run_profile
@@ -46,6 +49,11 @@ def main(arguments: list[str]) -> int:
         default="records",
         help="groups: consumers, too; transactions: drivers of sinks, too; routes: partitions that change",
     )
+    parser.add_argument(
+        "--no-spark",
+        action="store_true",
+        help="of routes: without the Spark query, which runs where Spark can",
+    )
     parser.add_argument("--rounds", choices=sorted(ROUNDS), default=None, help="rounds of one kind instead")
     parser.add_argument("--count", type=int, default=20, help="how many rounds")
     parser.add_argument("--folder", type=Path, default=None, help="where data and histories go; kept")
@@ -73,7 +81,11 @@ def main(arguments: list[str]) -> int:
             )
         )
     else:
-        run = {"transactions": run_transactions, "routes": run_routes}.get(given.workload, run_profile)
+        run: Callable[..., Coroutine[Any, Any, bool]] = run_profile
+        if given.workload == "transactions":
+            run = run_transactions
+        elif given.workload == "routes":
+            run = partial(run_routes, spark=not given.no_spark)
         sound = asyncio.run(
             run(
                 given.profile,

@@ -2,10 +2,11 @@
 
 One topic has from one to `MOST` partitions, and is changed at random. Writers, a named copier that is killed
 again and again, a transaction's driver, and a client that knows no routes append records of keys of their own
-to it; a group of consumers reads it. Beside the nemesis's faults, nodes that lead an input, an output or the
-catalog are killed in each state of a change. Checked at the end, by a reader that begins at the earliest
-record: of each key the records are there once, in the order in which they were sent; of the group what
-`groups` checks.
+to it; a group of consumers reads it; a Spark query, whose driver is killed again and again, copies it into
+another topic. Beside the nemesis's faults, nodes that lead an input, an output or the catalog are killed in
+each state of a change. Checked at the end, by a reader that begins at the earliest record: of each key the
+records are there once, in the order in which they were sent; of the group what `groups` checks; of the query
+that the copy has each key's records as the topic has them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -28,7 +30,9 @@ from typing import Any
 import httpx
 
 import laminar
+from examples.demo.spark_stage import why_not
 from laminar.client.errors import Error
+from laminar.client.policy.lineage import Lineage
 from laminar.http.api.append_body import ENVELOPE_LINES_TYPE
 from laminar.testing.cluster import get_json
 from tests.checkers import History
@@ -37,12 +41,17 @@ from tests.cluster.faults.cluster import FaultyCluster, faulty_cluster
 from tests.cluster.faults.groups import MEMBERS, Crowd, read_to_the_end
 from tests.cluster.faults.nemesis import Nemesis
 from tests.cluster.faults.profiles import CONVERGE_S, PROFILES, SETTINGS, settle
+from tests.cluster.faults.query import KilledQuery
 from tests.cluster.faults.report import percentile, tell, violations_of
 from tests.cluster.faults.workload import Workload
 
 TOPIC = "routed"
 BESIDE = "synced"
 PARTITIONS_BESIDE = 3
+COPY = "copied"
+PARTITIONS_COPY = 4
+# A last driver copies what is missing, in batches that take seconds.
+DRAIN_S = 600.0
 MOST = 8
 WRITERS = 6
 KEYS = 5
@@ -337,7 +346,11 @@ class RouteChanger:
         try:
             yield
         finally:
-            await killing
+            try:
+                await asyncio.shield(killing)
+            except asyncio.CancelledError:
+                await killing  # a run that ends now needs the node back, too
+                raise
 
     async def _kill(self, role: str, state: str, inputs: list[int], version: int) -> None:
         deadline = time.monotonic() + 5.0
@@ -376,13 +389,26 @@ async def run_routes(
     seed: int,
     appends_per_s: float,
     only: Sequence[str] = (),
+    spark: bool = True,
 ) -> bool:
-    """One run from an empty cluster to its report; whether nothing was wrong."""
+    """One run from an empty cluster to its report; whether nothing was wrong.
+
+    With `spark` a Spark query copies the topic, if Spark can run here.
+
+    Raises:
+        SystemExit: it cannot, and the environment has ``REQUIRE=spark``.
+    """
+    no_query = why_not() if spark else "left out by --no-spark"
+    if no_query is not None and "spark" in os.environ.get("REQUIRE", "").split(","):
+        raise SystemExit(f"REQUIRE=spark, but there is no Spark query: {no_query}")
     rng = random.Random(seed)
+    print("a Spark query copies the topic" if no_query is None else f"NO SPARK QUERY: {no_query}", flush=True)
     with faulty_cluster(folder / "cluster", nodes=nodes, shards=shards, settings=SETTINGS) as cluster:
         async with laminar.aio.connect(cluster.urls) as client:
             await client.create_topic(TOPIC, partitions=1, replicas=3)
             await client.create_topic(BESIDE, partitions=PARTITIONS_BESIDE, replicas=3)
+            if no_query is None:
+                await client.create_topic(COPY, partitions=PARTITIONS_COPY, replicas=3)
         history = History(folder / "history.jsonl")
         workload = Workload(
             history,
@@ -393,14 +419,16 @@ async def run_routes(
             appends_per_s=appends_per_s / 3,
             seed=seed,
         )
-        nemesis = Nemesis(
-            cluster, workload, history, [BESIDE], placed=[BESIDE, TOPIC], rng=rng, anew_timeout_s=ANEW_S
-        )
+        topics = [BESIDE, TOPIC, *([COPY] if no_query is None else [])]
+        nemesis = Nemesis(cluster, workload, history, [BESIDE], placed=topics, rng=rng, anew_timeout_s=ANEW_S)
         if only:
             nemesis.faults = {fault: nemesis.faults[fault] for fault in only}
         load = Load(cluster.urls, appends_per_s=appends_per_s, rng=rng)
         changer = RouteChanger(cluster, nemesis, rng)
         crowd = Crowd(cluster.urls, rng, topic=TOPIC)
+        query = None
+        if no_query is None:
+            query = KilledQuery(cluster.urls, folder / "query", rng, source=TOPIC, target=COPY)
         wrong, sentences, failure = [], [], ""
         with ended(crowd.all):
             try:
@@ -409,11 +437,14 @@ async def run_routes(
                 for _ in range(MEMBERS):
                     crowd.join()
                 await workload.more(100)
-                trouble = [asyncio.create_task(crowd.trouble()), asyncio.create_task(changer.go_on())]
-                await PROFILES[profile](nemesis, minutes * 60)
-                for each in trouble:
-                    each.cancel()
-                results = await asyncio.gather(*trouble, return_exceptions=True)
+                going = [crowd.trouble(), changer.go_on(), *([query.go_on()] if query else [])]
+                trouble = [asyncio.create_task(each) for each in going]
+                try:
+                    await PROFILES[profile](nemesis, minutes * 60)
+                finally:
+                    for each in trouble:
+                        each.cancel()
+                    results = await asyncio.gather(*trouble, return_exceptions=True)
                 for result in results:
                     if isinstance(result, Exception):
                         raise result
@@ -424,11 +455,17 @@ async def run_routes(
                 load.check_alive()
                 await asyncio.to_thread(cluster.wait_ready, timeout=CONVERGE_S)
                 await load.finish(timeout_s=2 * CONVERGE_S)
-                wrong += await settle(cluster, workload, [BESIDE, TOPIC])
-                read = await _read_all(cluster.urls)
+                if query is not None:
+                    lineage = await _lineage(cluster.urls)
+                    await query.drain(lineage, timeout_s=DRAIN_S)
+                wrong += await settle(cluster, workload, topics)
+                read = await _read_all(cluster.urls, TOPIC)
                 sentences = load.sent.wrong(read)
                 ends = await read_to_the_end(cluster.urls, crowd)
                 sentences += [f"group: {sentence}" for sentence in crowd.wrong(ends)]
+                if query is not None:
+                    query.compare(read, await _read_all(cluster.urls, COPY), lineage)
+                    sentences += [f"query: {sentence}" for sentence in query.sentences]
             except Exception:  # noqa: BLE001 - whatever it is: the history up to here is told and kept
                 failure = traceback.format_exc()
             finally:
@@ -438,15 +475,23 @@ async def run_routes(
         wrong += violations_of(history, followers=workload.followers if not failure else ())
     happened = nemesis.happened + crowd.happened
     sound = tell(folder, history, wrong, happened, failure)
-    for line in [*_told(load, changer, crowd, sentences), *(f"  {each}" for each in sentences[:20])]:
+    lines = _told(load, changer, crowd, sentences)
+    lines.append(query.told() if query is not None else f"NO SPARK QUERY: {no_query}")
+    for line in [*lines, *(f"  {each}" for each in sentences[:20])]:
         print(line, flush=True)
     return sound and not sentences
 
 
-async def _read_all(urls: Sequence[str]) -> list[tuple[str, int]]:
+async def _read_all(urls: Sequence[str], topic: str) -> list[tuple[str, int]]:
     async with laminar.aio.connect(urls, timeout=60.0) as client:
-        words = [record.text.split() async for record in client.topic(TOPIC).read()]
+        words = [record.text.split() async for record in client.topic(topic).read()]
     return [(key, int(number)) for key, number in words]
+
+
+async def _lineage(urls: Sequence[str]) -> Lineage:
+    """The topic's changes, as the newest of the nodes knows them."""
+    told = [await asyncio.to_thread(get_json, f"{url}/v1/topics/{TOPIC}/routes") for url in urls]
+    return max((Lineage.from_answer(each) for each in told if each), key=lambda each: each.route.version)
 
 
 def _told(load: Load, changer: RouteChanger, crowd: Crowd, sentences: Sequence[str]) -> list[str]:
