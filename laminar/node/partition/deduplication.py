@@ -54,7 +54,7 @@ def find_duplicate(
         return None
     known = context.state.producers.check(header.producer_id, header.producer_epoch, header.sequence)
     if isinstance(known, Refused):
-        if takes_records or known.code != "out_of_sequence" or header.sequence < known.expected:
+        if takes_records or not _is_surely_new(context, known, header):
             raise refused_batch(known, header)
         return None
     if known is None:
@@ -62,6 +62,17 @@ def find_duplicate(
             check_room(context, header)
         return None
     return known.index, Receipt(context.number, known.offset, known.count, duplicate=True)
+
+
+def _is_surely_new(context: PartitionContext, refused: Refused, header: Header) -> bool:
+    """Return whether a batch that does not follow its producer's last was never appended here.
+
+    A later batch of a producer whose next one is not here was not appended, and neither was one of a producer
+    that is not known, unless it was forgotten for others.
+    """
+    if refused.code == "unknown_producer":
+        return not context.state.producers.is_full
+    return refused.code == "out_of_sequence" and header.sequence >= refused.expected
 
 
 def find_key(

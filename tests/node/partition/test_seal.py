@@ -161,6 +161,7 @@ async def test_retries_are_answered_across_a_seal_as_ever(
         assert ("idempotency_key_reused", "not_applied") == await answer(keyed(b"k", 2))
         assert ("out_of_sequence", "unknown") == await answer(batch(1, b"1", epoch=2))
         assert ("fenced", "not_applied") == await answer(batch(0, b"0", epoch=1))
+        # The table is full, so it may have forgotten this one.
         assert ("unknown_producer", "unknown") == await answer(batch(4, b"4", producer=b"n" * 16))
         assert ("key_expired", "unknown") == await answer(keyed(b"o", 1), key_made_ms=now_ms - 48 * HOUR_MS)
         for new in (
@@ -174,6 +175,26 @@ async def test_retries_are_answered_across_a_seal_as_ever(
             assert ("sealed", "not_applied") == await answer(new)
         again = partition.appends.accept_frame(*_with_header(batch(69, b"69", epoch=2)))
         assert (69, True) == (again.offset, again.duplicate)
+
+
+async def test_a_batch_behind_the_first_of_a_new_producer_is_refused_as_sealed(tmp_path: Path) -> None:
+    """A producer that sends two at once has both refused so, the second before the seal is committed, too.
+
+    Also after a restart. What was appended before the seal has its receipt.
+    """
+    async with lone_partition(tmp_path) as partition:
+        await asked(partition, batch(0, b"before", producer=b"b" * 16))
+        sealing = partition.propose_seal(SEAL)
+        second = asked(partition, batch(1, b"1", producer=b"n" * 16))
+        await sealing
+        assert "sealed" == (await problem_of(lambda: second)).code
+    async with lone_partition(tmp_path) as partition:
+        for number in (0, 1, 7):
+            new = batch(number, b"%d" % number, producer=b"n" * 16)
+            refused = await problem_of(lambda new=new: asked(partition, new))
+            assert ("sealed", "not_applied", 3) == (refused.code, refused.outcome, refused.limit)
+        again = await asked(partition, batch(0, b"before", producer=b"b" * 16))
+        assert (0, True) == (again.offset, again.duplicate)
 
 
 def _with_header(frame: bytearray) -> tuple[bytearray, Header]:

@@ -130,6 +130,11 @@ class Producers:
                 return place
         return Refused("out_of_sequence", known.next_sequence)
 
+    @property
+    def is_full(self) -> bool:
+        """Return whether a producer may be forgotten that was not idle for `IDLE_MS`."""
+        return len(self._producers) >= MAX_PRODUCERS
+
     def full_for_ms(self, producer_id: bytes, now_ms: int) -> int:
         """Return how long (ms) a new producer must wait, so that no recent one is forgotten for it; or 0.
 
