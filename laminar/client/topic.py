@@ -49,6 +49,7 @@ from laminar.client.route_changes import (
     routes_of,
     until_done,
 )
+from laminar.wire.key_route import Route
 
 if TYPE_CHECKING:
     import datetime
@@ -303,11 +304,11 @@ class Topic(Generic[T]):
         raw_key = key.encode() if isinstance(key, str) else key
         if partition is not None:
             check_partition(self.name, partition, route.numbers)
-            chosen = partition
-        elif raw_key is not None:
-            chosen = route.partition_of_key(raw_key)
-        else:
-            chosen = route.numbers[self._session.rng.randrange(len(route))]
+
+        def chosen(route: Route) -> int:
+            if raw_key is not None:
+                return route.partition_of_key(raw_key)
+            return route.numbers[self._session.rng.randrange(len(route))]
 
         async def small(value: bytes) -> Receipt:
             return await self._append_raw(
@@ -323,8 +324,9 @@ class Topic(Generic[T]):
         return Upload(
             self._session,
             self.name,
-            chosen,
+            chosen(route) if partition is None else partition,
             route=route.version,
+            chosen=chosen if partition is None else None,
             key=raw_key,
             tag=tag,
             headers=headers,

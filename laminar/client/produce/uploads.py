@@ -4,6 +4,10 @@ A part is kept until it is durable. It may be sent several times, for example af
 makes that safe. So an upload needs the memory of two parts. At the end the leader compares length and
 checksum of the stream with the parts that it has, before the record gets its offset. A stream that ends
 within its first part is appended as an ordinary record.
+
+A partition does not end under an upload that has begun, unless an operator abandons that. So where one has
+ended, the first part is refused, and the upload begins in the partition that follows: nothing is read twice,
+and no record comes of the parts that an earlier attempt may have left.
 """
 
 from __future__ import annotations
@@ -26,12 +30,15 @@ from typing import Any
 from laminar.batch import BATCH_TYPE, BatchError, build
 from laminar.checksum import crc32c
 from laminar.client.codecs import not_bytes
-from laminar.client.errors import ConfigError, Error
+from laminar.client.errors import ConfigError, Error, Sealed
 from laminar.client.net.attempts import now_ms
 from laminar.client.net.session import Session, topic_path
+from laminar.client.policy.retry import Backoff
+from laminar.client.policy.routing import TopicMap
 from laminar.client.produce.sender import unbuildable
 from laminar.client.records import Receipt
 from laminar.http.protocol.answer import Answer
+from laminar.wire.key_route import Route
 
 # The appends of all other clients wait while a part is handled and written to the journal, on each replica.
 # So parts are small, and one is sent at a time.
@@ -57,8 +64,9 @@ def part_bytes(number: int, first_bytes: int, limit_bytes: int) -> int:
 class Upload:
     """The upload of one record into a partition: `write`, then `finish` or `abort`, from one task at a time.
 
-    `route` is the version of the route by which `partition` was chosen. `small` is called to append a value
-    that is not longer than one part. `timeout_s` limits each request.
+    `route` is the version of the route by which `partition` was chosen, and `chosen` chooses it by a newer
+    one; None: the caller has named it. `small` is called to append a value that is not longer than one part.
+    `timeout_s` limits each request.
     """
 
     def __init__(
@@ -68,6 +76,7 @@ class Upload:
         partition: int,
         *,
         route: int,
+        chosen: Callable[[Route], int] | None,
         key: bytes | None,
         tag: str | None,
         headers: Mapping[str, bytes] | None,
@@ -80,7 +89,8 @@ class Upload:
         self._topic = topic
         self._partition = partition
         self._route = route
-        self._path = f"{topic_path(topic)}/partitions/{partition}/uploads/{os.urandom(16).hex()}"
+        self._chosen = chosen
+        self._id = os.urandom(16).hex()
         try:
             self._record = build([b""], keys=[key], tags=[tag], headers=[headers], timestamps=[timestamp_ms])
         except (BatchError, TypeError, ValueError) as error:
@@ -154,7 +164,37 @@ class Upload:
             limits = await self._session.get_json("/v1/limits", timeout_s=self._timeout_s)
             self._limit_bytes = int(limits["max_body_bytes"])
         await self._sent()
-        self._under_way = self._session.loop.create_task(self._call("PUT", f"/parts/{number}", held))
+        call = self._call("PUT", f"/parts/{number}", held) if number else self._begin(held)
+        self._under_way = self._session.loop.create_task(call)
+
+    async def _begin(self, part: bytearray) -> Answer:
+        """Send the first part; if its partition has ended, to the one that follows."""
+        while True:
+            try:
+                return await self._call("PUT", "/parts/0", part)
+            except Sealed as sealed:
+                if self._chosen is None:
+                    raise
+                places = await self._followed(sealed)
+                self._partition, self._route = self._chosen(places.route), places.route.version
+
+    async def _followed(self, sealed: Sealed) -> TopicMap:
+        """Return a map with the route that follows. Raises `sealed` if no node knows it in time."""
+        wanted = sealed.limit if isinstance(sealed.limit, int) else self._route + 1
+        deadline_ms = now_ms() + int(1000 * self._timeout_s)
+        backoff = Backoff(rng=self._session.rng)
+        while True:
+            places = await self._session.topic_map(self._topic, timeout_s=self._timeout_s)
+            if places.route.version >= wanted:
+                return places
+            if now_ms() > deadline_ms:
+                raise sealed
+            places.stale = True
+            await asyncio.sleep(backoff.next_ms() / 1000)
+
+    @property
+    def _path(self) -> str:
+        return f"{topic_path(self._topic)}/partitions/{self._partition}/uploads/{self._id}"
 
     async def _sent(self) -> None:
         """Wait until the part under way is durable, if there is one; raise its error."""

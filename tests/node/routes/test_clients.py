@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -354,3 +355,37 @@ async def test_readers_pass_what_is_reclaimed(node: EmbeddedNode) -> None:
             await anext(aiter(again.read({77: 1})))
         with pytest.raises(laminar.OffsetExpired):
             await fresh.session.fetch("t", 0, offset=1, max_bytes=1 << 20)
+
+
+async def test_an_upload_begins_in_the_partition_that_follows(node: EmbeddedNode) -> None:
+    """It is there once; where the caller names the partition that has ended, that is an error."""
+    topic = node.client.topic("t")
+    route = await topic.route()
+    owners = {await topic.partition_of(key): key for key in KEYS}
+    keys = [owners[number] for number in route.ranges]
+    values = {key: random.Random(key).randbytes(40_000) for key in [*keys, None]}
+
+    async def pieces(value: bytes) -> AsyncIterator[bytes]:
+        for position in range(0, len(value), 7_000):
+            yield value[position : position + 7_000]
+
+    async with laminar.aio.connect(node.url) as old:
+        # It does not hear of the changes: it has the places of the partitions from before.
+        await old.session.topic_map("t")
+        for number in (0, 1):
+            await topic.move(number, wait=10)
+        stale = old.topic("t")
+        with pytest.raises(laminar.Sealed):
+            await stale.append_stream(pieces(b"v" * 40_000), partition=0, part_bytes=10_000)
+        sent = {
+            key: await stale.append_stream(pieces(value), key, part_bytes=10_000)
+            for key, value in values.items()
+        }
+    assert {2, 3} >= {receipt.partition for receipt in sent.values()}
+    found = [record async for record in topic.read()]
+    assert 3 == len(found)
+    for record in found:
+        key = None if record.key is None else record.key.decode()
+        assert (record.partition, record.offset) == sent[key][:2]
+        async with topic.open(record.partition, record.offset) as value:
+            assert values[key] == b"".join([piece async for piece in value])
