@@ -120,6 +120,11 @@ class Route:
             raise ValueError(f"logical partition {logical}; they go from 0 to {LOGICAL_PARTITIONS - 1}")
         return self.numbers[bisect_right(self._starts, logical) - 1]
 
+    def partitions_of(self, logical: Iterable[int]) -> list[int]:
+        """Return the partitions that hold these logical partitions, from 0 to 65535, in the same order."""
+        numbers, starts = self.numbers, self._starts
+        return [numbers[bisect_right(starts, each) - 1] for each in logical]
+
     def partition_of_key(self, key: bytes | str) -> int:
         """Return the partition that holds a key."""
         return self.numbers[bisect_right(self._starts, logical_of_key(key)) - 1]

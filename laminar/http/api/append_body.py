@@ -37,13 +37,17 @@ _CODES: Final = {"bad_checksum": "bad_checksum", "too_large": "too_large"}
 
 
 class Append:
-    """The content of an append: records to be joined by the append batcher, or whole batches."""
+    """The content of an append: records to be joined by the append batcher, or whole batches.
 
-    __slots__ = ("frames", "records")
+    An append to a topic has records, with the logical partitions of their keys if any has one.
+    """
+
+    __slots__ = ("frames", "places", "records")
 
     def __init__(self, records: Records | None, frames: list[memoryview]) -> None:
         self.records = records
         self.frames = frames
+        self.places: list[int | None] | None = None
 
 
 def parse_append(request: Request, *, limits: Limits, keyed: bool = False) -> Append:

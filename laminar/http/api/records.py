@@ -48,7 +48,7 @@ class Records:
         self.tags = tags
         self.headers = headers
         self.timestamps = timestamps
-        self.size_bytes = sum(map(len, values)) + (sum(len(key) for key in keys if key) if keys else 0)
+        self.size_bytes = sum(map(len, values)) + (sum(map(len, filter(None, keys))) if keys else 0)
 
     def __len__(self) -> int:
         return len(self.values)

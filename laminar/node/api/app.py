@@ -175,7 +175,9 @@ class Api:
         metrics = MetricsRoute(host, watch, self._datagrams.statistics)
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(host, self._exchange, leaders, topics, limits=self.limits)
-        to_topics = TopicAppends(host, self._exchange, leaders, topics, parse=self._append.parse)
+        self._to_topics = to_topics = TopicAppends(
+            host, self._exchange, leaders, topics, parse=self._append.parse
+        )
         self._topics = topics
         self._handlers: dict[str, Handler] = {
             "list_topics": topic_routes.topics,
@@ -303,7 +305,10 @@ class Api:
 
     def parse(self, request: Request) -> Append | None:
         """Return the decoded records of an append or stage; None for other requests. Called in a thread."""
-        return self._append.parse(request) if self._match(request.head).operation in _PARSED else None
+        operation = self._match(request.head).operation
+        if operation == "append_to_topic":
+            return self._to_topics.parse(request)
+        return self._append.parse(request) if operation in _PARSED else None
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:
         """Answer a request by its route's handler."""

@@ -61,7 +61,7 @@ APPENDS = [
     case(
         "what was found of a request is appended again",
         "laminar.node.api.records.topic_append:TopicAppends._look_up",
-        "if place not in _range(each)",
+        "if place not in here",
         "if True",
         tests=TO_TOPIC,
         tests_only=True,
@@ -69,8 +69,8 @@ APPENDS = [
     case(
         "all parts are appended again when one was refused",
         "laminar.node.api.records.topic_append:TopicAppends._place",
-        "[parts[place][1] for place, _ in refused]",
-        "[part for _, part in parts]",
+        "for place, _ in refused for row",
+        "for place in range(len(parts)) for row",
         tests=TO_TOPIC,
         tests_only=True,
     ),

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn, cast
 
 import msgspec
 
@@ -87,32 +88,64 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
     count: int = 0
 
 
-class _Whole:
-    """A request: what chooses the partitions of its records beside their keys, and what became of them.
+class _Part(NamedTuple):
+    """The records of a request that one partition gets, and their rows in its rest."""
 
-    `rest` are the records without a receipt yet, `without` sealed partitions that have nothing of it.
-    `held_bytes` is what it counts for among the requests that wait for a route.
+    number: int
+    rows: Sequence[int]
+    records: Records
+
+
+class _Whole:
+    """A request: the logical partitions of its records, and what became of them.
+
+    `rest` are the records without a receipt yet, and `places` their logical partitions; None is any.
+    `without` are sealed partitions that have nothing of it. `held_bytes` is what it counts for among the
+    requests that wait for a route.
     """
 
     def __init__(
-        self, topic: str, records: Records, *, logical: int | None, mark: BatchIdentity | None
+        self, topic: str, append: Append, *, logical: int | None, mark: BatchIdentity | None
     ) -> None:
+        assert append.records is not None, "parsed for a topic"
         self.topic = topic
-        self.logical = logical
         self.mark = mark
-        self.rest = records
+        self.rest = append.records
+        places: list[int | None] = [None] * len(self.rest)
+        if logical is not None:
+            places = [logical] * len(self.rest)
+        elif append.places is not None:
+            places = append.places
+        if mark is not None and None in places:
+            # So that records without a key go to the same partition when the request is repeated.
+            without = logical_of_key(mark.producer_id)
+            places = [without if each is None else each for each in places]
+        self.places = places
         self.receipts: list[Receipt] = []
         self.without: set[int] = set()
         self.held_bytes = 0
 
-    def places(self) -> list[int]:
-        """Return the logical partition of each record of the rest, of a request with an idempotency key."""
-        assert self.mark is not None
-        if self.logical is not None:
-            return [self.logical] * len(self.rest)
-        without = logical_of_key(self.mark.producer_id)
-        keys = self.rest.keys or [None] * len(self.rest)
-        return [without if key is None else logical_of_key(bytes(key)) for key in keys]
+    def keep(self, rows: Sequence[int]) -> None:
+        """Let the rest be the records at these rows of it, in that order."""
+        self.rest, self.places = self.rest.take(rows), [self.places[row] for row in rows]
+
+    def split(self, route: Route, spread: int) -> list[_Part]:
+        """Return the rest by partition; what may be in any is in `spread`."""
+        places = set(self.places)
+        if len(places) == 1:
+            (place,) = places
+            number = spread if place is None else route.partition_of(place)
+            return [_Part(number, range(len(self.rest)), self.rest)]
+        rows: defaultdict[int, list[int]] = defaultdict(list)
+        if None in places:
+            for row, place in enumerate(self.places):
+                rows[spread if place is None else route.partition_of(place)].append(row)
+        else:
+            for row, number in enumerate(route.partitions_of(cast("list[int]", self.places))):
+                rows[number].append(row)
+        if len(rows) == 1:
+            return [_Part(next(iter(rows)), range(len(self.rest)), self.rest)]
+        return [_Part(number, chosen, self.rest.take(chosen)) for number, chosen in rows.items()]
 
     def fail(self, failures: Sequence[BaseException]) -> NoReturn:
         """Raise the problem of these failures, and of what is durable all the same."""
@@ -140,20 +173,34 @@ class TopicAppends:
         self._exchange = exchange
         self._leaders = leaders
         self._topics = topics
-        self._decoding = BackgroundDecoding(parse, lambda *job: services.off_loop(*job))
+        self._parse = parse
+        self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job))
         self._loop = asyncio.get_running_loop()
         self._spread = 0
         self._waiting_bytes = 0
+
+    def parse(self, request: Request) -> Append:
+        """Decode a body to records, and hash their keys; call it in a thread if the body is large.
+
+        Raises:
+            Problem: 400, 413 or 422.
+        """
+        append = self._parse(request)
+        if append.records is None:
+            append.records = records_of(append.frames)
+        keys = append.records.keys
+        if append.places is None and keys is not None and "logical" not in request.query:
+            append.places = [None if key is None else logical_of_key(bytes(key)) for key in keys]
+        return append
 
     async def topic(self, request: Request, topic: str) -> Response:
         """Answer POST /v1/topics/{topic}/records: partitions by `logical`, else by key, else round-robin."""
         record = self._topics.record(topic)
         append = await self._decoding.parsed(request)
-        records = append.records if append.records is not None else records_of(append.frames)
         logical = integer(request, "logical", -1, minimum=0, maximum=LOGICAL_PARTITIONS - 1)
         given = logical if "logical" in request.query else None
         mark = identity_of(request, scope="topic")
-        whole = _Whole(topic, records, logical=given, mark=mark)
+        whole = _Whole(topic, append, logical=given, mark=mark)
         try:
             placed = await self._place(whole)
         finally:
@@ -200,9 +247,11 @@ class TopicAppends:
                 whole.fail([problem])
             if not len(whole.rest):
                 return whole.receipts
-            parts = self._split(whole, route)
+            self._spread = (self._spread + 1) % len(route)
+            parts = whole.split(route, route.numbers[self._spread])
             answers = await asyncio.gather(
-                *(self._append_part(whole, number, part) for number, part in parts), return_exceptions=True
+                *(self._append_part(whole, part.number, part.records) for part in parts),
+                return_exceptions=True,
             )
             whole.receipts += [answer for answer in answers if isinstance(answer, Receipt)]
             refused, failed = _sorted_out(answers)
@@ -210,10 +259,10 @@ class TopicAppends:
                 return whole.receipts
             if failed or self._loop.time() >= deadline:
                 whole.fail(failed or [_changing(whole.topic)])
-            whole.rest = Records.concat([parts[place][1] for place, _ in refused])
+            whole.keep([row for place, _ in refused for row in parts[place].rows])
             for place, why in refused:
                 if why.code == "sealed":
-                    whole.without.add(parts[place][0])
+                    whole.without.add(parts[place].number)
                     oldest = max(oldest, route.version + 1, _version(why))
             self._hold(whole)
             if oldest <= route.version:
@@ -251,28 +300,6 @@ class TopicAppends:
             await self._services.view_change(min(left_s, LOOK_UP_PAUSE_S))
         return left_s > 0
 
-    def _split(self, whole: _Whole, route: Route) -> list[tuple[int, Records]]:
-        """Return the rest by partition: all by `logical` if given, else by key; without a key to one."""
-        records = whole.rest
-        if whole.logical is not None:
-            return [(route.partition_of(whole.logical), records)]
-        if whole.mark is None:
-            self._spread = (self._spread + 1) % len(route)
-            spread = route.numbers[self._spread]
-        else:
-            # So that records without a key go to the same partition when the request is repeated.
-            spread = route.partition_of(logical_of_key(whole.mark.producer_id))
-        keys = records.keys
-        if keys is None:
-            return [(spread, records)]
-        rows: dict[int, list[int]] = {}
-        for row, key in enumerate(keys):
-            number = spread if key is None else route.partition_of(logical_of_key(bytes(key)))
-            rows.setdefault(number, []).append(row)
-        if len(rows) == 1:
-            return [(next(iter(rows)), records)]
-        return [(number, records.take(chosen)) for number, chosen in rows.items()]
-
     # -- what was appended before --------------------------------------------------------------
 
     async def _look_up(self, whole: _Whole) -> None:
@@ -287,8 +314,7 @@ class TopicAppends:
         ended = self._ended(self._topics.record(whole.topic), whole.without)
         if not ended:
             return
-        places = whole.places()
-        ordered = sorted(set(places))
+        ordered = sorted(place for place in set(whole.places) if place is not None)
         held = [each for each in ended if _has_any(ordered, _range(each))]
         for first in range(0, len(held), ASKED_AT_ONCE):
             asked = held[first : first + ASKED_AT_ONCE]
@@ -297,8 +323,8 @@ class TopicAppends:
                 whole.without.add(each.number)
                 if found.count:
                     whole.receipts.append(Receipt(each.number, found.offset, found.count, duplicate=True))
-                    rows = [row for row, place in enumerate(places) if place not in _range(each)]
-                    whole.rest, places = whole.rest.take(rows), [places[row] for row in rows]
+                    here = _range(each)
+                    whole.keep([row for row, place in enumerate(whole.places) if place not in here])
 
     def _ended(self, record: TopicRecord, without: set[int]) -> list[KeyRange]:
         """Return the ranges of sealed partitions that may remember a key, oldest first."""

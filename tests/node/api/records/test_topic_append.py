@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from laminar.http.api.append_body import ENVELOPE_LINES_TYPE
 from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import OFF_LOOP_BYTES
 from laminar.node.api.common.leader_call import RetryPolicy
 from laminar.node.api.records import topic_append
 from laminar.node.partition import producer_progress
@@ -511,3 +513,26 @@ async def test_every_record_once_and_in_order_over_random_changes(tmp_path: Path
             for chosen in KEYS:
                 mine = [places[value] for value, of in of_client if of == chosen]
                 assert sorted(mine) == mine
+
+
+async def test_the_keys_of_a_large_request_are_hashed_once_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop has others to serve; the hash of the idempotency key is all that it computes."""
+    hashed: list[tuple[bytes | str, bool]] = []
+
+    def hashing(key: bytes | str) -> int:
+        hashed.append((key, threading.current_thread() is threading.main_thread()))
+        return logical_of_key(key)
+
+    async with opened(tmp_path, partitions=2) as routed:
+        await routed.change(0, cuts=(10_000,))
+        monkeypatch.setattr(topic_append, "logical_of_key", hashing)
+        keys = [*(b"k%d" % number for number in range(5_000)), None]
+        body = lines(*(("v" * 40, key) for key in keys))
+        assert len(body) > OFF_LOOP_BYTES
+        answer = await send(routed, body, idempotency_key="once")
+
+    assert len(keys) == answered(answer)["appended"]
+    there = [key for key, on_loop in hashed if not on_loop]
+    assert (keys[:-1], 1) == (there, len(hashed) - len(there))
