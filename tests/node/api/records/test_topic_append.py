@@ -62,9 +62,13 @@ async def send(routed: Routed, body: bytes, query: str = "", **headers: str) -> 
     return await routed.append_to_topic(body, query, content_type=ENVELOPE_LINES_TYPE, **headers)
 
 
-async def until_it_waits(routed: Routed) -> None:
-    async with asyncio.timeout(20):
-        await routed.services.waited_for.wait()
+async def until_it_waits(routed: Routed, asked: asyncio.Future[Any]) -> None:
+    """Return when a request waits for a route; raise its problem if it has ended instead."""
+    waits = asyncio.ensure_future(routed.services.waited_for.wait())
+    done, _ = await asyncio.wait((waits, asked), timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    if waits not in done:
+        waits.cancel()
+        raise AssertionError(f"it does not wait: {asked}") from (asked.exception() if done else None)
 
 
 # -- requests without a key --------------------------------------------------------------------
@@ -80,7 +84,7 @@ async def test_a_thousand_records_of_which_one_partition_ends_in_the_middle(tmp_
 
         asked = asyncio.ensure_future(send(routed, lines(*records)))
         await sealing
-        await until_it_waits(routed)
+        await until_it_waits(routed, asked)
         assert not asked.done()
         await routed.report(change, 1)
         await routed.open(change)
@@ -128,7 +132,7 @@ async def test_an_output_that_is_not_open_yet_is_waited_for(tmp_path: Path) -> N
         routed.show()
 
         asked = asyncio.ensure_future(send(routed, lines(("low", LOW), ("middle", MIDDLE))))
-        await until_it_waits(routed)
+        await until_it_waits(routed, asked)
         await routed.open(change)
 
         assert [(1, 0, 1), (2, 0, 1)] == placed(await asked)
@@ -145,7 +149,7 @@ async def test_records_are_cut_again_as_often_as_the_route_changes(tmp_path: Pat
         routed.services.show(shown)
 
         asked = asyncio.ensure_future(send(routed, lines(("low", LOW), ("middle", MIDDLE), ("none", None))))
-        await until_it_waits(routed)
+        await until_it_waits(routed, asked)
         routed.services.show(newest)
 
         assert 3 == answered(await asked)["appended"]
@@ -161,7 +165,7 @@ async def test_only_so_much_waits_for_a_route(tmp_path: Path, monkeypatch: pytes
         change = await routed.begin(0, cuts=(10_000,))
         await routed.seal(change, 0)
         waiting = asyncio.ensure_future(send(routed, lines(("x" * 40, LOW))))
-        await until_it_waits(routed)
+        await until_it_waits(routed, waiting)
 
         async with asyncio.timeout(2):
             refused = await problem_of(send(routed, lines(("y" * 40, LOW))))
@@ -181,7 +185,7 @@ async def test_the_topic_may_go_while_it_is_waited_for(tmp_path: Path) -> None:
         change = await routed.begin(0)
         await routed.seal(change, 0)
         asked = asyncio.ensure_future(problem_of(send(routed, lines(("low", LOW)))))
-        await until_it_waits(routed)
+        await until_it_waits(routed, asked)
 
         routed.state = routed.state.__class__()
         routed.show()
@@ -254,7 +258,7 @@ async def test_an_attempt_by_an_old_view_and_one_by_the_new_are_one_request(tmp_
         await routed.seal(change, 0)
         body = lines(("low", LOW), ("middle", MIDDLE))
         old = asyncio.ensure_future(repeated(routed, body, idempotency_key="one"))
-        await until_it_waits(routed)
+        await until_it_waits(routed, old)
         await routed.report(change, 0)
         await routed.open(change)
         new = asyncio.ensure_future(repeated(routed, body, idempotency_key="one"))
@@ -373,7 +377,7 @@ async def test_what_one_partition_has_said_is_kept_while_another_is_asked_again(
         routed.show()
 
         asked = asyncio.ensure_future(send(routed, body, idempotency_key="one"))
-        await until_it_waits(routed)
+        await until_it_waits(routed, asked)
         assert not asked.done()
         await routed.seal(change, 1)
 
@@ -389,7 +393,7 @@ async def test_a_seal_that_the_power_may_take_is_no_answer(tmp_path: Path) -> No
         change = await routed.change(0, cuts=(10_000,))
         asked = asyncio.ensure_future(send(routed, body, idempotency_key="one"))
         fenced = asyncio.ensure_future(producer_progress.fence(routed[0], b"p" * 16, 1))
-        await until_it_waits(routed)
+        await until_it_waits(routed, asked)
         assert not asked.done() and not fenced.done() and change.version == 1
         assert {} == await routed.values()
 
