@@ -145,6 +145,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.transactions": (
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.batch", "laminar.http.api"),
     ),
+    "laminar.node.channels": (
+        *("laminar.node.partition", "laminar.node.partition.state"),
+        *("laminar.batch", "laminar.wire", "laminar.http.api", "laminar.log.disk"),
+    ),
     "laminar.node.placement": ("membership", "router"),
     "laminar.node.routes": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.runtime"),
@@ -178,7 +182,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.http.server",
             "laminar.log.*",
         ),
-        "laminar.node.routes",
+        *("laminar.node.routes", "laminar.node.channels"),
     ),
     "laminar.node.api.common": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),

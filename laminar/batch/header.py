@@ -115,6 +115,7 @@ class Kind(IntEnum):
     SINK = 10
     FENCE = 11
     OPEN = 12
+    CHANNEL = 13
 
 
 class Flag(IntFlag):
@@ -126,7 +127,7 @@ class Flag(IntFlag):
     # Its one record is larger than a batch, and its value is empty here (`laminar.batch.large_record`). Only
     # batches given to readers have this flag: it is never stored.
     LARGE = 4
-    # A `cursor` entry that counts only when it is durable, in an `interval` log too: the claims of consumers
+    # A `cursor` or `channel` entry that counts only when it is durable, in an `interval` log too: consumers
     # after a change of the topic's route rely on it, and on all before it.
     SYNCED = 8
 
@@ -191,6 +192,7 @@ _KEPT_FLAGS = int(Flag.KEYED | Flag.SYNCED)
 # Kinds whose count takes offsets, and those that use `checkpoint` and `floor`.
 _COUNTED = (Kind.DATA, Kind.PUBLISH)
 _NUMBERED = (Kind.DATA, Kind.STAGED)
+_MAY_BE_SYNCED = (Kind.CURSOR, Kind.CHANNEL)
 
 
 @dataclass(slots=True)
@@ -266,7 +268,7 @@ class Header:
             raise malformed("count", count, 0, f"batch of kind {kind}")
         if flags & ~_KNOWN_FLAGS:
             raise _unsupported("flags", flags, _KNOWN_FLAGS)
-        if flags & Flag.SYNCED and kind != Kind.CURSOR:
+        if flags & Flag.SYNCED and kind not in _MAY_BE_SYNCED:
             raise malformed("flags", flags, flags & ~Flag.SYNCED, f"batch of kind {kind}")
         if reserved:
             raise _unsupported("reserved", reserved, 0)

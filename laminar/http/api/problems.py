@@ -92,6 +92,13 @@ _ROWS: Final = (
     _row("no_such_partition", 404, "The topic has no such partition", family="NotFound"),
     _row("no_such_cursor", 404, "There is no such cursor", family="NotFound"),
     _row(
+        "no_such_channel",
+        404,
+        "The topic has no such channel",
+        hint="Create it with PUT /v1/topics/{topic}/channels/{channel}.",
+        family="NotFound",
+    ),
+    _row(
         "no_such_sink",
         404,
         "There is no such sink",

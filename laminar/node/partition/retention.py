@@ -14,6 +14,8 @@ A start does not move past entries that a replica of the group still lacks, as t
 any more. This hold ends after `hold_ms`, and at once while the disk is nearly full. A replica whose entries
 are trimmed gets a new log (`laminar.node.catch_up`); for one in catch-up the only entries held are those
 that it has yet to read from here.
+
+Nor does it move past records that a channel is not done with (`Retention._is_awaited`): not even then.
 """
 
 from __future__ import annotations
@@ -157,7 +159,9 @@ class Retention:
             return
         log = partition.log
         ends = [
-            end for end in self._expired_ends(partition) if log.start.index < end <= partition.committed_index
+            end
+            for end in self._expired_ends(partition)
+            if log.start.index < end <= partition.committed_index and not self._is_awaited(partition, end)
         ]
         if not ends:
             held = partition.replica.group in self._held
@@ -195,6 +199,26 @@ class Retention:
         ):
             ends.append(seal.index)
         return ends
+
+    def _is_awaited(self, partition: Partition, end: int) -> bool:
+        """Return whether a channel is not done with what is before entry `end`, itself included.
+
+        What is out, or to be tried again, waits for its consumer however long that takes, and the dead for a
+        person. What was never given out has the channel's `hold_ms` more than the rules give it.
+        """
+        channels = partition.state.channels
+        if not channels or partition.log.term(end) is None:
+            return False
+        row = partition.log.index_entry(end)
+        age_ms = self._clock.wall_ms() - row.append_time_ms
+        kept_ms = self._rules_of(partition.topic).retention_ms or 0
+        for channel in channels.by_id.values():
+            if min((*channel.out, *channel.aside), default=row.next_offset) < row.next_offset:
+                return True
+            unread = channel.next < min(row.next_offset, channel.until or row.next_offset)
+            if unread and age_ms <= kept_ms + channel.settings.hold_ms:
+                return True
+        return False
 
     def _done(self, future: asyncio.Future[Receipt]) -> None:
         if future.cancelled():

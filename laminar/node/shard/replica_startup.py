@@ -54,6 +54,7 @@ _DISPENSABLE = (
     Kind.FENCE,
     Kind.SEAL,
     Kind.OPEN,
+    Kind.CHANNEL,
 )
 
 

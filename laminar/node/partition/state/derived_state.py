@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from laminar.node.partition.state.channels import StoredChannel
 from laminar.node.partition.state.cursors import CursorEntry
 from laminar.node.partition.state.idempotency_keys import KeyEntry
 from laminar.node.partition.state.producers import ProducerEntry
@@ -31,6 +32,7 @@ class DerivedState(msgspec.Struct, frozen=True, array_like=True):
     # See `Sinks.floor`.
     sinks_floor: int = 0
     succession: StoredSuccession = StoredSuccession()
+    channels: list[StoredChannel] = []
 
 
 _decoder = msgspec.msgpack.Decoder(DerivedState)

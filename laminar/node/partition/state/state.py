@@ -3,9 +3,9 @@
 Each table is a function of the log (docs/consensus.md#derived-tables). It changes when an entry is appended,
 is rolled back when the entry is truncated, is notified of commits, and is stored in snapshots and in
 `log_start` entries. This module does all of that for all tables, so that a new table can't be left out of one
-of these steps. The tables are those of producers, idempotency keys, cursors, staged batches, sinks, and of
-the partition's place in its topic's routes; the state also has the group's configuration, and where the log
-is to begin.
+of these steps. The tables are those of producers, idempotency keys, cursors, channels, staged batches, sinks,
+and of the partition's place in its topic's routes; the state also has the group's configuration, and where
+the log is to begin.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from laminar.batch import Buffer, Header, Kind, body_of
 from laminar.batch.header import Flag
 from laminar.node.consensus.log_start import LogStartRecord, log_start_record
 from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
+from laminar.node.partition.state.channels import Channels
 from laminar.node.partition.state.cursors import Cursors
 from laminar.node.partition.state.derived_state import DerivedState, decode_state
 from laminar.node.partition.state.idempotency_keys import IdempotencyKeys
@@ -36,6 +37,7 @@ class PartitionState:
         self.producers = Producers()
         self.keys = IdempotencyKeys()
         self.cursors = Cursors()
+        self.channels = Channels()
         self.stages = StagedBatches()
         self.sinks = Sinks()
         self.succession = Succession()
@@ -74,6 +76,9 @@ class PartitionState:
         elif header.kind == Kind.CURSOR:
             self.cursors.appended(header, body_of(frame))
             self.cursors.committed(header.committed_index)
+        elif header.kind == Kind.CHANNEL:
+            self.channels.appended(header, frame)
+            self.channels.committed(header.committed_index)
         elif header.kind in (Kind.STAGED, Kind.PREPARE, Kind.PUBLISH):
             self.stages.appended(header, frame)
             self.stages.committed(header.committed_index)
@@ -88,6 +93,8 @@ class PartitionState:
             if self._beheaded:
                 self._restore_tables(decode_state(record.state))
                 self._beheaded = False
+            self.channels.started(header.index, record.offset)
+            self.channels.committed(header.committed_index)
             self.stages.started(header.index, record.index)
             self.stages.committed(header.committed_index)
             self._starts.append((header.index, record))
@@ -104,6 +111,7 @@ class PartitionState:
         self.producers.truncated(index)
         self.keys.truncated(index)
         self.cursors.truncated(index)
+        self.channels.truncated(index)
         self.stages.truncated(index)
         self.sinks.truncated(index)
         self.succession.truncated(index)
@@ -118,6 +126,7 @@ class PartitionState:
         self.producers.committed(index)
         self.keys.committed(index)
         self.cursors.committed(index)
+        self.channels.committed(index)
         self.stages.committed(index)
         self.sinks.committed(index)
         self.succession.committed(index)
@@ -148,6 +157,7 @@ class PartitionState:
             keys=self.keys.stored(),
             sinks_floor=self.sinks.floor,
             succession=self.succession.stored(),
+            channels=self.channels.stored(),
         )
 
     def state_at(self, index: int) -> DerivedState:
@@ -160,6 +170,7 @@ class PartitionState:
             keys=self.keys.stored_at(index),
             sinks_floor=self.sinks.floor_at(index),
             succession=self.succession.stored_at(index),
+            channels=self.channels.stored_at(index),
         )
 
     def configurations_up_to(self, index: int) -> list[tuple[int, ConfigurationRecord]]:
@@ -192,6 +203,7 @@ class PartitionState:
     def _restore_tables(self, state: DerivedState) -> None:
         self.producers.restore(state.producers)
         self.cursors.restore(state.cursors)
+        self.channels.restore(state.channels)
         self.stages.restore(state.stages)
         self.sinks.restore(state.sinks, state.sinks_floor)
         self.keys.restore(state.keys)
@@ -203,11 +215,13 @@ class PartitionState:
         Nothing is left out after this.
         """
         self.producers, self.cursors = whole.producers, whole.cursors
+        self.channels = whole.channels
         self.stages, self.sinks, self.keys = whole.stages, whole.sinks, whole.keys
         whole.succession.in_doubt = self.succession.in_doubt
         self.succession = whole.succession
         self.producers.committed(self.committed_index)
         self.cursors.committed(self.committed_index)
+        self.channels.committed(self.committed_index)
         self.stages.committed(self.committed_index)
         self.sinks.committed(self.committed_index)
         self.keys.committed(self.committed_index)

@@ -36,7 +36,9 @@ from laminar.wire.key_route import LOGICAL_PARTITIONS
 # it, and batches that are decided, as the log that had the seal had these before it.
 _IN_DOUBT: Final = frozenset({Kind.SEAL, Kind.OPEN, Kind.PUBLISH})
 # Kinds that a partition takes when it takes no records.
-_WITHOUT_RECORDS: Final = frozenset({Kind.NOOP, Kind.CONFIGURATION, Kind.LOG_START, Kind.CURSOR})
+_WITHOUT_RECORDS: Final = frozenset(
+    {Kind.NOOP, Kind.CONFIGURATION, Kind.LOG_START, Kind.CURSOR, Kind.CHANNEL}
+)
 
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]

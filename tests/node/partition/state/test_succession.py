@@ -257,7 +257,7 @@ def test_a_partition_that_takes_no_records_takes_what_adds_none() -> None:
     assert set(frames) == {name for name, frame in frames.items() if state.succession.takes(frame)}
 
     put(state, initial_frame(msgspec.structs.replace(VOTERS, successor_of=7), created_ms=1))
-    none = {"NOOP", "CONFIGURATION", "LOG_START", "CURSOR"}
+    none = {"NOOP", "CONFIGURATION", "LOG_START", "CURSOR", "CHANNEL"}
     none |= {"PREPARE DROP", "PREPARE FORGET", "PREPARE FORGET_PUBLISHED"}
     assert none | {"OPEN"} == {name for name, frame in frames.items() if state.succession.takes(frame)}
     put(state, stamped(OPEN.frame(), 2))

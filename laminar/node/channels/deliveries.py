@@ -1,0 +1,82 @@
+"""The deliveries of one shard, one for each partition with channels that it leads."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple
+
+from laminar.node.channels.delivery import Delivery
+from laminar.node.partition.partition import Partition
+
+CHECK_S = 5.0
+"""How often `check` is called."""
+
+
+class _Counted(NamedTuple):
+    """Counters of deliveries."""
+
+    given: int = 0
+    repeated: int = 0
+    acknowledged: int = 0
+    late: int = 0
+    died: int = 0
+
+    def with_those_of(self, delivery: Delivery) -> _Counted:
+        """Return the sums with those of one more."""
+        return _Counted(
+            self.given + delivery.given,
+            self.repeated + delivery.repeated,
+            self.acknowledged + delivery.acknowledged,
+            self.late + delivery.late,
+            self.died + delivery.died,
+        )
+
+
+class Deliveries:
+    """The deliveries of a shard's partitions, by group. They are made when they are first asked for."""
+
+    def __init__(self, precedes: Callable[[Partition, int], Awaitable[bool]] | None = None) -> None:
+        """Begin without any. `precedes`: see `Delivery`; None: no partition comes before another."""
+        self._precedes = precedes
+        self._held: dict[bytes, tuple[Partition, Delivery]] = {}
+        # What deliveries that ended have counted.
+        self._before = _Counted()
+
+    def of(self, partition: Partition) -> Delivery:
+        """Return the delivery of a partition, which is made if there is none."""
+        group = partition.replica.group
+        held = self._held.get(group)
+        if held is not None and held[0] is partition:
+            return held[1]
+        if held is not None:
+            self._end(group)  # the replica was opened again
+        delivery = (
+            Delivery(partition) if self._precedes is None else Delivery(partition, precedes=self._precedes)
+        )
+        self._held[group] = (partition, delivery)
+        return delivery
+
+    def check(self, partitions: Iterable[Partition]) -> None:
+        """Look after time-outs and dead records where no consumer asks; end what is not led any more."""
+        led = {each.replica.group: each for each in partitions if each.leads and each.state.channels}
+        for group in [group for group in self._held if group not in led]:
+            self._end(group)
+        for partition in led.values():
+            self.of(partition).check()
+
+    def stop(self) -> None:
+        """End all: the process ends."""
+        for group in list(self._held):
+            self._end(group)
+
+    def statistics(self) -> dict[str, int]:
+        """Return what this process counted: records given out, those of them again, ended, late and dead."""
+        found = _Counted(*self._before)
+        for _, delivery in self._held.values():
+            found = found.with_those_of(delivery)
+        return found._asdict()
+
+    def _end(self, group: bytes) -> None:
+        _, delivery = self._held.pop(group)
+        delivery.stop()
+        self._before = self._before.with_those_of(delivery)

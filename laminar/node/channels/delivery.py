@@ -1,0 +1,989 @@
+"""Delivery of the records of one partition to the consumers of its channels. The leader's part.
+
+Requests collect for a turn of the loop. At its end `_turn` proposes, in this order, what was acknowledged,
+what failed or took too long, and then what is given out: so a successor of a key is out after the entry that
+ends the one before it. A consumer is answered when the entry is committed, never before: what an earlier
+leader promised is then in the log of this one.
+
+A token counts only if its record is out *at the log's end* under that delivery. Other tokens change nothing:
+one whose record is done says so, all others are late. Both are said when all that was looked at is committed.
+
+The memory of a leader (`queue`) is for one term. Nothing here has to be notified of elections: each turn
+compares the term, and begins again with what the log says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import mmh3
+
+from laminar.batch import Batch, BatchError
+from laminar.http.api.problems import Problem
+from laminar.log.disk.errors import DamagedRange
+from laminar.node.channels.jobs import Jobs, Run, frames_of
+from laminar.node.channels.queue import Chosen, Queue, Scanned, is_full
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.problems import not_leader
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.channels import (
+    NO_KEY,
+    Acknowledged,
+    Change,
+    Channel,
+    Closed,
+    Failed,
+    GivenOut,
+    Opened,
+    Out,
+    Retried,
+    Sought,
+    Why,
+    channel_entry,
+    runs_of,
+    spaced,
+    spaced_runs,
+)
+from laminar.wire.channels import ChannelSettings, Named
+
+MAX_JOBS: Final = 10_000
+"""Most records that one request is given."""
+MAX_RANGE: Final = 100_000
+"""Most records that one request names."""
+TICK_S: Final = 0.1
+"""How often, at most, what is due is looked for."""
+STALL_S: Final = 0.25
+"""A check that is late by more is taken for a stall of this process, which costs no consumer its time."""
+SCAN_BYTES: Final = 1024 * 1024
+SCANNED_AHEAD: Final = 4096
+"""A scanned channel reads on when it knows fewer records than this."""
+PASSED_S: Final = 1.0
+"""How often, at most, it is written down how far a channel has looked that gives out nothing."""
+GATE_S: Final = 0.5
+"""How long an ordered channel waits before it asks for the partitions before its own again."""
+DAMAGE_S: Final = 1.0
+"""How long a damaged entry has to be repaired before it is read again; and ten times, before it is dead."""
+
+Verb: TypeAlias = Literal["ack", "nack", "release", "extend"]
+
+
+class Step(NamedTuple):
+    """What a consumer says of records that it was given.
+
+    `delay_ms`: of a nack, the pause before the next attempt; None: by the channel's settings. `timeout_ms`:
+    of an extension, the time from now on; None: as at first.
+    """
+
+    verb: Verb
+    named: Named
+    delay_ms: int | None = None
+    timeout_ms: int | None = None
+    reason: str = ""
+
+
+class Settled(NamedTuple):
+    """How many records are as was asked, and those whose delivery is not out any more."""
+
+    done: int
+    late: list[Named]
+
+
+class Figures(NamedTuple):
+    """A channel in one partition, for people. `depth`: at most that many records were never given out."""
+
+    next: int
+    end: int
+    depth: int
+    out: int
+    aside: int
+    dead: int
+    lost: int
+    floor: int
+    blocked: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Receiver:
+    """A request for records; with `wanted` 0 it asks only whether there is one."""
+
+    wanted: int
+    timeout_ms: int | None
+    deadline_s: float
+    future: asyncio.Future[list[Run] | None]
+
+
+@dataclass(slots=True, eq=False)
+class _Settler:
+    """A request that says what became of records; `extends` are those that may have more time."""
+
+    channel: int
+    steps: Sequence[Step]
+    future: asyncio.Future[Settled]
+    extends: list[tuple[int, Out, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """One channel in this term: its queue, and the consumers that wait."""
+
+    queue: Queue
+    waiting: deque[_Receiver] = field(default_factory=deque)
+    scan: asyncio.Task[None] | None = None
+    gate: asyncio.Task[None] | None = None
+    is_open: bool = False
+    passed_s: float = 0.0
+    damaged_s: float | None = None
+
+
+class _Batch:
+    """The changes of one turn that end deliveries, and what they do to the queues."""
+
+    def __init__(self) -> None:
+        self.acked: dict[int, dict[int, Out]] = {}
+        # By channel and reason: (offset, out, delay in ms or -1, whether the attempt counts).
+        self.failed: dict[tuple[int, str], list[tuple[int, Out, int, bool]]] = {}
+        self.touched: dict[int, dict[int, Verb]] = {}
+
+    def changes(self) -> list[Change]:
+        """Return them as the log holds them."""
+        found: list[Change] = [
+            Acknowledged(channel, spaced_runs(runs_of(sorted(acked))))
+            for channel, acked in self.acked.items()
+        ]
+        for (channel, reason), items in self.failed.items():
+            items.sort()
+            flat: list[int] = []
+            for distance, (_, _, delay_ms, counts) in zip(
+                spaced(each[0] for each in items), items, strict=True
+            ):
+                flat += (distance, delay_ms, int(counts))
+            found.append(Failed(channel, flat, reason))
+        return found
+
+
+async def _always(partition: Partition, channel: int) -> bool:
+    return True
+
+
+def key_hash(key: bytes | None) -> int:
+    """Return the hash by which an ordered channel knows a key. Two keys with one hash wait for each other."""
+    return NO_KEY if key is None else (mmh3.hash64(key, 0, True, False)[0] or 1)
+
+
+class Delivery:
+    """The channels of one partition. `stop` ends its tasks."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        *,
+        precedes: Callable[[Partition, int], Awaitable[bool]] = _always,
+    ) -> None:
+        """Make the delivery of a partition; it is idle until it is asked.
+
+        `precedes(partition, channel id)` returns whether the channel has ended all that is in the partitions
+        before this one: an ordered channel gives out nothing before that.
+        """
+        self._partition = partition
+        self._precedes = precedes
+        self._loop = asyncio.get_running_loop()
+        self._term = -1
+        self._lines: dict[int, _Line] = {}
+        self._settlers: list[_Settler] = []
+        self._turn_is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
+        # How long this process has stood still, which does not count for consumers.
+        self._stalled_s = 0.0
+        self._watch: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.given = 0
+        self.repeated = 0
+        self.acknowledged = 0
+        self.late = 0
+        self.died = 0
+
+    # -- requests ------------------------------------------------------------------------------
+
+    async def open(
+        self, channel: int, name: str, version: int, settings: ChannelSettings, *, from_start: bool = False
+    ) -> Receipt:
+        """Open a channel here, or bring its settings to this version; return when that is committed.
+
+        With `from_start` it begins with the first record whatever its settings say, as in a partition that
+        was made after it.
+
+        Raises:
+            Problem: 503 `not_leader`, or the log takes no entry.
+        """
+        partition = self._partition
+        partition.check_leads()
+        bounds = await partition.reader.confirmed_bounds()
+        first, until = bounds.start, None
+        if settings.start == "latest" and not from_start:
+            first = bounds.end
+        elif isinstance(settings.start, int) and not from_start:
+            first, _ = await partition.reader.at_time(bounds, settings.start)
+        if settings.until is not None:
+            until, _ = await partition.reader.at_time(bounds, settings.until)
+        known = partition.state.channels.by_id.get(channel)
+        if known is not None and known.version >= version:
+            return await self._seen()
+        future = self._propose([Opened(channel, name, version, settings, first, until)])
+        self._renew(channel)
+        return await future
+
+    async def close(self, channel: int) -> Receipt:
+        """Forget a channel; return when that is committed. Raises `Problem` as `open` does."""
+        self._partition.check_leads()
+        if channel not in self._partition.state.channels.by_id:
+            return await self._seen()
+        future = self._propose([Closed(channel)])
+        self._renew(channel)
+        return await future
+
+    async def receive(
+        self, channel: int, *, wanted: int, wait_s: float, timeout_ms: int | None = None
+    ) -> Jobs | None:
+        """Return up to `wanted` records, given to the caller alone; None after `wait_s` without one.
+
+        With `wanted` 0 none is given: the answer has no records when there is one to be given, or is None.
+
+        Raises:
+            Problem: 404 `no_such_channel` if the channel is not open here; 503 `not_leader`; 503 or 507 when
+                the log takes no entry. With the outcome `unknown` records may be out until their time is
+                over.
+        """
+        self._partition.check_leads()
+        line = self._line(channel)
+        future: asyncio.Future[list[Run] | None] = self._loop.create_future()
+        line.waiting.append(_Receiver(min(wanted, MAX_JOBS), timeout_ms, self._loop.time() + wait_s, future))
+        self._wake()
+        runs: list[Run] | None = None
+        try:
+            runs = await future
+            if runs is None:
+                return None
+            return await self._read(channel, runs)
+        except asyncio.CancelledError:
+            # The caller is gone: what it was given is released, also if that is committed only now.
+            if runs:
+                self._release(channel, runs)
+            raise
+
+    async def settle(self, channel: int, steps: Sequence[Step]) -> Settled:
+        """Acknowledge, refuse, release or extend records that were given out; return when that is committed.
+
+        Raises:
+            Problem: 404 `no_such_channel`; 422 `invalid` when too many records are named; 503 `not_leader`.
+                With the outcome `unknown` it may have been carried out: to ask again is safe.
+        """
+        self._partition.check_leads()
+        self._line(channel)
+        named = sum(step.named.end - step.named.first for step in steps)
+        if named > MAX_RANGE:
+            raise Problem(
+                "invalid",
+                "a request names fewer records",
+                field="tokens",
+                value=named,
+                limit=MAX_RANGE,
+                outcome="not_applied",
+            )
+        settler = _Settler(channel, steps, self._loop.create_future())
+        self._settlers.append(settler)
+        self._wake()
+        settled = await settler.future
+        if settler.extends:
+            # A leader that was deposed may not give time: the next one counts by its own clock.
+            await self._partition.reader.confirmed_bounds()
+            self._extend(settler)
+        return settled
+
+    async def seek(self, channel: int, offset: int, *, drop: bool = False) -> Receipt:
+        """Give out from `offset` on, whatever was done there; see `Sought`. Raises `Problem`."""
+        self._partition.check_leads()
+        self._line(channel)
+        future = self._propose([Sought(channel, offset, drop)])
+        self._renew(channel)
+        return await future
+
+    async def retry_dead(self, channel: int, offsets: Iterable[int] | None) -> int:
+        """Give out dead records again; None: all. Return how many were dead. Raises `Problem`."""
+        dead = self._dead(channel, offsets)
+        if not dead:
+            await self._seen()
+            return 0
+        items = [part for distance in spaced(dead) for part in (distance, 0)]
+        future = self._propose([Retried(channel, items)])
+        self._renew(channel)
+        await future
+        return len(dead)
+
+    async def drop_dead(self, channel: int, offsets: Iterable[int] | None) -> int:
+        """End dead records; None: all. Return how many were dead. Raises `Problem`."""
+        dead = self._dead(channel, offsets)
+        if not dead:
+            await self._seen()
+            return 0
+        future = self._propose([Acknowledged(channel, spaced_runs(runs_of(dead)))])
+        self._renew(channel)
+        await future
+        return len(dead)
+
+    def figures(self, channel: int) -> Figures:
+        """Return the figures of a channel as of the log's end. Raises 404 `no_such_channel`."""
+        table, end = self._partition.state.channels, self._partition.end_offset
+        held = self._channel(channel)
+        limit = end if held.until is None else min(end, held.until)
+        dead = sum(aside.why is Why.DEAD for aside in held.aside.values())
+        return Figures(
+            next=held.next,
+            end=end,
+            depth=max(0, limit - held.next),
+            out=len(held.out),
+            aside=len(held.aside) - dead,
+            dead=dead,
+            lost=held.lost,
+            floor=held.floor,
+            blocked=is_full(held, table.open),
+        )
+
+    def is_drained(self, channel: int) -> bool:
+        """Return whether a channel has ended all that will ever be here, but what is dead.
+
+        Call it after a majority has confirmed that this replica leads. A parked dead record counts: its key
+        waits for it.
+        """
+        held = self._partition.state.channels.by_id.get(channel)
+        end = self._partition.final_end
+        if held is None or end is None or held.out:
+            return False
+        parks = held.settings.on_dead == "park"
+        if any(aside.why is not Why.DEAD or parks for aside in held.aside.values()):
+            return False
+        return held.next >= end
+
+    def check(self) -> None:
+        """End dead records that were kept long enough. To be called now and then."""
+        if not self._partition.leads:
+            return
+        now_ms = self._partition.context.now_ms()
+        for channel in list(self._partition.state.channels.by_id.values()):
+            old = [
+                offset
+                for offset, aside in channel.aside.items()
+                if aside.why is Why.DEAD and now_ms - aside.due_ms > channel.settings.dead_ms
+            ]
+            if old:
+                with suppress(Problem):
+                    future = self._propose([Acknowledged(channel.id, spaced_runs(runs_of(sorted(old))))])
+                    future.add_done_callback(_ignore)
+                    self._renew(channel.id)
+            elif channel.open:
+                self._line(channel.id)  # its time-outs are looked at, though no consumer asks
+        self._wake()
+
+    def stop(self) -> None:
+        """End all tasks, and refuse what waits: this replica serves no more requests."""
+        for line in self._lines.values():
+            self._end_tasks(line)
+        for task in (*self._tasks, self._watch):
+            if task is not None:
+                task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._refuse_all(not_leader(self._partition.context.name, outcome="not_applied"))
+
+    # -- the turn ------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_is_due = False
+        try:
+            if self._leads():
+                now_s = self._loop.time() - self._stalled_s
+                self._end_deliveries(now_s)
+                self._give_out(now_s)
+                self._set_timer()
+        except Exception as error:  # noqa: BLE001  # stops this partition's replica
+            self._refuse_all(not_leader(self._partition.context.name, outcome="unknown"))
+            self._partition.stop(error)
+
+    def _leads(self) -> bool:
+        """Return whether this replica leads; forget the memory of another term."""
+        partition = self._partition
+        term = partition.replica.core.term
+        if not partition.leads:
+            self._term = -1
+            self._refuse_all(not_leader(partition.context.name, outcome="not_applied"))
+            return False
+        if term != self._term:
+            self._term = term
+            for channel in list(self._lines):
+                self._renew(channel)
+                if channel in self._lines:
+                    self._lines[channel].is_open = False
+        return True
+
+    def _refuse_all(self, problem: Problem) -> None:
+        lines, self._lines = self._lines, {}
+        settlers, self._settlers = self._settlers, []
+        for line in lines.values():
+            self._end_tasks(line)
+            for receiver in line.waiting:
+                _fail(receiver.future, problem)
+        for settler in settlers:
+            _fail(settler.future, problem)
+
+    @staticmethod
+    def _end_tasks(line: _Line) -> None:
+        for task in (line.scan, line.gate):
+            if task is not None:
+                task.cancel()
+        line.scan = line.gate = None
+
+    def _channel(self, channel: int) -> Channel:
+        held = self._partition.state.channels.by_id.get(channel)
+        if held is None:
+            raise Problem(
+                "no_such_channel",
+                f"{self._partition.context.name} has no such channel, or has it not yet",
+                outcome="not_applied",
+            )
+        return held
+
+    def _line(self, channel: int) -> _Line:
+        line = self._lines.get(channel)
+        held = self._channel(channel)
+        if line is None:
+            line = self._lines[channel] = _Line(self._queue_of(held))
+        return line
+
+    def _queue_of(self, channel: Channel) -> Queue:
+        now_s = self._loop.time() - self._stalled_s
+        return Queue(channel, now_s=now_s, wall_ms=self._partition.context.now_ms())
+
+    def _renew(self, channel: int) -> None:
+        """Order a channel's records again by the table; consumers go on waiting."""
+        line = self._lines.get(channel)
+        if line is None:
+            return
+        self._end_tasks(line)
+        held = self._partition.state.channels.by_id.get(channel)
+        if held is not None:
+            line.queue = self._queue_of(held)
+            self._wake()
+            return
+        del self._lines[channel]
+        for receiver in line.waiting:
+            _fail(receiver.future, Problem("no_such_channel", "it was deleted", outcome="not_applied"))
+
+    def _propose(self, changes: list[Change]) -> asyncio.Future[Receipt]:
+        """Propose one entry. Raises `Problem` when nothing was proposed."""
+        partition = self._partition
+        partition.appends.flush()
+        succession = partition.state.succession
+        # What follows a seal may be counted on by the partitions after it.
+        synced = succession.successor_of > 0 or succession.sealed is not None
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        partition.appends.propose(channel_entry(changes, synced=synced), [(future, 0)])
+        return future
+
+    def _seen(self) -> asyncio.Future[Receipt]:
+        """Return a future that is resolved when all that is in the log now is committed."""
+        partition = self._partition
+        return partition.appends.when_committed(
+            partition.log.last_index, Receipt(partition.number, 0, 0), copied=False
+        )
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # -- what ends -----------------------------------------------------------------------------
+
+    def _end_deliveries(self, now_s: float) -> None:
+        """Propose what consumers said, and what took too long."""
+        settlers, self._settlers = self._settlers, []
+        batch = _Batch()
+        answers: list[tuple[_Settler, Settled]] = []
+        for settler in settlers:
+            if settler.future.done():
+                continue
+            channel = self._partition.state.channels.by_id.get(settler.channel)
+            if channel is None:
+                _fail(settler.future, Problem("no_such_channel", "it was deleted", outcome="not_applied"))
+                continue
+            self._line(channel.id)  # it is made by the table as it is before this turn
+            answers.append((settler, self._settle(channel, settler, batch)))
+        overdue: dict[int, list[int]] = {}
+        for number, line in self._lines.items():
+            found = overdue[number] = line.queue.overdue(now_s)
+            touched = batch.touched.setdefault(number, {})
+            for offset in found:
+                if offset not in touched:
+                    touched[offset] = "nack"
+                    out = line.queue.channel.out[offset]
+                    self._add_failure(batch, line.queue.channel, offset, out, None, "time-out", counts=True)
+        changes = batch.changes()
+        try:
+            future = self._propose(changes) if changes else self._seen() if answers else None
+        except Problem as problem:
+            for settler, _ in answers:
+                _fail(settler.future, problem)
+            for number, found in overdue.items():
+                self._lines[number].queue.put_back(found, now_s + TICK_S)
+            return
+        self._note_ends(batch, now_s)
+        if future is not None:
+            future.add_done_callback(partial(_answer, answers))
+
+    def _settle(self, channel: Channel, settler: _Settler, batch: _Batch) -> Settled:
+        touched = batch.touched.setdefault(channel.id, {})
+        done, late = 0, []
+        for step in settler.steps:
+            named = step.named
+            missed: list[int] = []
+            for offset in range(named.first, named.end):
+                out, before = channel.out.get(offset), touched.get(offset)
+                if out is not None and out.delivery == named.delivery and before is None:
+                    done += 1
+                    if step.verb == "extend":
+                        settler.extends.append((offset, out, step.timeout_ms or out.timeout_ms))
+                        continue
+                    touched[offset] = step.verb
+                    if step.verb == "ack":
+                        batch.acked.setdefault(channel.id, {})[offset] = out
+                    elif step.verb == "release":
+                        self._add_failure(batch, channel, offset, out, 0, "", counts=False)
+                    else:
+                        self._add_failure(
+                            batch, channel, offset, out, step.delay_ms, step.reason, counts=True
+                        )
+                elif step.verb == "ack" and (
+                    before == "ack"
+                    or (
+                        (before is None and out is None and offset < channel.next)
+                        and offset not in channel.aside
+                    )
+                ):
+                    done += 1  # it was acknowledged before, or sought past
+                else:
+                    missed.append(offset)
+            late += [
+                Named(named.partition, first, first + count, named.delivery)
+                for first, count in runs_of(missed)
+            ]
+            self.late += len(missed)
+        return Settled(done, late)
+
+    def _add_failure(
+        self,
+        batch: _Batch,
+        channel: Channel,
+        offset: int,
+        out: Out,
+        delay_ms: int | None,
+        reason: str,
+        *,
+        counts: bool,
+    ) -> None:
+        settings = channel.settings
+        if delay_ms is None:
+            delay_ms = settings.retry_delay_ms(out.attempt)
+        if counts and settings.max_attempts and out.attempt >= settings.max_attempts:
+            delay_ms = -1
+            self.died += 1
+        batch.failed.setdefault((channel.id, reason), []).append((offset, out, delay_ms, counts))
+
+    def _note_ends(self, batch: _Batch, now_s: float) -> None:
+        for channel, acked in batch.acked.items():
+            self.acknowledged += len(acked)
+            queue = self._line(channel).queue
+            for offset, out in acked.items():
+                queue.ended(offset, out, None)
+        for (channel, _), items in batch.failed.items():
+            queue = self._line(channel).queue
+            for offset, out, delay_ms, _ in items:
+                queue.put_aside(offset, out, now_s + max(0, delay_ms) / 1000)
+
+    def _extend(self, settler: _Settler) -> None:
+        line = self._lines.get(settler.channel)
+        if line is None:
+            return
+        now_s = self._loop.time() - self._stalled_s
+        for offset, out, timeout_ms in settler.extends:
+            if line.queue.channel.out.get(offset) == out:
+                line.queue.extend(offset, out.delivery, now_s + timeout_ms / 1000)
+        self._wake()
+
+    def _release(self, channel: int, runs: Iterable[Run]) -> None:
+        """Have what was given to a consumer that is gone be given to another at once."""
+        if not self._partition.leads or channel not in self._partition.state.channels.by_id:
+            return
+        number = self._partition.number
+        steps = [Step("release", Named(number, run.first, run.end, run.delivery)) for run in runs]
+        future: asyncio.Future[Settled] = self._loop.create_future()
+        future.add_done_callback(_ignore)
+        self._settlers.append(_Settler(channel, steps, future))
+        self._wake()
+
+    # -- what is given out ---------------------------------------------------------------------
+
+    def _give_out(self, now_s: float) -> None:
+        """Propose what the consumers that wait are given; answer those that have waited long enough."""
+        partition, table = self._partition, self._partition.state.channels
+        end = partition.end_offset
+        changes: list[Change] = []
+        given: list[tuple[_Line, Chosen, list[_Receiver], int]] = []
+        for number, line in list(self._lines.items()):
+            while line.waiting and line.waiting[0].future.done():
+                line.waiting.popleft()
+            if not line.waiting:
+                continue
+            refusal = partition.appends.refusal()
+            if refusal is not None:
+                self._refuse(line, refusal)
+                continue
+            if not self._may_give(number, line):
+                continue
+            self._read_ahead(number, line, end)
+            served = self._served(line)
+            timeout_ms = served[0].timeout_ms if served else None
+            timeout_ms = timeout_ms or line.queue.channel.settings.timeout_ms
+            wanted = sum(receiver.wanted for receiver in served)
+            chosen = line.queue.choose(min(wanted, MAX_JOBS), now_s=now_s, end=end, open_here=table.open)
+            if chosen is not None and self._is_worth_an_entry(line, chosen, now_s):
+                changes.append(_given_out(number, chosen, timeout_ms))
+                given.append((line, chosen, served, timeout_ms))
+        if changes:
+            self._propose_given(changes, given, now_s)
+        for line in self._lines.values():
+            self._answer_others(line, now_s, end)
+        self._watch_for_records()
+
+    def _may_give(self, number: int, line: _Line) -> bool:
+        """Return whether a channel may give out: an ordered one waits for the partitions before this."""
+        if line.is_open:
+            return True
+        succession = self._partition.state.succession
+        opened = succession.opened
+        if not line.queue.is_ordered or opened is None or not opened.record.inputs:
+            line.is_open = True
+            return True
+        if line.gate is None:
+            line.gate = self._spawn(self._open_gate(number, line))
+        return False
+
+    async def _open_gate(self, number: int, line: _Line) -> None:
+        while not line.is_open:
+            with suppress(Problem):
+                line.is_open = await self._precedes(self._partition, number)
+            if not line.is_open:
+                await asyncio.sleep(GATE_S)
+        line.gate = None
+        self._wake()
+
+    @staticmethod
+    def _served(line: _Line) -> list[_Receiver]:
+        """Return the consumers that get records in this turn: those with the time of the first."""
+        asking = [each for each in line.waiting if each.wanted and not each.future.done()]
+        return [each for each in asking if each.timeout_ms == asking[0].timeout_ms]
+
+    def _is_worth_an_entry(self, line: _Line, chosen: Chosen, now_s: float) -> bool:
+        """Return whether it is to be written down now: what only says how far was looked may wait."""
+        if chosen.total or chosen.busy:
+            return True
+        if now_s - line.passed_s < PASSED_S:
+            return False
+        line.passed_s = now_s
+        return True
+
+    def _propose_given(
+        self, changes: list[Change], given: list[tuple[_Line, Chosen, list[_Receiver], int]], now_s: float
+    ) -> None:
+        index = self._partition.log.last_index + 1
+        before = [
+            {offset: line.queue.channel.aside[offset].attempts for offset in chosen.again}
+            for line, chosen, _, _ in given
+        ]
+        try:
+            self._partition.appends.flush()
+            index = self._partition.log.last_index + 1
+            future = self._propose(changes)
+        except Problem as problem:
+            for line, _, served, _ in given:
+                for receiver in served:
+                    _fail(receiver.future, problem)
+                self._renew(line.queue.channel.id)
+            return
+        for (line, chosen, served, timeout_ms), attempts in zip(given, before, strict=True):
+            line.queue.given_out(chosen, index, now_s + timeout_ms / 1000)
+            shares = _shares(chosen, attempts, served, index)
+            self.given += chosen.total
+            self.repeated += len(chosen.again)
+            for receiver, _ in shares:
+                line.waiting.remove(receiver)
+            channel = line.queue.channel.id
+            future.add_done_callback(partial(self._hand_over, channel, shares))
+        # Consumers may want more than one turn gives.
+        if any(line.waiting for line, *_ in given):
+            self._wake_later()
+
+    def _wake_later(self) -> None:
+        self._loop.call_soon(self._wake)
+
+    def _hand_over(
+        self, channel: int, shares: list[tuple[_Receiver, list[Run]]], done: asyncio.Future[Receipt]
+    ) -> None:
+        """Answer consumers: what they are given is committed, or may be."""
+        error = None if done.cancelled() else done.exception()
+        for receiver, runs in shares:
+            if error is not None:
+                _fail(receiver.future, error)
+            elif receiver.future.done():
+                self._release(channel, runs)
+            else:
+                receiver.future.set_result(runs)
+
+    def _answer_others(self, line: _Line, now_s: float, end: int) -> None:
+        """Answer those that only ask whether there is something, and those that waited long enough."""
+        if not line.waiting:
+            return
+        asks = [each for each in line.waiting if not each.wanted]
+        open_here = self._partition.state.channels.open
+        if asks and line.is_open and line.queue.has_some(now_s=now_s, end=end, open_here=open_here):
+            for receiver in asks:
+                if not receiver.future.done():
+                    receiver.future.set_result([])
+        if line.scan is None:
+            for receiver in line.waiting:
+                if receiver.deadline_s <= self._loop.time() and not receiver.future.done():
+                    receiver.future.set_result(None)
+        line.waiting = deque(each for each in line.waiting if not each.future.done())
+
+    @staticmethod
+    def _refuse(line: _Line, problem: Problem) -> None:
+        waiting, line.waiting = line.waiting, deque()
+        for receiver in waiting:
+            _fail(receiver.future, problem)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    async def _read(self, channel: int, runs: list[Run]) -> Jobs:
+        """Return what was given out with its batches; what they do not hold goes back."""
+        number = self._partition.number
+        held = self._partition.state.channels.by_id.get(channel)
+        floor = held.floor if held is not None else 0
+        if not runs:
+            return Jobs(number, floor, [], [])
+        try:
+            frames, count = await frames_of(self._partition, runs)
+        except DamagedRange as damage:
+            # The other replicas may have it; if none has, it is dead after some attempts.
+            last = max(damage.next_offset, runs[0].first + 1)
+            self._fail_damaged(channel, [run for run in runs if run.first < last])
+            self._release(channel, [run for run in runs if run.first >= last])
+            return Jobs(number, floor, [], [])
+        except Problem:
+            self._release(channel, runs)
+            raise
+        if count < len(runs):
+            self._release(channel, runs[count:])
+        return Jobs(number, floor, runs[:count], frames)
+
+    def _fail_damaged(self, channel: int, runs: Iterable[Run]) -> None:
+        number = self._partition.number
+        steps = [
+            Step("nack", Named(number, run.first, run.end, run.delivery), reason="damaged") for run in runs
+        ]
+        future: asyncio.Future[Settled] = self._loop.create_future()
+        future.add_done_callback(_ignore)
+        self._settlers.append(_Settler(channel, steps, future))
+        self._wake()
+
+    def _read_ahead(self, number: int, line: _Line, end: int) -> None:
+        queue = line.queue
+        if not queue.is_scanned or line.scan is not None or len(queue.scanned) >= SCANNED_AHEAD:
+            return
+        queue.scanned_to = max(queue.scanned_to, queue.channel.next)
+        if queue.scanned_to < queue.limit_of_end(end):
+            line.scan = self._spawn(self._scan(number, line, queue))
+
+    async def _scan(self, number: int, line: _Line, queue: Queue) -> None:
+        """Read keys, tags and headers of the records that come next."""
+        first = queue.scanned_to
+        pause_s = 0.0
+        try:
+            frames = await self._partition.reader.frames(first, max_bytes=SCAN_BYTES)
+            for frame in frames:
+                if line.queue is not queue:
+                    return
+                self._add_scanned(queue, Batch(frame, verified=True))
+                await asyncio.sleep(0)
+            line.damaged_s = None
+        except DamagedRange as damage:
+            now_s = self._loop.time()
+            line.damaged_s = line.damaged_s or now_s
+            pause_s = DAMAGE_S
+            if now_s - line.damaged_s > 10 * DAMAGE_S:
+                # Its keys are not known, and what cannot be read is tried until it is dead.
+                end = max(first + 1, damage.next_offset)
+                queue.scanned += [Scanned(offset, NO_KEY, True) for offset in range(first, end)]
+                queue.scanned_to, line.damaged_s = end, None
+        except BatchError as error:
+            # It cannot be filtered either: consumers get it, and find the same.
+            end = max(error.offsets[1] if error.offsets else 0, queue.scanned_to + 1)
+            queue.scanned += [Scanned(offset, NO_KEY, True) for offset in range(queue.scanned_to, end)]
+            queue.scanned_to = end
+        except Problem:
+            queue.scanned_to = max(first, self._partition.start_offset)  # it is trimmed
+            pause_s = 0.0 if queue.scanned_to > first else DAMAGE_S
+        if pause_s:
+            await asyncio.sleep(pause_s)
+        if line.queue is queue:
+            line.scan = None
+            self._wake()
+
+    @staticmethod
+    def _add_scanned(queue: Queue, batch: Batch) -> None:
+        first, end = max(queue.scanned_to, batch.base_offset), batch.next_offset
+        until = queue.channel.until
+        if until is not None:
+            end = min(end, until)
+        a, b = first - batch.base_offset, end - batch.base_offset
+        count = b - a
+        if count <= 0:
+            queue.scanned_to = max(queue.scanned_to, batch.next_offset)
+            return
+        keys = batch.keys if queue.is_ordered else None
+        hashes = [key_hash(key) for key in keys[a:b]] if keys else [NO_KEY] * count
+        wanted = queue.channel.settings.filter
+        passes = [True] * count
+        if wanted is not None:
+            tags, headers = batch.tags, batch.headers if wanted.headers else None
+            passes = [
+                wanted.takes(tags[at] if tags else None, headers[at] if headers else {}) for at in range(a, b)
+            ]
+        queue.scanned.extend(map(Scanned, range(first, end), hashes, passes))
+        queue.scanned_to = end
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def _watch_for_records(self) -> None:
+        """Have a turn when the next record is committed, while a consumer waits."""
+        waits = any(line.waiting for line in self._lines.values())
+        if waits and self._watch is None and self._partition.final_end is None:
+            self._watch = self._loop.create_task(self._until_more(self._partition.end_offset))
+
+    async def _until_more(self, end: int) -> None:
+        try:
+            if not await self._partition.reader.wait_past(end, 30.0):
+                await asyncio.sleep(TICK_S)  # sealed, or this replica ends
+        finally:
+            self._watch = None
+        self._wake()
+
+    def _set_timer(self) -> None:
+        """Have a turn when something is due, a consumer's time is over, or it has waited long enough."""
+        now_s = self._loop.time()
+        times = [line.queue.next_time() for line in self._lines.values()]
+        next_s = min((time + self._stalled_s for time in times if time is not None), default=None)
+        for line in self._lines.values():
+            for receiver in line.waiting:
+                next_s = receiver.deadline_s if next_s is None else min(next_s, receiver.deadline_s)
+        if next_s is None:
+            return
+        next_s = max(next_s, now_s + TICK_S)
+        if self._timer is not None:
+            if self._timer_s <= next_s:
+                return
+            self._timer.cancel()
+        self._timer_s = next_s
+        self._timer = self._loop.call_at(next_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        late_s = self._loop.time() - self._timer_s
+        if late_s > STALL_S:
+            self._stalled_s += late_s
+        self._wake()
+
+    def _dead(self, channel: int, offsets: Iterable[int] | None) -> list[int]:
+        self._partition.check_leads()
+        aside = self._channel(channel).aside
+        wanted = aside.keys() if offsets is None else set(offsets) & aside.keys()
+        return sorted(offset for offset in wanted if aside[offset].why is Why.DEAD)
+
+
+def _given_out(channel: int, chosen: Chosen, timeout_ms: int) -> GivenOut:
+    fresh = chosen.fresh
+    runs = [(fresh.start, len(fresh))] if isinstance(fresh, range) and fresh else runs_of(fresh)
+    busy: list[int] = []
+    for distance, (_, key) in zip(spaced(each[0] for each in chosen.busy), chosen.busy, strict=True):
+        busy += (distance, key)
+    return GivenOut(
+        channel,
+        chosen.next,
+        timeout_ms,
+        fresh=spaced_runs(runs),
+        again=spaced(chosen.again),
+        keys=chosen.keys,
+        busy=busy,
+    )
+
+
+def _shares(
+    chosen: Chosen, attempts: dict[int, int], served: Sequence[_Receiver], delivery: int
+) -> list[tuple[_Receiver, list[Run]]]:
+    """Divide what was chosen among consumers, in the order in which they asked."""
+    numbered = [(offset, attempts[offset] + 1) for offset in chosen.again]
+    numbered += [(offset, 1) for offset in chosen.fresh]
+    shares: list[tuple[_Receiver, list[Run]]] = []
+    at = 0
+    for receiver in served:
+        part = sorted(numbered[at : at + receiver.wanted])
+        at += receiver.wanted
+        if not part:
+            break
+        runs: list[Run] = []
+        for offset, attempt in part:
+            last = runs[-1] if runs else None
+            if last is not None and last.end == offset and last.attempt == attempt:
+                runs[-1] = last._replace(length=last.length + 1)
+            else:
+                runs.append(Run(offset, 1, delivery, attempt))
+        shares.append((receiver, runs))
+    return shares
+
+
+def _answer(answers: list[tuple[_Settler, Settled]], done: asyncio.Future[Receipt]) -> None:
+    error = None if done.cancelled() else done.exception()
+    for settler, settled in answers:
+        if error is not None:
+            _fail(settler.future, error)
+        elif not settler.future.done():
+            settler.future.set_result(settled)
+
+
+def _ignore(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled():
+        done.exception()
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,346 @@
+"""The leader's memory of one channel in one term: which record is next, and whose time is over.
+
+Everything that counts is in the partition's log (`laminar.node.partition.state.channels`). This is an order
+over that table, made when a leader first looks at the channel in its term, and changed with each entry that
+the leader proposes: heaps of what is due and of what is out, and, in a channel with order, what waits for
+each key. It has no clock and no log: its caller (`delivery`) gives the time, and proposes what it decides.
+
+Times are of a steady clock, in seconds. A wall clock that steps costs one delay at most: a new leader waits
+for what is aside until its due time, or for its delay, whichever is shorter.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Final, NamedTuple
+
+from laminar.node.partition.state.channels import (
+    MAX_OPEN,
+    MAX_OPEN_HERE,
+    NO_KEY,
+    Aside,
+    Channel,
+    Out,
+    Why,
+)
+
+MAX_PASSED: Final = 16_384
+"""Most records that one turn passes over."""
+
+
+class Scanned(NamedTuple):
+    """A record that was read to learn its key, and whether the channel has it."""
+
+    offset: int
+    key: int
+    passes: bool
+
+
+class Chosen(NamedTuple):
+    """What is to be given out next: the arguments of a `GivenOut`, by offset, ascending.
+
+    `fresh` is a list for channels whose records are read before; else a range.
+    """
+
+    next: int
+    fresh: Sequence[int]
+    keys: list[int]
+    again: list[int]
+    busy: list[tuple[int, int]]
+
+    @property
+    def total(self) -> int:
+        """How many records consumers get."""
+        return len(self.fresh) + len(self.again)
+
+
+def is_full(channel: Channel, open_here: int) -> bool:
+    """Return whether so much is open that no record is given out for the first time."""
+    return channel.open >= MAX_OPEN or open_here >= MAX_OPEN_HERE
+
+
+class Queue:
+    """One channel, as its partition's leader sees it."""
+
+    def __init__(self, channel: Channel, *, now_s: float, wall_ms: int) -> None:
+        """Order what the table has: all that is out has its whole time again."""
+        self.channel = channel
+        # The offset up to which the leader has looked: beyond `next` only by records that do not pass.
+        self.at = channel.next
+        # What was read from `at` on, and where reading goes on.
+        self.scanned: deque[Scanned] = deque()
+        self.scanned_to = channel.next
+        # (deadline, delivery, a number, offsets): what is out. An extended record has a deadline of its own.
+        self._deadlines: list[tuple[float, int, int, Sequence[int]]] = []
+        # Numbers of heap entries, so that offsets are never compared.
+        self._order = count()
+        self._extended: dict[int, tuple[int, float]] = {}
+        # (due, offset), and offsets that are due; both may hold what is aside no more.
+        self._waiting: list[tuple[float, int]] = []
+        self._due: list[int] = []
+        # When each record of `_waiting` is due: a pair that differs is outdated.
+        self._due_s: dict[int, float] = {}
+        # Only with order: by key, the offsets aside that its later records wait for, ascending; and keys of
+        # which a record is out.
+        self._by_key: dict[int, list[int]] = {}
+        self._out_keys: set[int] = set()
+        self._begin(now_s, wall_ms)
+
+    def _begin(self, now_s: float, wall_ms: int) -> None:
+        by_timeout: dict[tuple[int, int], list[int]] = {}
+        for offset, out in self.channel.out.items():
+            by_timeout.setdefault((out.timeout_ms, out.delivery), []).append(offset)
+            if self.is_ordered and out.key != NO_KEY:
+                self._out_keys.add(out.key)
+        for (timeout_ms, delivery), offsets in by_timeout.items():
+            self._deadlines.append((now_s + timeout_ms / 1000, delivery, next(self._order), offsets))
+        heapify(self._deadlines)
+        for offset, aside in sorted(self.channel.aside.items()):
+            wait_ms = min(aside.delay_ms, max(0, aside.due_ms - wall_ms))
+            self._add_aside(offset, aside, now_s + wait_ms / 1000)
+        for key in self._by_key:
+            self._consider(key)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether one record of each key is out at a time."""
+        return self.channel.settings.order == "key"
+
+    @property
+    def is_scanned(self) -> bool:
+        """Whether records are read before they are given out."""
+        return self.is_ordered or self.channel.settings.filter is not None
+
+    # -- what is next ------------------------------------------------------------------------
+
+    def next_time(self) -> float | None:
+        """Return when something is due, or a consumer's time is over; None: nothing is open.
+
+        It may be too early, by what is outdated.
+        """
+        times = [heap[0][0] for heap in (self._deadlines, self._waiting) if heap]
+        return min(times, default=None)
+
+    def limit_of_end(self, end: int) -> int:
+        """Return where the channel ends: the end of the partition, or its own."""
+        until = self.channel.until
+        return end if until is None else min(end, until)
+
+    def has_some(self, *, now_s: float, end: int, open_here: int) -> bool:
+        """Return whether a record could be given out now, after `choose` has passed over what it can."""
+        if self.channel.settings.paused or self._room(1) <= 0:
+            return False
+        self._ripen(now_s)
+        if self._due:
+            return True
+        if is_full(self.channel, open_here):
+            return False
+        if not self.is_scanned:
+            return self.at < self.limit_of_end(end)
+        if not self.scanned:
+            return False
+        _, key, passes = self.scanned[0]
+        return passes and not (self.is_ordered and key != NO_KEY and self._is_busy(key, set()))
+
+    def choose(self, wanted: int, *, now_s: float, end: int, open_here: int) -> Chosen | None:
+        """Return what to give out, at most `wanted` records; None if there is nothing to say.
+
+        `end` is the offset after the last record that may be given out, `open_here` what is open in all
+        channels of the partition. What is returned is taken out of the order: the caller gives it out, or
+        makes another `Queue`.
+        """
+        if self.channel.settings.paused:
+            return None
+        self.at = max(self.at, self.channel.next)
+        wanted = self._room(wanted)
+        end = self.limit_of_end(end)
+        self._ripen(now_s)
+        free = min(MAX_OPEN - self.channel.open, MAX_OPEN_HERE - open_here)
+        has_fresh = free > 0 and (bool(self.scanned) if self.is_scanned else self.at < end)
+        # Half of the records are new ones while there are some: neither kind starves the other.
+        again = self._take_due(wanted - wanted // 2 if has_fresh else wanted)
+        rest = min(wanted - len(again), free)
+        busy: list[tuple[int, int]] = []
+        keys: list[int] = []
+        fresh: Sequence[int]
+        if self.is_scanned:
+            fresh = self._pass_scanned(rest, free, keys, busy)
+        else:
+            fresh = range(self.at, min(end, self.at + max(0, rest)))
+            self.at = max(self.at, fresh.stop)
+        if len(again) + len(fresh) < wanted:
+            again = sorted(again + self._take_due(wanted - len(again) - len(fresh)))
+        if not (again or fresh or busy or self.at > self.channel.next):
+            return None
+        return Chosen(self.at, fresh, keys if self.is_ordered else [], again, busy)
+
+    def _room(self, wanted: int) -> int:
+        return min(wanted, self.channel.settings.max_in_flight - len(self.channel.out))
+
+    def _pass_scanned(
+        self, wanted: int, free: int, keys: list[int], busy: list[tuple[int, int]]
+    ) -> list[int]:
+        """Return what passes of the records read; put what waits for its key into `busy`."""
+        fresh: list[int] = []
+        given: set[int] = set()
+        for _ in range(min(MAX_PASSED, len(self.scanned))):
+            offset, key, passes = self.scanned[0]
+            if passes and len(fresh) + len(busy) >= free:
+                break
+            if passes and self.is_ordered and key != NO_KEY and self._is_busy(key, given):
+                busy.append((offset, key))
+            elif passes:
+                if len(fresh) >= wanted:
+                    break
+                fresh.append(offset)
+                keys.append(key)
+                given.add(key)
+            self.scanned.popleft()
+            self.at = offset + 1
+        return fresh
+
+    def _is_busy(self, key: int, given: set[int]) -> bool:
+        return key in given or key in self._out_keys or bool(self._by_key.get(key))
+
+    def _ripen(self, now_s: float) -> None:
+        while self._waiting and self._waiting[0][0] <= now_s:
+            due_s, offset = heappop(self._waiting)
+            if self._due_s.get(offset) == due_s:
+                del self._due_s[offset]
+                heappush(self._due, offset)
+
+    def _take_due(self, wanted: int) -> list[int]:
+        found: list[int] = []
+        while self._due and len(found) < wanted:
+            offset = heappop(self._due)
+            aside = self.channel.aside.get(offset)
+            if aside is None or aside.why is Why.DEAD or offset in self._due_s:
+                continue
+            if self._has_order(aside):
+                waiting = self._by_key.get(aside.key)
+                if aside.key in self._out_keys or not waiting or waiting[0] != offset:
+                    continue  # it is considered again when its key is free
+                self._out_keys.add(aside.key)
+                waiting.pop(0)
+            if not found or found[-1] != offset:
+                found.append(offset)
+        return found
+
+    # -- what the leader has proposed --------------------------------------------------------
+
+    def given_out(self, chosen: Chosen, delivery: int, deadline_s: float) -> None:
+        """Note that what was chosen is out, by the entry that is now the log's last."""
+        for offsets in (chosen.again, chosen.fresh):
+            if offsets:
+                heappush(self._deadlines, (deadline_s, delivery, next(self._order), offsets))
+        if self.is_ordered:
+            self._out_keys.update(key for key in chosen.keys if key != NO_KEY)
+            for offset, key in chosen.busy:
+                self._by_key.setdefault(key, []).append(offset)
+            for _, key in chosen.busy:
+                self._consider(key)
+
+    def ended(self, offset: int, out: Out | None, aside: Aside | None) -> None:
+        """Note that a record is done; it was out, or aside."""
+        self._extended.pop(offset, None)
+        if out is not None:
+            self._free(out.key)
+        elif aside is not None:
+            self._forget_aside(offset, aside)
+
+    def put_aside(self, offset: int, out: Out, due_s: float) -> None:
+        """Note that a record that was out is aside, as the table says now."""
+        self._extended.pop(offset, None)
+        self._add_aside(offset, self.channel.aside[offset], due_s)
+        self._free(out.key)
+
+    def retried(self, offset: int, before: Aside, due_s: float) -> None:
+        """Note that a record that was aside as `before` is due at another time, as the table says now."""
+        self._forget_aside(offset, before)
+        aside = self.channel.aside[offset]
+        self._add_aside(offset, aside, due_s)
+        if self._has_order(aside):
+            self._consider(aside.key)
+
+    def extend(self, offset: int, delivery: int, deadline_s: float) -> None:
+        """Give a record that is out time until `deadline_s`."""
+        self._extended[offset] = (delivery, deadline_s)
+        heappush(self._deadlines, (deadline_s, delivery, next(self._order), (offset,)))
+
+    def overdue(self, now_s: float) -> list[int]:
+        """Return the offsets whose consumer's time is over, ascending, and forget their deadlines."""
+        found: set[int] = set()
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            deadline_s, delivery, _, offsets = heappop(self._deadlines)
+            for offset in offsets:
+                out = self.channel.out.get(offset)
+                if out is None or out.delivery != delivery:
+                    continue
+                extended = self._extended.get(offset)
+                if extended is not None and extended[0] == delivery and extended[1] != deadline_s:
+                    continue  # it has another deadline, later or earlier
+                found.add(offset)
+        return sorted(found)
+
+    def put_back(self, offsets: Iterable[int], now_s: float) -> None:
+        """Have these records be overdue again: what was to be proposed was refused."""
+        for offset in offsets:
+            out = self.channel.out.get(offset)
+            if out is not None:
+                self._extended.pop(offset, None)
+                heappush(self._deadlines, (now_s, out.delivery, next(self._order), (offset,)))
+
+    # -- order -------------------------------------------------------------------------------
+
+    def _has_order(self, aside: Aside) -> bool:
+        return self.is_ordered and aside.key != NO_KEY
+
+    def _holds_key(self, aside: Aside) -> bool:
+        """Return whether later records of its key wait for it."""
+        return aside.why is not Why.DEAD or self.channel.settings.on_dead == "park"
+
+    def _add_aside(self, offset: int, aside: Aside, due_s: float) -> None:
+        if aside.why is not Why.DEAD:
+            self._due_s[offset] = due_s
+        if self._has_order(aside):
+            if self._holds_key(aside):
+                insort(self._by_key.setdefault(aside.key, []), offset)
+        elif aside.why is not Why.DEAD:
+            heappush(self._waiting, (due_s, offset))
+
+    def _forget_aside(self, offset: int, aside: Aside) -> None:
+        self._due_s.pop(offset, None)
+        if not self._has_order(aside):
+            return
+        waiting = self._by_key.get(aside.key)
+        if waiting is not None and offset in waiting:
+            waiting.remove(offset)
+            self._consider(aside.key)
+
+    def _free(self, key: int) -> None:
+        """Note that no record of this key is out."""
+        if self.is_ordered and key != NO_KEY:
+            self._out_keys.discard(key)
+            self._consider(key)
+
+    def _consider(self, key: int) -> None:
+        """Let the first record that waits for its key be given out when it is due, if the key is free."""
+        waiting = self._by_key.get(key)
+        if waiting is None or key in self._out_keys:
+            return
+        if not waiting:
+            del self._by_key[key]
+            return
+        aside = self.channel.aside.get(waiting[0])
+        if aside is None or aside.why is Why.DEAD:
+            return
+        due_s = self._due_s.get(waiting[0])
+        if aside.why is Why.BUSY or due_s is None:
+            self._due_s.pop(waiting[0], None)
+            heappush(self._due, waiting[0])
+        else:
+            heappush(self._waiting, (due_s, waiting[0]))

@@ -1,0 +1,346 @@
+"""Records that are given out, come back, and end: one voter, a real log, real time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laminar.batch import Batch, build
+from laminar.batch.header import Header
+from laminar.http.api.problems import Problem
+from laminar.node.channels.delivery import Delivery, Step
+from laminar.node.channels.jobs import Jobs
+from laminar.node.partition.partition import Partition
+from laminar.wire.channels import ChannelSettings, Filter, Named
+from tests.node.alone import lone_partition
+
+CHANNEL = 7
+QUICK = ChannelSettings(retry_ms=0)
+
+
+@asynccontextmanager
+async def delivering(
+    folder: Path, settings: ChannelSettings = QUICK
+) -> AsyncIterator[tuple[Partition, Delivery]]:
+    async with lone_partition(folder) as partition:
+        delivery = Delivery(partition)
+        try:
+            await delivery.open(CHANNEL, "billing", 1, settings)
+            yield partition, delivery
+        finally:
+            delivery.stop()
+
+
+async def append(partition: Partition, *values: bytes, **columns: Any) -> None:
+    frame = build(values, **columns)
+    await partition.appends.append_frame(frame, Header.unpack(frame))
+
+
+async def given(delivery: Delivery, wanted: int = 10, wait_s: float = 5.0, **named: Any) -> Jobs:
+    jobs = await delivery.receive(CHANNEL, wanted=wanted, wait_s=wait_s, **named)
+    assert jobs is not None, "nothing was given out in time"
+    return jobs
+
+
+async def nothing(delivery: Delivery, wait_s: float = 0.0) -> None:
+    jobs = await delivery.receive(CHANNEL, wanted=10, wait_s=wait_s)
+    assert jobs is None, jobs
+
+
+def offsets(jobs: Jobs) -> list[int]:
+    return [offset for run in jobs.runs for offset in range(run.first, run.end)]
+
+
+def attempts(jobs: Jobs) -> list[int]:
+    return [run.attempt for run in jobs.runs for _ in range(run.length)]
+
+
+def values(jobs: Jobs) -> list[bytes]:
+    held = {
+        batch.base_offset + at: value
+        for batch in map(Batch, jobs.frames)
+        for at, value in enumerate(batch.values)
+    }
+    return [held[offset] for offset in offsets(jobs)]
+
+
+def steps(verb: Any, jobs: Jobs, **named: Any) -> list[Step]:
+    return [Step(verb, Named(0, run.first, run.end, run.delivery), **named) for run in jobs.runs]
+
+
+async def test_each_record_goes_to_one_consumer_and_is_done_when_acknowledged(tmp_path: Path) -> None:
+    """Two that ask at once share; what is acknowledged never comes again, in any order."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, *(b"%d" % i for i in range(10)))
+
+        first, second = await asyncio.gather(given(delivery, 4), given(delivery, 4))
+        third = await given(delivery, 100)
+
+        assert (offsets(first), offsets(second), offsets(third)) == ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9])
+        assert values(second) == [b"4", b"5", b"6", b"7"]
+        for jobs in (second, third, first):
+            assert await delivery.settle(CHANNEL, steps("ack", jobs)) == (jobs.total, [])
+        channel = partition.state.channels.by_id[CHANNEL]
+        assert (channel.open, channel.next, channel.floor) == (0, 10, 10)
+        await nothing(delivery)
+
+
+async def test_a_consumer_waits_for_a_record_and_gets_it_when_it_is_committed(tmp_path: Path) -> None:
+    """Without a record it is answered after its wait; one that only asks is told when there is one."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await nothing(delivery, 0.05)
+        asked = asyncio.create_task(delivery.receive(CHANNEL, wanted=0, wait_s=5.0))
+        await asyncio.sleep(0)
+        await append(partition, b"a")
+
+        told = await asked
+        assert told is not None and told.runs == [], "it is told, and given nothing"
+        waiting = asyncio.create_task(given(delivery))
+        assert values(await waiting) == [b"a"]
+        await append(partition, b"b")
+        assert values(await given(delivery)) == [b"b"]
+
+
+async def test_a_record_comes_again_until_it_is_dead(tmp_path: Path) -> None:
+    """By nack with its attempts counted, by release without; the dead wait for a person."""
+    async with delivering(tmp_path, ChannelSettings(retry_ms=0, max_attempts=3)) as (partition, delivery):
+        await append(partition, b"a", b"b")
+        seen = []
+        for verb in ("nack", "release", "nack"):
+            jobs = await given(delivery, 1)
+            seen.append((offsets(jobs), attempts(jobs)))
+            await delivery.settle(CHANNEL, steps(verb, jobs, reason="no luck"))
+        assert seen == [([0], [1]), ([0], [2]), ([0], [2])]
+        jobs = await given(delivery, 1)
+        assert attempts(jobs) == [3]
+        await delivery.settle(CHANNEL, steps("nack", jobs, reason="no luck"))
+
+        assert values(await given(delivery, 10)) == [b"b"]
+        aside = partition.state.channels.by_id[CHANNEL].aside[0]
+        assert (delivery.figures(CHANNEL).dead, aside.attempts, aside.reason) == (1, 3, "no luck")
+        assert await delivery.retry_dead(CHANNEL, None) == 1
+        jobs = await given(delivery)
+        assert (values(jobs), attempts(jobs)) == ([b"a"], [1])
+
+
+async def test_a_consumer_whose_time_is_over_is_late(tmp_path: Path) -> None:
+    """Its record goes to another under another delivery; only that one may end it."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a")
+        slow = await given(delivery, timeout_ms=1_000)
+
+        quick = await given(delivery)
+
+        assert (offsets(quick), attempts(quick)) == ([0], [2])
+        named = steps("ack", slow)[0].named
+        assert await delivery.settle(CHANNEL, steps("ack", slow)) == (0, [named])
+        assert await delivery.settle(CHANNEL, steps("ack", quick)) == (1, [])
+        assert await delivery.settle(CHANNEL, steps("ack", slow)) == (1, []), "it is done, whoever did it"
+        assert (await delivery.settle(CHANNEL, steps("nack", slow))).late == [named]
+
+
+async def test_an_extended_record_stays_out(tmp_path: Path) -> None:
+    """The time counts from the extension; without one the record comes again."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a", b"b")
+        first, second = await given(delivery, 1, timeout_ms=1_000), await given(delivery, 1, timeout_ms=1_000)
+        assert await delivery.settle(CHANNEL, steps("extend", first, timeout_ms=20_000)) == (1, [])
+
+        assert offsets(await given(delivery)) == offsets(second)
+        assert await delivery.settle(CHANNEL, steps("ack", first)) == (1, [])
+
+
+async def test_what_a_consumer_that_is_gone_was_given_is_released(tmp_path: Path) -> None:
+    """A request that is cancelled, before or after its entry is committed, costs no attempt and no wait."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a", b"b", b"c")
+        for turns in range(12):
+            asked = asyncio.create_task(delivery.receive(CHANNEL, wanted=2, wait_s=5.0))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.wait([asked])
+            if not asked.cancelled():  # it was answered before
+                jobs = asked.result()
+                assert jobs is not None
+                await delivery.settle(CHANNEL, steps("release", jobs))
+            await delivery.settle(CHANNEL, [])
+
+        jobs = await given(delivery)
+        assert (sorted(offsets(jobs)), attempts(jobs)) == ([0, 1, 2], [1, 1, 1])
+
+
+async def test_in_order_by_key_one_record_of_a_key_is_out(tmp_path: Path) -> None:
+    """Others go on; a poisoned key stops itself alone, and goes on when its record is dead."""
+    settings = ChannelSettings(order="key", retry_ms=0, max_attempts=2)
+    async with delivering(tmp_path, settings) as (partition, delivery):
+        await append(partition, b"0", b"1", b"2", b"3", b"4", keys=[b"k", b"k", b"l", None, b"k"])
+
+        first = await given(delivery)
+        assert values(first) == [b"0", b"2", b"3"]
+        await nothing(delivery)
+        await delivery.settle(CHANNEL, steps("nack", first)[:1])
+        again = await given(delivery)
+        assert (offsets(again)[:1], attempts(again)[:1]) == ([0], [2])
+        await nothing(delivery)
+        await delivery.settle(CHANNEL, steps("nack", again))
+
+        one = await given(delivery)
+        assert values(one) == [b"1"], "0 is dead, and 4 waits for 1"
+        await delivery.settle(CHANNEL, steps("ack", one))
+        assert values(await given(delivery)) == [b"4"]
+
+
+async def test_a_dead_record_parks_its_key_if_the_channel_says_so(tmp_path: Path) -> None:
+    """Until a person drops it, or has it tried again."""
+    settings = ChannelSettings(order="key", retry_ms=0, max_attempts=1, on_dead="park")
+    async with delivering(tmp_path, settings) as (partition, delivery):
+        await append(partition, b"0", b"1", b"2", keys=[b"k", b"k", b"l"])
+        jobs = await given(delivery)
+        await delivery.settle(CHANNEL, steps("nack", jobs))
+        await nothing(delivery)
+
+        assert await delivery.drop_dead(CHANNEL, [0]) == 1
+
+        assert values(await given(delivery)) == [b"1"]
+
+
+async def test_a_filter_passes_over_what_it_does_not_take(tmp_path: Path) -> None:
+    """By any tag and all headers; what is passed over is done, and nothing of it is kept."""
+    settings = ChannelSettings(filter=Filter(tags=["red", "blue"], headers={"to": "me"}))
+    async with delivering(tmp_path, settings) as (partition, delivery):
+        mine = {"to": b"me"}
+        await append(
+            partition,
+            *(b"0", b"1", b"2", b"3"),
+            tags=["red", "green", "blue", "red"],
+            headers=[mine, mine, {"to": b"you"}, mine],
+        )
+        jobs = await given(delivery)
+        assert values(jobs) == [b"0", b"3"]
+        await delivery.settle(CHANNEL, steps("ack", jobs))
+        assert delivery.figures(CHANNEL)[:6] == (4, 4, 0, 0, 0, 0)
+
+
+async def test_a_channel_begins_ends_and_is_moved_where_it_is_told(tmp_path: Path) -> None:
+    """`latest` leaves out what was there; `seek` gives out again, and settings change in flight."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a", b"b")
+        await delivery.open(8, "later", 2, ChannelSettings(start="latest"))
+        assert await delivery.receive(8, wanted=1, wait_s=0) is None
+        jobs = await given(delivery)
+        await delivery.settle(CHANNEL, steps("ack", jobs))
+
+        await delivery.seek(CHANNEL, 1)
+        assert values(await given(delivery)) == [b"b"]
+        await delivery.open(CHANNEL, "billing", 3, ChannelSettings(paused=True))
+        await append(partition, b"c")
+        await nothing(delivery)
+        await delivery.open(CHANNEL, "billing", 2, QUICK)
+        await nothing(delivery)  # an older version changes nothing
+        await delivery.open(CHANNEL, "billing", 4, QUICK)
+        assert values(await given(delivery)) == [b"c"]
+        await delivery.close(8)
+        with pytest.raises(Problem, match="no such channel"):
+            await delivery.receive(8, wanted=1, wait_s=0)
+
+
+async def test_what_is_out_survives_a_restart_with_its_whole_time(tmp_path: Path) -> None:
+    """The next leader has it out, and takes its acknowledgement; it gives it to no other meanwhile."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a", b"b", b"c")
+        jobs = await given(delivery, 2)
+        await delivery.settle(
+            CHANNEL,
+            steps("nack", jobs, delay_ms=3_600_000)[:0]
+            + [Step("nack", Named(0, 1, 2, jobs.runs[0].delivery), delay_ms=3_600_000)],
+        )
+
+    async with lone_partition(tmp_path) as partition:
+        delivery = Delivery(partition)
+        assert values(await given(delivery)) == [b"c"]
+        figures = delivery.figures(CHANNEL)
+        assert (figures.out, figures.aside) == (2, 1)
+        named = Named(0, 0, 1, jobs.runs[0].delivery)
+        assert await delivery.settle(CHANNEL, [Step("ack", named)]) == (1, [])
+        delivery.stop()
+
+
+async def test_so_much_may_be_out_and_no_more(tmp_path: Path) -> None:
+    """`max_in_flight` bounds what is out; a request that names too many records is refused."""
+    async with delivering(tmp_path, ChannelSettings(max_in_flight=3)) as (partition, delivery):
+        await append(partition, *([b"x"] * 5))
+        jobs = await given(delivery)
+        assert offsets(jobs) == [0, 1, 2]
+        await nothing(delivery)
+        with pytest.raises(Problem, match="fewer records"):
+            await delivery.settle(CHANNEL, [Step("ack", Named(0, 0, 1 << 40, 1))])
+        await delivery.settle(CHANNEL, steps("ack", jobs))
+        assert offsets(await given(delivery)) == [3, 4]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_consumers_that_fail_stall_and_repeat_lose_nothing(tmp_path: Path, seed: int) -> None:
+    """Each record is done once by a consumer that held it; in order by key, one of a key at a time."""
+    chance = random.Random(seed)
+    ordered = seed % 2 == 1
+    settings = ChannelSettings(
+        order="key" if ordered else "none", retry_ms=0, max_attempts=0, max_in_flight=50, timeout_ms=1_000
+    )
+    count = 300
+    async with delivering(tmp_path, settings) as (partition, delivery):
+        done: Counter[int] = Counter()
+        order: dict[bytes, list[int]] = {}
+        held: dict[bytes, int] = {}
+
+        async def produce() -> None:
+            at = 0
+            while at < count:
+                size = min(chance.randint(1, 40), count - at)
+                keys = [b"k%d" % chance.randint(0, 9) if chance.random() < 0.9 else None for _ in range(size)]
+                await append(partition, *(b"%d" % i for i in range(at, at + size)), keys=keys)
+                at += size
+
+        async def consume() -> None:
+            while sum(done.values()) < count:
+                jobs = await delivery.receive(CHANNEL, wanted=chance.randint(1, 20), wait_s=0.2)
+                if jobs is None:
+                    continue
+                keys = {
+                    batch.base_offset + at: key
+                    for batch in map(Batch, jobs.frames)
+                    for at, key in enumerate(batch.keys or [None] * len(batch))
+                }
+                for run in jobs.runs:
+                    for offset in range(run.first, run.end):
+                        named = Named(0, offset, offset + 1, run.delivery)
+                        verb: Any = chance.choice([*["ack"] * 12, *["nack"] * 4, *["release"] * 4, "forget"])
+                        key = keys[offset]
+                        if verb == "forget":
+                            continue  # its time runs out
+                        if ordered and key is not None:
+                            assert held.setdefault(key, offset) == offset, f"two of {key!r} are out"
+                        if chance.random() < 0.2:
+                            await asyncio.sleep(0)
+                        settled = await delivery.settle(CHANNEL, [Step(verb, named)] * chance.randint(1, 2))
+                        if ordered and key is not None:
+                            held.pop(key, None)
+                        if verb == "ack" and settled.done and not settled.late:
+                            done[offset] += 1
+                            if key is not None:
+                                order.setdefault(key, []).append(offset)
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(produce(), *(consume() for _ in range(5)))
+        assert done == Counter(range(count))
+        if ordered:
+            assert all(found == sorted(found) for found in order.values())
+        channel = partition.state.channels.by_id[CHANNEL]
+        assert (channel.open, channel.next) == (0, count)

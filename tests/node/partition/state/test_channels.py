@@ -1,0 +1,238 @@
+"""The table of channels is a function of the log; below `next` a record is out, aside or done."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laminar.batch import Header, stamp
+from laminar.node.partition.state.channels import (
+    Acknowledged,
+    Aside,
+    Change,
+    Channels,
+    Closed,
+    Failed,
+    GivenOut,
+    Opened,
+    Out,
+    Retried,
+    Sought,
+    StoredChannel,
+    Why,
+    channel_entry,
+    runs_of,
+    spaced,
+    spaced_runs,
+)
+from laminar.wire.channels import ChannelSettings
+
+SETTINGS = ChannelSettings()
+
+
+def entry(index: int, *changes: Change, time_ms: int | None = None) -> tuple[Header, bytearray]:
+    frame = channel_entry(changes)
+    time_ms = 1_000 * index if time_ms is None else time_ms
+    stamp(frame, index=index, term=1, prev_term=1, base_offset=0, append_time_ms=time_ms, committed_index=0)
+    return Header.unpack(frame), frame
+
+
+def opened(channel: int = 7, start: int = 0) -> Opened:
+    return Opened(channel, "billing", channel, SETTINGS, start)
+
+
+def test_a_record_that_is_given_out_is_out_until_it_is_acknowledged() -> None:
+    """Acknowledgements in any order leave nothing; the number of the delivery is the entry's."""
+    channels = Channels()
+    channels.appended(*entry(1, opened()))
+    channels.appended(*entry(2, GivenOut(7, 5, 30_000, fresh=[0, 5])))
+    channel = channels.by_id[7]
+    assert channel.out == {offset: Out(2, 1, 30_000, 0) for offset in range(5)}
+
+    channels.appended(*entry(3, Acknowledged(7, spaced_runs([(1, 1), (3, 2)]))))
+
+    assert sorted(channel.out) == [0, 2]
+    assert (channel.next, channel.floor) == (5, 0)
+    channels.appended(*entry(4, Acknowledged(7, spaced_runs([(0, 1), (2, 1)]))))
+    assert (channel.open, channel.floor) == (0, 5)
+
+
+def test_a_failed_record_is_aside_with_its_attempts_and_given_out_again() -> None:
+    """An attempt that does not count leaves the number as it was; one too many makes it dead."""
+    channels = Channels()
+    channels.appended(*entry(1, opened()))
+    channels.appended(*entry(2, GivenOut(7, 3, 30_000, fresh=[0, 3])))
+    channels.appended(*entry(3, Failed(7, [0, 500, 1, 1, 0, 0, 1, -1, 1], "no luck")))
+    channel = channels.by_id[7]
+
+    assert channel.aside == {
+        0: Aside(1, 3_500, 500, 0, Why.RETRY, "no luck"),
+        1: Aside(0, 3_000, 0, 0, Why.RETRY, "no luck"),
+        2: Aside(1, 3_000, 0, 0, Why.DEAD, "no luck"),
+    }
+    channels.appended(*entry(4, GivenOut(7, 3, 9_000, again=spaced([0, 1]))))
+    assert channel.out == {0: Out(4, 2, 9_000, 0), 1: Out(4, 1, 9_000, 0)}
+    channels.appended(*entry(5, Retried(7, [2, 0])))
+    assert channel.aside == {2: Aside(0, 5_000, 0, 0, Why.RETRY, "no luck")}
+
+
+def test_in_order_by_key_the_others_of_a_key_wait() -> None:
+    """What is passed over is named with the hash of its key."""
+    channels = Channels()
+    channels.appended(*entry(1, opened()))
+    channels.appended(
+        *entry(2, GivenOut(7, 4, 30_000, fresh=[0, 1, 2, 1], keys=[11, 12], busy=[1, 11, 1, 11]))
+    )
+    channel = channels.by_id[7]
+
+    assert {offset: out.key for offset, out in channel.out.items()} == {0: 11, 3: 12}
+    assert channel.aside == {offset: Aside(0, 0, 0, 11, Why.BUSY) for offset in (1, 2)}
+    channels.appended(*entry(3, GivenOut(7, 4, 30_000, again=[1])))
+    assert channel.out[1] == Out(3, 1, 30_000, 11)
+
+
+def test_seeking_back_gives_out_again_and_forward_keeps_what_is_open() -> None:
+    """What is out before the new position comes again; with `drop` only the dead are left."""
+    channels = Channels()
+    channels.appended(*entry(1, opened()))
+    channels.appended(*entry(2, GivenOut(7, 6, 30_000, fresh=[0, 6])))
+    channels.appended(*entry(3, Failed(7, [1, 60_000, 1, 1, -1, 1])))
+    channel = channels.by_id[7]
+
+    channels.appended(*entry(4, Sought(7, 4)))
+
+    assert (channel.next, sorted(channel.out), sorted(channel.aside)) == (4, [], [0, 1, 2, 3])
+    assert channel.aside[0] == Aside(1, 4_000, 0, 0, Why.RETRY)
+    assert channel.aside[1].due_ms == 63_000
+    channels.appended(*entry(5, Sought(7, 100, drop=True)))
+    assert (channel.next, list(channel.aside)) == (100, [2]), "a dead one waits for a person"
+
+
+def test_the_start_of_the_log_takes_what_is_before_it() -> None:
+    """A channel counts what it lost: records out, aside, and never looked at."""
+    channels = Channels()
+    channels.appended(*entry(1, opened(), opened(8, start=50)))
+    channels.appended(*entry(2, GivenOut(7, 4, 30_000, fresh=[0, 4])))
+    channels.appended(*entry(3, Failed(7, [1, 0, 1])))
+
+    channels.started(4, 10)
+
+    assert (channels.by_id[7].next, channels.by_id[7].open, channels.by_id[7].lost) == (10, 0, 10)
+    assert (channels.by_id[8].next, channels.by_id[8].lost) == (50, 0)
+    channels.truncated(4)
+    assert (channels.by_id[7].next, channels.by_id[7].open, channels.by_id[7].lost) == (4, 4, 0)
+
+
+def test_a_channel_is_closed_and_opened_again_under_another_id() -> None:
+    """Later settings count from their entry on; what names a closed channel changes nothing."""
+    channels = Channels()
+    channels.appended(*entry(1, opened()))
+    paused = ChannelSettings(paused=True)
+    channels.appended(*entry(2, Opened(7, "billing", 9, paused, 77), Opened(7, "billing", 8, SETTINGS, 0)))
+    assert (channels.by_id[7].settings, channels.by_id[7].next) == (paused, 0)
+
+    channels.appended(*entry(3, Closed(7), GivenOut(7, 4, 30_000, fresh=[0, 4])))
+
+    assert channels.stored() == []
+    channels.truncated(3)
+    assert channels.by_id[7].version == 9
+
+
+# -- properties ---------------------------------------------------------------------------------
+
+_OFFSETS = st.lists(st.integers(0, 12), unique=True, max_size=6).map(sorted)
+
+
+@st.composite
+def _changes(draw: st.DrawFn) -> Change | _Draft:
+    channel = draw(st.integers(1, 2))
+    what = draw(st.integers(0, 9))
+    offsets = draw(_OFFSETS)
+    if what == 0:
+        return Opened(channel, "c", draw(st.integers(1, 5)), SETTINGS, draw(st.integers(0, 5)))
+    if what == 1 and draw(st.integers(0, 3)) == 0:
+        return Closed(channel)
+    if what <= 4:
+        return _Draft(channel, draw(st.integers(0, 4)), draw(st.booleans()), offsets)
+    if what == 5:
+        items = [part for distance in spaced(offsets) for part in (distance, draw(st.integers(-1, 9)), 1)]
+        return Failed(channel, items, "x")
+    if what == 6:
+        return Sought(channel, draw(st.integers(0, 15)), draw(st.booleans()))
+    if what == 7:
+        return Retried(channel, [part for distance in spaced(offsets) for part in (distance, 5)])
+    return Acknowledged(channel, spaced_runs(runs_of(offsets)))
+
+
+class _Draft(msgspec.Struct, frozen=True):
+    """A `GivenOut` whose offsets depend on the table: how many are passed, and what of them."""
+
+    channel: int
+    count: int
+    ordered: bool
+    again: list[int]
+
+    def made(self, channels: Channels) -> GivenOut:
+        channel = channels.by_id.get(self.channel)
+        if channel is None:
+            return GivenOut(self.channel, 0, 1_000)
+        again = [each for each in self.again if each in channel.aside]
+        fresh = list(range(channel.next, channel.next + self.count))
+        busy = fresh[1::2] if self.ordered else []
+        given_out = [each for each in fresh if each not in busy]
+        return GivenOut(
+            self.channel,
+            channel.next + self.count,
+            1_000,
+            fresh=spaced_runs(runs_of(given_out)),
+            again=spaced(again),
+            keys=[5] * len(given_out) if self.ordered else [],
+            busy=[part for distance in spaced(busy) for part in (distance, 5)],
+        )
+
+
+def _logged(
+    drafts: list[list[Change | _Draft]], starts: set[int]
+) -> tuple[Channels, list[list[StoredChannel]]]:
+    """The table after all entries, with every state on the way; the first is the empty one."""
+    channels = Channels()
+    states: list[list[StoredChannel]] = [[]]
+    for index, draft in enumerate(drafts, start=1):
+        if index in starts:
+            channels.started(index, index)
+        else:
+            for each in draft:  # one after the other, as each is made by the table before it
+                made = each.made(channels) if isinstance(each, _Draft) else each
+                channels.appended(*entry(index, made))
+        states.append(channels.stored())
+    return channels, states
+
+
+@given(
+    st.lists(st.lists(_changes(), min_size=1, max_size=3), max_size=25),
+    st.sets(st.integers(1, 25), max_size=2),
+    st.data(),
+)
+def test_truncation_leaves_what_a_rebuild_would_give(
+    drafts: list[list[Change | _Draft]], starts: set[int], data: st.DataObject
+) -> None:
+    """Rolled back to any entry, or asked for its state then, it is what it was; stored, it is restored."""
+    channels, states = _logged(drafts, starts)
+    kept = data.draw(st.integers(0, len(drafts)))
+    before = data.draw(st.integers(0, kept))
+    channels.committed(before)
+
+    assert channels.stored_at(kept) == states[kept]
+    assert channels.stored() == states[-1], "to be asked changes nothing"
+    channels.truncated(kept + 1)
+
+    assert channels.stored() == states[kept]
+    restored = Channels()
+    restored.restore(channels.stored())
+    assert restored.stored() == states[kept]
+    for channel in channels.by_id.values():
+        assert not channel.out.keys() & channel.aside.keys()
+        assert all(offset < channel.next for offset in (*channel.out, *channel.aside))
+    channels.truncated(before + 1)
+    assert channels.stored() == states[before]
