@@ -39,6 +39,7 @@ MODULES = (
     "laminar.node.api.transactions.sinks",
     "laminar.node.catalog.balancing",
     "laminar.node.catalog.controller_addresses",
+    "laminar.node.catalog.route_requests",
     "laminar.node.catalog.service",
     "laminar.node.catch_up.messages",
     "laminar.node.consensus.log_start",

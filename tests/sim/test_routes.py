@@ -8,12 +8,8 @@ import msgspec
 import pytest
 
 from laminar.http.api.problems import Problem
-from laminar.node.catalog.service import (
-    BeginRouteRequest,
-    CatalogAnswer,
-    CatalogRequest,
-    RouteProgressRequest,
-)
+from laminar.node.catalog.route_requests import BeginRouteRequest, RouteProgressRequest
+from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from membership.records import TopicRecord
 from tests.sim.routes import busy, options_of, simulate
 from tests.sim.scene import REPLACED_SOON, Scene

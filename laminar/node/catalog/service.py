@@ -10,13 +10,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from laminar.node.catalog.balancing import BalanceAnswer, Balancer
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.node_directory import NodeDirectory
+from laminar.node.catalog.route_requests import (
+    BeginRouteRequest,
+    Refused,
+    RouteProgressRequest,
+    RouteRequest,
+    RouteRequests,
+)
 from laminar.node.consensus.driver import Driver
 from laminar.node.host.clock import Clock
 from laminar.node.placement.load import LoadReport
@@ -29,25 +36,16 @@ from membership.boot_history import BootRecord
 from membership.catalog import NotCatalogLeader, NotEnabled, OutcomeUnknown
 from membership.records import (
     NodeRecord,
-    Pin,
     Setting,
-    TopicRecord,
 )
 from membership.requests import (
     AlterTopic,
-    BeginChange,
-    CancelChange,
     ChannelStep,
-    CloseChange,
-    PinPartition,
     PlacementChange,
-    ReclaimPartition,
     RemoveNode,
     ReplicaChange,
-    ReportSeal,
     Result,
 )
-from membership.route_rules import route_of
 from router import partition_hash, place
 
 LIVE_WAIT_S = 10.0
@@ -61,13 +59,6 @@ LEADER_RETRY_S = 0.05
 # which node leads. Each may take `ASK_OTHER_TIMEOUT_S` to answer.
 ASK_OTHERS_AFTER_S = 1.0
 ASK_OTHER_TIMEOUT_S = 1.0
-# How often a change of a route is begun again, because what its placement rests on has changed meanwhile.
-BEGIN_TRIES = 3
-SYSTEM_TOPIC = "_transactions"
-"""As in `laminar.node.transactions.coordinator`: a sink's name selects one of its partitions for good."""
-
-ROUTE_OWNER = "route"
-"""The owner of the pins of partitions that a change of a route keeps off some nodes."""
 
 
 class TopicRequest(msgspec.Struct, frozen=True, tag="create_topic"):
@@ -160,41 +151,6 @@ class BalanceRequest(msgspec.Struct, frozen=True, tag="balance"):
     """Ask what the balance by load would do now; with `act` have it done."""
 
     act: bool = False
-
-
-class RouteRequest(msgspec.Struct, frozen=True, tag="route"):
-    """One step of a change of a topic's route, as `Catalog.change_route` performs it."""
-
-    step: CancelChange | ReportSeal | ReclaimPartition
-
-
-class BeginRouteRequest(msgspec.Struct, frozen=True, tag="begin_route"):
-    """Begin a change of a topic's route; `BeginChange` has the fields of the same names.
-
-    The catalog's leader places the outputs over the nodes alive, but none on `avoid`: to these nodes they are
-    pinned, as the rank might choose one of those later. With `force` a change under way, which was begun for
-    the same, is forced.
-
-    Refused with `not_enabled` while a node's program does not know routes; with `too_few_nodes` and `quota`
-    as a topic is; with `in_progress` while another change of the topic is under way; with
-    `precondition_failed` when `after` is not the route's version, which is `limit`; with `invalid`.
-    """
-
-    topic: str
-    after: int
-    inputs: list[int]
-    cuts: list[int]
-    order: Literal["strict", "weak"]
-    wait_ms: int
-    abandon: bool = False
-    force: bool = False
-    avoid: list[str] = []
-
-
-class RouteProgressRequest(msgspec.Struct, frozen=True, tag="route_progress"):
-    """Ask what the change of a topic's route waits for, and how the last one ended."""
-
-    topic: str
 
 
 class ChannelRequest(msgspec.Struct, frozen=True, tag="channel"):
@@ -309,6 +265,7 @@ class CatalogService:
         self._rng = rng
         self._max_partitions = max_partitions
         self._progress_of = progress_of
+        self._routes = RouteRequests(directory, self, clock=clock, rng=rng, max_partitions=max_partitions)
         self._changed: list[asyncio.Future[None]] = []
         self._knows_all_s = 0.0
 
@@ -528,12 +485,11 @@ class CatalogService:
             partitions = len(state.partitions) + request.partitions
             if partitions > most:
                 return CatalogAnswer(error="quota", value=partitions, limit=most)
-            await self._until(lambda: not self._may_come_up(wanted), COME_UP_WAIT_S)
-            await self._first_round()
+            await self.until_known(wanted)
             weights = self._directory.placement_weights()
             if len(weights) < wanted:
                 return CatalogAnswer(error="too_few_nodes", value=wanted, limit=len(weights))
-        weights, zones = self._weights_for(request.replicas), zones_of(state)
+        weights, zones = self.weights_for(request.replicas), zones_of(state)
         result = await self._group.catalog.create_topic(
             request.name,
             partitions=request.partitions,
@@ -551,130 +507,16 @@ class CatalogService:
         return CatalogAnswer(result=result, version=self._group.catalog.state().version)
 
     async def _begin_route(self, request: BeginRouteRequest) -> CatalogAnswer:
-        """Begin a change of a topic's route, with new group ids and a placement of its outputs."""
-        if request.topic == SYSTEM_TOPIC:
-            detail = f"topic {request.topic!r} belongs to the system, and keeps its partitions"
-            return CatalogAnswer(error="invalid", detail=detail)
-        catalog = self._led_group().catalog
-        for _ in range(BEGIN_TRIES):
-            topic = catalog.state().topics.get(request.topic)
-            if topic is None:
-                return CatalogAnswer(result=Result("absent", catalog.state().version))
-            refusal = await self._refusal_of(request, topic)
-            if refusal is not None:
-                return refusal
-            try:
-                result = await catalog.change_route(self._begun(request))
-                forced = await self._forced(request, result)
-            except NotEnabled as error:
-                return CatalogAnswer(error="not_enabled", detail=self._too_old(error.needed))
-            result = forced or result
-            if result.outcome != "conflict":
-                break
-            refusal = self._conflict_of(request, result)
-            if refusal is not None:
-                return refusal
-        if result.outcome in ("invalid", "failed"):
-            return CatalogAnswer(error="invalid", detail=result.detail)
-        if result.outcome == "quota":
-            return CatalogAnswer(error="quota", detail=result.detail)
-        if result.ok and request.avoid:
-            await self._pin_outputs(request, result)
-        return CatalogAnswer(result=result, version=catalog.state().version)
-
-    async def _refusal_of(self, request: BeginRouteRequest, topic: TopicRecord) -> CatalogAnswer | None:
-        """Return why the outputs of a change can't be placed now; None if they can."""
-        state = self._group.catalog.state()
-        if topic.change is not None or route_of(topic).version != request.after:
-            return None  # what is under way or done was placed
-        partitions = len(state.partitions) + len(request.cuts) + 1
-        if partitions > self._max_partitions:
-            return CatalogAnswer(error="quota", value=partitions, limit=self._max_partitions)
-        wanted = self._replicas_of_outputs(request, topic)
-        await self._until(lambda: not self._may_come_up(wanted), COME_UP_WAIT_S)
-        await self._first_round()
-        fit = self._directory.placement_weights().keys() - set(request.avoid)
-        if len(fit) < wanted:
-            return CatalogAnswer(error="too_few_nodes", value=wanted, limit=len(fit))
-        return None
-
-    def _replicas_of_outputs(self, request: BeginRouteRequest, topic: TopicRecord) -> int:
-        """Return how many replicas an output needs: as many as an input has, and no more than the topic has.
-
-        The partitions of a topic that was made with fewer nodes have fewer.
-        """
-        partitions = self._group.catalog.state().partitions
-        inputs = [partitions.get(f"{topic.name}/{number}") for number in request.inputs]
-        held = [len(each.replicas) for each in inputs if each is not None]
-        least = int(topic.settings.get("min_replicas", 1))
-        return min(topic.replicas, max(least, *held, 1))
-
-    def _begun(self, request: BeginRouteRequest) -> BeginChange:
-        """Return the catalog's command for a request, as of the state now."""
-        state = self._group.catalog.state()
-        topic = state.topics.get(request.topic)
-        outputs = len(request.cuts) + 1
-        placement: list[list[str]] = [[] for _ in range(outputs)]
-        if topic is not None:
-            first = topic.next_partition or topic.partitions
-            weights = {
-                node: weight
-                for node, weight in self._weights_for(topic.replicas).items()
-                if node not in request.avoid
-            }
-            zones = zones_of(state)
-            placement = [
-                place(partition_hash(topic.name, first + each), weights, topic.replicas, zones=zones)
-                for each in range(outputs)
-            ]
-        return BeginChange(
-            topic=request.topic,
-            after=request.after,
-            inputs=request.inputs,
-            cuts=request.cuts,
-            groups=[self._rng.randbytes(16) for _ in range(outputs)],
-            placement=placement,
-            order=request.order,
-            begun_ms=self._clock.wall_ms(),
-            wait_ms=request.wait_ms,
-            abandon=request.abandon,
-            force=request.force,
-        )
-
-    async def _forced(self, request: BeginRouteRequest, result: Result) -> Result | None:
-        """Force the change that is under way for the same, if it is closing; return the result, if so."""
-        change = None if result.topic is None else result.topic.change
-        if result.outcome != "exists" or not request.force or change is None or change.state != "closing":
-            return None
-        return await self._group.catalog.change_route(CloseChange(request.topic, change.id, force=True))
-
-    def _conflict_of(self, request: BeginRouteRequest, result: Result) -> CatalogAnswer | None:
-        """Return the refusal of a change that the topic's present route excludes; None: try again."""
-        topic = result.topic
-        if topic is None:
-            return None
-        if topic.change is not None:
-            return CatalogAnswer(error="in_progress", detail=result.detail, value=topic.change.version)
-        version = route_of(topic).version
-        if version != request.after:
+        group = self._led_group()
+        try:
+            result = await self._routes.begin(group, request)
+        except Refused as refused:
             return CatalogAnswer(
-                error="precondition_failed", detail=result.detail, value=request.after, limit=version
+                error=refused.error, detail=refused.detail, value=refused.value, limit=refused.limit
             )
-        return None
-
-    async def _pin_outputs(self, request: BeginRouteRequest, result: Result) -> None:
-        """Pin the outputs of a change to the nodes that they were placed on."""
-        change = None if result.topic is None else result.topic.change
-        catalog = self._group.catalog
-        for output in () if change is None else change.outputs:
-            key = f"{request.topic}/{output.number}"
-            record = catalog.state().partitions.get(key)
-            if record is None or record.pin is not None:
-                continue
-            nodes = [each.node for each in record.replicas]
-            reason = f"a change of the route keeps it off {', '.join(sorted(request.avoid))}"
-            pin = PinPartition(key, record.version, Pin(nodes, ROUTE_OWNER, reason))
-            await catalog.change_placement(pin)
+        except NotEnabled as error:
+            return CatalogAnswer(error="not_enabled", detail=self._too_old(error.needed))
+        return CatalogAnswer(result=result, version=group.catalog.state().version)
 
     async def _change_channel(self, request: ChannelRequest) -> CatalogAnswer:
         try:
@@ -692,6 +534,11 @@ class CatalogService:
         """Note that this node's controller leads the catalog from now on, or no longer."""
         if leading:
             self._knows_all_s = asyncio.get_running_loop().time() + COME_UP_WAIT_S
+
+    async def until_known(self, wanted: int) -> None:
+        """See `Placing`."""
+        await self._until(lambda: not self._may_come_up(wanted), COME_UP_WAIT_S)
+        await self._first_round()
 
     async def _first_round(self) -> None:
         """Wait until a new leader has heard from all nodes, or `COME_UP_WAIT_S` after it began to lead.
@@ -711,7 +558,7 @@ class CatalogService:
             if statuses.get(node) == "alive"
         )
 
-    def _weights_for(self, replicas: int) -> dict[str, float]:
+    def weights_for(self, replicas: int) -> dict[str, float]:
         """Return the placement weights of the nodes that answer now, if enough do; else all weights.
 
         Gossip takes a second or two to see that a node is gone. Broken connections are seen at once.

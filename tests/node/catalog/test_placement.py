@@ -57,4 +57,4 @@ def test_a_topic_is_not_placed_on_a_node_that_has_just_died(
         max_partitions=100,
     )
 
-    assert dict.fromkeys(placed_on, 1.0) == service._weights_for(replicas)
+    assert dict.fromkeys(placed_on, 1.0) == service.weights_for(replicas)

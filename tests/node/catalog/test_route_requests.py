@@ -12,13 +12,8 @@ import pytest
 import laminar
 from laminar.embedded import EmbeddedNode
 from laminar.node.catalog.controller import Controller
-from laminar.node.catalog.service import (
-    BeginRouteRequest,
-    CatalogAnswer,
-    CatalogRequest,
-    RouteProgressRequest,
-    RouteRequest,
-)
+from laminar.node.catalog.route_requests import BeginRouteRequest, RouteProgressRequest, RouteRequest
+from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from laminar.node.runtime.boot import CONTROLLER
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
 from membership.requests import CancelChange
@@ -98,7 +93,7 @@ async def test_outputs_have_no_place_without_the_only_node(node: EmbeddedNode) -
 
 
 async def test_a_cluster_has_no_more_partitions_than_its_limit(node: EmbeddedNode) -> None:
-    controller_of(node).service._max_partitions = 4
+    controller_of(node).service._routes._max_partitions = 4
     answer = await ask(node, begin(0, cuts=[9_000]))
 
     assert ("quota", 5, 4) == (answer.error, answer.value, answer.limit), answer

@@ -14,7 +14,7 @@ import pytest
 import laminar
 from laminar.batch import Header, build
 from laminar.embedded import EmbeddedNode
-from laminar.node.catalog.service import BeginRouteRequest, RouteProgressRequest
+from laminar.node.catalog.route_requests import BeginRouteRequest, RouteProgressRequest
 from laminar.node.partition.partition import Partition
 from laminar.node.shard import route_changes
 from laminar.node.shard.shard import Shard
@@ -216,7 +216,7 @@ async def test_a_change_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_a_split_over_the_quota_says_of_what(node: EmbeddedNode) -> None:
-    controller_of(node).service._max_partitions = 3
+    controller_of(node).service._routes._max_partitions = 3
     async with httpx.AsyncClient() as http:
         asked = {"after": 0, "inputs": [0], "cuts": [9_000]}
         answer = await http.post(f"{node.url}/v1/topics/t/routes", json=asked)

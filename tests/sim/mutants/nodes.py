@@ -145,7 +145,7 @@ NODES = [
     ),
     case(
         "a new topic is placed on a node that has just died",
-        "laminar.node.catalog.service:CatalogService._weights_for",
+        "laminar.node.catalog.service:CatalogService.weights_for",
         "return answering if len(answering) >= replicas else weights",
         "return weights",
         tests=DIED,
