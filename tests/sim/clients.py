@@ -45,6 +45,7 @@ class Answer:
     body: bytes = b""
     code: str = ""
     outcome: str = ""
+    limit: object = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -141,7 +142,9 @@ class Client:
             document = msgspec.msgpack.decode(envelope.payload)
             problem = Problem.decode(msgspec.json.encode(document), status=envelope.status)
             assert problem.code != "internal_error", f"{method} {target}: {problem}"
-            return Answer(problem.status, code=problem.code, outcome=str(problem.outcome))
+            return Answer(
+                problem.status, code=problem.code, outcome=str(problem.outcome), limit=problem.limit
+            )
         found = msgspec.msgpack.decode(envelope.payload, type=PassedResponse)
         headers = {name.lower(): value for name, value in found.headers}
         for line in found.block.decode("latin-1").splitlines():

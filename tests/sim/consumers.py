@@ -62,6 +62,9 @@ class Consumer(Client):
     def __init__(self, world: World, watch: Watch, number: int) -> None:
         super().__init__(world, watch, number, topic=TOPIC, partitions=1)
         self.lives = 0
+        # How often it rewinds, and takes an owner for dead; and by how much it commits.
+        self.rewinds, self.boldness = 0.03, 0.05
+        self.strides = (1, 3, 1000)
         # By partition: where the cursor is that this member owns.
         self.owned: dict[int, int] = {}
         self.answers: Counter[str] = Counter()
@@ -75,7 +78,7 @@ class Consumer(Client):
         self.connect()
         while not self.stopping:
             await asyncio.sleep(self.rng.expovariate(1 / pause_s))
-            if self.rng.random() < 0.03:
+            if self.rng.random() < self.rewinds:
                 await self._rewind()
             elif self.rng.random() < 0.02:
                 self._restart()
@@ -119,7 +122,7 @@ class Consumer(Client):
 
     def _dares(self, owner: str) -> bool:
         """Whether it claims what has this owner: none, or one that it holds for dead."""
-        return not owner or (not owner.startswith("~") and self.rng.random() < 0.05)
+        return not owner or (not owner.startswith("~") and self.rng.random() < self.boldness)
 
     async def _claim(self, number: str, at: int, owner: str) -> None:
         body = {"positions": {number: at}, "expected": {number: at}, "expected_owner": owner}
@@ -130,7 +133,7 @@ class Consumer(Client):
     async def _use(self, number: str, end: int) -> None:
         """Commit forward, or let it go."""
         at = self.owned[int(number)]
-        to = min(end, at + self.rng.choice((1, 3, 1000)))
+        to = min(end, at + self.rng.choice(self.strides))
         me = self.member if self.rng.random() < 0.8 else ""
         body = {"positions": {number: to}, "expected": {number: at}, "expected_owner": self.member}
         answer = await self._ask("commit", "PUT", {**body, "owner": me})

@@ -18,6 +18,7 @@ from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
+from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
 
 T = TypeVar("T")
@@ -291,11 +292,14 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """An exception that nobody took: the simulation ends with it.
 
-        Unless it is a future's of a storage that failed: it is told to everybody who waits, and whoever
-        waited may be dead by now.
+        Unless it is a future's of a storage that failed, or of a seal that is final: it is told to everybody
+        who waits, and whoever waited may be dead by now.
         """
         error = context.get("exception")
-        if isinstance(error, StorageError) and "never retrieved" in context.get("message", ""):
+        is_told_to_all = isinstance(error, StorageError) or (
+            isinstance(error, Problem) and error.code == "sealed"
+        )
+        if is_told_to_all and "never retrieved" in context.get("message", ""):
             return
         self.failures.append(error if isinstance(error, BaseException) else AssertionError(str(context)))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from laminar.batch import Buffer, Header, Kind
 from laminar.node.partition.state.succession import open_record, seal_record
+from laminar.node.routes import lineage
 from membership.records import CatalogState, RouteChange, TopicRecord
 from raft.quorum import majority
 from tests.sim.world import World
@@ -31,7 +32,9 @@ class RouteRules:
         # Hears of each step of a change: what it is, the topic or group, and the node if one takes it.
         self.on_step: Callable[[str, str, str], None] = lambda step, name, node: None
         # Hears of each change of a cursor that is committed: the topic, the partition, the entry.
-        self.on_cursor: Callable[[TopicRecord, int, Buffer], None] | None = None
+        self.on_cursor: list[Callable[[TopicRecord, int, Buffer], None]] = []
+        # Hears of each partition that is reclaimed: the topic without it, and its number.
+        self.on_reclaimed: list[Callable[[TopicRecord, int], None]] = []
         # A test seals partitions of which the catalog knows no change.
         self.by_hand = False
         self._newest = CatalogState()
@@ -39,6 +42,11 @@ class RouteRules:
         self._numbers: dict[str, bytes] = {}
         # By group: the change that made it.
         self._origins: dict[bytes, int] = {}
+
+    @property
+    def newest(self) -> CatalogState:
+        """The catalog as it is committed."""
+        return self._newest
 
     # -- the catalog -------------------------------------------------------------------------
 
@@ -54,6 +62,14 @@ class RouteRules:
                 assert known == record.group, f"{key} is given to another partition"
                 if record.origin:
                     self._origins[record.group] = record.origin
+                continue
+            name, _, number = key.rpartition("/")
+            topic = after.topics.get(name)
+            if topic is not None and lineage.seal_of(topic, int(number)) is not None:
+                self.happened["partitions reclaimed"] += 1
+                self.groups[self._numbers[key]].reclaimed = True
+                for told in self.on_reclaimed:
+                    told(topic, int(number))
         for name, topic in after.topics.changes_since(before.topics).items():
             was = before.topics.get(name)
             if was is not None and topic is not None:
@@ -121,8 +137,9 @@ class RouteRules:
             self.happened["partitions sealed"] += 1
             self.on_step("seal committed", group.name, "")
         topic, _, number = group.name.rpartition("/")
-        if header.kind == Kind.CURSOR and self.on_cursor is not None and topic in self._newest.topics:
-            self.on_cursor(self._newest.topics[topic], int(number), frame)
+        if header.kind == Kind.CURSOR and topic in self._newest.topics:
+            for told in self.on_cursor:
+                told(self._newest.topics[topic], int(number), frame)
         if header.kind in RECORDS:
             waits = group.id in self._origins and all(each.kind != Kind.OPEN for each in group.entries)
             assert not waits, f"{who}: entry {header.index} comes before the partition is opened"

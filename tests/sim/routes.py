@@ -23,6 +23,7 @@ import msgspec
 
 from laminar.batch import Header, build
 from laminar.http.api.problems import Problem
+from laminar.node.api.consumers import reclaim
 from laminar.node.catalog.controller import Controller
 from laminar.node.catalog.route_requests import BeginRouteRequest, RouteRequest
 from laminar.node.catalog.service import CatalogRequest
@@ -39,6 +40,7 @@ from tests.sim.consumers import Consumer, Gates
 from tests.sim.loop import Life
 from tests.sim.machine import Machine
 from tests.sim.nemesis import Nemesis
+from tests.sim.reclaimers import Reclaiming
 from tests.sim.simulation import TOPIC, Outcome
 from tests.sim.topic_producers import TopicProducer
 from tests.sim.watch import Watch
@@ -51,7 +53,16 @@ CONVERGED_S = 900.0
 """Replicas of some forty partitions are replaced two at a time, each within a `flush_interval_ms` of 20 s."""
 
 MOST_EVER = 40
-"""Most partitions of a world: none is reclaimed."""
+"""Most partitions of a world at a time."""
+
+RECLAIM_AGE_MS = 1_000
+"""After this time, in place of a week, an ended partition without records is reclaimed by itself."""
+
+RECLAIM_CHECK_S = 10.0
+"""The pause between two looks for these, in place of a minute."""
+
+FENCE_MS = 60_000
+"""How long a leader keeps the fence of a reclaim that was broken off: longer than any request lives."""
 
 
 def options_of(seed: int) -> Options:
@@ -64,6 +75,7 @@ def options_of(seed: int) -> Options:
     options.client_pause_s = rng.choice((0.3, 1.0))
     options.trouble_s = rng.choice((60.0, 150.0, 300.0))
     options.fault_pause_s = rng.choice((8.0, 20.0, 50.0))
+    options.reclaim_pause_s = rng.choice((0.0, 0.0, 1.0, 4.0))
     # What retention deletes can't be compared.
     options.topic_settings = {
         name: value for name, value in options.topic_settings.items() if not name.startswith("retention")
@@ -81,10 +93,21 @@ class Ledger:
         self.sent: dict[bytes, tuple[bytes, int]] = {}
         self.acknowledged: dict[bytes, tuple[int, int]] = {}
         self.refused: set[bytes] = set()
+        # What is being sent, and of that what lay in a partition that was reclaimed meanwhile: a request that
+        # is repeated is not recognised any more.
+        self._open: set[bytes] = set()
+        self.unrecognised: set[bytes] = set()
 
     def send(self, key: bytes, values: Sequence[bytes]) -> None:
         for value in values:
             self.sent[value] = (key, next(self._events))
+        self._open.update(values)
+
+    def settle(self, values: Sequence[bytes]) -> None:
+        self._open.difference_update(values)
+
+    def reclaimed(self, values: Sequence[bytes]) -> None:
+        self.unrecognised |= self._open.intersection(values)
 
     def acknowledge(self, values: Sequence[bytes], losses: int) -> None:
         for value in values:
@@ -109,7 +132,9 @@ class Ledger:
         placed: dict[bytes, int] = {}
         for number, log in logs.items():
             for value in log:
-                assert value not in placed, f"{value!r} is in {placed[value]} and in {number}"
+                assert value not in placed or value in self.unrecognised, (
+                    f"{value!r} is in {placed[value]} and in {number}"
+                )
                 placed[value] = number
         there = self.refused & placed.keys()
         assert not there, f"refused as not applied, and appended: {sorted(there)[:5]}"
@@ -121,7 +146,7 @@ class Ledger:
             for number, strict in chain:
                 latest = latest if strict else 0
                 for value in logs.get(number, ()):
-                    if self.sent[value][0] != key:
+                    if self.sent[value][0] != key or value in self.unrecognised:
                         continue
                     found += 1
                     acknowledged = self.acknowledged.get(value)
@@ -129,7 +154,9 @@ class Ledger:
                         f"key {key!r}: {value!r} lies behind a record that was sent after it was acknowledged"
                     )
                     latest = max(latest, self.sent[value][1])
-            everywhere = sum(self.sent[value][0] == key for value in placed)
+            everywhere = sum(
+                self.sent[value][0] == key and value not in self.unrecognised for value in placed
+            )
             assert found == everywhere, f"key {key!r}: {everywhere - found} records lie off {chain}"
         return len(placed)
 
@@ -179,18 +206,23 @@ class Producer(Client):
         keyed = self.rng.random() < 0.3
         while not self.stopping:
             if await self._append_to(self.route.partition_of_key(key), values, keyed=keyed):
+                self.ledger.settle(values)
                 return
             self.moved += 1
             await self._renew()
 
     async def _append_to(self, partition: int, values: list[bytes], *, keyed: bool) -> bool:
-        """Send until that is acknowledged; return False if the partition is sealed."""
+        """Send until that is acknowledged; return False if the partition is sealed.
+
+        What may have been appended to a partition that is reclaimed is given up.
+        """
         epoch, sequence = self.lanes.get(partition, (1, 0))
         headers = {"content-type": BATCH, "laminar-route": str(self.route.version)}
         if keyed:
             headers["idempotency-key"] = f"{self.name}/{self.batches}"
         target = f"/v1/topics/{self.topic}/partitions/{partition}/records"
         self.known_losses.setdefault(partition, self.watch.losses)
+        in_doubt = False
         while not self.stopping:
             frame = bytes(build(values))
             if not keyed:
@@ -221,6 +253,9 @@ class Producer(Client):
                 continue
             running = keyed and answer.code == "in_progress"
             assert running or answer.status in (0, 503, 504, 429, 507, 404, 421), f"{target}: {answer}"
+            in_doubt = in_doubt or answer.outcome != "not_applied"
+            if answer.code == "no_such_partition" and partition not in await self._newest_route():
+                return in_doubt
             await asyncio.sleep(0.02 + self.rng.random() * 0.3)
         return True
 
@@ -228,17 +263,23 @@ class Producer(Client):
         """Ask for the route until there is a newer one."""
         before = self.route.version
         while not self.stopping:
-            node, shard = self._somebody(0)
-            answer = await self.request(node, shard, "GET", f"/v1/topics/{self.topic}/routes", {}, b"")
-            if answer.status == 200:
-                (found,) = msgspec.json.decode(answer.body)["routes"]
-                if found["version"] > before:
-                    ranges = found["ranges"]
-                    bounds = [each["from"] for each in ranges] + [ranges[-1]["to"]]
-                    numbers = [each["partition"] for each in ranges]
-                    self.route = Route(found["version"], bounds, numbers)
-                    return
+            route = await self._newest_route()
+            if route.version > before:
+                self.route = route
+                return
             await asyncio.sleep(0.02 + self.rng.random() * 0.2)
+
+    async def _newest_route(self) -> Route:
+        """Ask a node for the route; return the known one if that does not answer, or has no newer one."""
+        node, shard = self._somebody(0)
+        answer = await self.request(node, shard, "GET", f"/v1/topics/{self.topic}/routes", {}, b"")
+        if answer.status == 200:
+            (found,) = msgspec.json.decode(answer.body)["routes"]
+            if found["version"] > self.route.version:
+                ranges = found["ranges"]
+                bounds = [each["from"] for each in ranges] + [ranges[-1]["to"]]
+                return Route(found["version"], bounds, [each["partition"] for each in ranges])
+        return self.route
 
 
 class Changer:
@@ -458,6 +499,8 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         world.loop.failures.append(error) if isinstance(error, AssertionError) else None
     )
     ledger = Ledger()
+    times = {name: getattr(reclaim, name) for name in ("RECLAIM_AGE_MS", "FENCE_MS", "CHECK_S")}
+    reclaim.RECLAIM_AGE_MS, reclaim.FENCE_MS, reclaim.CHECK_S = RECLAIM_AGE_MS, FENCE_MS, RECLAIM_CHECK_S
     try:
         simulation.begin(world, watch)
         nemesis = Nemesis(world, pause_s=options.fault_pause_s)
@@ -472,10 +515,13 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
             for place, named in enumerate((True, False))
         ]
         gates = Gates()
-        watch.routes.on_cursor = gates.committed
+        watch.routes.on_cursor.append(gates.committed)
         members = [Consumer(world, watch, 80 + place) for place in range(3)]
         for producer in (*producers, *to_topics, *members):
             producer.start(pause_s=options.client_pause_s)
+        reclaims = Reclaiming(world, watch, ledger) if options.reclaim_pause_s else None
+        if reclaims is not None:
+            reclaims.start(members)
         changer.start()
         if not options.is_interval:
             stager.start()
@@ -484,6 +530,8 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
             administrators.start()
         world.loop.run_for(options.trouble_s)
         changer.stopping = stager.stopping = True
+        if reclaims is not None:
+            reclaims.stop()
         nemesis.heal()
         if options.admin_pause_s:
             simulation.come_to_rest(world, watch, administrators)
@@ -496,6 +544,10 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         topic = _topic(world)
         assert topic is not None and topic.change is None
         _converge(world, watch, topic, simulation.replicas_of(options))
+        if reclaims is not None:
+            reclaims.end()
+            topic = _topic(world)
+            assert topic is not None
         for _ in range(60):
             if world.loop.run_until_complete(watch.is_whole()):
                 break
@@ -509,6 +561,8 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
     finally:
         outcome.simulated_s = world.loop.time()
         outcome.digest = world.digest
+        for name, value in times.items():
+            setattr(reclaim, name, value)
         world.close()
         logging.disable(quiet)
         if collecting:
@@ -522,6 +576,8 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
     outcome.exercised["batches that went to an output"] = sum(producer.moved for producer in producers)
     outcome.exercised["stages"] = stager.staged
     outcome.exercised += gates.happened
+    if reclaims is not None:
+        outcome.exercised += reclaims.exercised()
     for member in members:
         outcome.exercised += member.answers
     outcome.exercised += interrupter.met
@@ -580,7 +636,7 @@ def _check_states(watch: Watch, topic: TopicRecord) -> None:
             ), f"{who}: {seal}"
 
 
-def busy(seed: int) -> Options:
+def busy(seed: int, *, reclaim_pause_s: float = 0.0) -> Options:
     """Return a world of more changes and trouble than most."""
     return replace(
         options_of(seed),
@@ -588,6 +644,7 @@ def busy(seed: int) -> Options:
         client_pause_s=0.1,
         fault_pause_s=4.0,
         trouble_s=60.0,
-        route_pause_s=1.5,
+        route_pause_s=1.5 if not reclaim_pause_s else 4.0,
+        reclaim_pause_s=reclaim_pause_s,
         disk_s=(0.001, 0.02, 0.1)[seed % 3],
     )

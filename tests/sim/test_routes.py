@@ -166,3 +166,46 @@ def test_a_closing_change_is_forced_when_an_input_is_gone_for_long() -> None:
         machine.start()
     assert scene.world.loop.run_until(lambda: bool((topic_of(scene).changes or [])[0].seals), at_most_s=60.0)
     scene.world.close()
+
+
+def test_a_strict_change_goes_on_with_the_copy_of_an_input_that_comes_back() -> None:
+    """While no disk of the input is left there is nothing to accept; one is enough: it is sealed at once."""
+    settings = {**REPLACED_SOON, "replace_after_ms": 0}
+    scene = Scene(10, nodes=7, topic_settings={}, node_settings=settings)
+    scene.load()
+    scene.world.loop.run_for(10.0)
+    scene.calm()
+    holders = [machine for machine, _ in scene.watch.partitions(TOPIC, 0)]
+
+    def kill(step: str, name: str, node: str) -> None:
+        if step == "closing":
+            for machine in holders:
+                scene.world.loop.call_in(None, 0.0, lambda machine=machine: machine.up and machine.kill())
+
+    scene.watch.routes.on_step = kill
+    assert ask(scene, BeginRouteRequest(TOPIC, 0, [0], [30_000], "strict", 8_000)).result is not None
+    scene.world.loop.run_for(30.0)
+    change = topic_of(scene).change
+    assert change is not None and (change.state, change.seals) == ("closing", {}), change
+    other = scene.world.up[0].node
+    status, _ = post(scene, other, RECOVER + "?accept_loss=true")
+    assert status == 412, "nothing to go on with"
+
+    holders[0].start()
+    assert scene.world.loop.run_until(lambda: scene.partition(holders[0]) is not None, at_most_s=60.0)
+    scene.world.loop.run_for(10.0)
+    status, done = post(scene, other, RECOVER + "?accept_loss=true")
+    assert (200, [holders[0].node]) == (status, done["accepted"])
+    assert scene.world.loop.run_until(lambda: topic_of(scene).change is None, at_most_s=60.0)
+    assert [0] == list((topic_of(scene).changes or [])[0].seals)
+    scene.world.close()
+
+
+@pytest.mark.parametrize("seed", [12, 18])
+def test_no_partition_is_reclaimed_that_a_consumer_needs(seed: int) -> None:
+    """Cursors are behind, away, rewound and deleted; the rules are in `reclaim_rules.py`."""
+    outcome = simulate(busy(seed, reclaim_pause_s=0.5))
+
+    assert outcome.exercised["partitions reclaimed under faults"]
+    assert outcome.exercised["reclaim: not_drained"] and outcome.exercised["reclaim: 200"]
+    assert outcome.exercised["cursors in reclaimed partitions"]

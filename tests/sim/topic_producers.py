@@ -34,6 +34,9 @@ class Ledger(Protocol):
     def refuse(self, values: Sequence[bytes]) -> None:
         """They are nowhere, for good."""
 
+    def settle(self, values: Sequence[bytes]) -> None:
+        """They are not sent again."""
+
     def forget(self, values: Sequence[bytes]) -> None:
         """What was acknowledged of them may have been lost with the power, and appended again."""
 
@@ -52,9 +55,10 @@ class TopicProducer(Client):
         self.connect()
         while not self.stopping:
             await asyncio.sleep(self.rng.expovariate(1 / pause_s))
-            await self._send()
+            self.ledger.settle(await self._send())
 
-    async def _send(self) -> None:
+    async def _send(self) -> list[bytes]:
+        """Send one request until it is answered; return its values."""
         self.requests += 1
         records = [
             (
@@ -87,11 +91,12 @@ class TopicProducer(Client):
                     self.ledger.forget(values)
                 if self.named and self.rng.random() < 0.2:
                     continue  # as if the answer had been lost
-                return
+                return values
             running = self.named and answer.code == "in_progress"
             assert running or answer.status in (0, 503, 504, 429, 507, 404, 421), f"{target}: {answer}"
             if not self.named:
                 if answer.outcome == "not_applied":
                     self.ledger.refuse(values)
-                return
+                return values
             await asyncio.sleep(0.02 + self.rng.random() * 0.3)
+        return values

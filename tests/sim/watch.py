@@ -73,6 +73,8 @@ class Group:
     reported: int = 0
     # How often entries were given up.
     losses: int = 0
+    # It was a partition that is reclaimed: what was committed stays so, for those who compare.
+    reclaimed: bool = False
 
     def give_up(self, index: int) -> None:
         """What was committed behind entry `index` may or may not be found again."""
@@ -404,7 +406,7 @@ class Watch:
         for machine in self.world.up:
             self._hold(machine)
         for key, group in self.groups.items():
-            if group.name == CATALOG_NAME:
+            if group.name == CATALOG_NAME or group.reclaimed:
                 continue
             held = self._held.get(key, {})
             group.give_up(_kept(held))

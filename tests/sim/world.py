@@ -47,6 +47,8 @@ class Options:
     trouble_s: float = 120.0
     # Between two wishes that partitions split, merge or move (`routes.py`); 0: there are none.
     route_pause_s: float = 0.0
+    # Between two wishes that a partition that has ended is reclaimed (`reclaimers.py`); 0: there are none.
+    reclaim_pause_s: float = 0.0
     # Between two deeds of administrators; 0: there are none.
     admin_pause_s: float = 0.0
     # Whether these go down to one replica.

@@ -30,9 +30,6 @@ REWIND = "~"
 FENCE = "~reclaim"
 """The name of the cursor that says that a partition is being reclaimed; it is shown to no client."""
 
-FENCE_MS = 600_000
-"""How long it says so: a reclaim that was broken off must not keep consumers from their cursors for ever."""
-
 
 def is_rewind(owner: str) -> bool:
     """Return whether this owner of a cursor is a rewind, and no member of a group."""
@@ -78,7 +75,7 @@ class CursorCommands:
         )
         if position is not None:
             if current is None or position < current.position:
-                self._check_fence(now_ms)
+                self._check_fence()
             self._check_final(name, current, position, owner)
         return self._propose(name, position, owner, now_ms)
 
@@ -105,7 +102,7 @@ class CursorCommands:
             name, position, expected=expected, check=check, owner=owner, expected_owner=expected_owner
         )
         if current is None:
-            self._check_fence(now_ms)
+            self._check_fence()
         return self._propose(name, 0 if current is None else current.position, owner, now_ms)
 
     def undo_claim(self, name: str, claimed: Cursor, *, now_ms: int) -> asyncio.Future[Receipt] | None:
@@ -135,7 +132,7 @@ class CursorCommands:
         assert is_rewind(owner), f"{owner!r} is no rewind"
         self._context.check_leads()
         self._appends.check_room()
-        self._check_fence(now_ms)
+        self._check_fence()
         current = self.latest(name)
         if current is None:
             self._check_count()
@@ -143,7 +140,7 @@ class CursorCommands:
         return self._propose(name, position, owner, now_ms, synced=synced)
 
     def fence(self, *, now_ms: int) -> asyncio.Future[Receipt]:
-        """Propose that no cursor begins here, or goes back, for `FENCE_MS`: others follow this partition.
+        """Propose that no cursor begins here, or goes back, until `unfence`: others follow this partition.
 
         Raises:
             Problem: 503 `not_leader`, and the refusals of `AppendPath.check_room`.
@@ -157,10 +154,9 @@ class CursorCommands:
         self._context.check_leads()
         return self._propose(FENCE, None, "", now_ms)
 
-    def is_fenced(self, now_ms: int) -> bool:
-        """Return whether a fence holds, committed or not."""
-        fence = self.latest(FENCE)
-        return fence is not None and now_ms < fence.changed_ms + FENCE_MS
+    def is_fenced(self) -> bool:
+        """Return whether there is a fence, committed or not. No clock ends it: two leaders' differ."""
+        return self.latest(FENCE) is not None
 
     def names(self) -> list[str]:
         """Return the names of the cursors at the log's end or as of the last commit, sorted."""
@@ -239,9 +235,9 @@ class CursorCommands:
                 outcome="not_applied",
             )
 
-    def _check_fence(self, now_ms: int) -> None:
+    def _check_fence(self) -> None:
         """Raise 503 `changing` while the partition is being reclaimed: it goes, or is as before."""
-        if self.is_fenced(now_ms):
+        if self.is_fenced():
             raise Problem("changing", f"{self._context.name} is being reclaimed", outcome="not_applied")
 
     def _check_final(self, name: str, current: Cursor | None, position: int, owner: str) -> None:

@@ -9,6 +9,7 @@ from tests.sim.mutants.lanes import LANE_RULES
 from tests.sim.mutants.nodes import NODES
 from tests.sim.mutants.placement import PLACEMENT
 from tests.sim.mutants.protocol import PROTOCOL
+from tests.sim.mutants.reclaim import RECLAIMS
 from tests.sim.mutants.route_changes import ROUTE_CHANGES
 from tests.sim.mutants.route_steps import ROUTE_STEPS
 from tests.sim.mutants.routes import ROUTES
@@ -27,5 +28,6 @@ CASES = [
     *ROUTE_STEPS,
     *APPENDS,
     *CONSUMERS,
+    *RECLAIMS,
     *LANE_RULES,
 ]

@@ -57,7 +57,9 @@ def _simulate(case: Case, seconds: float) -> str:
     while not case.tests_only and time.process_time() - began_s < seconds:
         seed += 1
         try:
-            if case.routes:
+            if case.reclaims:
+                routes.simulate(routes.busy(seed, reclaim_pause_s=0.5))
+            elif case.routes:
                 routes.simulate(routes.busy(seed))
             else:
                 simulate(_busy(seed))

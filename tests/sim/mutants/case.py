@@ -15,6 +15,8 @@ class Case:
     tests: tuple[str, ...] = ()
     # It is met by worlds of routes.
     routes: bool = False
+    # It is met by worlds of routes where ended partitions are reclaimed.
+    reclaims: bool = False
     # Liveness or speed is all that it breaks: not the simulator's to see.
     tests_only: bool = False
 
@@ -28,6 +30,7 @@ def case(
     tests: tuple[str, ...] = (),
     tests_only: bool = False,
     routes: bool = False,
+    reclaims: bool = False,
 ) -> Case:
     """In the function `where`, the text `old` becomes `new`."""
-    return Case(Mutant(name, where, old, new), tests, routes, tests_only)
+    return Case(Mutant(name, where, old, new), tests, routes, reclaims, tests_only)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from tests.sim.mutants.case import case
 
 GATES = ("tests/node/api/consumers/test_gates.py",)
-RECLAIM = ("tests/node/api/consumers/test_reclaim.py",)
 ROSTER = ("tests/node/api/consumers/test_roster_moves.py",)
 KEPT = ("tests/node/partition/test_kept_cursors.py",)
 _GATES = "laminar.node.api.consumers.gates:Gates"
 _STEPS = "laminar.node.api.consumers.cursor_steps"
 _PLACES = "laminar.node.api.consumers.cursor_places:CursorPlaces"
-_RECLAIMS = "laminar.node.api.consumers.reclaim:Reclaims"
 _COMMANDS = "laminar.node.partition.cursor_commands:CursorCommands"
 
 CONSUMERS = [
@@ -184,43 +182,11 @@ CONSUMERS = [
         tests_only=True,
     ),
     case(
-        "drained: a partition is reclaimed while a cursor is behind in it",
-        f"{_RECLAIMS}._check_drained",
-        "if behind:",
-        "if False:",
-        tests=RECLAIM,
-        tests_only=True,
-    ),
-    case(
-        "order: a partition is reclaimed before those that it follows",
-        "laminar.node.api.consumers.reclaim:_before",
-        "if each in record.all_numbers]",
-        "if False]",
-        tests=RECLAIM,
-        tests_only=True,
-    ),
-    case(
-        "follow: a partition is reclaimed before its cursors begin in what follows",
-        f"{_RECLAIMS}._follow",
-        "for output in outputs",
-        "for output in outputs[:0]",
-        tests=RECLAIM,
-        tests_only=True,
-    ),
-    case(
-        "a cursor begins in a partition that is being reclaimed",
-        f"{_COMMANDS}._check_fence",
-        "if self.is_fenced(now_ms):",
-        "if False:",
-        tests=RECLAIM,
-        tests_only=True,
-    ),
-    case(
-        "a partition with records is reclaimed by itself",
-        f"{_RECLAIMS}._is_due",
-        "or partition.start_offset < seal.end",
-        "or False",
-        tests=RECLAIM,
+        "a member commits in a partition that another one owns",
+        f"{_COMMANDS}._check_owner",
+        'if present in (("", owner) if expected_owner is None else (expected_owner,)):',
+        "if True:",
+        tests=ROSTER,
         tests_only=True,
     ),
 ]

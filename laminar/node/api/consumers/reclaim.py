@@ -5,14 +5,16 @@ ago and retention has taken all of its records. In this order:
 
 1. Its inputs are reclaimed (rule `order`): a group that is behind in one has no cursor here yet.
 2. *Fence*: from now on no cursor begins here, is set below the end, or is taken by a rewind. That is an entry
-   of the log, so it holds for the next leader, too. It ends by itself after `FENCE_MS`.
+   of the log, so it holds for the next leader, too.
 3. No cursor is below the end, or held by a rewind (`drained`). Otherwise the fence is taken down.
 4. Each cursor begins in the outputs, at 0, if it is not there (`follow`). That counts when it is synced
    (`pass`). A group that is away would come back as a new one.
 5. The catalog forgets the partition.
 
-An unknown end of step 5 leaves the fence; the next attempt finds the partition gone, or begins again. So does
-the next leader's. Reference: `docs/routes.md#reclaim`.
+An unknown end of step 5 leaves the fence, as the catalog may carry it out later; so does the end of the
+leader. The next attempt finds the partition gone, or begins again. Without one, the leader takes the fence
+down when it has known it for `FENCE_MS` by its own clock, and the catalog still has the partition then. No
+wall clock ends a fence: that of the next leader may be an hour ahead. Reference: `docs/routes.md#reclaim`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.consumers.cursor_steps import CursorRequest, CursorSteps
 from laminar.node.catalog.route_requests import RouteRequest
-from laminar.node.partition.cursor_commands import FENCE_MS, is_rewind
+from laminar.node.partition.cursor_commands import is_rewind
 from laminar.node.partition.partition import Partition
 from laminar.node.routes import lineage
 from laminar.node.transport.transport import Peer, TransportError
@@ -44,7 +46,13 @@ _log = logging.getLogger("laminar.routes")
 RECLAIM_AGE_MS = 7 * 24 * 3_600_000
 """A partition is reclaimed by itself this long after its seal: until then it answers repeated requests."""
 
-# The pause between two looks for such partitions.
+FENCE_MS = 600_000
+"""How long a leader keeps a fence that an attempt left: by then the catalog has carried out its request.
+
+A reclaim that was broken off must not keep consumers from their cursors for ever.
+"""
+
+# The pause between two looks for such partitions, and for fences that were left.
 CHECK_S = 60.0
 # Most cursors that are begun at once.
 AT_ONCE = 64
@@ -81,6 +89,9 @@ class Reclaims:
         self._topics = topics
         self._steps = steps
         self._under_way: set[bytes] = set()
+        # By group that is led here and fenced: the term, and since when (monotonic, ms) no request to the
+        # catalog is begun.
+        self._fences: dict[bytes, tuple[int, int]] = {}
         services.spawn(self._keep_reclaiming())
 
     # -- by itself -----------------------------------------------------------------------------
@@ -89,6 +100,7 @@ class Reclaims:
         while True:
             await asyncio.sleep(CHECK_S)
             await self.reclaim_due()
+            await self._end_fences()
 
     async def reclaim_due(self) -> None:
         """Reclaim the partitions that are due, oldest first, as far as no cursor is behind in them."""
@@ -98,6 +110,36 @@ class Reclaims:
                 await self._reclaim(partition)
             except Problem as problem:
                 _log.debug("%s is not reclaimed: %s", partition.context.name, problem)
+
+    async def _end_fences(self) -> None:
+        """Take down the fences that broken attempts have left in partitions that are led here."""
+        led = {
+            each.replica.group: each
+            for each in self._services.partitions.values()
+            if each.leads and each.cursor_commands.is_fenced()
+        }
+        self._fences = {group: seen for group, seen in self._fences.items() if group in led}
+        for group, partition in led.items():
+            now_ms, term = self._services.clock.monotonic_ms(), partition.replica.core.term
+            known_term, since_ms = self._fences.get(group, (0, 0))
+            if known_term != term:
+                self._fences[group] = (term, now_ms)
+            elif now_ms >= since_ms + FENCE_MS and group not in self._under_way:
+                with contextlib.suppress(Problem):
+                    await self._end_fence(partition, term)
+
+    async def _end_fence(self, partition: Partition, term: int) -> None:
+        """Take a fence down, unless the catalog has reclaimed the partition, or another has led meanwhile."""
+        group = partition.replica.group
+        self._under_way.add(group)
+        try:
+            await self._services.refresh_view()
+            known = self._services.view.partition(partition.topic, partition.number)
+            is_there = known is not None and known.group == group
+            if is_there and partition.leads and partition.replica.core.term == term:
+                await partition.cursor_commands.unfence(now_ms=self._services.clock.wall_ms())
+        finally:
+            self._under_way.discard(group)
 
     def _is_due(self, partition: Partition) -> bool:
         seal = partition.kept_seal
@@ -169,22 +211,24 @@ class Reclaims:
                 outcome="not_applied",
             )
         commands = partition.cursor_commands
-        began_ms = self._services.clock.wall_ms()
-        # An earlier leader's command may still reach the catalog: its fence is not taken down.
-        was_fenced = commands.is_fenced(began_ms)
-        await commands.fence(now_ms=began_ms)
+        clock, group, term = self._services.clock, partition.replica.group, partition.replica.core.term
+        began_ms, wall_ms = clock.monotonic_ms(), clock.wall_ms()
+        # The request of an earlier attempt may still reach the catalog: its fence is not taken down.
+        was_fenced = commands.is_fenced()
+        await commands.fence(now_ms=wall_ms)
         try:
             await self._check_drained(partition, end)
             await self._follow(record, partition)
-            if self._services.clock.wall_ms() > began_ms + FENCE_MS // 2:
+            if clock.monotonic_ms() > began_ms + FENCE_MS // 2:
                 raise Problem("changing", f"{partition.context.name} took too long", outcome="not_applied")
         except BaseException:
             if not was_fenced:
                 with contextlib.suppress(Problem):
-                    await commands.unfence(now_ms=self._services.clock.wall_ms())
+                    await commands.unfence(now_ms=clock.wall_ms())
             raise
         reclaimed = Reclaimed(partition.start_offset, end)
-        await self._forget(partition, began_ms)
+        self._fences[group] = (term, clock.monotonic_ms())
+        await self._forget(partition, wall_ms)
         _log.info("%s is reclaimed; it ended at offset %d", partition.context.name, end)
         return reclaimed
 

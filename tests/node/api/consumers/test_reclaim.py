@@ -14,7 +14,9 @@ import pytest
 import laminar
 from laminar.http.api.problems import Problem
 from laminar.node.api.consumers import reclaim
-from laminar.node.partition import cursor_commands
+from laminar.node.catalog.route_requests import RouteRequest
+from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.transport.transport import TransportError
 from tests.node.api.consumers.changed import TOPIC, ChangedNode, changed_node, until
 
 
@@ -32,6 +34,12 @@ async def refused(node: ChangedNode, number: int) -> laminar.Error:
 
 def numbers(node: ChangedNode) -> list[int]:
     return list(node.catalog.state().topics[TOPIC].all_numbers)
+
+
+def reclaims_of(node: ChangedNode) -> reclaim.Reclaims:
+    found = node.shard._application._handlers["reclaim_partition"].__self__  # type: ignore[attr-defined]
+    assert isinstance(found, reclaim.Reclaims)
+    return found
 
 
 async def test_a_partition_goes_when_all_its_cursors_are_at_its_end(node: ChangedNode) -> None:
@@ -89,13 +97,12 @@ async def test_a_cursor_that_a_rewind_holds_is_behind(node: ChangedNode) -> None
 
 
 async def test_while_it_is_reclaimed_no_cursor_begins_or_goes_back(node: ChangedNode) -> None:
-    """After the check of cursors one that is new would be forgotten. What was broken off ends in time."""
+    """After the check of cursors one that is new would be forgotten, whatever clock the next leader has."""
     await node.append(0, 2)
     await node.set(0, 1)
     await node.change(0)
     commands = node.partition(0).cursor_commands
-    now_ms = int(time.time() * 1000)
-    await commands.fence(now_ms=now_ms)
+    await commands.fence(now_ms=int(time.time() * 1000) - 24 * 3_600_000)
     for change in ({"begin": "latest"}, {"rewind": "earliest"}, {"positions": {"0": 0}}):
         with pytest.raises(laminar.Unavailable) as error:
             await node.put(change, "g" if "begin" not in change else "new")
@@ -103,11 +110,58 @@ async def test_while_it_is_reclaimed_no_cursor_begins_or_goes_back(node: Changed
     await node.set(0, 2)
     found = await node.ask("GET", "/cursors")
     assert {"g", "new"} >= {each["cursor"] for each in found["cursors"]}, "the fence is shown to no client"
-    await commands.fence(now_ms=now_ms - cursor_commands.FENCE_MS)
-    await node.put({"begin": "latest"}, "new")
     with pytest.raises(laminar.Error) as named:
         await node.put({"positions": {"0": 0}}, "~reclaim")
     assert (422, "cursor") == (named.value.status, named.value.field)
+
+
+async def test_a_fence_that_was_left_is_taken_down_in_time(
+    node: ChangedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the leader's own clock, from when it saw it; attempts that are refused do not make it last."""
+    await node.append(0, 2)
+    await node.set(0, 1)
+    await node.change(0)
+    commands, reclaims = node.partition(0).cursor_commands, reclaims_of(node)
+    await commands.fence(now_ms=1)
+    await reclaims._end_fences()
+    assert {"g": 1} == (await refused(node, 0)).limit
+    await reclaims._end_fences()
+    assert commands.is_fenced(), "what another leader asked of the catalog may come later"
+    with monkeypatch.context() as later:
+        later.setattr(reclaim, "FENCE_MS", 0)
+        await reclaims._end_fences()
+    assert not commands.is_fenced()
+    await node.put({"begin": "latest"}, "new")
+    await node.put({"rewind": "earliest"})
+
+
+async def test_an_unknown_answer_of_the_catalog_leaves_the_fence(
+    node: ChangedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may carry the request out later. An attempt counts from its end; the next one goes on."""
+    await node.append(0, 1)
+    await node.set(0, 1)
+    await node.change(0)
+    commands, reclaims = node.partition(0).cursor_commands, reclaims_of(node)
+    await commands.fence(now_ms=1)
+    await reclaims._end_fences()
+    seen = dict(reclaims._fences)
+    ask = reclaims._services.ask_catalog
+
+    async def cut_off(request: CatalogRequest) -> CatalogAnswer:
+        if isinstance(request, RouteRequest):
+            raise TransportError("cut off")
+        return await ask(request)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(reclaims._services, "ask_catalog", cut_off)
+        assert "outcome_unknown" == (await refused(node, 0)).code
+    assert commands.is_fenced()
+    (before,), (after,) = seen.values(), reclaims._fences.values()
+    assert after[0] == before[0] and after[1] > before[1]
+    await node.ask("DELETE", "/partitions/0")
+    assert [1] == numbers(node)
 
 
 async def test_an_output_without_a_leader_keeps_the_partition(
@@ -131,7 +185,7 @@ async def test_by_itself_a_week_after_its_end_when_its_records_are_gone(
     await node.append(0, 2)
     await node.set(0, 2)
     await node.change(0)
-    reclaims = node.shard._application._handlers["reclaim_partition"].__self__  # type: ignore[attr-defined]
+    reclaims = reclaims_of(node)
     await reclaims.reclaim_due()
     monkeypatch.setattr(reclaim, "RECLAIM_AGE_MS", 0)
     await reclaims.reclaim_due()

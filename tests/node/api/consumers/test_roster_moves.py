@@ -12,6 +12,7 @@ import pytest
 import laminar
 from laminar.http.api.problems import Problem
 from laminar.node.api.consumers.groups import GroupRequest, GroupRoutes
+from membership.requests import CloseChange
 from tests.node.api.consumers.changed import ChangedNode, changed_node, until
 
 
@@ -95,6 +96,29 @@ async def test_a_member_says_that_it_goes_over_changes(node: ChangedNode) -> Non
     assert (409, "stale_route", "routes", 1) == (
         *(refused.value.status, refused.value.code, refused.value.field, refused.value.limit),
     )
+
+
+async def test_two_lists_of_members_at_a_time_let_one_member_commit(node: ChangedNode) -> None:
+    """A forced change opens what follows while the leader of its input knows nothing of it, and answers."""
+    before = await place(node, "g")
+    with pytest.MonkeyPatch.context() as held:
+        for number in (0, 1):
+            held.setattr(node.partition(number), "propose_seal", _not_now)
+        change = await node.begin(0, 1, order="weak")
+        await until(lambda: node.catalog.state().topics["t"].change.state == "closing")  # type: ignore[union-attr]
+        await node.catalog.change_route(CloseChange("t", change.id, force=True))
+        await node.done(change)
+        assert ["late"] == [each.member for each in (await at(node, before)).members]
+        assert ["b"] == members(await renew(node, "b"))
+    await node.append(2, 3)
+    await node.claim(2, "late")
+    assert (await node.refused(2, "b")).code == "fenced"
+    # The one that `b` does not know counts as dead: its partition is taken over.
+    await node.claim(2, "b", expected_owner="late")
+    with pytest.raises(laminar.Fenced):
+        await node.set(2, 2, owner="late", expected={"2": 0}, expected_owner="late")
+    await node.set(2, 1, owner="b", expected={"2": 0}, expected_owner="b")
+    assert ({2: "b"}, 1) == (await node.owners(), (await node.positions())[2])
 
 
 def _not_now(*_: object) -> None:
