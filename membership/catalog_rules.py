@@ -370,9 +370,11 @@ def create_channel(state: CatalogState, topic: TopicRecord, request: CreateChann
     if sum(len(each.channels) for each in state.topics.values() if each.channels) >= MOST_CHANNELS:
         return _same(state, "quota", f"all topics together have {MOST_CHANNELS} channels", topic=topic)
     version = state.version + 1
-    return _with_channel(
-        state, "created", topic, request.name, ChannelRecord(version, version, request.settings)
-    )
+    whole_from = topic.next_partition or topic.partitions
+    if topic.change is not None:
+        whole_from = min(each.number for each in topic.change.outputs)
+    record = ChannelRecord(version, version, request.settings, whole_from)
+    return _with_channel(state, "created", topic, request.name, record)
 
 
 def update_channel(state: CatalogState, topic: TopicRecord, request: UpdateChannel) -> Change:

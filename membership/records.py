@@ -252,6 +252,12 @@ class ChannelRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id: int
     version: int
     settings: dict[str, Any]
+    whole_from: int
+    """The lowest number of a partition that took no records yet when the channel was created.
+
+    In that one and later ones it begins with the first record, whatever its settings say: what comes there
+    would have come to the channel in the partitions before them.
+    """
 
 
 class TopicRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

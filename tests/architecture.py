@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.http": (),
     "laminar.http.protocol": (),
     "laminar.http.client": ("laminar.http.protocol",),
-    "laminar.http.api": ("laminar.http.protocol", "laminar.batch.*"),
+    "laminar.http.api": ("laminar.http.protocol", "laminar.batch.*", "laminar.wire"),
     "laminar.http.server": ("laminar.http.protocol",),
     # The log
     "laminar.log.disk": (),
@@ -145,10 +145,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.transactions": (
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.batch", "laminar.http.api"),
     ),
-    "laminar.node.channels": (
-        *("laminar.node.partition", "laminar.node.partition.state"),
-        *("laminar.batch", "laminar.wire", "laminar.http.api", "laminar.log.disk"),
-    ),
     "laminar.node.placement": ("membership", "router"),
     "laminar.node.routes": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.runtime"),
@@ -164,6 +160,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         ),
         *("membership", "raft", "router", "laminar.batch", "laminar.http.api", "laminar.log.*"),
         "laminar.node.routes",
+    ),
+    "laminar.node.channels": (
+        *("laminar.node.partition", "laminar.node.partition.state"),
+        *("laminar.batch", "laminar.wire", "laminar.http.api", "laminar.log.disk"),
     ),
     "laminar.node.catch_up": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
@@ -182,7 +182,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.http.server",
             "laminar.log.*",
         ),
-        *("laminar.node.routes", "laminar.node.channels"),
+        *("laminar.node.routes", "laminar.node.channels", "laminar.wire"),
     ),
     "laminar.node.api.common": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
@@ -219,6 +219,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         *("laminar.node.routes", "laminar.node.catalog", "membership"),
+    ),
+    "laminar.node.api.channels": (
+        *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
+        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.catalog"),
+        *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
     ),
     "laminar.node.api.transactions": (
         *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),

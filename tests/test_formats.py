@@ -26,6 +26,7 @@ MODULES = (
     "laminar.log.format.checkpoint_state",
     "laminar.log.format.manifest",
     "laminar.log.recovery.node",
+    "laminar.node.api.channels.states",
     "laminar.node.api.cluster.accept_loss",
     "laminar.node.api.cluster.replica_status",
     "laminar.node.api.common.forwarding",

@@ -78,15 +78,24 @@ class ChannelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
         return (self.start, self.until, self.order)
 
 
+_DEFAULT = ChannelSettings()
+
+
 def settings_of(answer: Mapping[str, Any]) -> ChannelSettings:
     """Return the settings in a decoded document. Raises `msgspec.ValidationError`, which names the field."""
     return msgspec.convert(answer, ChannelSettings)
 
 
 def stored(settings: ChannelSettings) -> dict[str, Any]:
-    """Return the settings as a document, without those that have their default."""
+    """Return the settings as a document, without those that have their default.
+
+    Equal settings have equal documents. `omit_defaults` alone keeps a default that was decoded: it compares
+    by identity.
+    """
     found: dict[str, Any] = msgspec.to_builtins(settings)
-    return found
+    return {
+        name: value for name, value in found.items() if getattr(settings, name) != getattr(_DEFAULT, name)
+    }
 
 
 class Named(NamedTuple):

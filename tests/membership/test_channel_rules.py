@@ -9,16 +9,21 @@ import pytest
 
 from laminar.wire import channels
 from membership import catalog_rules as rules
+from membership import route_rules
 from membership.catalog import Catalog, NotEnabled
 from membership.catalog_delta import CatalogDelta, changed_by, delta_between
 from membership.records import CatalogState, ChannelRecord, TopicRecord
 from membership.requests import (
+    BeginChange,
+    CancelChange,
     ChangeChannel,
+    ChangeRoute,
     ChannelStep,
     CreateChannel,
     CreateTopic,
     DeleteChannel,
     DeleteTopic,
+    MarkMade,
     RegisterNode,
     Result,
     UpdateChannel,
@@ -67,7 +72,7 @@ def test_a_channel_is_made_once_and_another_one_under_its_name_is_refused() -> N
 
     assert again is state and "exists" == same.outcome
     assert "already_exists" == other.outcome and other.topic is state.topics["t"]
-    assert ChannelRecord(state.version, state.version, {"order": "key"}) == channel_of(state)
+    assert ChannelRecord(state.version, state.version, {"order": "key"}, 1) == channel_of(state)
 
 
 def test_a_change_names_the_version_that_it_changes() -> None:
@@ -112,6 +117,22 @@ def test_a_channel_that_is_deleted_and_made_again_is_another_one() -> None:
 
     assert ("absent", "created", "conflict") == (repeated.outcome, made.outcome, late.outcome)
     assert first < channel_of(state).id
+
+
+def test_a_channel_knows_which_partitions_took_no_records_before_it() -> None:
+    """The outputs of a change that is under way, and all that are made later."""
+    state = with_topic()
+    begun = BeginChange("t", 0, [0], [9], [b"h" * 16, b"i" * 16], [["a"], ["a"]], "strict", 1, 1)
+    state, _ = rules.mark_made(state, MarkMade("a", b"a" * 16, [b"g" * 16]))
+    under_way, changed = route_rules.change_route(state, ChangeRoute(begun))
+    assert "created" == changed.outcome, changed
+    during, _ = do(under_way, CreateChannel("t", "c", {}))
+    change = under_way.topics["t"].change
+    assert change is not None
+    cancelled, _ = route_rules.change_route(under_way, ChangeRoute(CancelChange("t", change.id, 1)))
+    after, _ = do(cancelled, CreateChannel("t", "c", {}))
+
+    assert (1, 3) == (channel_of(during).whole_from, channel_of(after).whole_from)
 
 
 def test_what_cannot_be_a_channel_is_refused() -> None:

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from laminar.http.api.names import TOPIC_PATTERN
 from laminar.http.api.parameters import GROUP_PATTERN, ID_PATTERN, MAX_EPOCH, MAX_NUMBER, OFFSET_LIMIT
+from laminar.wire.channels import ChannelSettings
 
 MAX_PARTITIONS: Final = 4096
 MAX_REPLICAS: Final = 7
@@ -499,7 +500,7 @@ class UploadedPart(Answer):
     size_bytes: _Count
 
 
-# -- cursors and groups ----------------------------------------------------------------------------------
+# -- cursors ---------------------------------------------------------------------------------------------
 
 _Owner = Annotated[str, Meta(max_length=MAX_OWNER)]
 # Checked by the handler, whose refusal names the partition.
@@ -548,6 +549,82 @@ class CursorPage(Answer):
     topic: str
     cursors: list[Cursor]
     next: str | UnsetType = UNSET
+
+
+# -- channels --------------------------------------------------------------------------------------------
+
+_ChannelSettings = Annotated[
+    dict[str, Any], Meta(description="As ChannelSettings, without those that have their default.")
+]
+
+
+class NewChannel(Request):
+    """A channel that is to be created."""
+
+    settings: ChannelSettings = field(default_factory=ChannelSettings)
+
+
+class ChannelPatch(Request):
+    """A merge patch of a channel's settings (RFC 7396): null sets the default."""
+
+    settings: Annotated[dict[str, Any], Meta(description="As ChannelSettings, or null.")] = {}
+
+
+class ChannelPartition(Answer):
+    """Where a channel stands in one partition.
+
+    `version`: of the settings in force. `next`: the first record that was never given out; `end`: the
+    partition's end offset. `depth`: at most that many records are to be given out yet. `aside`: records that
+    wait for their next attempt. `lost`: records that were trimmed before they were done. `oldest_age_ms`:
+    since the oldest record was appended that is neither done nor dead; null: there is none. `blocked`: too
+    many are out or aside for new ones.
+    """
+
+    version: _Count
+    next: _Count
+    end: _Count
+    depth: _Count
+    out: _Count
+    aside: _Count
+    dead: _Count
+    lost: _Count
+    oldest_age_ms: _Count | None
+    blocked: bool
+
+
+class Channel(Answer):
+    """A channel, with sums over the partitions whose leaders answered, and the oldest age.
+
+    `opening`: the partitions where it is not open yet. `unanswered`: those whose leaders did not answer.
+    `partitions` is left out in a list.
+    """
+
+    topic: str
+    channel: str
+    id: _Count
+    version: _Count
+    settings: _ChannelSettings
+    depth: _Count
+    out: _Count
+    aside: _Count
+    dead: _Count
+    lost: _Count
+    oldest_age_ms: _Count | None
+    blocked: bool
+    opening: list[int]
+    unanswered: list[int]
+    partitions: dict[str, ChannelPartition] | UnsetType = UNSET
+
+
+class ChannelPage(Answer):
+    """A page of the list of a topic's channels; `next` is there if there are more."""
+
+    topic: str
+    channels: list[Channel]
+    next: str | UnsetType = UNSET
+
+
+# -- groups ----------------------------------------------------------------------------------------------
 
 
 class Renewal(Request):

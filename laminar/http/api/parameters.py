@@ -85,6 +85,7 @@ PATH: Final = {
         _path("upload", _NAME, "Name of the upload, which the client chooses."),
         _path("part", whole(0, MAX_UPLOAD_PARTS - 1), "Number of the part, from 0."),
         _path("cursor", _NAME, "Name of the cursor."),
+        _path("channel", _NAME, "Name of the channel."),
         _path("group", matching(rf"(?!\.{{1,2}}$){GROUP_PATTERN}"), "Name of the group."),
         _path("member", matching(rf"(?!\.{{1,2}}$){GROUP_PATTERN}"), "Name of the member of the group."),
         _path("sink", _NAME, "Name of the sink."),

@@ -273,7 +273,13 @@ _ROWS: Final = (
         family="Unavailable",
     ),
     _row("not_ready", 503, "The node is still starting", retriable=True, family="Unavailable"),
-    _row("being_created", 503, "The topic is still being created", retriable=True, family="Unavailable"),
+    _row(
+        "being_created",
+        503,
+        "The topic or channel is still being created",
+        retriable=True,
+        family="Unavailable",
+    ),
     _row(
         "changing",
         503,

@@ -110,6 +110,7 @@ class Match(NamedTuple):
 
 _T: Final = "/v1/topics/{topic}"
 _P: Final = _T + "/partitions/{partition}"
+_C: Final = _T + "/channels/{channel}"
 _S: Final = "/v1/sinks/{sink}"
 _N: Final = "/v1/admin/nodes/{node}"
 _A: Final = "/v1/admin/topics/{topic}/partitions/{partition}"
@@ -378,6 +379,51 @@ ROUTES: Final = (
         _T + "/cursors/{cursor}",
         "delete_cursor",
         "Delete a cursor",
+        replies=(_NO_CONTENT,),
+    ),
+    Route(
+        "GET",
+        _T + "/channels",
+        "list_channels",
+        "List a topic's channels",
+        LISTING,
+        replies=(_json(documents.ChannelPage),),
+    ),
+    Route(
+        "GET",
+        _C,
+        "describe_channel",
+        "Describe a channel: its settings, and where it stands in each partition",
+        replies=(_json(documents.Channel),),
+    ),
+    Route(
+        "PUT",
+        _C,
+        "create_channel",
+        "Create a channel, if it isn't there yet",
+        body=Body.JSON,
+        document=documents.NewChannel,
+        replies=(
+            _json(documents.Channel, "Created, and open in all partitions.", status=201),
+            _json(documents.Channel, "It exists already."),
+        ),
+    ),
+    Route(
+        "PATCH",
+        _C,
+        "update_channel",
+        "Change a channel's settings by a merge patch",
+        (needed(IF_MATCH),),
+        body=Body.JSON,
+        document=documents.ChannelPatch,
+        replies=(_json(documents.Channel),),
+    ),
+    Route(
+        "DELETE",
+        _C,
+        "delete_channel",
+        "Delete a channel, and what it knows of each record",
+        (IF_MATCH,),
         replies=(_NO_CONTENT,),
     ),
     Route(
@@ -717,7 +763,7 @@ def _allowed(operations: Mapping[str, str]) -> list[str]:
 
 def _check(params: Mapping[str, str]) -> None:
     for name, value in params.items():
-        if name in ("topic", "cursor", "sink", "group", "member", "upload"):
+        if name in ("topic", "cursor", "channel", "sink", "group", "member", "upload"):
             check_name(value, field=name)
         elif name in ("partition", "offset", "number", "part", "version") and not _NUMBER.match(value):
             raise Problem("invalid", f"{name} is a decimal number", field=name, value=value)

@@ -39,6 +39,9 @@ from laminar.node.api.admin.led_partitions import LedPartitions
 from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
+from laminar.node.api.channels.channels import ChannelRoutes
+from laminar.node.api.channels.lookup import ChannelLookup
+from laminar.node.api.channels.states import ChannelStates
 from laminar.node.api.cluster.accept_loss import AcceptLossRoutes
 from laminar.node.api.cluster.cluster import ClusterRoutes
 from laminar.node.api.cluster.cut_points import CutPoints
@@ -163,6 +166,8 @@ class Api:
         cursor_places = CursorPlaces(host, leaders, topics, steps)
         cursors = CursorRoutes(topics, steps, cursor_places)
         reclaims = Reclaims(host, leaders, topics, steps)
+        channel_states = ChannelStates(host, leaders)
+        channels = ChannelRoutes(host, ChannelLookup(host, topics), channel_states, placement)
         groups = GroupRoutes(host, leaders, topics, cursors)
         fetch = FetchRoutes(host, self._exchange, leaders, topics)
         recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
@@ -210,6 +215,11 @@ class Api:
             "describe_cursor": cursors.cursor,
             "set_cursor": cursors.set,
             "delete_cursor": cursors.delete,
+            "list_channels": channels.channels,
+            "describe_channel": channels.channel,
+            "create_channel": channels.create,
+            "update_channel": channels.update,
+            "delete_channel": channels.delete,
             "describe_group": groups.group,
             "renew_member": groups.renew,
             "leave_group": groups.leave,
@@ -256,6 +266,7 @@ class Api:
             "take_cursor": answering(cursor_places.on_take_cursor),
             "reclaim": answering(reclaims.on_reclaim),
             "group": answering(groups.on_group),
+            "channel_states": answering(channel_states.on_channel_states),
             "accept_loss": answering(recover.on_accept_loss),
             "sinks": answering(sinks.on_sinks),
             "look_up": answering(to_topics.on_look_up),

@@ -35,6 +35,8 @@ from laminar.node.catalog.service import (
 )
 from laminar.node.catch_up.service import CHECK_S as CATCH_UP_CHECK_S
 from laminar.node.catch_up.service import CatchUp
+from laminar.node.channels.deliveries import CHECK_S as DELIVERIES_CHECK_S
+from laminar.node.channels.deliveries import Deliveries
 from laminar.node.consensus.lost_majority import CHECK_S as RELEASE_CHECK_S
 from laminar.node.consensus.replica import Replica
 from laminar.node.host.disk_space import DiskSpace
@@ -48,6 +50,8 @@ from laminar.node.runtime.boot import CONTROLLER, Boot, Role, StatusBoard
 from laminar.node.runtime.cluster_view import GAP, ViewMessage, ViewUpdate
 from laminar.node.runtime.process import Process
 from laminar.node.shard.application import ShardApplication
+from laminar.node.shard.channels import CHECK_S as CHANNELS_CHECK_S
+from laminar.node.shard.channels import ShardChannels
 from laminar.node.shard.http_ports import LATEST_S, HttpPorts, leaders_known
 from laminar.node.shard.leader_handback import CHECK_S as LEADERS_CHECK_S
 from laminar.node.shard.leader_handback import LeaderHandback
@@ -147,6 +151,8 @@ class Shard(Process):
             self, self.work, give_away=self.leaders.give_away, learners_added=self.catch_up.learners_added
         )
         self.routes = RouteChanges(self, self.work, transport=self.transport)
+        self.deliveries = Deliveries()
+        self.channels = ShardChannels(self, self.work, self.deliveries)
         self.splitting = Splitting(self)
         self._opener = ReplicaOpener(self)
         self._reconciler = Reconciler(self, self.work)
@@ -259,6 +265,7 @@ class Shard(Process):
             "moves": self.moves.statistics(),
             "leaders": self.leaders.statistics(),
             "routes": self.routes.statistics() | {"splits_by_load": self.splitting.begun},
+            "channels": self.channels.statistics() | self.deliveries.statistics(),
         }
 
     # -- life ----------------------------------------------------------------------------
@@ -293,6 +300,8 @@ class Shard(Process):
         self.every(WORK_CHECK_S, self.work.check_all)
         self.every(LEADERS_CHECK_S, self.leaders.check)
         self.every(ROUTES_CHECK_S, self.routes.check)
+        self.every(CHANNELS_CHECK_S, self.channels.check)
+        self.every(DELIVERIES_CHECK_S, lambda: self.deliveries.check(self.partitions.values()))
         self.every(MINUTE_S, self.splitting.check)
         self.every(self.boot.settings.retention_check_ms / 1000, self._retain)
         self.every(CATCH_UP_CHECK_S, self.catch_up.check)
@@ -304,6 +313,7 @@ class Shard(Process):
         self._ports.close()
         for partition in self.partitions.values():
             partition.reader.stop_waiting()
+        self.deliveries.stop()
         await self.driver.hand_over(timeout_s=HAND_OVER_S)
         await self.http.drain(timeout_s=self.boot.settings.drain_ms / 1000)
         self._application.close()
@@ -370,6 +380,7 @@ class Shard(Process):
         self._reconciler.follow_min_replicas()
         self._reconciler.stop_abandoned()
         self.routes.check()
+        self.channels.check()
         if self.cluster_id is None:
             self.cluster_id, self.epoch = message.cluster_id, message.epoch
         self._note_ready()
@@ -487,11 +498,13 @@ class Shard(Process):
         if self.work.changed(partition):
             self.request_reconcile()
         self.routes.check()
+        self.channels.check()
 
     def _led(self, partition: Partition) -> None:
         if self.work.changed(partition):
             self._reconcile_due.set()
         self.routes.check()
+        self.channels.check()
 
     def refusal(self) -> Problem | None:
         """Return why this shard takes no appends now; None if it does."""

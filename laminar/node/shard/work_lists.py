@@ -25,6 +25,8 @@ What makes a partition due, by duty, and what looks at the list again while it i
 - routes: a group led here is an input that is to be sealed or whose seal is to be reported, an output that is
   to be opened, or may lack a seal; or a replica here has not heard yet that its seal is kept. Every 200 ms,
   and at once with a view or an election.
+- channels: a group led here lacks a channel of its topic in its log, or its newest settings, or has one that
+  the view has not. Every 200 ms, and at once with a view or an election.
 - policies, losses, first campaigns: with each view, and when a replica opens; what failed, after a pause.
 - min_replicas: with each view; it cannot fail.
 

@@ -83,7 +83,8 @@ def test_every_route_is_found(route: object) -> None:
     numbers = {"partition": "3", "offset": "812", "version": "0", "number": "7", "part": "9"}
     path, params = template, {}
     names = (
-        "topic partition version offset cursor node sink number producer group member upload part operation"
+        "topic partition version offset cursor channel node sink number producer group member upload part"
+        " operation"
     )
     for name in names.split():
         if f"{{{name}}}" in template:

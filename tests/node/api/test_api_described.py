@@ -111,6 +111,15 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     call("describe_group", topic=topic, group="g")
     call("leave_group", topic=topic, group="g", member="m")
     call("delete_cursor", topic=topic, cursor="c")
+    channel: dict[str, Any] = {"topic": topic, "channel": "c"}
+    call("create_channel", **channel, document={"settings": {"filter": {"tags": ["t"]}}})
+    etag = call("create_channel", **channel, document={"settings": {"filter": {"tags": ["t"]}}}).headers[
+        "etag"
+    ]
+    call("describe_channel", **channel)
+    call("update_channel", **channel, document={"settings": {"paused": True, "filter": None}}, If_Match=etag)
+    call("list_channels", topic=topic)
+    call("delete_channel", **channel)
 
     epoch = call("begin_sink", sink=sink, once="false").json()["epoch"]
     of_batch: dict[str, Any] = {"sink": sink, "number": 0}
@@ -216,7 +225,7 @@ def test_the_bounds_of_numbers_are_the_described_ones(
     http.put(f"/v1/topics/{topic}", json={})
     http.post(f"/v1/sinks/{topic}")
     filled = dict.fromkeys(("partition", "offset", "number", "part", "version"), "0")
-    names = dict.fromkeys(("topic", "cursor", "group", "member", "sink", "upload"), topic)
+    names = dict.fromkeys(("topic", "cursor", "channel", "group", "member", "sink", "upload"), topic)
     path = route.template.format(**filled, **names, producer="1" * 32, node="n")
     others = {"topic": topic, "partition": "0", "stage": "0", "epoch": "1", "parts": "1", "size_bytes": "1"}
     others |= {"crc32c": "0" * 8, "before": "0", "at": "latest"}

@@ -37,7 +37,7 @@ async def test_a_channel_is_created_changed_and_deleted(node: EmbeddedNode) -> N
     made = await ask(node, create(order="key"))
     assert made.result is not None and "created" == made.result.outcome, made
     version = made.result.version
-    assert {"c": ChannelRecord(version, version, {"order": "key"})} == channels_of(node)
+    assert {"c": ChannelRecord(version, version, {"order": "key"}, 1)} == channels_of(node)
 
     step = UpdateChannel("t", "c", version, {"order": "key", "paused": True})
     changed = await ask(node, ChannelRequest(step))

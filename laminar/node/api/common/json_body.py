@@ -66,6 +66,18 @@ def json_body(request: Request, kind: type[_Document]) -> _Document:
         raise Problem("malformed", f"the body is not JSON: {error}", field="body") from error
 
 
+def document_of(document: dict[str, Any], kind: type[_Document]) -> _Document:
+    """Return a document that was decoded and changed as `kind`.
+
+    Raises:
+        Problem: 422 with the field's path and value if it does not fit `kind`.
+    """
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), document, kind) from error
+
+
 def _invalid(text: str, document: Any, kind: type[msgspec.Struct]) -> Problem:
     """Return msgspec's message `text` as a 422 problem: `field` is the path in it, `value` what is there."""
     place = _PLACE.search(text)

@@ -1,0 +1,347 @@
+"""Routes of channels: create, describe, change, delete, list.
+
+The catalog decides what channels there are and how they are set; the leaders of the partitions open and close
+them as their views of it say (`laminar.node.shard.channels`). A request that creates a channel, or changes
+it, waits until they have, so what is received after its answer is received as it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from laminar.http.api import documents
+from laminar.http.api.parameters import MAX_PAGE
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.channels.lookup import ChannelLookup, no_such_channel
+from laminar.node.api.channels.states import ChannelState, ChannelStates
+from laminar.node.api.common.etags import changed, etag, names, required
+from laminar.node.api.common.json_body import document_of, json_body
+from laminar.node.api.common.placement_call import PlacementCall
+from laminar.node.api.common.query import integer, next_link
+from laminar.node.api.common.services import ShardServices
+from laminar.node.catalog.service import CatalogAnswer, ChannelRequest
+from laminar.node.transport.transport import TransportError
+from laminar.wire.channels import ChannelSettings, settings_of, stored
+from membership.catalog_rules import FIXED, MOST_SETTINGS_BYTES
+from membership.records import ChannelRecord, TopicRecord
+from membership.requests import CreateChannel, DeleteChannel, Result, UpdateChannel
+
+OPEN_WAIT_S = 5.0
+"""How long a request waits for the leaders to open a channel, or to bring it to its new settings."""
+OPEN_RETRY_S = 0.02
+
+
+class ChannelRoutes:
+    """The handlers of the routes by which channels are made and shown."""
+
+    def __init__(
+        self,
+        services: ShardServices,
+        channels: ChannelLookup,
+        states: ChannelStates,
+        placement: PlacementCall,
+    ) -> None:
+        self._services = services
+        self._channels = channels
+        self._states = states
+        self._placement = placement
+
+    # -- descriptions --------------------------------------------------------------------
+
+    async def channels(self, request: Request, topic: str) -> Response:
+        """Answer GET /v1/topics/{topic}/channels."""
+        prefix = request.query.get("prefix", "")
+        limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
+        after = request.query.get("after", "")
+        record = self._channels.topic(topic)
+        known = record.channels or {}
+        found = sorted(name for name in known if name.startswith(prefix) and name > after)
+        page = found[:limit]
+        states = await self._states.of(topic, record.numbers) if page else {}
+        described = [self._describe(record, name, known[name], states) for name in page]
+        for each in described:
+            each.partitions = UNSET
+        answer = documents.ChannelPage(topic, described)
+        headers = []
+        if len(found) > limit:
+            answer.next = page[-1]
+            path = f"/v1/topics/{topic}/channels"
+            headers.append(next_link(path, prefix=prefix, limit=limit, after=page[-1]))
+        return Response.json(answer, headers=headers)
+
+    async def channel(self, request: Request, topic: str, channel: str) -> Response:
+        """Answer GET /v1/topics/{topic}/channels/{channel}."""
+        known = await self._channels.record(topic, channel)
+        record = self._channels.topic(topic)
+        states = await self._states.of(topic, record.numbers, known.id)
+        return self._shown(record, channel, known, states)
+
+    def _shown(
+        self,
+        topic: TopicRecord,
+        name: str,
+        known: ChannelRecord,
+        states: dict[int, list[ChannelState]],
+        *,
+        created: bool = False,
+    ) -> Response:
+        headers = [etag(known.version)]
+        if created:
+            headers.insert(0, ("Location", f"/v1/topics/{topic.name}/channels/{name}"))
+        described = self._describe(topic, name, known, states)
+        return Response.json(described, status=201 if created else 200, headers=headers)
+
+    def _describe(
+        self, topic: TopicRecord, name: str, known: ChannelRecord, states: dict[int, list[ChannelState]]
+    ) -> documents.Channel:
+        now_ms = self._services.clock.wall_ms()
+        there = {number: state for number in states for state in states[number] if state.channel == known.id}
+        ages = [max(0, now_ms - state.oldest_ms) for state in there.values() if state.oldest_ms]
+        return documents.Channel(
+            topic=topic.name,
+            channel=name,
+            id=known.id,
+            version=known.version,
+            settings=known.settings,
+            depth=sum(state.depth for state in there.values()),
+            out=sum(state.out for state in there.values()),
+            aside=sum(state.aside for state in there.values()),
+            dead=sum(state.dead for state in there.values()),
+            lost=sum(state.lost for state in there.values()),
+            oldest_age_ms=max(ages, default=None),
+            blocked=any(state.blocked for state in there.values()),
+            opening=sorted(states.keys() - there.keys()),
+            unanswered=[number for number in topic.numbers if number not in states],
+            partitions={
+                str(number): documents.ChannelPartition(
+                    version=state.version,
+                    next=state.next,
+                    end=state.end,
+                    depth=state.depth,
+                    out=state.out,
+                    aside=state.aside,
+                    dead=state.dead,
+                    lost=state.lost,
+                    oldest_age_ms=max(0, now_ms - state.oldest_ms) if state.oldest_ms else None,
+                    blocked=state.blocked,
+                )
+                for number, state in sorted(there.items())
+            },
+        )
+
+    # -- changes -------------------------------------------------------------------------
+
+    async def create(self, request: Request, topic: str, channel: str) -> Response:
+        """Answer PUT /v1/topics/{topic}/channels/{channel}, once the channel is open in all partitions.
+
+        Raises:
+            Problem: 503 `being_created` if it is not open everywhere after `OPEN_WAIT_S`; it exists, and the
+                leaders go on.
+        """
+        self._channels.topic(topic)
+        wanted = stored(json_body(request, documents.NewChannel).settings)
+        _check_size(wanted)
+        result = await self._ask(ChannelRequest(CreateChannel(topic, channel, wanted)), topic)
+        known = _channel_of(result, channel)
+        if result.outcome == "already_exists" and known is not None:
+            raise _already_exists(topic, channel, wanted, known)
+        if known is None:
+            raise no_such_channel(topic, channel)
+        await self._placement.until_seen(result.version)
+        states = await self._until(topic, channel, known, version=known.id)
+        if states is None:
+            raise Problem(
+                "being_created",
+                f"channel {channel!r} of topic {topic!r} exists, and is not open in all partitions yet",
+                retry_after_ms=500,
+                outcome="unknown",
+            )
+        record = self._channels.topic(topic)
+        return self._shown(record, channel, known, states, created=result.outcome == "created")
+
+    async def update(self, request: Request, topic: str, channel: str) -> Response:
+        """Answer PATCH /v1/topics/{topic}/channels/{channel}: change settings, if If-Match names the version.
+
+        The answer waits up to `OPEN_WAIT_S` for the leaders to have the new settings; which of them have is
+        seen in their versions.
+        """
+        known = await self._if_match(request, topic, channel)
+        patch = json_body(request, documents.ChannelPatch)
+        merged = {
+            name: value for name, value in (known.settings | patch.settings).items() if value is not None
+        }
+        settings = document_of({"settings": merged}, documents.NewChannel).settings
+        _check_fixed(known, settings)
+        wanted = stored(settings)
+        _check_size(wanted)
+        step = UpdateChannel(topic, channel, known.version, wanted)
+        result = await self._ask(ChannelRequest(step), topic)
+        now = _channel_of(result, channel)
+        if result.outcome == "conflict" and now is not None:
+            raise changed(f'"{known.version}"', now.version, what="channel")
+        if now is None:
+            raise no_such_channel(topic, channel)
+        await self._placement.until_seen(result.version)
+        await self._until(topic, channel, now, version=now.version)
+        return await self.channel(request, topic, channel)
+
+    async def delete(self, request: Request, topic: str, channel: str) -> Response:
+        """Answer DELETE /v1/topics/{topic}/channels/{channel}; the leaders close it after the answer."""
+        if "if-match" in request.headers:
+            known = await self._if_match(request, topic, channel)
+        else:
+            known = await self._channels.record(topic, channel)
+        result = await self._ask(ChannelRequest(DeleteChannel(topic, channel, known.id)), topic)
+        now = _channel_of(result, channel)
+        if result.outcome == "conflict" and now is not None:
+            raise changed(f'"{known.version}"', now.version, what="channel")
+        if result.outcome == "absent":
+            raise no_such_channel(topic, channel)
+        await self._placement.until_seen(result.version)
+        return Response(204)
+
+    async def _if_match(self, request: Request, topic: str, channel: str) -> ChannelRecord:
+        """Return the channel's record, whose version If-Match must name; from a newer view if need be.
+
+        Raises:
+            Problem: 428 `if_match_required`, 412 `precondition_failed`, or 404.
+        """
+        wanted = required(request.headers.get("if-match"), what="channel")
+        known = await self._channels.record(topic, channel)
+        if not names(wanted, known.version):
+            await self._services.refresh_view()
+            known = await self._channels.record(topic, channel)
+        if not names(wanted, known.version):
+            raise changed(wanted, known.version, what="channel")
+        return known
+
+    async def _until(
+        self, topic: str, channel: str, known: ChannelRecord, *, version: int
+    ) -> dict[int, list[ChannelState]] | None:
+        """Wait until all leaders have `version` of a channel, or a newer one; return where it stands.
+
+        None after `OPEN_WAIT_S`.
+
+        Raises:
+            Problem: 404 if the channel is deleted meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + OPEN_WAIT_S
+        found: dict[int, list[ChannelState]] = {}
+        while True:
+            record = self._channels.topic(topic)
+            now = (record.channels or {}).get(channel)
+            if self._services.view.version > known.version and (now is None or now.id != known.id):
+                raise no_such_channel(topic, channel)
+            missing = [number for number in record.numbers if number not in found]
+            answers = await self._states.of(topic, missing, known.id)
+            found |= {
+                number: states
+                for number, states in answers.items()
+                if any(state.version >= version for state in states)
+            }
+            if all(number in found for number in record.numbers):
+                return found
+            if loop.time() >= deadline:
+                return None
+            await asyncio.sleep(OPEN_RETRY_S)
+
+    # -- the catalog ---------------------------------------------------------------------
+
+    async def _ask(self, request: ChannelRequest, topic: str) -> Result:
+        """Return what the catalog's leader makes of a request. It compares and sets, so a retry is safe.
+
+        Raises:
+            Problem: the catalog refused the request, or has no leader.
+        """
+        try:
+            answer = await self._services.ask_catalog(request)
+        except TransportError as error:
+            raise Problem("no_leader", f"the catalog: {error}", outcome="unknown") from error
+        if answer.error:
+            raise _refusal(answer)
+        result = answer.result
+        assert result is not None
+        if result.outcome in ("invalid", "failed"):
+            raise Problem("invalid", result.detail, outcome="not_applied")
+        if result.outcome == "absent" and result.topic is None:
+            detail = f"there is no topic {topic!r}"
+            raise Problem("no_such_topic", detail, field="topic", value=topic, outcome="not_applied")
+        return result
+
+
+def _refusal(answer: CatalogAnswer) -> Problem:
+    if answer.error == "quota":
+        return Problem(
+            "quota",
+            answer.detail,
+            field="channels",
+            value=answer.value,
+            limit=answer.limit,
+            hint="Delete a channel that is not used any more.",
+        )
+    if answer.error == "not_enabled":
+        return Problem("not_enabled", answer.detail)
+    detail = answer.detail or "the catalog has no leader at the moment"
+    return Problem("no_leader", detail, outcome="unknown")
+
+
+def _channel_of(result: Result, name: str) -> ChannelRecord | None:
+    """Return a channel as it is after a command; None if there is none."""
+    return None if result.topic is None else (result.topic.channels or {}).get(name)
+
+
+def _check_size(settings: dict[str, Any]) -> None:
+    """Refuse settings that are too many bytes for the catalog. Raises `Problem`."""
+    size = len(msgspec.json.encode(settings))
+    if size > MOST_SETTINGS_BYTES:
+        raise Problem(
+            "invalid",
+            "the settings have too many bytes as JSON",
+            field="settings",
+            value=size,
+            limit=MOST_SETTINGS_BYTES,
+            outcome="not_applied",
+        )
+
+
+def _check_fixed(known: ChannelRecord, settings: ChannelSettings) -> None:
+    """Refuse a change of what never changes in the life of a channel.
+
+    Raises:
+        Problem: 422 `invalid`.
+    """
+    for name, is_, asked in zip(FIXED, settings_of(known.settings).fixed(), settings.fixed(), strict=True):
+        if asked != is_:
+            raise Problem(
+                "invalid",
+                f"{name} never changes: create another channel",
+                field=f"settings.{name}",
+                value=asked,
+                limit=is_,
+                outcome="not_applied",
+            )
+
+
+def _already_exists(topic: str, channel: str, wanted: dict[str, Any], known: ChannelRecord) -> Problem:
+    """Return 409 `already_exists`, with what differs from the channel that exists."""
+    different = [
+        (name, wanted.get(name, "default"), known.settings.get(name, "default"))
+        for name in sorted(known.settings.keys() | wanted.keys())
+        if wanted.get(name) != known.settings.get(name)
+    ]
+    texts = [f"{name} is {is_}, not {asked}" for name, asked, is_ in different]
+    name, asked, is_ = different[0]
+    return Problem(
+        "already_exists",
+        f"channel {channel!r} of topic {topic!r} exists with other settings: {'; '.join(texts)}",
+        field=f"settings.{name}",
+        value=asked,
+        limit=is_,
+        outcome="not_applied",
+    )

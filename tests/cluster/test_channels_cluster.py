@@ -1,0 +1,79 @@
+"""Channels on three nodes: made, changed and deleted while the leaders of partitions die and come back."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+
+from laminar.testing.cluster import LocalCluster
+
+PARTITIONS = 6
+PATIENCE_S = 60
+
+
+def call(cluster: LocalCluster, node: int, method: str, path: str, **more: Any) -> httpx.Response:
+    """Ask one node, again while its answer may be another one a little later."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        answer = httpx.request(method, cluster.urls[node] + path, timeout=20, trust_env=False, **more)
+        if answer.status_code != 503 or time.monotonic() > deadline:
+            return answer
+        time.sleep(0.05)
+
+
+def leaders(cluster: LocalCluster, node: int) -> dict[int, str]:
+    rows = call(cluster, node, "GET", "/v1/topics/t/partitions").json()["partitions"]
+    return {row["partition"]: row["leader"]["node"] for row in rows if row["leader"]}
+
+
+def whole(cluster: LocalCluster, node: int, path: str, version: int) -> dict[str, Any]:
+    """The channel, once the leaders of all partitions have this version of it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        shown: dict[str, Any] = call(cluster, node, "GET", path).json()
+        versions = [each["version"] for each in shown["partitions"].values()]
+        if versions == [version] * PARTITIONS and not shown["opening"] and not shown["unanswered"]:
+            return shown
+        assert time.monotonic() < deadline, shown
+        time.sleep(0.05)
+
+
+def test_channels_are_opened_set_and_closed_over_the_death_of_leaders(cluster: LocalCluster) -> None:
+    """Each node in turn is killed in the moment of a change; another one is asked for it."""
+    wish = {"partitions": PARTITIONS, "replicas": 3}
+    assert call(cluster, 0, "PUT", "/v1/topics/t", json=wish).status_code in (200, 201)
+    for number in range(30):
+        call(cluster, 0, "POST", "/v1/topics/t/records", content=f"{number}".encode())
+    path = "/v1/topics/t/channels/c"
+    before = leaders(cluster, 0)
+
+    cluster.kill(1)
+    made = call(cluster, 0, "PUT", path, json={"settings": {"order": "key"}})
+    assert made.status_code in (200, 201), made.text
+    channel = made.json()
+    # All that led there is led elsewhere by now: the answer waited for it.
+    after = leaders(cluster, 0)
+    assert any(before[number] != after[number] for number in before), (before, after)
+    assert ([], []) == (channel["opening"], channel["unanswered"]) and 30 == channel["depth"]
+    cluster.restart(1)
+
+    cluster.kill(2)
+    etag = {"If-Match": f'"{channel["version"]}"'}
+    changed = call(cluster, 1, "PATCH", path, json={"settings": {"paused": True}}, headers=etag)
+    # 412: an attempt whose answer was lost has changed it.
+    assert changed.status_code in (200, 412), changed.text
+    now = call(cluster, 1, "GET", path).json()
+    assert {"order": "key", "paused": True} == now["settings"] and channel["id"] == now["id"]
+    cluster.restart(2)
+    assert 30 == whole(cluster, 2, path, now["version"])["depth"]
+
+    cluster.kill(0)
+    deleted = call(cluster, 2, "DELETE", path)
+    assert deleted.status_code in (204, 404), deleted.text
+    again = call(cluster, 1, "PUT", path, json={"settings": {"start": "latest"}})
+    assert again.status_code in (200, 201), again.text
+    cluster.restart(0)
+    shown = whole(cluster, 0, path, again.json()["version"])
+    assert channel["id"] < shown["id"] and 0 == shown["depth"], "another one, which begins as it is set"

@@ -1,0 +1,239 @@
+"""Channels as resources: created once, changed only by who has seen them, open when the answer says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from laminar.wire.channels import MAX_CHANNELS
+from tests.node.api.asking import Partition, problem
+
+NewTopic = Callable[..., str]
+
+
+def path_of(topic: str, name: str = "c") -> str:
+    return f"/v1/topics/{topic}/channels/{name}"
+
+
+def create(http: httpx.Client, topic: str, name: str = "c", **settings: Any) -> dict[str, Any]:
+    answer = http.put(path_of(topic, name), json={"settings": settings})
+    assert answer.status_code in (200, 201), answer.text
+    described: dict[str, Any] = answer.json()
+    return described
+
+
+def settled(channel: dict[str, Any]) -> dict[str, Any]:
+    """The description without what depends on the time of the question."""
+    partitions = {n: {**each, "oldest_age_ms": 0} for n, each in channel["partitions"].items()}
+    return {**channel, "oldest_age_ms": 0, "partitions": partitions}
+
+
+def test_create_answers_201_with_location_then_200_for_the_same(
+    http: httpx.Client, new_topic: NewTopic
+) -> None:
+    """PUT is idempotent; each answer describes the channel and carries its ETag."""
+    topic = new_topic(3)
+    path, wish = path_of(topic), {"settings": {"order": "key", "timeout_ms": 30_000}}
+
+    first = http.put(path, json=wish)
+    second = http.put(path, json=wish)
+    shown = http.get(path)
+
+    assert (201, path) == (first.status_code, first.headers["location"])
+    assert 200 == second.status_code
+    assert settled(first.json()) == settled(second.json()) == settled(shown.json())
+    assert 1 == len({each.headers["etag"] for each in (first, second, shown)})
+    assert {"order": "key"} == shown.json()["settings"], "what has its default is left out"
+    assert f'"{shown.json()["version"]}"' == shown.headers["etag"]
+
+
+def test_after_201_it_is_open_in_all_partitions(http: httpx.Client, new_topic: NewTopic) -> None:
+    topic = new_topic(8)
+    made = create(http, topic)
+
+    assert ([], []) == (made["opening"], made["unanswered"])
+    assert [made["version"]] * 8 == [each["version"] for each in made["partitions"].values()]
+
+
+def test_where_it_begins_is_as_its_settings_say(http: httpx.Client, partition: Partition) -> None:
+    for value in "abc":
+        partition.append(value)
+    early = create(http, partition.topic, "early")
+    late = create(http, partition.topic, "late", start="latest")
+    partition.append("d")
+    early, late = (http.get(path_of(partition.topic, name)).json() for name in ("early", "late"))
+
+    assert (0, 4, 4) == tuple(early["partitions"]["0"][name] for name in ("next", "end", "depth"))
+    assert (3, 4, 1) == tuple(late["partitions"]["0"][name] for name in ("next", "end", "depth"))
+    assert (4, 1) == (early["depth"], late["depth"])
+    assert early["oldest_age_ms"] >= late["oldest_age_ms"] >= 0
+    assert (0, 0, 0, 0, False) == tuple(early[name] for name in ("out", "aside", "dead", "lost", "blocked"))
+
+
+def test_an_empty_channel_has_no_oldest_record(http: httpx.Client, new_topic: NewTopic) -> None:
+    made = create(http, new_topic())
+
+    assert made["oldest_age_ms"] is None and made["partitions"]["0"]["oldest_age_ms"] is None
+
+
+def test_create_with_other_settings_is_409_and_names_each_that_differs(
+    http: httpx.Client, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    create(http, topic, order="key")
+    refused = http.put(path_of(topic), json={"settings": {"max_attempts": 3}})
+
+    said = problem(refused, 409, "already_exists", field="settings.max_attempts", value=3, limit="default")
+    assert "max_attempts is default, not 3" in said["detail"] and "order is key" in said["detail"]
+    assert {"order": "key"} == http.get(path_of(topic)).json()["settings"]
+
+
+def test_of_equal_creations_that_race_one_is_the_first(api_url: str, new_topic: NewTopic) -> None:
+    """One 201, the rest 200, all of one channel."""
+    path = f"{api_url}{path_of(new_topic(2))}"
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: httpx.put(path, json={}, trust_env=False), range(4)))
+
+    assert [200, 200, 200, 201] == sorted(answer.status_code for answer in answers)
+    assert 1 == len({answer.json()["id"] for answer in answers})
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "value", "limit"),
+    [
+        ({"timeout_ms": 999}, "settings.timeout_ms", 999, 1000),
+        ({"max_attempts": -1}, "settings.max_attempts", -1, 0),
+        ({"order": "fifo"}, "settings.order", "fifo", "key, none"),
+        ({"start": "middle"}, "settings.start", "middle", "earliest, latest"),
+        ({"filter": {"tag": ["a"]}}, "settings.filter.tag", "['a']", "tags, headers"),
+        ({"filter": {"tags": ["x" * 1000] * 5}}, "settings", None, 4096),
+        ({"colour": 1}, "settings.colour", 1, None),
+    ],
+)
+def test_what_is_no_setting_is_422_and_names_the_field_and_its_limit(
+    http: httpx.Client,
+    new_topic: NewTopic,
+    settings: dict[str, Any],
+    field: str,
+    value: object,
+    limit: object,
+) -> None:
+    topic = new_topic()
+    refused = http.put(path_of(topic), json={"settings": settings})
+
+    said = problem(refused, 422, "invalid", field=field)
+    assert value is None or value == said["value"]
+    assert limit is None or limit == said["limit"]
+    assert [] == http.get(f"/v1/topics/{topic}/channels").json()["channels"]
+
+
+def test_names_are_those_of_topics(http: httpx.Client, new_topic: NewTopic) -> None:
+    for name in ("a%20b", "%2e", "a" * 201):
+        problem(http.put(path_of(new_topic(), name), json={}), 422, "invalid", field="channel")
+
+
+def test_a_change_needs_the_etag_and_reaches_all_partitions(http: httpx.Client, new_topic: NewTopic) -> None:
+    topic = new_topic(3)
+    path, made = path_of(topic), create(http, topic, retry_ms=5)
+    etag = {"If-Match": f'"{made["version"]}"'}
+
+    problem(http.patch(path, json={"settings": {"paused": True}}), 428, "if_match_required")
+    patched = http.patch(path, json={"settings": {"paused": True, "retry_ms": None}}, headers=etag)
+    late = http.patch(path, json={"settings": {"paused": False}}, headers=etag)
+
+    assert 200 == patched.status_code, patched.text
+    now = patched.json()
+    assert ({"paused": True}, made["id"]) == (now["settings"], now["id"])
+    assert [now["version"]] * 3 == [each["version"] for each in now["partitions"].values()]
+    problem(late, 412, "precondition_failed", field="if-match", limit=f'"{now["version"]}"')
+    same = http.patch(path, json={}, headers={"If-Match": "*"})
+    assert now["version"] == same.json()["version"], "nothing changed"
+
+
+@pytest.mark.parametrize(("name", "value"), [("start", "latest"), ("until", 7), ("order", "key")])
+def test_where_it_begins_and_ends_and_its_order_never_change(
+    http: httpx.Client, new_topic: NewTopic, name: str, value: object
+) -> None:
+    path = path_of(new_topic())
+    http.put(path, json={})
+    refused = http.patch(path, json={"settings": {name: value}}, headers={"If-Match": "*"})
+
+    problem(refused, 422, "invalid", field=f"settings.{name}", value=value)
+    assert {} == http.get(path).json()["settings"]
+
+
+def test_a_change_beyond_the_limits_names_the_field(http: httpx.Client, new_topic: NewTopic) -> None:
+    path = path_of(new_topic())
+    http.put(path, json={})
+    refused = http.patch(path, json={"settings": {"retry_ms": -1}}, headers={"If-Match": "*"})
+
+    problem(refused, 422, "invalid", field="settings.retry_ms", value=-1, limit=0)
+
+
+def test_a_channel_that_is_deleted_is_gone_and_made_again_begins_again(
+    http: httpx.Client, partition: Partition
+) -> None:
+    path = path_of(partition.topic)
+    partition.append("a")
+    first = create(http, partition.topic, start="latest")
+    other = http.delete(path, headers={"If-Match": '"1"'})
+    deleted = http.delete(path)
+    gone = http.delete(path)
+    partition.append("b")
+    second = create(http, partition.topic, start="latest")
+
+    problem(other, 412, "precondition_failed")
+    assert 204 == deleted.status_code
+    problem(gone, 404, "no_such_channel", field="channel", value="c")
+    assert first["id"] < second["id"]
+    assert (1, 2) == tuple(each["partitions"]["0"]["next"] for each in (first, second))
+
+
+def test_what_is_not_there_is_404(http: httpx.Client, new_topic: NewTopic) -> None:
+    topic = new_topic()
+
+    problem(http.get(path_of(topic)), 404, "no_such_channel", field="channel", value="c")
+    problem(http.patch(path_of(topic), json={}, headers={"If-Match": "*"}), 404, "no_such_channel")
+    problem(http.put(path_of("nowhere"), json={}), 404, "no_such_topic", field="topic")
+    problem(http.get("/v1/topics/nowhere/channels"), 404, "no_such_topic")
+
+
+def test_a_topic_of_the_system_has_no_channels(http: httpx.Client) -> None:
+    http.post("/v1/sinks/s-channels")
+
+    problem(http.put(path_of("_transactions"), json={}), 422, "invalid", field="topic")
+
+
+def test_a_list_has_pages_of_names_and_sums(http: httpx.Client, partition: Partition) -> None:
+    partition.append("a")
+    for name in ("b1", "b2", "a"):
+        create(http, partition.topic, name)
+    target = f"/v1/topics/{partition.topic}/channels"
+    page = http.get(target, params={"limit": 2})
+    rest = http.get(page.links["next"]["url"]).json()
+    some = http.get(target, params={"prefix": "b"}).json()
+
+    assert ["a", "b1"] == [each["channel"] for each in page.json()["channels"]] and "b1" == page.json()[
+        "next"
+    ]
+    assert ["b2"] == [each["channel"] for each in rest["channels"]] and "next" not in rest
+    assert [("b1", 1), ("b2", 1)] == [(each["channel"], each["depth"]) for each in some["channels"]]
+    assert all("partitions" not in each for each in some["channels"])
+
+
+def test_one_channel_too_many_is_429_and_a_deletion_makes_room(
+    http: httpx.Client, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    for number in range(MAX_CHANNELS):
+        create(http, topic, f"c{number}")
+    refused = http.put(path_of(topic, "more"), json={})
+
+    problem(refused, 429, "quota", field="channels", value=MAX_CHANNELS + 1, limit=MAX_CHANNELS)
+    assert 204 == http.delete(path_of(topic, "c0")).status_code
+    assert 201 == http.put(path_of(topic, "more"), json={}).status_code
