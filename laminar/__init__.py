@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Unreadable,
     )
     from laminar.client.records import (
+        ChannelInfo,
         CursorInfo,
         PartitionInfo,
         ReadBatch,
@@ -88,6 +89,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     **{
         name: ("laminar.client.records", name)
         for name in (
+            "ChannelInfo",
             "CursorInfo",
             "PartitionInfo",
             "ReadBatch",
@@ -113,6 +115,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
 __all__ = [
     "AlreadyExists",
     "AuthError",
+    "ChannelInfo",
     "Client",
     "Codec",
     "ConfigError",

@@ -32,6 +32,7 @@ class Family:
 FAMILIES = (
     Family("topic", "Create, list, describe, trim and delete topics."),
     Family("cursor", "Cursors: the positions of consumers."),
+    Family("channel", "Channels: queues of a topic, from which each record goes to one consumer."),
     Family("sink", "Sinks: batches committed over several partitions."),
     Family("cluster", "The cluster as a whole."),
     Family("node", "The nodes of the cluster."),
@@ -156,6 +157,48 @@ COMMANDS = (
         "cursor:delete",
         "Delete a cursor.",
         "laminar cursor delete flights billing --yes",
+    ),
+    Command(
+        "channel list",
+        "admin.channels:list_channels",
+        "Show the channels of a topic and what they have to do.",
+        "laminar channel list flights",
+    ),
+    Command(
+        "channel create",
+        "admin.channels:create",
+        "Create a channel.",
+        "laminar channel create flights billing --setting order=key --if-not-exists",
+    ),
+    Command(
+        "channel describe",
+        "admin.channels:describe",
+        "Show where a channel stands in each partition.",
+        "laminar channel describe flights billing",
+    ),
+    Command(
+        "channel set",
+        "admin.channels:set_channel",
+        "Change settings of a channel.",
+        "laminar channel set flights billing --setting timeout_ms=60000",
+    ),
+    Command(
+        "channel pause",
+        "admin.channels:pause",
+        "Give out no records of a channel.",
+        "laminar channel pause flights billing",
+    ),
+    Command(
+        "channel resume",
+        "admin.channels:resume",
+        "Give out the records of a channel again.",
+        "laminar channel resume flights billing",
+    ),
+    Command(
+        "channel delete",
+        "admin.channels:delete",
+        "Delete a channel.",
+        "laminar channel delete flights billing --yes",
     ),
     Command(
         "sink list",

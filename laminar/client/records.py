@@ -328,6 +328,59 @@ class RouteInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelInfo:
+    """A channel: how it is set, and what it has to do, over the partitions whose leaders answered.
+
+    `settings` leaves out those that have their default. At most `depth` records are to be given out yet;
+    `out` are given out, `aside` wait for their next attempt, `dead` for a person. `lost` were trimmed before
+    they were done. `oldest_age_s` is the age of the oldest record that is neither done nor dead. Where
+    `blocked` is true, too many are out or aside for new ones. In `opening` the channel is not open yet, the
+    leaders of `unanswered` did not answer.
+    """
+
+    channel: str
+    id: int
+    version: int
+    settings: Mapping[str, Any]
+    depth: int
+    out: int
+    aside: int
+    dead: int
+    lost: int
+    oldest_age_s: float | None
+    blocked: bool
+    opening: Sequence[int]
+    unanswered: Sequence[int]
+    raw: Mapping[str, Any]
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is given out."""
+        return bool(self.settings.get("paused", False))
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> ChannelInfo:
+        """Read a channel's description."""
+        oldest = answer.get("oldest_age_ms")
+        return cls(
+            channel=str(answer["channel"]),
+            id=int(answer["id"]),
+            version=int(answer["version"]),
+            settings=dict(answer["settings"]),
+            depth=int(answer["depth"]),
+            out=int(answer["out"]),
+            aside=int(answer["aside"]),
+            dead=int(answer["dead"]),
+            lost=int(answer["lost"]),
+            oldest_age_s=None if oldest is None else oldest / 1000,
+            blocked=bool(answer["blocked"]),
+            opening=list(answer["opening"]),
+            unanswered=list(answer["unanswered"]),
+            raw=answer,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CursorInfo:
     """A cursor: by partition its position, its lag in records, and its owner.
 

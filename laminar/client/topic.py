@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -16,7 +17,7 @@ from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, OnDam
 from laminar.client.consume.large_values import Value
 from laminar.client.consume.reader import Reader, Start, start_parameter
 from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode, Subscription
-from laminar.client.errors import ConfigError, OutcomeUnknown
+from laminar.client.errors import AlreadyExists, ConfigError, OutcomeUnknown, PreconditionFailed
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.policy.routing import newest_route
@@ -33,6 +34,7 @@ from laminar.client.produce.producer import (
 from laminar.client.produce.sender import Sender
 from laminar.client.produce.uploads import PART_BYTES, Upload, check_partition, chunks_of
 from laminar.client.records import (
+    ChannelInfo,
     CursorInfo,
     PartitionInfo,
     Receipt,
@@ -55,6 +57,9 @@ if TYPE_CHECKING:
     import datetime
 
 T = TypeVar("T")
+
+SET_TRIES = 5
+"""How often a change of a channel is tried, while others change it too."""
 
 
 class Topic(Generic[T]):
@@ -442,8 +447,6 @@ class Topic(Generic[T]):
 
     async def describe_cursors(self) -> list[CursorInfo]:
         """Return the descriptions of all cursors of the topic, sorted by name."""
-        from urllib.parse import quote
-
         found: list[CursorInfo] = []
         after: str | None = ""
         while after is not None:
@@ -497,6 +500,77 @@ class Topic(Generic[T]):
     async def delete_cursor(self, name: str) -> None:
         """Delete a cursor; do nothing if there is none."""
         await CursorState(self._session, self.name, name).delete()
+
+    # -- channels ------------------------------------------------------------------------------
+
+    async def create_channel(
+        self,
+        name: str,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        exist_ok: bool = False,
+        timeout: float | None = None,
+    ) -> ChannelInfo:
+        """Create a channel, and return when it is open in all partitions.
+
+        `settings` are those of docs/channels.md; one that is left out has its default.
+
+        Raises:
+            AlreadyExists: the channel exists with other settings; or it exists, and `exist_ok` is false.
+        """
+        retries_before = self._session.retries
+        answer = await self._session.call(
+            "PUT",
+            self._channel_path(name),
+            body=msgspec.json.encode({"settings": dict(settings or {})}),
+            headers={"Content-Type": "application/json"},
+            timeout_s=timeout,
+        )
+        # After a retry, 200 may be the answer to our own creation, whose first answer was lost.
+        if answer.status == 200 and not exist_ok and self._session.retries == retries_before:
+            raise AlreadyExists(
+                f"channel {name!r} exists", code="exists", status=200, field="name", value=name
+            )
+        return ChannelInfo.from_answer(answer.json())
+
+    async def channels(self) -> list[ChannelInfo]:
+        """Return the descriptions of all channels of the topic, sorted by name."""
+        answer = await self._session.get_json(f"{topic_path(self.name)}/channels?limit=1000")
+        return [ChannelInfo.from_answer(each) for each in answer["channels"]]
+
+    async def describe_channel(self, name: str) -> ChannelInfo:
+        """Return a channel's settings, and where it stands. Raises `NotFound` if there is none."""
+        return ChannelInfo.from_answer(await self._session.get_json(self._channel_path(name)))
+
+    async def set_channel(
+        self, name: str, settings: Mapping[str, Any], *, version: int | None = None
+    ) -> ChannelInfo:
+        """Change settings of a channel; None sets the default, and others stay as they are.
+
+        Raises:
+            NotFound: there is no such channel.
+            PreconditionFailed: the channel has not this `version`; or others changed it, again and again.
+        """
+        body = msgspec.json.encode({"settings": dict(settings)})
+        for tries_left in reversed(range(SET_TRIES)):
+            known = version if version is not None else (await self.describe_channel(name)).version
+            headers = {"Content-Type": "application/json", "If-Match": f'"{known}"'}
+            try:
+                path = self._channel_path(name)
+                answer = await self._session.call("PATCH", path, body=body, headers=headers)
+            except PreconditionFailed:
+                if version is not None or not tries_left:
+                    raise
+                continue
+            return ChannelInfo.from_answer(answer.json())
+        raise AssertionError("the last try raises")
+
+    async def delete_channel(self, name: str) -> None:
+        """Delete a channel, and what it knows of each record; do nothing if there is none."""
+        await self._session.call("DELETE", self._channel_path(name), accept=(404,))
+
+    def _channel_path(self, name: str) -> str:
+        return f"{topic_path(self.name)}/channels/{quote(name, safe='')}"
 
     # -- describing ----------------------------------------------------------------------------
 

@@ -12,7 +12,15 @@ from laminar.client.consume.reader import Start
 from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode
 from laminar.client.produce.producer import DEFAULT_BATCH_BYTES, DEFAULT_BUFFER_BYTES, Key
 from laminar.client.produce.uploads import PART_BYTES, joined_chunks_of
-from laminar.client.records import CursorInfo, PartitionInfo, Receipt, RouteInfo, TopicInfo, Trimmed
+from laminar.client.records import (
+    ChannelInfo,
+    CursorInfo,
+    PartitionInfo,
+    Receipt,
+    RouteInfo,
+    TopicInfo,
+    Trimmed,
+)
 from laminar.client.sync.datagrams import Datagrams
 from laminar.client.sync.large_values import Value
 from laminar.client.sync.portal import Portal
@@ -291,6 +299,48 @@ class Topic(Generic[T]):
     def delete_cursor(self, name: str) -> None:
         """Delete a cursor; do nothing if there is none."""
         self._portal.run(lambda: self._twin.delete_cursor(name))
+
+    def create_channel(
+        self,
+        name: str,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        exist_ok: bool = False,
+        timeout: float | None = None,
+    ) -> ChannelInfo:
+        """Create a channel, and return when it is open in all partitions.
+
+        `settings` are those of docs/channels.md; one that is left out has its default.
+
+        Raises:
+            AlreadyExists: the channel exists with other settings; or it exists, and `exist_ok` is false.
+        """
+        return self._portal.run(
+            lambda: self._twin.create_channel(name, settings=settings, exist_ok=exist_ok, timeout=timeout)
+        )
+
+    def channels(self) -> list[ChannelInfo]:
+        """Return the descriptions of all channels of the topic, sorted by name."""
+        return self._portal.run(lambda: self._twin.channels())
+
+    def describe_channel(self, name: str) -> ChannelInfo:
+        """Return a channel's settings, and where it stands. Raises `NotFound` if there is none."""
+        return self._portal.run(lambda: self._twin.describe_channel(name))
+
+    def set_channel(
+        self, name: str, settings: Mapping[str, Any], *, version: int | None = None
+    ) -> ChannelInfo:
+        """Change settings of a channel; None sets the default, and others stay as they are.
+
+        Raises:
+            NotFound: there is no such channel.
+            PreconditionFailed: the channel has not this `version`; or others changed it, again and again.
+        """
+        return self._portal.run(lambda: self._twin.set_channel(name, settings, version=version))
+
+    def delete_channel(self, name: str) -> None:
+        """Delete a channel, and what it knows of each record; do nothing if there is none."""
+        self._portal.run(lambda: self._twin.delete_channel(name))
 
     def describe(self) -> TopicInfo:
         """Return the topic's description."""

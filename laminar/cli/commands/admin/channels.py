@@ -1,0 +1,140 @@
+"""`laminar channel`: queues of a topic, their settings, and what they have to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from laminar.cli.commands.topic import confirm, settings_of
+from laminar.cli.errors import UsageError, complain
+from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
+
+if TYPE_CHECKING:
+    from laminar.client.records import ChannelInfo
+
+Topic = Annotated[str, Parameter(help="The topic's name.")]
+Name = Annotated[str, Parameter(help="The channel's name.")]
+
+
+def list_channels(topic: Topic, *, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:
+    """List the channels of a topic."""
+    from laminar.cli.output import show
+
+    with cluster.connect() as client:
+        found = client.topic(topic).channels()
+    for each in found:
+        warn(each)
+    rows = [dict(each.raw) | {"oldest": age(each.raw), "paused": each.paused} for each in found]
+    columns = ("channel", "depth", "out", "aside", "dead", "lost", "oldest", "blocked", "paused")
+    show(rows, listing, columns=columns, name="channel")
+
+
+def create(
+    topic: Topic,
+    name: Name,
+    *,
+    setting: Annotated[
+        tuple[str, ...], Parameter(help="A setting, as NAME=VALUE; may be repeated.", negative="")
+    ] = (),
+    if_not_exists: Annotated[
+        bool, Parameter(negative="", help="Do nothing if the channel exists with the same settings.")
+    ] = False,
+    cluster: Cluster = ANY_CLUSTER,
+) -> None:
+    """Create a channel; return when it is open in all partitions."""
+    with cluster.connect() as client:
+        client.topic(topic).create_channel(name, settings=settings_of(setting), exist_ok=if_not_exists)
+
+
+def describe(
+    topic: Topic, name: Name, *, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER
+) -> None:
+    """Show a channel's settings, and where it stands. `-o names` gives the partitions' numbers."""
+    from laminar.cli.output import show, show_json
+
+    with cluster.connect() as client:
+        found = client.topic(topic).describe_channel(name)
+    if listing.format == "json":
+        show_json(dict(found.raw))
+        return
+    warn(found)
+    if listing.format == "table":
+        settings = "".join(f", {setting}={value}" for setting, value in found.settings.items())
+        print(f"{name} of {topic}: {found.depth:,} to be given out, {found.dead:,} dead{settings}")
+    rows = [
+        {"partition": int(number), "oldest": age(each)} | each
+        for number, each in found.raw["partitions"].items()
+    ]
+    columns = ("partition", "next", "end", "depth", "out", "aside", "dead", "lost", "oldest", "blocked")
+    show(rows, listing, columns=columns, name="partition")
+
+
+def set_channel(
+    topic: Topic,
+    name: Name,
+    *,
+    setting: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="A setting, as NAME=VALUE (NAME=null sets the default); may be repeated.", negative=""
+        ),
+    ] = (),
+    cluster: Cluster = ANY_CLUSTER,
+) -> None:
+    """Change settings of a channel; others stay. `start`, `until` and `order` never change."""
+    if not setting:
+        raise UsageError("say --setting NAME=VALUE")
+    change(topic, name, settings_of(setting), cluster)
+
+
+def pause(topic: Topic, name: Name, *, cluster: Cluster = ANY_CLUSTER) -> None:
+    """Give out no records of a channel; acknowledgements are taken, and time-outs go on."""
+    change(topic, name, {"paused": True}, cluster)
+
+
+def resume(topic: Topic, name: Name, *, cluster: Cluster = ANY_CLUSTER) -> None:
+    """Give out the records of a channel again."""
+    change(topic, name, {"paused": None}, cluster)
+
+
+def delete(
+    topic: Topic,
+    name: Name,
+    *,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="", help="Do not ask.")] = False,
+    cluster: Cluster = ANY_CLUSTER,
+) -> None:
+    """Delete a channel, and what it knows of each record, after asking. The records stay."""
+    with cluster.connect() as client:
+        handle = client.topic(topic)
+        found = handle.describe_channel(name)  # raises no_such_channel
+        if not yes:
+            left = f"there are {found.depth:,} to be given out, and {found.dead:,} dead"
+            confirm(f"delete channel {name} of topic {topic} ({left})?")
+        handle.delete_channel(name)
+
+
+def change(topic: str, name: str, settings: dict[str, Any], cluster: Cluster) -> None:
+    """Change settings of a channel, and say which partitions do not have them yet."""
+    with cluster.connect() as client:
+        found = client.topic(topic).set_channel(name, settings)
+    warn(found)
+    partitions = found.raw["partitions"].items()
+    behind = [number for number, each in partitions if each["version"] < found.version]
+    if behind:
+        complain(f"partitions {', '.join(behind)} have the former settings yet, and will follow")
+
+
+def warn(channel: ChannelInfo) -> None:
+    """Say of which partitions nothing is known, and where the channel is not open yet."""
+    for numbers, what in ((channel.opening, "is not open yet"), (channel.unanswered, "has no answer")):
+        if numbers:
+            listed = ", ".join(map(str, numbers))
+            complain(f"channel {channel.channel} {what} in partitions {listed}")
+
+
+def age(figures: Any) -> str:
+    """Return the age of the oldest record, for people; empty if there is none."""
+    oldest_ms = figures["oldest_age_ms"]
+    return "" if oldest_ms is None else f"{oldest_ms / 1000:,.0f} s"

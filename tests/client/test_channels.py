@@ -1,0 +1,74 @@
+"""Channels as a program makes and shows them, on a node in the test's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import laminar
+from laminar.client.topic import Topic
+
+
+@pytest.fixture
+async def topic(tmp_path: Path) -> AsyncIterator[Topic[bytes]]:
+    async with laminar.embed(tmp_path / "data", journal_file_bytes=4 << 20) as node:
+        yield await node.client.create_topic("t", partitions=2)
+
+
+async def test_a_channel_is_created_once(topic: Topic[bytes]) -> None:
+    made = await topic.create_channel("c", settings={"order": "key"})
+    same = await topic.create_channel("c", settings={"order": "key"}, exist_ok=True)
+
+    assert ("c", {"order": "key"}, [], []) == (made.channel, made.settings, made.opening, made.unanswered)
+    assert made.id == same.id
+    with pytest.raises(laminar.AlreadyExists):
+        await topic.create_channel("c", settings={"order": "key"})
+    with pytest.raises(laminar.AlreadyExists, match="max_attempts is default, not 3"):
+        await topic.create_channel("c", settings={"order": "key", "max_attempts": 3}, exist_ok=True)
+
+
+async def test_what_it_has_to_do_is_shown(topic: Topic[bytes]) -> None:
+    for number in range(4):
+        await topic.append(b"x", key=str(number))
+    await topic.create_channel("all")
+    await topic.create_channel("new", settings={"start": "latest"})
+    both = await topic.channels()
+
+    assert [("all", 4), ("new", 0)] == [(each.channel, each.depth) for each in both]
+    assert both[0].oldest_age_s is not None and 0 <= both[0].oldest_age_s < 60
+    assert both[1].oldest_age_s is None
+
+
+async def test_a_change_names_what_it_changes_and_others_stay(topic: Topic[bytes]) -> None:
+    made = await topic.create_channel("c", settings={"retry_ms": 5})
+    changed = await topic.set_channel("c", {"paused": True})
+    back = await topic.set_channel("c", {"retry_ms": None}, version=changed.version)
+
+    assert changed.paused and {"retry_ms": 5, "paused": True} == changed.settings
+    assert {"paused": True} == back.settings
+    with pytest.raises(laminar.PreconditionFailed):
+        await topic.set_channel("c", {}, version=made.version)
+    with pytest.raises(laminar.NotFound):
+        await topic.set_channel("d", {"paused": True})
+
+
+async def test_changes_at_the_same_time_are_all_made(topic: Topic[bytes]) -> None:
+    await topic.create_channel("c")
+    wanted: list[dict[str, Any]] = [{"retry_ms": 7}, {"dead_ms": 8}, {"hold_ms": 9}]
+    await asyncio.gather(*(topic.set_channel("c", each) for each in wanted))
+
+    assert {"retry_ms": 7, "dead_ms": 8, "hold_ms": 9} == (await topic.describe_channel("c")).settings
+
+
+async def test_a_deletion_may_be_repeated(topic: Topic[bytes]) -> None:
+    await topic.create_channel("c")
+    await topic.delete_channel("c")
+    await topic.delete_channel("c")
+
+    assert [] == await topic.channels()
+    with pytest.raises(laminar.NotFound):
+        await topic.describe_channel("c")
