@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from laminar.http.api.problems import Problem
 from laminar.node.api.consumers import reclaim
 from laminar.node.catalog.route_requests import RouteRequest
 from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.partition.partition import Partition
 from laminar.node.transport.transport import TransportError
 from tests.node.api.consumers.changed import TOPIC, ChangedNode, changed_node, until
 
@@ -113,6 +114,25 @@ async def test_while_it_is_reclaimed_no_cursor_begins_or_goes_back(node: Changed
     with pytest.raises(laminar.Error) as named:
         await node.put({"positions": {"0": 0}}, "~reclaim")
     assert (422, "cursor") == (named.value.status, named.value.field)
+
+
+async def test_no_cursor_goes_back_after_it_was_looked_at(
+    node: ChangedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rewind that comes between that and the catalog's command would lose its place."""
+    await node.append(0, 1)
+    await node.set(0, 1)
+    await node.change(0)
+    reclaims = reclaims_of(node)
+    check, codes = reclaims._check_drained, []
+
+    async def check_and_rewind(partition: Partition, end: int) -> None:
+        await check(partition, end)
+        codes.append((await _failed(node.put({"rewind": "earliest"}))).code)
+
+    monkeypatch.setattr(reclaims, "_check_drained", check_and_rewind)
+    await node.ask("DELETE", "/partitions/0")
+    assert ["changing"] == codes
 
 
 async def test_a_fence_that_was_left_is_taken_down_in_time(
@@ -242,6 +262,12 @@ async def test_the_command_and_the_client_reclaim(node: ChangedNode) -> None:
     said = await run()
     assert (0, "partition 0 of t is reclaimed: 2 records\n") == (said.returncode, said.stdout)
     assert 0 == (await node.node.client.topic("t").reclaim(0)).deleted
+
+
+async def _failed(asked: Awaitable[object]) -> laminar.Error:
+    with pytest.raises(laminar.Error) as found:
+        await asked
+    return found.value
 
 
 def _no_room(*_: object, **__: object) -> None:
