@@ -188,7 +188,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.catalog", "membership"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        "laminar.log.format",
+        *("laminar.log.format", "laminar.node.channels"),
         "laminar.node.routes",
     ),
     "laminar.node.api.records": (
@@ -224,6 +224,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.catalog"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
+        *("laminar.node.channels", "laminar.batch"),
     ),
     "laminar.node.api.transactions": (
         *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),

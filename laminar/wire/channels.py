@@ -21,6 +21,8 @@ MAX_FILTER_TAGS = 64
 MAX_FILTER_HEADERS = 8
 MAX_NAMED = 1024
 """Most ranges of tokens in one request."""
+JOBS_TYPE = "application/vnd.laminar.jobs"
+"""The media type of records that are given out, as batches."""
 MAX_CHANNELS = 64
 """Most channels of one topic."""
 

@@ -171,7 +171,7 @@ def _lines(
         for record in _records(batch, rows):
             if size >= most_bytes:
                 return lines, record.offset
-            lines.append(msgspec.json.encode(_document(record, columns, batch)))
+            lines.append(msgspec.json.encode(record_document(record, batch, columns)))
             size += len(lines[-1])
     return lines, next_offset
 
@@ -281,7 +281,8 @@ def _records(batch: Batch, rows: Sequence[int]) -> Iterator[Record]:
     return (records[row - rows[0]] for row in rows)
 
 
-def _document(record: Record, columns: Sequence[str] | None, batch: Batch) -> dict[str, Any]:
+def record_document(record: Record, batch: Batch, columns: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return a record of a batch as JSON answers have it; None: with all columns."""
     document: dict[str, Any] = {}
     for name in columns if columns is not None else _COLUMNS:
         if name == "offset":

@@ -101,6 +101,10 @@ LISTING: Final = (
     Parameter("limit", whole(1, MAX_PAGE) | {"default": 100}, "Return at most this many names."),
     Parameter("after", TEXT, "Return names after this one: `next` of the page before."),
 )
+JOB_LISTING: Final = (
+    LISTING[1],
+    Parameter("after", TEXT, "Return records after this place: `next` of the page before."),
+)
 _ID: Final = Parameter("id", matching(ID_PATTERN), "Refuse with 410 if the partition has another id.")
 WAIT: Final = Parameter("wait_ms", whole(0, MAX_WAIT_MS) | {"default": 0}, "Wait up to this long.")
 EPOCH: Final = Parameter("epoch", whole(0, MAX_EPOCH), "Epoch of the producer or sink.")

@@ -34,6 +34,7 @@ from laminar.http.api.parameters import (
     IF_MATCH_OFFSET,
     IF_NONE_MATCH,
     IF_RANGE,
+    JOB_LISTING,
     KEY,
     KEY_TIME,
     LISTING,
@@ -59,6 +60,7 @@ from laminar.http.api.problem_response import problem_of
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.request_head import split_path
+from laminar.wire.channels import JOBS_TYPE
 
 # Numbers with more digits than any partition or offset has are refused before they are converted.
 _NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z", re.ASCII)
@@ -425,6 +427,64 @@ ROUTES: Final = (
         "Delete a channel, and what it knows of each record",
         (IF_MATCH,),
         replies=(_NO_CONTENT,),
+    ),
+    Route(
+        "POST",
+        _C + "/receive",
+        "receive_jobs",
+        "Receive records that go to no other consumer until they are late",
+        body=Body.JSON,
+        document=documents.Receive,
+        replies=(
+            Reply(
+                200,
+                "What was given out; none if there was nothing in time.",
+                MappingProxyType({JSON_TYPE: documents.Received, JOBS_TYPE: None}),
+            ),
+        ),
+    ),
+    Route(
+        "POST",
+        _C + "/acks",
+        "settle_jobs",
+        "Acknowledge, refuse, release or extend records that were received",
+        body=Body.JSON,
+        document=documents.Acks,
+        replies=(_json(documents.Settled),),
+    ),
+    Route(
+        "PUT",
+        _C + "/position",
+        "seek_channel",
+        "Move a channel: what comes after its new position is given out again",
+        body=Body.JSON,
+        document=documents.Position,
+        replies=(_json(documents.Positioned),),
+    ),
+    Route(
+        "GET",
+        _C + "/aside",
+        "list_aside",
+        "List the records that wait to be tried again",
+        JOB_LISTING,
+        replies=(_json(documents.AsidePage),),
+    ),
+    Route(
+        "GET",
+        _C + "/dead",
+        "list_dead",
+        "List the dead records",
+        JOB_LISTING,
+        replies=(_json(documents.AsidePage),),
+    ),
+    Route(
+        "POST",
+        _C + "/dead",
+        "settle_dead",
+        "Replay or drop dead records",
+        body=Body.JSON,
+        document=documents.DeadChange,
+        replies=(_json(documents.DeadChanged),),
     ),
     Route(
         "GET",

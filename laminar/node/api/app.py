@@ -40,8 +40,10 @@ from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.channels.channels import ChannelRoutes
+from laminar.node.api.channels.jobs import JobRoutes
 from laminar.node.api.channels.lookup import ChannelLookup
 from laminar.node.api.channels.states import ChannelStates
+from laminar.node.api.channels.steps import ChannelSteps
 from laminar.node.api.cluster.accept_loss import AcceptLossRoutes
 from laminar.node.api.cluster.cluster import ClusterRoutes
 from laminar.node.api.cluster.cut_points import CutPoints
@@ -167,7 +169,10 @@ class Api:
         cursors = CursorRoutes(topics, steps, cursor_places)
         reclaims = Reclaims(host, leaders, topics, steps)
         channel_states = ChannelStates(host, leaders)
-        channels = ChannelRoutes(host, ChannelLookup(host, topics), channel_states, placement)
+        lookup = ChannelLookup(host, topics)
+        channels = ChannelRoutes(host, lookup, channel_states, placement)
+        channel_steps = ChannelSteps(host.deliveries, leaders)
+        jobs = JobRoutes(host, lookup, channel_steps)
         groups = GroupRoutes(host, leaders, topics, cursors)
         fetch = FetchRoutes(host, self._exchange, leaders, topics)
         recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
@@ -220,6 +225,12 @@ class Api:
             "create_channel": channels.create,
             "update_channel": channels.update,
             "delete_channel": channels.delete,
+            "receive_jobs": jobs.receive,
+            "settle_jobs": jobs.settle,
+            "seek_channel": jobs.seek,
+            "list_aside": jobs.aside,
+            "list_dead": jobs.dead,
+            "settle_dead": jobs.settle_dead,
             "describe_group": groups.group,
             "renew_member": groups.renew,
             "leave_group": groups.leave,
@@ -267,6 +278,10 @@ class Api:
             "reclaim": answering(reclaims.on_reclaim),
             "group": answering(groups.on_group),
             "channel_states": answering(channel_states.on_channel_states),
+            "channel_receive": answering(channel_steps.on_receive),
+            "channel_settle": answering(channel_steps.on_settle),
+            "channel_seek": answering(channel_steps.on_seek),
+            "channel_aside": answering(channel_steps.on_aside),
             "accept_loss": answering(recover.on_accept_loss),
             "sinks": answering(sinks.on_sinks),
             "look_up": answering(to_topics.on_look_up),

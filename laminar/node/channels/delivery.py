@@ -20,25 +20,23 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final
 
-import mmh3
-
-from laminar.batch import Batch, BatchError
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange
+from laminar.node.channels.ends import Ends
 from laminar.node.channels.jobs import Jobs, Run, frames_of
-from laminar.node.channels.queue import Chosen, Queue, Scanned, is_full
+from laminar.node.channels.queue import Chosen, Queue, is_full
+from laminar.node.channels.requests import Figures, Settled, Step
+from laminar.node.channels.scanner import Scanner
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.problems import not_leader
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.channels import (
-    NO_KEY,
     Acknowledged,
     Change,
     Channel,
     Closed,
-    Failed,
     GivenOut,
     Opened,
     Out,
@@ -60,52 +58,10 @@ TICK_S: Final = 0.1
 """How often, at most, what is due is looked for."""
 STALL_S: Final = 0.25
 """A check that is late by more is taken for a stall of this process, which costs no consumer its time."""
-SCAN_BYTES: Final = 1024 * 1024
-SCANNED_AHEAD: Final = 4096
-"""A scanned channel reads on when it knows fewer records than this."""
 PASSED_S: Final = 1.0
 """How often, at most, it is written down how far a channel has looked that gives out nothing."""
 GATE_S: Final = 0.5
 """How long an ordered channel waits before it asks for the partitions before its own again."""
-DAMAGE_S: Final = 1.0
-"""How long a damaged entry has to be repaired before it is read again; and ten times, before it is dead."""
-
-Verb: TypeAlias = Literal["ack", "nack", "release", "extend"]
-
-
-class Step(NamedTuple):
-    """What a consumer says of records that it was given.
-
-    `delay_ms`: of a nack, the pause before the next attempt; None: by the channel's settings. `timeout_ms`:
-    of an extension, the time from now on; None: as at first.
-    """
-
-    verb: Verb
-    named: Named
-    delay_ms: int | None = None
-    timeout_ms: int | None = None
-    reason: str = ""
-
-
-class Settled(NamedTuple):
-    """How many records are as was asked, and those whose delivery is not out any more."""
-
-    done: int
-    late: list[Named]
-
-
-class Figures(NamedTuple):
-    """A channel in one partition, for people. `depth`: at most that many records were never given out."""
-
-    next: int
-    end: int
-    depth: int
-    out: int
-    aside: int
-    dead: int
-    lost: int
-    floor: int
-    blocked: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -133,47 +89,15 @@ class _Line:
     """One channel in this term: its queue, and the consumers that wait."""
 
     queue: Queue
+    scanner: Scanner
     waiting: deque[_Receiver] = field(default_factory=deque)
-    scan: asyncio.Task[None] | None = None
     gate: asyncio.Task[None] | None = None
     is_open: bool = False
     passed_s: float = 0.0
-    damaged_s: float | None = None
-
-
-class _Batch:
-    """The changes of one turn that end deliveries, and what they do to the queues."""
-
-    def __init__(self) -> None:
-        self.acked: dict[int, dict[int, Out]] = {}
-        # By channel and reason: (offset, out, delay in ms or -1, whether the attempt counts).
-        self.failed: dict[tuple[int, str], list[tuple[int, Out, int, bool]]] = {}
-        self.touched: dict[int, dict[int, Verb]] = {}
-
-    def changes(self) -> list[Change]:
-        """Return them as the log holds them."""
-        found: list[Change] = [
-            Acknowledged(channel, spaced_runs(runs_of(sorted(acked))))
-            for channel, acked in self.acked.items()
-        ]
-        for (channel, reason), items in self.failed.items():
-            items.sort()
-            flat: list[int] = []
-            for distance, (_, _, delay_ms, counts) in zip(
-                spaced(each[0] for each in items), items, strict=True
-            ):
-                flat += (distance, delay_ms, int(counts))
-            found.append(Failed(channel, flat, reason))
-        return found
 
 
 async def _always(partition: Partition, channel: int) -> bool:
     return True
-
-
-def key_hash(key: bytes | None) -> int:
-    """Return the hash by which an ordered channel knows a key. Two keys with one hash wait for each other."""
-    return NO_KEY if key is None else (mmh3.hash64(key, 0, True, False)[0] or 1)
 
 
 class Delivery:
@@ -320,33 +244,40 @@ class Delivery:
         if not dead:
             await self._seen()
             return 0
-        items = [part for distance in spaced(dead) for part in (distance, 0)]
-        future = self._propose([Retried(channel, items)])
-        self._renew(channel)
+        line = self._line(channel)
+        before = {offset: line.queue.channel.aside[offset] for offset in dead}
+        future = self._propose([Retried(channel, [part for each in spaced(dead) for part in (each, 0)])])
+        now_s = self._loop.time() - self._stalled_s
+        for offset, aside in before.items():
+            line.queue.retried(offset, aside, now_s)
+        self._wake()
         await future
         return len(dead)
 
     async def drop_dead(self, channel: int, offsets: Iterable[int] | None) -> int:
         """End dead records; None: all. Return how many were dead. Raises `Problem`."""
         dead = self._dead(channel, offsets)
-        if not dead:
-            await self._seen()
-            return 0
-        future = self._propose([Acknowledged(channel, spaced_runs(runs_of(dead)))])
-        self._renew(channel)
-        await future
+        await (self._drop(channel, dead) if dead else self._seen())
         return len(dead)
+
+    def _drop(self, channel: int, dead: list[int]) -> asyncio.Future[Receipt]:
+        line = self._line(channel)
+        before = {offset: line.queue.channel.aside[offset] for offset in dead}
+        future = self._propose([Acknowledged(channel, spaced_runs(runs_of(dead)))])
+        for offset, aside in before.items():
+            line.queue.ended(offset, None, aside)
+        self._wake()
+        return future
 
     def figures(self, channel: int) -> Figures:
         """Return the figures of a channel as of the log's end. Raises 404 `no_such_channel`."""
         table, end = self._partition.state.channels, self._partition.end_offset
         held = self._channel(channel)
-        limit = end if held.until is None else min(end, held.until)
         dead = sum(aside.why is Why.DEAD for aside in held.aside.values())
         return Figures(
             next=held.next,
             end=end,
-            depth=max(0, limit - held.next),
+            depth=max(0, self._limit(held, end) - held.next),
             out=len(held.out),
             aside=len(held.aside) - dead,
             dead=dead,
@@ -355,12 +286,17 @@ class Delivery:
             blocked=is_full(held, table.open),
         )
 
-    def is_drained(self, channel: int) -> bool:
-        """Return whether a channel has ended all that will ever be here, but what is dead.
+    async def is_drained(self, channel: int) -> bool:
+        """Return whether a channel has ended all that will ever be here, but what is dead. Leader only.
 
-        Call it after a majority has confirmed that this replica leads. A parked dead record counts: its key
-        waits for it.
+        That is final: it is committed, and a majority has confirmed that this replica leads. A dead record
+        that parks its key is not ended.
+
+        Raises:
+            Problem: 503 `not_leader`.
         """
+        await self._partition.reader.confirmed_bounds()
+        await self._seen()
         held = self._partition.state.channels.by_id.get(channel)
         end = self._partition.final_end
         if held is None or end is None or held.out:
@@ -368,7 +304,11 @@ class Delivery:
         parks = held.settings.on_dead == "park"
         if any(aside.why is not Why.DEAD or parks for aside in held.aside.values()):
             return False
-        return held.next >= end
+        return held.next >= self._limit(held, end)
+
+    @staticmethod
+    def _limit(channel: Channel, end: int) -> int:
+        return end if channel.until is None else min(end, channel.until)
 
     def check(self) -> None:
         """End dead records that were kept long enough. To be called now and then."""
@@ -383,9 +323,7 @@ class Delivery:
             ]
             if old:
                 with suppress(Problem):
-                    future = self._propose([Acknowledged(channel.id, spaced_runs(runs_of(sorted(old))))])
-                    future.add_done_callback(_ignore)
-                    self._renew(channel.id)
+                    self._drop(channel.id, sorted(old)).add_done_callback(_ignore)
             elif channel.open:
                 self._line(channel.id)  # its time-outs are looked at, though no consumer asks
         self._wake()
@@ -448,10 +386,10 @@ class Delivery:
 
     @staticmethod
     def _end_tasks(line: _Line) -> None:
-        for task in (line.scan, line.gate):
-            if task is not None:
-                task.cancel()
-        line.scan = line.gate = None
+        line.scanner.stop()
+        if line.gate is not None:
+            line.gate.cancel()
+            line.gate = None
 
     def _channel(self, channel: int) -> Channel:
         held = self._partition.state.channels.by_id.get(channel)
@@ -467,7 +405,7 @@ class Delivery:
         line = self._lines.get(channel)
         held = self._channel(channel)
         if line is None:
-            line = self._lines[channel] = _Line(self._queue_of(held))
+            line = self._lines[channel] = _Line(self._queue_of(held), Scanner(self._partition, self._wake))
         return line
 
     def _queue_of(self, channel: Channel) -> Queue:
@@ -518,7 +456,7 @@ class Delivery:
     def _end_deliveries(self, now_s: float) -> None:
         """Propose what consumers said, and what took too long."""
         settlers, self._settlers = self._settlers, []
-        batch = _Batch()
+        ends = Ends()
         answers: list[tuple[_Settler, Settled]] = []
         for settler in settlers:
             if settler.future.done():
@@ -528,17 +466,14 @@ class Delivery:
                 _fail(settler.future, Problem("no_such_channel", "it was deleted", outcome="not_applied"))
                 continue
             self._line(channel.id)  # it is made by the table as it is before this turn
-            answers.append((settler, self._settle(channel, settler, batch)))
+            settled, settler.extends = ends.settle(channel, settler.steps)
+            answers.append((settler, settled))
         overdue: dict[int, list[int]] = {}
         for number, line in self._lines.items():
             found = overdue[number] = line.queue.overdue(now_s)
-            touched = batch.touched.setdefault(number, {})
             for offset in found:
-                if offset not in touched:
-                    touched[offset] = "nack"
-                    out = line.queue.channel.out[offset]
-                    self._add_failure(batch, line.queue.channel, offset, out, None, "time-out", counts=True)
-        changes = batch.changes()
+                ends.overdue(line.queue.channel, offset, line.queue.channel.out[offset])
+        changes = ends.changes()
         try:
             future = self._propose(changes) if changes else self._seen() if answers else None
         except Problem as problem:
@@ -547,75 +482,19 @@ class Delivery:
             for number, found in overdue.items():
                 self._lines[number].queue.put_back(found, now_s + TICK_S)
             return
-        self._note_ends(batch, now_s)
+        self._note_ends(ends, now_s)
         if future is not None:
             future.add_done_callback(partial(_answer, answers))
 
-    def _settle(self, channel: Channel, settler: _Settler, batch: _Batch) -> Settled:
-        touched = batch.touched.setdefault(channel.id, {})
-        done, late = 0, []
-        for step in settler.steps:
-            named = step.named
-            missed: list[int] = []
-            for offset in range(named.first, named.end):
-                out, before = channel.out.get(offset), touched.get(offset)
-                if out is not None and out.delivery == named.delivery and before is None:
-                    done += 1
-                    if step.verb == "extend":
-                        settler.extends.append((offset, out, step.timeout_ms or out.timeout_ms))
-                        continue
-                    touched[offset] = step.verb
-                    if step.verb == "ack":
-                        batch.acked.setdefault(channel.id, {})[offset] = out
-                    elif step.verb == "release":
-                        self._add_failure(batch, channel, offset, out, 0, "", counts=False)
-                    else:
-                        self._add_failure(
-                            batch, channel, offset, out, step.delay_ms, step.reason, counts=True
-                        )
-                elif step.verb == "ack" and (
-                    before == "ack"
-                    or (
-                        (before is None and out is None and offset < channel.next)
-                        and offset not in channel.aside
-                    )
-                ):
-                    done += 1  # it was acknowledged before, or sought past
-                else:
-                    missed.append(offset)
-            late += [
-                Named(named.partition, first, first + count, named.delivery)
-                for first, count in runs_of(missed)
-            ]
-            self.late += len(missed)
-        return Settled(done, late)
-
-    def _add_failure(
-        self,
-        batch: _Batch,
-        channel: Channel,
-        offset: int,
-        out: Out,
-        delay_ms: int | None,
-        reason: str,
-        *,
-        counts: bool,
-    ) -> None:
-        settings = channel.settings
-        if delay_ms is None:
-            delay_ms = settings.retry_delay_ms(out.attempt)
-        if counts and settings.max_attempts and out.attempt >= settings.max_attempts:
-            delay_ms = -1
-            self.died += 1
-        batch.failed.setdefault((channel.id, reason), []).append((offset, out, delay_ms, counts))
-
-    def _note_ends(self, batch: _Batch, now_s: float) -> None:
-        for channel, acked in batch.acked.items():
+    def _note_ends(self, ends: Ends, now_s: float) -> None:
+        self.late += ends.late
+        self.died += ends.died
+        for channel, acked in ends.acked.items():
             self.acknowledged += len(acked)
             queue = self._line(channel).queue
             for offset, out in acked.items():
                 queue.ended(offset, out, None)
-        for (channel, _), items in batch.failed.items():
+        for (channel, _), items in ends.failed.items():
             queue = self._line(channel).queue
             for offset, out, delay_ms, _ in items:
                 queue.put_aside(offset, out, now_s + max(0, delay_ms) / 1000)
@@ -660,7 +539,7 @@ class Delivery:
                 continue
             if not self._may_give(number, line):
                 continue
-            self._read_ahead(number, line, end)
+            line.scanner.read_ahead(line.queue, end)
             served = self._served(line)
             timeout_ms = served[0].timeout_ms if served else None
             timeout_ms = timeout_ms or line.queue.channel.settings.timeout_ms
@@ -769,7 +648,7 @@ class Delivery:
             for receiver in asks:
                 if not receiver.future.done():
                     receiver.future.set_result([])
-        if line.scan is None:
+        if not line.scanner.is_reading:
             for receiver in line.waiting:
                 if receiver.deadline_s <= self._loop.time() and not receiver.future.done():
                     receiver.future.set_result(None)
@@ -814,72 +693,6 @@ class Delivery:
         future.add_done_callback(_ignore)
         self._settlers.append(_Settler(channel, steps, future))
         self._wake()
-
-    def _read_ahead(self, number: int, line: _Line, end: int) -> None:
-        queue = line.queue
-        if not queue.is_scanned or line.scan is not None or len(queue.scanned) >= SCANNED_AHEAD:
-            return
-        queue.scanned_to = max(queue.scanned_to, queue.channel.next)
-        if queue.scanned_to < queue.limit_of_end(end):
-            line.scan = self._spawn(self._scan(number, line, queue))
-
-    async def _scan(self, number: int, line: _Line, queue: Queue) -> None:
-        """Read keys, tags and headers of the records that come next."""
-        first = queue.scanned_to
-        pause_s = 0.0
-        try:
-            frames = await self._partition.reader.frames(first, max_bytes=SCAN_BYTES)
-            for frame in frames:
-                if line.queue is not queue:
-                    return
-                self._add_scanned(queue, Batch(frame, verified=True))
-                await asyncio.sleep(0)
-            line.damaged_s = None
-        except DamagedRange as damage:
-            now_s = self._loop.time()
-            line.damaged_s = line.damaged_s or now_s
-            pause_s = DAMAGE_S
-            if now_s - line.damaged_s > 10 * DAMAGE_S:
-                # Its keys are not known, and what cannot be read is tried until it is dead.
-                end = max(first + 1, damage.next_offset)
-                queue.scanned += [Scanned(offset, NO_KEY, True) for offset in range(first, end)]
-                queue.scanned_to, line.damaged_s = end, None
-        except BatchError as error:
-            # It cannot be filtered either: consumers get it, and find the same.
-            end = max(error.offsets[1] if error.offsets else 0, queue.scanned_to + 1)
-            queue.scanned += [Scanned(offset, NO_KEY, True) for offset in range(queue.scanned_to, end)]
-            queue.scanned_to = end
-        except Problem:
-            queue.scanned_to = max(first, self._partition.start_offset)  # it is trimmed
-            pause_s = 0.0 if queue.scanned_to > first else DAMAGE_S
-        if pause_s:
-            await asyncio.sleep(pause_s)
-        if line.queue is queue:
-            line.scan = None
-            self._wake()
-
-    @staticmethod
-    def _add_scanned(queue: Queue, batch: Batch) -> None:
-        first, end = max(queue.scanned_to, batch.base_offset), batch.next_offset
-        until = queue.channel.until
-        if until is not None:
-            end = min(end, until)
-        a, b = first - batch.base_offset, end - batch.base_offset
-        count = b - a
-        if count <= 0:
-            queue.scanned_to = max(queue.scanned_to, batch.next_offset)
-            return
-        keys = batch.keys if queue.is_ordered else None
-        hashes = [key_hash(key) for key in keys[a:b]] if keys else [NO_KEY] * count
-        wanted = queue.channel.settings.filter
-        passes = [True] * count
-        if wanted is not None:
-            tags, headers = batch.tags, batch.headers if wanted.headers else None
-            passes = [
-                wanted.takes(tags[at] if tags else None, headers[at] if headers else {}) for at in range(a, b)
-            ]
-        queue.scanned.extend(map(Scanned, range(first, end), hashes, passes))
-        queue.scanned_to = end
 
     # -- time ----------------------------------------------------------------------------------
 

@@ -215,7 +215,9 @@ class Retention:
         for channel in channels.by_id.values():
             if min((*channel.out, *channel.aside), default=row.next_offset) < row.next_offset:
                 return True
-            unread = channel.next < min(row.next_offset, channel.until or row.next_offset)
+            unread = channel.next < (
+                row.next_offset if channel.until is None else min(row.next_offset, channel.until)
+            )
             if unread and age_ms <= kept_ms + channel.settings.hold_ms:
                 return True
         return False

@@ -58,6 +58,9 @@ def flip_segments(
 
 
 def partition_of(segment: Path) -> int:
-    """Of `logs/TOPIC-PARTITION-ID/x.log` the partition, -1 for the catalog. No topic of ours has a hyphen."""
+    """Of `logs/TOPIC-PARTITION-ID/x.log` the partition, -1 for the catalog. No topic of ours has a hyphen.
+
+    A log that a catch-up builds has a `+` after its number.
+    """
     topic, number = segment.parent.name.split("-")[:2]
-    return -1 if topic == "catalog" else int(number)
+    return -1 if topic == "catalog" else int(number.removesuffix("+"))

@@ -119,6 +119,8 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     call("describe_channel", **channel)
     call("update_channel", **channel, document={"settings": {"paused": True, "filter": None}}, If_Match=etag)
     call("list_channels", topic=topic)
+    call("update_channel", **channel, document={"settings": {"paused": None}}, If_Match="*")
+    work_off(call, channel)
     call("delete_channel", **channel)
 
     epoch = call("begin_sink", sink=sink, once="false").json()["epoch"]
@@ -147,6 +149,16 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     elsewhere = {"recover_partition", "remove_node"}
     done = {operation for operation, status in api.called if status < 400} | elsewhere
     assert api.operations.keys() == done
+
+
+def work_off(call: Callable[..., httpx.Response], channel: dict[str, Any]) -> None:
+    """Call every operation of a channel's consumers."""
+    job, *_ = call("receive_jobs", **channel, document={"max": 1}).json()["jobs"]
+    call("settle_jobs", **channel, document={"nack": [{"token": job["token"], "delay_ms": 3_600_000}]})
+    assert call("list_aside", **channel).json()["jobs"]
+    call("list_dead", **channel, limit=1)
+    call("settle_dead", **channel, document={"drop": "all"})
+    call("seek_channel", **channel, document={"at": "latest", "drop": True})
 
 
 def change_route(call: Callable[..., httpx.Response], topic: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.channels.deliveries import Deliveries
 from laminar.node.consensus.replica import Replica
 from laminar.node.host.clock import Clock
 from laminar.node.host.disk_space import DiskSpace
@@ -97,6 +98,10 @@ class ShardServices(Protocol):
 
 class HostServices(ShardServices, Protocol):
     """The services for the whole application: `ShardServices`, and those that only a few routes need."""
+
+    @property
+    def deliveries(self) -> Deliveries:
+        """What gives out the records of channels, of the partitions that this shard leads."""
 
     @property
     def transport(self) -> Transport:

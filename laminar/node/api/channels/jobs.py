@@ -1,0 +1,376 @@
+"""Routes of consumers of a channel: receive records, say what became of them, move, and look at the dead.
+
+Any node takes each request. To receive it asks the leaders of the partitions which of them have something,
+and takes from these only: a leader that was asked to wait gives out nothing, so no record is out for a
+consumer that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from laminar.batch import Batch
+from laminar.http.api import documents
+from laminar.http.api.fetch_body import record_document
+from laminar.http.api.parameters import MAX_PAGE, MAX_WAIT_MS
+from laminar.http.api.problems import Problem
+from laminar.http.api.timestamps import format_time, parse_time
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.channels.lookup import ChannelLookup
+from laminar.node.api.channels.steps import (
+    ASK_S,
+    AsideRequest,
+    ChannelSteps,
+    Given,
+    PlaceRequest,
+    ReceiveRequest,
+    SettleRequest,
+)
+from laminar.node.api.common.json_body import json_body
+from laminar.node.api.common.query import integer
+from laminar.node.api.common.services import ShardServices
+from laminar.node.channels.requests import Step
+from laminar.wire.channels import JOBS_TYPE, MAX_NAMED, Named, parse_token, token
+from membership.records import TopicRecord
+
+
+class JobRoutes:
+    """The handlers of the routes of consumers."""
+
+    def __init__(self, services: ShardServices, channels: ChannelLookup, steps: ChannelSteps) -> None:
+        self._services = services
+        self._channels = channels
+        self._steps = steps
+        # The place in the list of partitions at which the next request begins, so that all get their turn.
+        self._turn = 0
+
+    # -- receive and settle --------------------------------------------------------------
+
+    async def receive(self, request: Request, topic: str, channel: str) -> Response:
+        """Answer POST /v1/topics/{topic}/channels/{channel}/receive."""
+        asked = json_body(request, documents.Receive)
+        known = await self._channels.record(topic, channel)
+        record = self._channels.topic(topic)
+        settled = None
+        if asked.settle is not UNSET:
+            settled = await self._settle(record, known.id, asked.settle)
+        given = await self._receive(record, known.id, asked)
+        if JOBS_TYPE in request.headers.get("accept", ""):
+            body = msgspec.msgpack.encode(
+                [[[each.partition, each.floor, each.runs, each.frames] for each in given], settled]
+            )
+            return Response(200, [("Content-Type", JOBS_TYPE)], body)
+        jobs = await self._services.off_loop(_documents, given)
+        answer = documents.Received(jobs)
+        if settled is not None:
+            answer.settled = settled
+        return Response.json(answer)
+
+    async def _receive(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
+        """Return what the leaders give, of the partition whose turn it is first."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(asked.wait_ms, MAX_WAIT_MS) / 1000
+        numbers = list(topic.numbers)
+        self._turn = (self._turn + 1) % len(numbers)
+        numbers = numbers[self._turn :] + numbers[: self._turn]
+        # What has something is mostly the first that is asked: it is asked at once.
+        first = numbers[:1] if len(numbers) > 1 else numbers
+        given = await self._take(topic.name, first, channel, asked)
+        while not given:
+            left_s = max(0.0, deadline - loop.time())
+            ready = await self._ready(topic.name, numbers, channel, min(left_s, ASK_S))
+            given = await self._take(topic.name, ready, channel, asked)
+            if loop.time() >= deadline:
+                break
+        return given
+
+    async def _take(
+        self, topic: str, numbers: Sequence[int], channel: int, asked: documents.Receive
+    ) -> list[Given]:
+        """Take from one partition after the other until there is enough."""
+        found: list[Given] = []
+        left = asked.max
+        for number in numbers:
+            request = ReceiveRequest(topic, number, channel, left, 0, asked.timeout_ms)
+            try:
+                given = await self._steps.receive(request)
+            except Problem as problem:
+                if found or (len(numbers) > 1 and problem.outcome == "not_applied" and number != numbers[-1]):
+                    continue  # another partition goes on without this one
+                raise
+            if given is not None and given.runs:
+                found.append(given)
+                left -= sum(run.length for run in given.runs)
+            if left <= 0:
+                break
+        return found
+
+    async def _ready(self, topic: str, numbers: Sequence[int], channel: int, wait_s: float) -> list[int]:
+        """Return partitions that have something, as soon as one has; none after `wait_s`.
+
+        Raises:
+            Problem: the first one, if no leader answers.
+        """
+        wait_ms = round(wait_s * 1000)
+        tasks = {
+            asyncio.create_task(
+                self._steps.receive(ReceiveRequest(topic, number, channel, 0, wait_ms))
+            ): number
+            for number in numbers
+        }
+        ready: list[int] = []
+        problems: list[Problem] = []
+        pending = set(tasks)
+        try:
+            while pending and not ready:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    try:
+                        if task.result() is not None:
+                            ready.append(tasks[task])
+                    except Problem as problem:
+                        problems.append(problem)
+        finally:
+            for task in pending:
+                task.cancel()
+        if len(problems) == len(tasks):
+            raise problems[0]
+        return [number for number in numbers if number in ready]
+
+    async def settle(self, request: Request, topic: str, channel: str) -> Response:
+        """Answer POST /v1/topics/{topic}/channels/{channel}/acks."""
+        asked = json_body(request, documents.Acks)
+        known = await self._channels.record(topic, channel)
+        record = self._channels.topic(topic)
+        return Response.json(await self._settle(record, known.id, asked))
+
+    async def _settle(self, topic: TopicRecord, channel: int, asked: documents.Acks) -> documents.Settled:
+        steps = _steps(asked)
+        known = set(topic.all_numbers)
+        wrong = next((step for step in steps if step.named.partition not in known), None)
+        if wrong is not None:
+            raise Problem(
+                "invalid",
+                f"topic {topic.name!r} has no such partition",
+                field="tokens",
+                value=wrong.named.partition,
+                outcome="not_applied",
+            )
+        by_partition: dict[int, list[Step]] = {}
+        for step in steps:
+            by_partition.setdefault(step.named.partition, []).append(step)
+        answers = await asyncio.gather(
+            *(
+                self._steps.settle(SettleRequest(topic.name, number, channel, each))
+                for number, each in by_partition.items()
+            ),
+            return_exceptions=True,
+        )
+        done, late = 0, []
+        failure: BaseException | None = None
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                failure = failure or answer
+                continue
+            done += answer.done
+            late += [_named_text(named) for named in answer.late]
+        if failure is not None:
+            raise failure
+        return documents.Settled(done, late)
+
+    # -- for people ----------------------------------------------------------------------
+
+    async def seek(self, request: Request, topic: str, channel: str) -> Response:
+        """Answer PUT /v1/topics/{topic}/channels/{channel}/position."""
+        asked = json_body(request, documents.Position)
+        known = await self._channels.record(topic, channel)
+        record = self._channels.topic(topic)
+        places: dict[int, int | str] = {}
+        if asked.at is not UNSET and asked.positions is UNSET:
+            place = _place(asked.at)
+            places = dict.fromkeys(record.numbers, place)
+        elif asked.positions is not UNSET and asked.at is UNSET:
+            places = {_partition_of(record, name): place for name, place in asked.positions.items()}
+        else:
+            raise Problem("invalid", "give either a place or positions", field="at", outcome="not_applied")
+        offsets = await asyncio.gather(
+            *(
+                self._steps.seek(PlaceRequest(topic, number, known.id, place, asked.drop))
+                for number, place in places.items()
+            )
+        )
+        found = {str(number): offset for number, offset in zip(places, offsets, strict=True)}
+        return Response.json(documents.Positioned(found))
+
+    async def aside(self, request: Request, topic: str, channel: str) -> Response:
+        """Answer GET /v1/topics/{topic}/channels/{channel}/aside."""
+        return await self._listed(request, topic, channel, "aside")
+
+    async def dead(self, request: Request, topic: str, channel: str) -> Response:
+        """Answer GET /v1/topics/{topic}/channels/{channel}/dead."""
+        return await self._listed(request, topic, channel, "dead")
+
+    async def _listed(self, request: Request, topic: str, channel: str, what: str) -> Response:
+        limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
+        known = await self._channels.record(topic, channel)
+        record = self._channels.topic(topic)
+        first, offset = _after(request.query.get("after", ""))
+        answers = await asyncio.gather(
+            *(
+                self._steps.aside(
+                    AsideRequest(topic, number, known.id, what, None, offset if number == first else 0, limit)
+                )
+                for number in record.numbers
+                if number >= first
+            )
+        )
+        records = [each for answer in answers for each in answer.records]
+        left = sum(answer.count for answer in answers) - len(records[:limit])
+        answer = documents.AsidePage(
+            [
+                documents.AsideJob(
+                    partition=each.partition,
+                    offset=each.offset,
+                    token=token(each.partition, each.offset, 0),
+                    attempts=each.attempts,
+                    at=format_time(each.due_ms),
+                    waits_for_key=each.waits_for_key,
+                    reason=each.reason,
+                )
+                for each in records[:limit]
+            ]
+        )
+        if left > 0:
+            last = records[limit - 1]
+            answer.next = f"{last.partition}:{last.offset + 1}"
+        return Response.json(answer)
+
+    async def settle_dead(self, request: Request, topic: str, channel: str) -> Response:
+        """Answer POST /v1/topics/{topic}/channels/{channel}/dead: replay or drop dead records."""
+        asked = json_body(request, documents.DeadChange)
+        known = await self._channels.record(topic, channel)
+        record = self._channels.topic(topic)
+        if asked.replay is not UNSET and asked.drop is UNSET:
+            what, chosen = "retry", asked.replay
+        elif asked.drop is not UNSET and asked.replay is UNSET:
+            what, chosen = "drop", asked.drop
+        else:
+            raise Problem("invalid", "give either replay or drop", field="replay", outcome="not_applied")
+        if isinstance(chosen, str):
+            if chosen != "all":
+                raise Problem("invalid", 'tokens, or "all"', field="replay", value=chosen, limit="all")
+            named: dict[int, list[int] | None] = dict.fromkeys(record.numbers)
+        else:
+            named = {}
+            for each in _parsed(chosen, "tokens"):
+                named.setdefault(each.partition, [])
+                offsets = named[each.partition]
+                assert offsets is not None
+                offsets += range(each.first, min(each.end, each.first + documents.MAX_NAMED_RECORDS))
+        answers = await asyncio.gather(
+            *(
+                self._steps.aside(AsideRequest(topic, number, known.id, what, offsets))
+                for number, offsets in named.items()
+                if number in set(record.numbers)
+            )
+        )
+        return Response.json(documents.DeadChanged(sum(answer.count for answer in answers)))
+
+
+# -- tokens and places ---------------------------------------------------------------------------
+
+
+def _parsed(texts: Iterable[str], field: str) -> list[Named]:
+    found: list[Named] = []
+    for place, text in enumerate(texts):
+        try:
+            found.append(parse_token(text))
+        except ValueError as error:
+            raise Problem(
+                "invalid", str(error), field=f"{field}[{place}]", value=text[:80], outcome="not_applied"
+            ) from error
+    return found
+
+
+def _steps(asked: documents.Acks) -> list[Step]:
+    """Return what a request says of records. Raises 422 `invalid`."""
+    steps: list[Step] = [Step("ack", named) for named in _parsed(asked.ack, "ack")]
+    steps += [Step("release", named) for named in _parsed(asked.release, "release")]
+    steps += [
+        Step("nack", named, delay_ms=item.delay_ms, reason=item.reason)
+        for item, named in zip(asked.nack, _parsed([each.token for each in asked.nack], "nack"), strict=True)
+    ]
+    steps += [
+        Step("extend", named, timeout_ms=item.timeout_ms)
+        for item, named in zip(
+            asked.extend, _parsed([each.token for each in asked.extend], "extend"), strict=True
+        )
+    ]
+    if len(steps) > MAX_NAMED:
+        raise Problem(
+            "invalid",
+            "a request has fewer tokens",
+            field="tokens",
+            value=len(steps),
+            limit=MAX_NAMED,
+            outcome="not_applied",
+        )
+    return steps
+
+
+def _named_text(named: Named) -> str:
+    text = token(named.partition, named.first, named.delivery)
+    if named.end == named.first + 1:
+        return text
+    return f"{named.partition}:{named.first}-{named.end - 1}:{named.delivery}"
+
+
+def _partition_of(topic: TopicRecord, name: str) -> int:
+    if not name.isdecimal() or int(name) not in set(topic.numbers):
+        raise Problem("invalid", f"topic {topic.name!r} has no such partition", field="positions", value=name)
+    return int(name)
+
+
+def _place(at: str) -> str:
+    """Return ``earliest``, ``latest``, or a time in ms as text. Raises 422 `invalid`."""
+    if at in ("earliest", "latest"):
+        return at
+    return str(parse_time(at, field="at"))
+
+
+def _after(text: str) -> tuple[int, int]:
+    if not text:
+        return 0, 0
+    number, _, offset = text.partition(":")
+    if not (number.isdecimal() and offset.isdecimal() and len(text) < 40):
+        raise Problem("invalid", "give what `next` of the last page said", field="after", value=text[:80])
+    return int(number), int(offset)
+
+
+def _documents(given: Sequence[Given]) -> list[dict[str, Any]]:
+    """Return the records as JSON answers have them, each with its token and attempt."""
+    found: list[dict[str, Any]] = []
+    for part in given:
+        batches = [Batch(frame, verified=True) for frame in part.frames]
+        at = 0
+        for run in part.runs:
+            offset = run.first
+            while offset < run.end:
+                while not batches[at].base_offset <= offset < batches[at].next_offset:
+                    at = (at + 1) % len(batches)
+                batch = batches[at]
+                end = min(run.end, batch.next_offset)
+                for record in batch.records(offset, end):
+                    document = {
+                        "token": token(part.partition, record.offset, run.delivery),
+                        "attempt": run.attempt,
+                        "partition": part.partition,
+                    }
+                    found.append(document | record_document(record, batch))
+                offset = end
+    return found

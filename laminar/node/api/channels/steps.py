@@ -1,0 +1,248 @@
+"""Steps of consumers in one partition of a channel, each carried out by the partition's leader.
+
+A step may be repeated. To receive again may leave what was given out before the answer was lost: it comes to
+another consumer when its time is over.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from laminar.http.api.deadlines import FORWARDED_APPEND_S, STEP_ATTEMPTS_S, STEP_PAUSE_S
+from laminar.http.api.problems import Problem
+from laminar.node.api.common.attempts import keep_code
+from laminar.node.api.common.leader_call import STEP, LeaderCall, RetryPolicy
+from laminar.node.channels.deliveries import Deliveries
+from laminar.node.channels.jobs import Run
+from laminar.node.channels.requests import Step
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.channels import Why
+from laminar.node.transport.transport import Peer
+from laminar.wire.channels import Named
+
+ASK_S = 2.0
+"""The longest that a leader is asked to wait for records; the consumer's request asks again."""
+# What was not answered may have been given out: it is not asked for again before its time is over.
+_RECEIVE = RetryPolicy(attempts_s=STEP_ATTEMPTS_S, pause_s=STEP_PAUSE_S, repeatable=False, conclude=keep_code)
+
+
+class ReceiveRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Receive up to `wanted` records of a channel; 0: wait until there is one."""
+
+    topic: str
+    partition: int
+    channel: int
+    wanted: int
+    wait_ms: int
+    timeout_ms: int | None = None
+
+
+class Given(msgspec.Struct, frozen=True, array_like=True):
+    """What a leader has given: see `Jobs`. Without `runs`: there is something to be had."""
+
+    partition: int
+    floor: int
+    runs: list[Run]
+    frames: list[bytes]
+
+
+class SettleRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Say of records what became of them."""
+
+    topic: str
+    partition: int
+    channel: int
+    steps: list[Step]
+
+
+class SettleAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """How many are as was asked, and those whose delivery is not out any more."""
+
+    done: int
+    late: list[Named]
+
+
+class PlaceRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Give out from a place on: an offset, or ``earliest``, ``latest``, or a time in ms as text."""
+
+    topic: str
+    partition: int
+    channel: int
+    place: int | str
+    drop: bool = False
+
+
+class AsideRequest(msgspec.Struct, frozen=True, array_like=True):
+    """List the records that are aside, or do something with the dead ones.
+
+    `what`: "aside", "dead", "retry" or "drop". `offsets` None: all, for the last two. Listed are up to
+    `limit` from offset `after` on.
+    """
+
+    topic: str
+    partition: int
+    channel: int
+    what: str
+    offsets: list[int] | None = None
+    after: int = 0
+    limit: int = 0
+
+
+class AsideRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A record that is aside. `due_ms`: when it is tried again, or when it died."""
+
+    partition: int
+    offset: int
+    attempts: int
+    due_ms: int
+    is_dead: bool
+    waits_for_key: bool
+    reason: str
+
+
+class AsideAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """How many there are, or were; and those that were to be listed."""
+
+    count: int
+    records: list[AsideRecord]
+
+
+class ChannelSteps:
+    """Carries out steps of consumers: at partitions' leaders, and for other shards where this one leads."""
+
+    def __init__(self, deliveries: Deliveries, leaders: LeaderCall) -> None:
+        self._deliveries = deliveries
+        self._leaders = leaders
+
+    # -- receive -------------------------------------------------------------------------
+
+    async def receive(self, request: ReceiveRequest) -> Given | None:
+        """Return what the leader gives; None if it has nothing in time. Raises `Problem`."""
+        return await self._leaders.ask(
+            "channel_receive",
+            request,
+            Given | None,  # type: ignore[arg-type]
+            here=self._receive,
+            policy=_RECEIVE if request.wanted else STEP,
+            timeout_s=FORWARDED_APPEND_S + request.wait_ms / 1000,
+        )
+
+    async def _receive(self, partition: Partition, request: ReceiveRequest) -> Given | None:
+        jobs = await self._deliveries.of(partition).receive(
+            request.channel,
+            wanted=request.wanted,
+            wait_s=request.wait_ms / 1000,
+            timeout_ms=request.timeout_ms,
+        )
+        if jobs is None:
+            return None
+        return Given(jobs.partition, jobs.floor, jobs.runs, list(map(bytes, jobs.frames)))
+
+    async def on_receive(self, peer: Peer, payload: bytes) -> Given | None:
+        """Carry out a step for another shard, on a partition that is led here."""
+        request = msgspec.msgpack.decode(payload, type=ReceiveRequest)
+        return await self._receive(self._leaders.led_here(request.topic, request.partition), request)
+
+    # -- settle --------------------------------------------------------------------------
+
+    async def settle(self, request: SettleRequest) -> SettleAnswer:
+        """Return what the leader says of records that were given out. Raises `Problem`."""
+        return await self._leaders.ask(
+            "channel_settle",
+            request,
+            SettleAnswer,
+            here=self._settle,
+            policy=STEP,
+            timeout_s=FORWARDED_APPEND_S,
+        )
+
+    async def _settle(self, partition: Partition, request: SettleRequest) -> SettleAnswer:
+        settled = await self._deliveries.of(partition).settle(request.channel, request.steps)
+        return SettleAnswer(settled.done, settled.late)
+
+    async def on_settle(self, peer: Peer, payload: bytes) -> SettleAnswer:
+        """Carry out a step for another shard, on a partition that is led here."""
+        request = msgspec.msgpack.decode(payload, type=SettleRequest)
+        return await self._settle(self._leaders.led_here(request.topic, request.partition), request)
+
+    # -- places --------------------------------------------------------------------------
+
+    async def seek(self, request: PlaceRequest) -> int:
+        """Move a channel in one partition; return the offset from which it gives out. Raises `Problem`."""
+        return await self._leaders.ask(
+            "channel_seek", request, int, here=self._seek, policy=STEP, timeout_s=FORWARDED_APPEND_S
+        )
+
+    async def _seek(self, partition: Partition, request: PlaceRequest) -> int:
+        bounds = await partition.reader.confirmed_bounds()
+        place = request.place
+        if place == "earliest":
+            offset = bounds.start
+        elif place == "latest":
+            offset = bounds.end
+        elif isinstance(place, str):
+            offset, _ = await partition.reader.at_time(bounds, int(place))
+        elif not bounds.start <= place <= bounds.end:
+            raise Problem(
+                "invalid",
+                f"{partition.context.name} has offsets from {bounds.start} to {bounds.end}",
+                field=f"positions.{partition.number}",
+                value=place,
+                limit=bounds.end if place > bounds.end else bounds.start,
+                outcome="not_applied",
+            )
+        else:
+            offset = place
+        await self._deliveries.of(partition).seek(request.channel, offset, drop=request.drop)
+        return offset
+
+    async def on_seek(self, peer: Peer, payload: bytes) -> int:
+        """Carry out a step for another shard, on a partition that is led here."""
+        request = msgspec.msgpack.decode(payload, type=PlaceRequest)
+        return await self._seek(self._leaders.led_here(request.topic, request.partition), request)
+
+    # -- aside and dead ------------------------------------------------------------------
+
+    async def aside(self, request: AsideRequest) -> AsideAnswer:
+        """List what is aside, or do something with the dead. Raises `Problem`."""
+        return await self._leaders.ask(
+            "channel_aside", request, AsideAnswer, here=self._aside, policy=STEP, timeout_s=FORWARDED_APPEND_S
+        )
+
+    async def _aside(self, partition: Partition, request: AsideRequest) -> AsideAnswer:
+        delivery = self._deliveries.of(partition)
+        if request.what == "retry":
+            return AsideAnswer(await delivery.retry_dead(request.channel, request.offsets), [])
+        if request.what == "drop":
+            return AsideAnswer(await delivery.drop_dead(request.channel, request.offsets), [])
+        await partition.reader.confirmed_bounds()
+        held = partition.state.channels.by_id.get(request.channel)
+        found = (
+            []
+            if held is None
+            else sorted(
+                (offset, each)
+                for offset, each in held.aside.items()
+                if (each.why is Why.DEAD) == (request.what == "dead") and offset >= request.after
+            )
+        )
+        return AsideAnswer(
+            len(found),
+            [
+                AsideRecord(
+                    partition.number,
+                    offset,
+                    each.attempts,
+                    each.due_ms,
+                    each.why is Why.DEAD,
+                    each.why is Why.BUSY,
+                    each.reason,
+                )
+                for offset, each in found[: request.limit]
+            ],
+        )
+
+    async def on_aside(self, peer: Peer, payload: bytes) -> AsideAnswer:
+        """Carry out a step for another shard, on a partition that is led here."""
+        request = msgspec.msgpack.decode(payload, type=AsideRequest)
+        return await self._aside(self._leaders.led_here(request.topic, request.partition), request)

@@ -1,0 +1,114 @@
+"""The deliveries that end in one turn: acknowledged, failed, released, or taking too long.
+
+It compares what consumers name with the table as of the log's end, and makes the changes that the leader
+proposes. Of a record that is named twice in a turn the first counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from laminar.node.channels.requests import Settled, Step, Verb
+from laminar.node.partition.state.channels import (
+    Acknowledged,
+    Change,
+    Channel,
+    Failed,
+    Out,
+    runs_of,
+    spaced,
+    spaced_runs,
+)
+from laminar.wire.channels import Named
+
+TIME_OUT = "time-out"
+"""The reason of a failure by time."""
+
+
+class Ends:
+    """The changes of one turn that end deliveries."""
+
+    def __init__(self) -> None:
+        # By channel, then by offset: what was out.
+        self.acked: dict[int, dict[int, Out]] = {}
+        # By channel and reason: (offset, what was out, delay in ms or -1, whether the attempt counts).
+        self.failed: dict[tuple[int, str], list[tuple[int, Out, int, bool]]] = {}
+        self._touched: dict[int, dict[int, Verb]] = {}
+        self.late = 0
+        self.died = 0
+
+    def settle(self, channel: Channel, steps: Sequence[Step]) -> tuple[Settled, list[tuple[int, Out, int]]]:
+        """Take what a consumer says; return its answer, and what it may extend: offset, out, time in ms."""
+        touched = self._touched.setdefault(channel.id, {})
+        extends: list[tuple[int, Out, int]] = []
+        late: list[Named] = []
+        done = 0
+        for step in steps:
+            named = step.named
+            missed: list[int] = []
+            for offset in range(named.first, named.end):
+                out, before = channel.out.get(offset), touched.get(offset)
+                if out is not None and out.delivery == named.delivery and before is None:
+                    done += 1
+                    if step.verb == "extend":
+                        extends.append((offset, out, step.timeout_ms or out.timeout_ms))
+                    else:
+                        touched[offset] = step.verb
+                        self._end(channel, offset, out, step)
+                elif step.verb == "ack" and _is_done(channel, offset, out, before):
+                    done += 1
+                else:
+                    missed.append(offset)
+            late += [
+                Named(named.partition, first, first + count, named.delivery)
+                for first, count in runs_of(missed)
+            ]
+            self.late += len(missed)
+        return Settled(done, late), extends
+
+    def overdue(self, channel: Channel, offset: int, out: Out) -> None:
+        """Note that a consumer's time is over, unless it has just said something of the record."""
+        touched = self._touched.setdefault(channel.id, {})
+        if offset not in touched:
+            touched[offset] = "nack"
+            self._fail(channel, offset, out, None, TIME_OUT)
+
+    def changes(self) -> list[Change]:
+        """Return all as the log holds it."""
+        found: list[Change] = [
+            Acknowledged(channel, spaced_runs(runs_of(sorted(acked))))
+            for channel, acked in self.acked.items()
+        ]
+        for (channel, reason), items in self.failed.items():
+            items.sort()
+            flat: list[int] = []
+            for distance, (_, _, delay_ms, counts) in zip(
+                spaced(each[0] for each in items), items, strict=True
+            ):
+                flat += (distance, delay_ms, int(counts))
+            found.append(Failed(channel, flat, reason))
+        return found
+
+    def _end(self, channel: Channel, offset: int, out: Out, step: Step) -> None:
+        if step.verb == "ack":
+            self.acked.setdefault(channel.id, {})[offset] = out
+        elif step.verb == "release":
+            self.failed.setdefault((channel.id, ""), []).append((offset, out, 0, False))
+        else:
+            self._fail(channel, offset, out, step.delay_ms, step.reason)
+
+    def _fail(self, channel: Channel, offset: int, out: Out, delay_ms: int | None, reason: str) -> None:
+        settings = channel.settings
+        if delay_ms is None:
+            delay_ms = settings.retry_delay_ms(out.attempt)
+        if settings.max_attempts and out.attempt >= settings.max_attempts:
+            delay_ms = -1
+            self.died += 1
+        self.failed.setdefault((channel.id, reason), []).append((offset, out, delay_ms, True))
+
+
+def _is_done(channel: Channel, offset: int, out: Out | None, before: Verb | None) -> bool:
+    """Return whether a record is done, by an acknowledgement of this turn or before, or by a seek."""
+    if before is not None:
+        return before == "ack"
+    return out is None and offset < channel.next and offset not in channel.aside

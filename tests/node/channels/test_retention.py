@@ -1,0 +1,83 @@
+"""The start of the log waits for channels: for what is open without end, for what is unread a while."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from laminar.node.channels.delivery import Delivery
+from laminar.node.channels.requests import Step
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.retention import Retention, Rules
+from laminar.wire.channels import ChannelSettings, Named
+from tests.node.alone import lone_partition
+from tests.node.partition.test_retention import HOUR_MS, At, fill, keeper, settled_start
+
+CHANNEL = 7
+EVERYTHING = Rules(retention_bytes=0)
+
+
+def clock_of(partition: Partition, *, later_ms: int = 0) -> At:
+    clock = At()
+    clock.wall = partition.log.last_append_time_ms + later_ms
+    return clock
+
+
+async def start_after(retention: Retention, partition: Partition) -> int:
+    retention.check(partition)
+    await settled_start(partition)
+    return partition.start_offset
+
+
+async def test_an_open_record_holds_the_start_whatever_its_age(tmp_path: Path) -> None:
+    """Also while the disk is nearly full; when it is done, the start moves."""
+    async with lone_partition(tmp_path) as partition:
+        delivery = Delivery(partition)
+        await delivery.open(CHANNEL, "billing", 1, ChannelSettings(hold_ms=0))
+        await fill(partition, 12)
+        jobs = await delivery.receive(CHANNEL, wanted=24, wait_s=5)
+        assert jobs is not None and jobs.total == 24
+        delivery_number = jobs.runs[0].delivery
+        every = [Step("ack", Named(0, 0, 3, delivery_number)), Step("ack", Named(0, 4, 24, delivery_number))]
+        assert (await delivery.settle(CHANNEL, every)).done == 23
+        old = clock_of(partition, later_ms=1_000 * HOUR_MS)
+
+        assert await start_after(keeper(old, EVERYTHING, low=True), partition) == 0
+        await delivery.settle(CHANNEL, [Step("nack", Named(0, 3, 4, delivery_number), delay_ms=HOUR_MS)])
+        assert await start_after(keeper(old, EVERYTHING), partition) == 0
+        await delivery.seek(CHANNEL, 24, drop=True)
+        assert await start_after(keeper(old, EVERYTHING), partition) > 3
+        delivery.stop()
+
+
+async def test_what_was_never_given_out_holds_the_start_for_a_time(tmp_path: Path) -> None:
+    """For `hold_ms` beyond the rule; then it is lost to the channel, which counts it."""
+    async with lone_partition(tmp_path) as partition:
+        delivery = Delivery(partition)
+        await delivery.open(CHANNEL, "billing", 1, ChannelSettings(hold_ms=HOUR_MS))
+        await fill(partition, 12)
+        rules = Rules(retention_ms=HOUR_MS)
+
+        early = clock_of(partition, later_ms=3 * HOUR_MS // 2)
+        assert await start_after(keeper(early, rules), partition) == 0
+        late = clock_of(partition, later_ms=5 * HOUR_MS // 2)
+        start = await start_after(keeper(late, rules), partition)
+
+        assert start > 0
+        figures = delivery.figures(CHANNEL)
+        assert (figures.next, figures.lost) == (start, start)
+        jobs = await delivery.receive(CHANNEL, wanted=1, wait_s=5)
+        assert jobs is not None and jobs.runs[0].first == start
+        delivery.stop()
+
+
+async def test_a_channel_that_ended_before_holds_nothing(tmp_path: Path) -> None:
+    """With `until`, what comes after it is not awaited."""
+    async with lone_partition(tmp_path) as partition:
+        delivery = Delivery(partition)
+        await delivery.open(CHANNEL, "replay", 1, ChannelSettings(until=1))
+        await fill(partition, 12)
+        old = clock_of(partition, later_ms=1_000 * HOUR_MS)
+
+        assert partition.state.channels.by_id[CHANNEL].until == 0
+        assert await start_after(keeper(old, EVERYTHING), partition) > 0
+        delivery.stop()
