@@ -110,6 +110,8 @@ class ShardChannels:
             await asyncio.gather(*(self._open_one(record, partition, name, each) for name, each in wanted))
         finally:
             self._opening.discard(record.group)
+            # A view that came meanwhile may lack what is open only now.
+            self._work.changed(partition)
 
     async def _open_one(
         self, record: PartitionRecord, partition: Partition, name: str, channel: ChannelRecord

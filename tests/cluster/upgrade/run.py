@@ -23,7 +23,7 @@ from tests.cluster.life.run import REPLICAS, Life
 from tests.cluster.upgrade.cluster import MixedCluster
 
 # What the older program knows.
-OLD_VERSION = 2
+OLD_VERSION = 3
 SEGMENTS = {"catch_up_bytes": 64 * 1024}
 
 _OLDER_CLIENT = """
@@ -114,30 +114,23 @@ class Upgrade(Life):
             if mixed_programs(await self.about()):
                 raise LifeFailed("programs are mixed, and all are new")
 
-    async def split(self, number: int, *, refused: bool) -> None:
-        """Split a partition, which the older program can't carry out: while one runs it is refused."""
-        async with self.stage("a split is refused" if refused else "a partition splits", number):
-            topic, url = f"split-{len(self.spans)}", self.cluster.urls[number]
+    async def channel(self, number: int, *, refused: bool) -> None:
+        """Create a channel, which the older program does not know: while one runs it is refused."""
+        async with self.stage("a channel is refused" if refused else "a channel is created", number):
+            topic, url = f"queue-{len(self.spans)}", self.cluster.urls[number]
             async with laminar.aio.connect([url]) as client:
-                await client.create_topic(topic, partitions=1, replicas=REPLICAS)
+                await client.create_topic(topic, partitions=2, replicas=REPLICAS)
                 await client.topic(topic).append(b"one", b"key")
-                path = f"/v1/topics/{topic}/routes"
-                split = {"after": 0, "inputs": [0], "cuts": [30_000]}
+                path = f"{url}/v1/topics/{topic}/channels/c"
                 async with httpx.AsyncClient(timeout=30) as http:
-                    answer = await http.post(url + path, json=split)
+                    answer = await http.put(path, json={})
                 if refused:
                     if (answer.status_code, answer.json().get("code")) != (503, "not_enabled"):
-                        raise LifeFailed(f"a split in a mixed cluster: {answer.text}")
+                        raise LifeFailed(f"a channel in a mixed cluster: {answer.text}")
                     return
-                if answer.status_code != 202:
-                    raise LifeFailed(f"a split: {answer.text}")
-
-                async def missing() -> str:
-                    told = await client.request_json("GET", path)
-                    return "" if told["routes"][-1]["version"] == 1 else f"{told}"
-
-                await until("a partition splits", missing)
-                await client.topic(topic).append(b"two", b"key")
+                made = await client.topic(topic).create_channel("c", exist_ok=True)
+                if made.depth != 1:
+                    raise LifeFailed(f"a channel of one record: {made}")
 
     # -- work while programs are mixed -----------------------------------------------------------
 
@@ -354,7 +347,7 @@ async def whole(up: Upgrade) -> None:
     await up.refuse_older_member(0)
     await up.api.command("POST", f"/v1/admin/nodes/{up.name(0)}/undrain")
     await up.refuse_older_program_on_newer_folder(1)
-    await up.split(1, refused=False)
+    await up.channel(1, refused=False)
     await up.refuse_older_join(4)
     await up.expect_enabled()
     await up.converge("the wanted set")
@@ -367,11 +360,11 @@ async def short(up: Upgrade) -> None:
     await up.change_program(0, older=False)
     await up.expect_mixed()
     await up.topics_by_both(0, 1)
-    await up.split(0, refused=True)
+    await up.channel(0, refused=True)
     await up.change_program(0, older=True)
     for number in range(3):
         await up.change_program(number, older=False)
     await up.expect_enabled()
-    await up.split(1, refused=False)
+    await up.channel(1, refused=False)
     await up.refuse_older_program_on_newer_folder(0)
     await up.refuse_older_join(3)

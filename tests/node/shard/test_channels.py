@@ -12,6 +12,7 @@ import pytest
 import laminar
 from laminar.embedded import EmbeddedNode
 from laminar.http.api.problems import Problem
+from laminar.node.channels.delivery import Delivery
 from laminar.node.partition.partition import Partition
 from laminar.node.shard.channels import differences
 from laminar.node.shard.shard import Shard
@@ -96,6 +97,35 @@ async def test_what_a_view_lacks_is_not_closed_before_the_catalog_has_confirmed_
                 await asked.wait()
         assert [1, 1] == [len(ids(node, number)) for number in (0, 1)]
     await until_closed(node)
+
+
+async def test_what_was_deleted_while_it_was_opened_is_closed_again(
+    node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The view without it comes before the entry that opens it: nothing else asks for the partition again."""
+    opened, go_on = asyncio.Event(), asyncio.Event()
+    plain, shard = Delivery.open, shard_of(node)
+    # Later the catalog changes nothing of the partitions by itself.
+    await until(lambda: all(each.preferred_leader for each in shard.view.partitions_of("t")))
+
+    async def late(*arguments: Any, **more: Any) -> Any:
+        opened.set()
+        await go_on.wait()
+        return await plain(*arguments, **more)
+
+    monkeypatch.setattr(Delivery, "open", late)
+    creating = asyncio.create_task(create(node))
+    async with asyncio.timeout(20):
+        await opened.wait()
+    await node.client.request_json("DELETE", "/v1/topics/t/channels/c")
+    with pytest.raises(laminar.NotFound):
+        await creating
+    go_on.set()
+    await until(lambda: 2 == shard.channels.opened)
+    await until(lambda: 2 == shard.channels.closed)
+
+    assert [[], []] == [ids(node, 0), ids(node, 1)]
+    assert 0 == shard.work.missed
 
 
 async def test_a_partition_that_is_made_later_has_each_channel_from_its_beginning(node: EmbeddedNode) -> None:
