@@ -133,6 +133,7 @@ class Shard(Process):
             low_water_bytes=settings.low_water_bytes,
             low_water_percent=settings.low_water_percent,
         )
+        self.deliveries = Deliveries()
         self._application = make_application(self)
         self.http = HttpServer(
             self._application,
@@ -151,7 +152,6 @@ class Shard(Process):
             self, self.work, give_away=self.leaders.give_away, learners_added=self.catch_up.learners_added
         )
         self.routes = RouteChanges(self, self.work, transport=self.transport)
-        self.deliveries = Deliveries()
         self.channels = ShardChannels(self, self.work, self.deliveries)
         self.splitting = Splitting(self)
         self._opener = ReplicaOpener(self)
