@@ -40,6 +40,7 @@ from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.channels.channels import ChannelRoutes
+from laminar.node.api.channels.gates import ChannelGates
 from laminar.node.api.channels.jobs import JobRoutes
 from laminar.node.api.channels.lookup import ChannelLookup
 from laminar.node.api.channels.states import ChannelStates
@@ -173,6 +174,7 @@ class Api:
         channels = ChannelRoutes(host, lookup, channel_states, placement)
         channel_steps = ChannelSteps(host.deliveries, leaders)
         jobs = JobRoutes(host, lookup, channel_steps)
+        channel_gates = ChannelGates(host, leaders, gates, host.deliveries)
         groups = GroupRoutes(host, leaders, topics, cursors)
         fetch = FetchRoutes(host, self._exchange, leaders, topics)
         recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
@@ -278,6 +280,7 @@ class Api:
             "reclaim": answering(reclaims.on_reclaim),
             "group": answering(groups.on_group),
             "channel_states": answering(channel_states.on_channel_states),
+            "channel_drained": answering(channel_gates.on_channel_drained),
             "channel_receive": answering(channel_steps.on_receive),
             "channel_settle": answering(channel_steps.on_settle),
             "channel_seek": answering(channel_steps.on_seek),

@@ -32,12 +32,18 @@ class _Counted(NamedTuple):
         )
 
 
+async def _not_known(partition: Partition, channel: int) -> bool:
+    return False
+
+
 class Deliveries:
     """The deliveries of a shard's partitions, by group. They are made when they are first asked for."""
 
-    def __init__(self, precedes: Callable[[Partition, int], Awaitable[bool]] | None = None) -> None:
-        """Begin without any. `precedes`: see `Delivery`; None: no partition comes before another."""
-        self._precedes = precedes
+    def __init__(self) -> None:
+        """Begin without any."""
+        # Whether a channel has ended all that is in the partitions before one (`Delivery`). Until the
+        # application has set it, no ordered channel gives out what follows others.
+        self.precedes: Callable[[Partition, int], Awaitable[bool]] = _not_known
         self._held: dict[bytes, tuple[Partition, Delivery]] = {}
         # What deliveries that ended have counted.
         self._before = _Counted()
@@ -50,9 +56,7 @@ class Deliveries:
             return held[1]
         if held is not None:
             self._end(group)  # the replica was opened again
-        delivery = (
-            Delivery(partition) if self._precedes is None else Delivery(partition, precedes=self._precedes)
-        )
+        delivery = Delivery(partition, precedes=self._ask)
         self._held[group] = (partition, delivery)
         return delivery
 
@@ -75,6 +79,9 @@ class Deliveries:
         for _, delivery in self._held.values():
             found = found.with_those_of(delivery)
         return found._asdict()
+
+    async def _ask(self, partition: Partition, channel: int) -> bool:
+        return await self.precedes(partition, channel)
 
     def _end(self, group: bytes) -> None:
         _, delivery = self._held.pop(group)

@@ -159,6 +159,8 @@ class Delivery:
         known = partition.state.channels.by_id.get(channel)
         if known is not None and known.version >= version:
             return await self._seen()
+        if known is None:
+            self._check_fence()
         future = self._propose([Opened(channel, name, version, settings, first, until)])
         self._renew(channel)
         return await future
@@ -180,9 +182,9 @@ class Delivery:
         With `wanted` 0 none is given: the answer has no records when there is one to be given, or is None.
 
         Raises:
-            Problem: 404 `no_such_channel` if the channel is not open here; 503 `not_leader`; 503 or 507 when
-                the log takes no entry. With the outcome `unknown` records may be out until their time is
-                over.
+            Problem: 503 `being_created` if the channel is not open here; 404 `no_such_channel` if it is
+                deleted meanwhile; 503 `not_leader`; 503 or 507 when the log takes no entry. With the outcome
+                `unknown` records may be out until their time is over.
         """
         self._partition.check_leads()
         line = self._line(channel)
@@ -205,8 +207,8 @@ class Delivery:
         """Acknowledge, refuse, release or extend records that were given out; return when that is committed.
 
         Raises:
-            Problem: 404 `no_such_channel`; 422 `invalid` when too many records are named; 503 `not_leader`.
-                With the outcome `unknown` it may have been carried out: to ask again is safe.
+            Problem: as `receive`; 422 `invalid` when too many records are named. With the outcome `unknown`
+                it may have been carried out: to ask again is safe.
         """
         self._partition.check_leads()
         self._line(channel)
@@ -234,9 +236,16 @@ class Delivery:
         """Give out from `offset` on, whatever was done there; see `Sought`. Raises `Problem`."""
         self._partition.check_leads()
         self._line(channel)
+        self._check_fence()
         future = self._propose([Sought(channel, offset, drop)])
         self._renew(channel)
         return await future
+
+    def _check_fence(self) -> None:
+        """Raise 503 `changing` while the partition is being reclaimed: then nothing is to come out of it."""
+        if self._partition.cursor_commands.is_fenced():
+            name = self._partition.context.name
+            raise Problem("changing", f"{name} is being reclaimed", outcome="not_applied")
 
     async def retry_dead(self, channel: int, offsets: Iterable[int] | None) -> int:
         """Give out dead records again; None: all. Return how many were dead. Raises `Problem`."""
@@ -270,7 +279,7 @@ class Delivery:
         return future
 
     def figures(self, channel: int) -> Figures:
-        """Return the figures of a channel as of the log's end. Raises 404 `no_such_channel`."""
+        """Return the figures of a channel as of the log's end. Raises 503 `being_created`."""
         table, end = self._partition.state.channels, self._partition.end_offset
         held = self._channel(channel)
         dead = sum(aside.why is Why.DEAD for aside in held.aside.values())
@@ -394,9 +403,11 @@ class Delivery:
     def _channel(self, channel: int) -> Channel:
         held = self._partition.state.channels.by_id.get(channel)
         if held is None:
+            # Whether there is such a channel is asked before, of the catalog.
             raise Problem(
-                "no_such_channel",
-                f"{self._partition.context.name} has no such channel, or has it not yet",
+                "being_created",
+                f"the channel is not open in {self._partition.context.name} yet",
+                retry_after_ms=50,
                 outcome="not_applied",
             )
         return held
@@ -737,7 +748,8 @@ class Delivery:
 
     def _dead(self, channel: int, offsets: Iterable[int] | None) -> list[int]:
         self._partition.check_leads()
-        aside = self._channel(channel).aside
+        held = self._partition.state.channels.by_id.get(channel)
+        aside = {} if held is None else held.aside
         wanted = aside.keys() if offsets is None else set(offsets) & aside.keys()
         return sorted(offset for offset in wanted if aside[offset].why is Why.DEAD)
 

@@ -248,7 +248,7 @@ async def test_a_channel_begins_ends_and_is_moved_where_it_is_told(tmp_path: Pat
         await delivery.open(CHANNEL, "billing", 4, QUICK)
         assert values(await given(delivery)) == [b"c"]
         await delivery.close(8)
-        with pytest.raises(Problem, match="no such channel"):
+        with pytest.raises(Problem, match="not open"):
             await delivery.receive(8, wanted=1, wait_s=0)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET
@@ -37,6 +37,9 @@ from laminar.node.api.common.services import ShardServices
 from laminar.node.channels.requests import Step
 from laminar.wire.channels import JOBS_TYPE, MAX_NAMED, Named, parse_token, token
 from membership.records import TopicRecord
+
+ANSWER_S: Final = 1.0
+"""How long a leader has to answer, beside what it is asked to wait."""
 
 
 class JobRoutes:
@@ -100,8 +103,11 @@ class JobRoutes:
             try:
                 given = await self._steps.receive(request)
             except Problem as problem:
-                if found or (len(numbers) > 1 and problem.outcome == "not_applied" and number != numbers[-1]):
-                    continue  # another partition goes on without this one
+                # Another partition goes on without this one, or it has not the channel yet.
+                if found or problem.code == "being_created":
+                    continue
+                if problem.outcome == "not_applied" and number != numbers[-1]:
+                    continue
                 raise
             if given is not None and given.runs:
                 found.append(given)
@@ -123,18 +129,23 @@ class JobRoutes:
             ): number
             for number in numbers
         }
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s + ANSWER_S
         ready: list[int] = []
         problems: list[Problem] = []
         pending = set(tasks)
         try:
-            while pending and not ready:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            while pending and not ready and (left_s := deadline - loop.time()) > 0:
+                done, pending = await asyncio.wait(
+                    pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                )
                 for task in done:
                     try:
                         if task.result() is not None:
                             ready.append(tasks[task])
                     except Problem as problem:
-                        problems.append(problem)
+                        if problem.code != "being_created":
+                            problems.append(problem)
         finally:
             for task in pending:
                 task.cancel()

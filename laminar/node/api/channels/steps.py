@@ -22,6 +22,9 @@ from laminar.wire.channels import Named
 
 ASK_S = 2.0
 """The longest that a leader is asked to wait for records; the consumer's request asks again."""
+_ASK = RetryPolicy(
+    attempts_s=ASK_S, pause_s=STEP_PAUSE_S, repeatable=True, conclude=keep_code, election_wait_s=ASK_S
+)
 # What was not answered may have been given out: it is not asked for again before its time is over.
 _RECEIVE = RetryPolicy(attempts_s=STEP_ATTEMPTS_S, pause_s=STEP_PAUSE_S, repeatable=False, conclude=keep_code)
 
@@ -123,7 +126,7 @@ class ChannelSteps:
             request,
             Given | None,  # type: ignore[arg-type]
             here=self._receive,
-            policy=_RECEIVE if request.wanted else STEP,
+            policy=_RECEIVE if request.wanted else _ASK,
             timeout_s=FORWARDED_APPEND_S + request.wait_ms / 1000,
         )
 

@@ -80,6 +80,14 @@ class Gates:
         """Return whether a claim in this partition must pass a gate. Asks for a newer view if that is old."""
         return bool(self._ancestors(partition.number, await self._record(partition)))
 
+    async def before(self, partition: Partition) -> list[int]:
+        """Return the partitions before this one whose records come first, once its change is done.
+
+        Raises:
+            Problem: 503 `changing` or `not_leader` when that is not known.
+        """
+        return self._ancestors(partition.number, await self._opened(partition))
+
     async def check(self, partition: Partition, name: str) -> None:
         """Return if the cursor is drained in all partitions before this one. After the claim only.
 

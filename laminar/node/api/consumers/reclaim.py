@@ -4,9 +4,10 @@ The leader of a sealed partition reclaims it, on a request, or by itself when th
 ago and retention has taken all of its records. In this order:
 
 1. Its inputs are reclaimed (rule `order`): a group that is behind in one has no cursor here yet.
-2. *Fence*: from now on no cursor begins here, is set below the end, or is taken by a rewind. That is an entry
-   of the log, so it holds for the next leader, too.
-3. No cursor is below the end, or held by a rewind (`drained`). Otherwise the fence is taken down.
+2. *Fence*: from now on no cursor begins here, is set below the end, or is taken by a rewind; no channel is
+   opened or moved. That is an entry of the log, so it holds for the next leader, too.
+3. No cursor is below the end, or held by a rewind (`drained`), and each channel is done with all records, the
+   dead included. Otherwise the fence is taken down.
 4. Each cursor begins in the outputs, at 0, if it is not there (`follow`). That counts when it is synced
    (`pass`). A group that is away would come back as a new one.
 5. The catalog forgets the partition.
@@ -218,6 +219,7 @@ class Reclaims:
         await commands.fence(now_ms=wall_ms)
         try:
             await self._check_drained(partition, end)
+            self._check_channels(record, partition, end)
             await self._follow(record, partition)
             if clock.monotonic_ms() > began_ms + FENCE_MS // 2:
                 raise Problem("changing", f"{partition.context.name} took too long", outcome="not_applied")
@@ -265,6 +267,24 @@ class Reclaims:
                 value=partition.number,
                 limit=named,
                 hint="`limit` has cursors and where they are. DELETE those that are no longer used.",
+                outcome="not_applied",
+            )
+
+    def _check_channels(self, record: TopicRecord, partition: Partition, end: int) -> None:
+        """Check that the topic's channels are done here. After the fence, and a confirmed read of the log."""
+        channels = partition.state.channels
+        behind = channels.unfinished(end)
+        for name, channel in (record.channels or {}).items():
+            if channel.id not in channels.by_id:
+                behind[name] = 0  # it is not open yet
+        if behind:
+            raise Problem(
+                "not_drained",
+                f"{len(behind)} channels are not done with {partition.context.name} to its end, {end}",
+                field="partition",
+                value=partition.number,
+                limit=dict(list(behind.items())[:MOST_NAMED]),
+                hint="`limit` has channels and where they are. Dead records count: replay or drop them.",
                 outcome="not_applied",
             )
 

@@ -334,6 +334,15 @@ class Channels:
         """Return the lowest offset that a channel has not done; None without channels."""
         return min((channel.floor for channel in self.by_id.values()), default=None)
 
+    def unfinished(self, end: int) -> dict[str, int]:
+        """Return by name the lowest offset that a channel is not done with before `end`, with the dead."""
+        found = {}
+        for channel in self.by_id.values():
+            last = end if channel.until is None else min(end, channel.until)
+            if channel.floor < last or channel.open:
+                found[channel.name] = channel.floor
+        return found
+
     # -- the log's changes -----------------------------------------------------------------
 
     def appended(self, header: Header, frame: Buffer) -> None:
