@@ -26,8 +26,8 @@ from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange
 from laminar.node.channels.ends import Ends
 from laminar.node.channels.jobs import Jobs, Run, frames_of
-from laminar.node.channels.queue import Chosen, Queue, is_full
-from laminar.node.channels.requests import Figures, Settled, Step
+from laminar.node.channels.queue import Chosen, Queue
+from laminar.node.channels.requests import Settled, Step
 from laminar.node.channels.scanner import Scanner
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.problems import not_leader
@@ -117,7 +117,9 @@ class Delivery:
         self._partition = partition
         self._precedes = precedes
         self._loop = asyncio.get_running_loop()
+        # The memory of lines is of this term, and of this table.
         self._term = -1
+        self._table = partition.state.channels
         self._lines: dict[int, _Line] = {}
         self._settlers: list[_Settler] = []
         self._turn_is_due = False
@@ -278,23 +280,6 @@ class Delivery:
         self._wake()
         return future
 
-    def figures(self, channel: int) -> Figures:
-        """Return the figures of a channel as of the log's end. Raises 503 `being_created`."""
-        table, end = self._partition.state.channels, self._partition.end_offset
-        held = self._channel(channel)
-        dead = sum(aside.why is Why.DEAD for aside in held.aside.values())
-        return Figures(
-            next=held.next,
-            end=end,
-            depth=max(0, self._limit(held, end) - held.next),
-            out=len(held.out),
-            aside=len(held.aside) - dead,
-            dead=dead,
-            lost=held.lost,
-            floor=held.floor,
-            blocked=is_full(held, table.open),
-        )
-
     async def is_drained(self, channel: int) -> bool:
         """Return whether a channel has ended all that will ever be here, but what is dead. Leader only.
 
@@ -375,12 +360,15 @@ class Delivery:
             self._term = -1
             self._refuse_all(not_leader(partition.context.name, outcome="not_applied"))
             return False
-        if term != self._term:
-            self._term = term
+        if term != self._term or self._table is not partition.state.channels:
+            self._term, self._table = term, partition.state.channels
             for channel in list(self._lines):
                 self._renew(channel)
                 if channel in self._lines:
                     self._lines[channel].is_open = False
+        for channel, line in list(self._lines.items()):
+            if line.queue.lost != line.queue.channel.lost:
+                self._renew(channel)  # the log's start has passed some of its records
         return True
 
     def _refuse_all(self, problem: Problem) -> None:
@@ -688,9 +676,11 @@ class Delivery:
             self._fail_damaged(channel, [run for run in runs if run.first < last])
             self._release(channel, [run for run in runs if run.first >= last])
             return Jobs(number, floor, [], [])
-        except Problem:
+        except Problem as problem:
             self._release(channel, runs)
-            raise
+            if problem.code != "offset_expired":
+                raise
+            return Jobs(number, floor, [], [])  # they were deleted meanwhile
         if count < len(runs):
             self._release(channel, runs[count:])
         return Jobs(number, floor, runs[:count], frames)

@@ -69,6 +69,8 @@ class Queue:
     def __init__(self, channel: Channel, *, now_s: float, wall_ms: int) -> None:
         """Order what the table has: all that is out has its whole time again."""
         self.channel = channel
+        # By which a loss since then is found.
+        self.lost = channel.lost
         # The offset up to which the leader has looked: beyond `next` only by records that do not pass.
         self.at = channel.next
         # What was read from `at` on, and where reading goes on.
@@ -156,6 +158,8 @@ class Queue:
         if self.channel.settings.paused:
             return None
         self.at = max(self.at, self.channel.next)
+        while self.scanned and self.scanned[0].offset < self.at:
+            self.scanned.popleft()
         wanted = self._room(wanted)
         end = self.limit_of_end(end)
         self._ripen(now_s)

@@ -28,17 +28,3 @@ class Settled(NamedTuple):
 
     done: int
     late: list[Named]
-
-
-class Figures(NamedTuple):
-    """A channel in one partition, for people. `depth`: at most that many records were never given out."""
-
-    next: int
-    end: int
-    depth: int
-    out: int
-    aside: int
-    dead: int
-    lost: int
-    floor: int
-    blocked: bool

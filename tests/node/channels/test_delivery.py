@@ -18,6 +18,7 @@ from laminar.node.channels.delivery import Delivery
 from laminar.node.channels.jobs import Jobs
 from laminar.node.channels.requests import Step
 from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.channels import Why
 from laminar.wire.channels import ChannelSettings, Filter, Named
 from tests.node.alone import lone_partition
 
@@ -124,7 +125,7 @@ async def test_a_record_comes_again_until_it_is_dead(tmp_path: Path) -> None:
 
         assert values(await given(delivery, 10)) == [b"b"]
         aside = partition.state.channels.by_id[CHANNEL].aside[0]
-        assert (delivery.figures(CHANNEL).dead, aside.attempts, aside.reason) == (1, 3, "no luck")
+        assert (aside.why, aside.attempts, aside.reason) == (Why.DEAD, 3, "no luck")
         assert await delivery.retry_dead(CHANNEL, None) == 1
         jobs = await given(delivery)
         assert (values(jobs), attempts(jobs)) == ([b"a"], [1])
@@ -226,7 +227,8 @@ async def test_a_filter_passes_over_what_it_does_not_take(tmp_path: Path) -> Non
         jobs = await given(delivery)
         assert values(jobs) == [b"0", b"3"]
         await delivery.settle(CHANNEL, steps("ack", jobs))
-        assert delivery.figures(CHANNEL)[:6] == (4, 4, 0, 0, 0, 0)
+        channel = partition.state.channels.by_id[CHANNEL]
+        assert (channel.next, channel.open) == (4, 0)
 
 
 async def test_a_channel_begins_ends_and_is_moved_where_it_is_told(tmp_path: Path) -> None:
@@ -266,11 +268,30 @@ async def test_what_is_out_survives_a_restart_with_its_whole_time(tmp_path: Path
     async with lone_partition(tmp_path) as partition:
         delivery = Delivery(partition)
         assert values(await given(delivery)) == [b"c"]
-        figures = delivery.figures(CHANNEL)
-        assert (figures.out, figures.aside) == (2, 1)
+        channel = partition.state.channels.by_id[CHANNEL]
+        assert (sorted(channel.out), sorted(channel.aside)) == ([0, 2], [1])
         named = Named(0, 0, 1, jobs.runs[0].delivery)
         assert await delivery.settle(CHANNEL, [Step("ack", named)]) == (1, [])
         delivery.stop()
+
+
+async def test_what_the_start_of_the_log_takes_holds_no_key(tmp_path: Path) -> None:
+    """A person deletes records that are aside, and not looked at yet: what is left of their keys comes."""
+    async with delivering(tmp_path, ChannelSettings(order="key")) as (partition, delivery):
+        await append(partition, b"0", b"1", keys=[b"k", b"k"])
+        first = partition.log.last_index
+        await append(partition, b"2", b"3", keys=[b"k", b"l"])
+        jobs = await given(delivery, 1)
+        await delivery.settle(CHANNEL, steps("nack", jobs, delay_ms=3_600_000))
+        assert values(await given(delivery)) == [b"3"]
+        await nothing(delivery)
+        waiting = asyncio.create_task(given(delivery, 5))
+
+        await partition.start_mover.propose(first)
+
+        assert partition.start_offset == 2
+        assert values(await waiting) == [b"2"]
+        assert partition.state.channels.by_id[CHANNEL].lost == 2
 
 
 async def test_so_much_may_be_out_and_no_more(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ async def test_what_was_never_given_out_holds_the_start_for_a_time(tmp_path: Pat
         start = await start_after(keeper(late, rules), partition)
 
         assert start > 0
-        figures = delivery.figures(CHANNEL)
-        assert (figures.next, figures.lost) == (start, start)
+        channel = partition.state.channels.by_id[CHANNEL]
+        assert (channel.next, channel.lost) == (start, start)
         jobs = await delivery.receive(CHANNEL, wanted=1, wait_s=5)
         assert jobs is not None and jobs.runs[0].first == start
         delivery.stop()

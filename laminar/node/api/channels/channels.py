@@ -146,6 +146,7 @@ class ChannelRoutes:
         self._channels.topic(topic)
         wanted = stored(json_body(request, documents.NewChannel).settings)
         _check_size(wanted)
+        self._check_until(wanted)
         result = await self._ask(ChannelRequest(CreateChannel(topic, channel, wanted)), topic)
         known = _channel_of(result, channel)
         if result.outcome == "already_exists" and known is not None:
@@ -163,6 +164,19 @@ class ChannelRoutes:
             )
         record = self._channels.topic(topic)
         return self._shown(record, channel, known, states, created=result.outcome == "created")
+
+    def _check_until(self, settings: dict[str, Any]) -> None:
+        """Refuse an end in the future: leaders look it up when they open the channel. Raises `Problem`."""
+        until, now_ms = settings.get("until"), self._services.clock.wall_ms()
+        if until is not None and until > now_ms:
+            raise Problem(
+                "invalid",
+                "a channel ends at a time that is over",
+                field="settings.until",
+                value=until,
+                limit=now_ms,
+                outcome="not_applied",
+            )
 
     async def update(self, request: Request, topic: str, channel: str) -> Response:
         """Answer PATCH /v1/topics/{topic}/channels/{channel}: change settings, if If-Match names the version.

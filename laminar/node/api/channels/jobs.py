@@ -8,6 +8,7 @@ consumer that is gone.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -368,14 +369,13 @@ def _documents(given: Sequence[Given]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for part in given:
         batches = [Batch(frame, verified=True) for frame in part.frames]
-        at = 0
+        bases = [batch.base_offset for batch in batches]
         for run in part.runs:
             offset = run.first
             while offset < run.end:
-                while not batches[at].base_offset <= offset < batches[at].next_offset:
-                    at = (at + 1) % len(batches)
-                batch = batches[at]
+                batch = batches[bisect_right(bases, offset) - 1]
                 end = min(run.end, batch.next_offset)
+                assert batch.base_offset <= offset < end, f"no batch holds offset {offset}"
                 for record in batch.records(offset, end):
                     document = {
                         "token": token(part.partition, record.offset, run.delivery),
