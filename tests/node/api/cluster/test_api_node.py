@@ -37,6 +37,7 @@ def filled(http: httpx.Client, new_topic: Callable[..., str]) -> Iterator[dict[s
     change = {"after": 0, "inputs": [1], "wait_ms": 3_600_000}
     assert 202 == http.post(f"/v1/topics/{topic}/routes", json=change).status_code
     http.put(f"/v1/topics/{topic}/cursors/reader", json={"positions": {"0": 1}})
+    assert 201 == http.put(f"/v1/topics/{topic}/channels/jobs", json={}).status_code
     http.post("/v1/sinks/driver")
     http.put(f"/v1/topics/{topic}/groups/readers/members/one")
     producer = http.post("/v1/producers").json()["producer"]
@@ -53,6 +54,7 @@ def filled(http: httpx.Client, new_topic: Callable[..., str]) -> Iterator[dict[s
         "offset": "0",
         "version": "1",
         "cursor": "reader",
+        "channel": "jobs",
         "producer": producer,
         "group": "readers",
         "member": "one",
