@@ -176,6 +176,8 @@ class Leadership:
         voters = sum(p is self.own or p.replica_id in asked for p in self._voters)
         if self.is_idle and voters >= majority(len(self._voters)) and self._hold_all(asked):
             self.quiescence.offer(asked)
+            if self.quiescence.quiesced:
+                self._forget_absent()
 
     def quiesce_without(self, gone: Collection[int]) -> bool:
         """Stay quiesced without the members in `gone`, and probe these later.
@@ -188,7 +190,14 @@ class Leadership:
         self.quiescence.asked = left
         for replica_id in gone:
             self.unreachable(replica_id)
+        self._forget_absent()
         return True
+
+    def _forget_absent(self) -> None:
+        """Count as silent who was not asked to quiesce: no timer finds out any more whether it answers."""
+        for progress in self._others:
+            if progress.replica_id not in self.quiescence.asked:
+                progress.silent = True
 
     def _hold_all(self, asked: Collection[int]) -> bool:
         log = self._log
@@ -215,6 +224,7 @@ class Leadership:
                 self._sender.probe(progress, progress.match_index)
         elif quiescence.agreed(progress.replica_id) and self.is_idle and self._hold_all(quiescence.asked):
             quiescence.quiesced = True
+            self._forget_absent()
 
     def unquiesce(self, *, now_ms: int, soon: bool) -> None:
         """Send heartbeats again: with `soon` at once, else when the next one would be due."""
@@ -321,7 +331,10 @@ class Leadership:
         return progress is self.own or progress.flow is Flow.REPLICATE
 
     def is_active(self, replica_id: int) -> bool:
-        """Return whether this member sent something in the last two election timeouts; True for our own."""
+        """Return whether this member sent something in the last two election timeouts; True for our own.
+
+        While we are quiesced: whether it agreed to that, and its process is up.
+        """
         progress = self.progress.get(replica_id)
         return progress is not None and (progress is self.own or not progress.silent)
 

@@ -131,6 +131,44 @@ def test_a_voter_that_this_leader_never_heard_from_is_no_majority_s_second() -> 
     leader.configure(Configuration((1, 2)), now_ms=network.now_ms)
 
 
+@pytest.mark.parametrize("agreed", [True, False])
+def test_a_voter_that_a_quiesced_group_is_without_is_no_majority_s_second(agreed: bool) -> None:
+    """It was heard shortly before, and no timer runs by which the leader could notice its silence since."""
+    network = Network(3)
+    network.rests = True
+    leader = network.elect(1)
+    network.pass_time(200 if agreed else 0)
+    assert agreed == leader.core.quiesced
+    network[3].crash()
+    network.absent = {3}
+    assert leader.core.quiesce_without([3]) == agreed
+    network.pass_time(800)
+    assert leader.core.quiesced and set(leader.core.quiesce_peers) == {2}
+
+    assert leader.core.majority_active((1, 2)) and not leader.core.majority_active((1, 3))
+    assert refusal(leader, Configuration((1, 3))) == "no_majority"
+    leader.configure(Configuration((1, 2)), now_ms=network.now_ms)
+
+
+def test_a_learner_that_a_lone_voter_quiesced_without_is_not_promoted() -> None:
+    """It held all that was committed; then its process ended, and nobody was left to ask."""
+    network = Network(1)
+    network.rests = True
+    leader = network.elect(1)
+    network.add(2)
+    leader.configure(Configuration((1,), (2,)), now_ms=0)
+    network.settle()
+    network.pass_time(200)
+    assert leader.core.majority_active((1, 2))
+    network[2].crash()
+    network.absent = {2}
+    leader.core.unquiesce(now_ms=network.now_ms)
+    network.pass_time(800)
+    assert leader.core.quiesced and not leader.core.quiesce_peers
+
+    assert not leader.core.majority_active((1, 2))
+
+
 def test_pitfall_08_a_truncated_change_is_reverted() -> None:
     """The configuration is a function of the log: cut the entry, and what was in force before is again."""
     network = Network(3)

@@ -131,6 +131,13 @@ PROTOCOL = [
         tests=("tests/raft/test_configurations.py",),
     ),
     case(
+        "a member that a group quiesced without still counts as heard",
+        "raft.leadership:Leadership._forget_absent",
+        "progress.silent = True",
+        "pass",
+        tests=("tests/raft/test_configurations.py",),
+    ),
+    case(
         "two configuration changes at once",
         "raft.leadership:Leadership.propose_configuration",
         "if log.configurations.index > log.committed_index:",
