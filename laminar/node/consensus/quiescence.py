@@ -170,6 +170,8 @@ class Quiescence:
         if replica in self._quiesced:
             return False
         self._quiesce(replica)
+        if replica.core.role is Role.LEADER:
+            self._wake_for_returned(replica)
         return True
 
     def _quiesce(self, replica: Replica) -> None:
@@ -180,7 +182,6 @@ class Quiescence:
             peer.quiesced_groups[replica.group] = replica
         if replica.core.role is Role.LEADER:
             self._seek_absent(replica)
-            self._wake_for_returned(replica)
 
     def _wake_for_returned(self, replica: Replica) -> None:
         """Wake a group again that quiesced without a member whose node came up since that was offered.

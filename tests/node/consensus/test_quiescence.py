@@ -309,3 +309,52 @@ def test_a_group_is_woken_for_a_member_whose_node_came_up_while_the_others_agree
     core.quiesced = True
     assert quiescence.processed(replica)
     assert [(b"g", [3])] == [(each.replica.group, each.members) for each in quiescence.take_notices(9)]
+
+
+def test_a_quiet_leader_rests_on_without_a_process_though_its_node_has_another() -> None:
+    """A node that is killed loses one process after another: thousands of groups would wake for each."""
+    without: list[list[int]] = []
+
+    def quiesce_without(gone: list[int]) -> bool:
+        without.append(gone)
+        core.quiesce_peers = tuple(each for each in core.quiesce_peers if each not in gone)
+        return True
+
+    core = SimpleNamespace(role=Role.LEADER, leader_id=1, quiesced=True, quiesce_peers=(2, 3), term=1)
+    core.quiesce_without = quiesce_without
+    replica: Any = Stub(
+        group=b"g",
+        replica_id=1,
+        core=core,
+        nodes={1: "a", 2: "b", 3: "c"},
+        configuration=Configuration((1, 2, 3)),
+    )
+    quiescence = Quiescence(
+        replicas={b"g": replica},
+        election_timeout_ms=1500,
+        heartbeat_ms=200,
+        address_of=lambda node, replica: None,
+        address_of_peer=lambda peer: TcpAddress(peer.node, peer.role),
+    )
+    process = Peer("c", 1, b"one life")
+    heard_from(quiescence, replica, 2, Peer("b", 1, b"one life"))
+    heard_from(quiescence, replica, 3, process)
+    quiescence.contact(Peer("c", 2, b"another"), now_ms=0)
+    assert quiescence.processed(replica)
+
+    quiescence.lost(process)
+    assert not quiescence.has_notices
+    assert [[3]] == without
+
+    quiescence.contact(process, now_ms=1)
+    assert [[3]] == [each.members for each in quiescence.take_notices(9)], "it is back"
+    core.quiesced = False
+    assert not quiescence.processed(replica)
+    core.quiesced, core.quiesce_peers = True, (2, 3)
+    assert quiescence.processed(replica)
+
+    quiescence.lost(TcpAddress("c", 1))
+    assert [[3]] == [each.members for each in quiescence.take_notices(9)], (
+        "it is connected: no return will be noticed"
+    )
+    assert [[3]] == without
