@@ -52,13 +52,15 @@ class Request:
     ``Content-Encoding``. `connection` has `peer` and an attribute `context` for the application. `parsed` is
     the result of `Application.parse` for a large body, else None. `Application.head` sets `answer_bytes` if a
     read may have a large answer: then the requests pipelined after it wait until there is room for more
-    answers.
+    answers. `Application.handle` sets `ends_with_peer` if its coroutine is to be cancelled when the peer is
+    gone, as that of a read always is, or closes its side.
     """
 
     __slots__ = (
         "answer_bytes",
         "body",
         "connection",
+        "ends_with_peer",
         "head",
         "headers",
         "method",
@@ -81,6 +83,7 @@ class Request:
         self.connection = connection
         self.parsed: Any = None
         self.answer_bytes = USUAL_ANSWER_BYTES
+        self.ends_with_peer = False
 
     @property
     def peer(self) -> str:

@@ -145,9 +145,12 @@ class Connection(asyncio.BufferedProtocol):
             writer.flush_joined()
 
     def eof_received(self) -> bool:
-        """Note that the peer sends nothing more; its requests are still answered."""
+        """Note that the peer sends nothing more; its requests are still answered, but those that end with it.
+
+        A process that is killed looks like this, too.
+        """
         self._at_eof = True
-        return self._writer.busy
+        return self._writer.busy and not self._writer.ends_with_peer
 
     def pause_writing(self) -> None:
         """Stop taking requests until less than the high mark waits to be sent."""
@@ -411,6 +414,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         future = result if isinstance(result, asyncio.Future) else asyncio.ensure_future(result)
         exchange = Exchange(head, future, reserved)
+        exchange.ends_with_peer = request.ends_with_peer
         self._writer.pending.append(exchange)
         if head.close:
             self._writer.stopped = True

@@ -40,10 +40,11 @@ class Exchange:
     """A request that waits for its turn to be answered: its head, and the answer or the future of the answer.
 
     In bytes: `reserved` is counted in the budget for its body, `expected` is how large the answer of a read
-    may be, and `held` is counted in the budget for the answer once it is made.
+    may be, and `held` is counted in the budget for the answer once it is made. With `ends_with_peer` the
+    future is cancelled if the peer is gone before, or sends nothing more.
     """
 
-    __slots__ = ("expected", "head", "held", "reserved", "result")
+    __slots__ = ("ends_with_peer", "expected", "head", "held", "reserved", "result")
 
     def __init__(
         self, head: RequestHead, result: asyncio.Future[Response] | Response, reserved: int = 0
@@ -51,6 +52,7 @@ class Exchange:
         self.head = head
         self.result = result
         self.reserved = reserved
+        self.ends_with_peer = False
         self.expected = 0
         self.held = 0
 
@@ -117,6 +119,11 @@ class ResponseWriter:
     def busy(self) -> bool:
         """True while an answer is owed or being sent."""
         return bool(self.pending or self._unwritten or self._stream is not None)
+
+    @property
+    def ends_with_peer(self) -> bool:
+        """True while an answer is owed that is useless once the peer sends nothing more."""
+        return any(exchange.ends_with_peer for exchange in self.pending)
 
     @property
     def answer_bytes(self) -> int:
@@ -206,12 +213,12 @@ class ResponseWriter:
         self._server.bodies.give(self.address, reserved)
 
     def abandon(self) -> None:
-        """Abandon what is owed to a peer that is gone: cancel reads, let changes run to their end."""
+        """Abandon what is owed to a peer that is gone: changes run to their end, all else is cancelled."""
         pending, self.pending = self.pending, deque()
         for exchange in pending:
             result = exchange.result
             if isinstance(result, asyncio.Future):
-                if exchange.head.method in ("GET", "HEAD"):
+                if exchange.ends_with_peer or exchange.head.method in ("GET", "HEAD"):
                     result.cancel()
                 else:
                     result.add_done_callback(_note_failure)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -52,11 +53,19 @@ class JobRoutes:
         self._steps = steps
         # The place in the list of partitions at which the next request begins, so that all get their turn.
         self._turn = 0
+        self._releases: set[asyncio.Task[None]] = set()
 
     # -- receive and settle --------------------------------------------------------------
 
-    async def receive(self, request: Request, topic: str, channel: str) -> Response:
-        """Answer POST /v1/topics/{topic}/channels/{channel}/receive."""
+    def receive(self, request: Request, topic: str, channel: str) -> Coroutine[Any, Any, Response]:
+        """Answer POST /v1/topics/{topic}/channels/{channel}/receive.
+
+        A consumer that is gone is given nothing: its request ends, and what is taken for it is released.
+        """
+        request.ends_with_peer = True
+        return self._received(request, topic, channel)
+
+    async def _received(self, request: Request, topic: str, channel: str) -> Response:
         asked = json_body(request, documents.Receive)
         known = await self._channels.record(topic, channel)
         record = self._channels.topic(topic)
@@ -69,7 +78,11 @@ class JobRoutes:
                 [[[each.partition, each.floor, each.runs, each.frames] for each in given], settled]
             )
             return Response(200, [("Content-Type", JOBS_TYPE)], body)
-        jobs = await self._services.off_loop(_documents, given)
+        try:
+            jobs = await self._services.off_loop(_documents, given)
+        except asyncio.CancelledError:
+            self._release(topic, known.id, given)
+            raise
         answer = documents.Received(jobs)
         if settled is not None:
             answer.settled = settled
@@ -84,7 +97,7 @@ class JobRoutes:
         numbers = numbers[self._turn :] + numbers[: self._turn]
         # What has something is mostly the first that is asked: it is asked at once.
         first = numbers[:1] if len(numbers) > 1 else numbers
-        given = await self._take(topic.name, first, channel, asked)
+        given = await self._take(topic.name, first, channel, asked, is_all=len(numbers) == 1)
         while not given:
             left_s = max(0.0, deadline - loop.time())
             ready = await self._ready(topic.name, numbers, channel, min(left_s, ASK_S))
@@ -94,9 +107,48 @@ class JobRoutes:
         return given
 
     async def _take(
-        self, topic: str, numbers: Sequence[int], channel: int, asked: documents.Receive
+        self,
+        topic: str,
+        numbers: Sequence[int],
+        channel: int,
+        asked: documents.Receive,
+        *,
+        is_all: bool = True,
     ) -> list[Given]:
-        """Take from one partition after the other until there is enough."""
+        """Take from one partition after the other until there is enough; unless `is_all`, others come next.
+
+        It goes on to its end when the request is cancelled, as a leader that was asked may have given.
+        """
+        taking = asyncio.create_task(self._taken(topic, numbers, channel, asked, is_all=is_all))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(lambda done: self._release_of(topic, channel, done))
+            raise
+
+    def _release_of(self, topic: str, channel: int, taking: asyncio.Task[list[Given]]) -> None:
+        if not taking.cancelled() and taking.exception() is None:
+            self._release(topic, channel, taking.result())
+
+    def _release(self, topic: str, channel: int, given: Iterable[Given]) -> None:
+        """Give back, in the background, what was taken for a consumer that is gone."""
+        for each in given:
+            steps = [
+                Step("release", Named(each.partition, run.first, run.end, run.delivery)) for run in each.runs
+            ]
+            task = asyncio.create_task(
+                self._settled_quietly(SettleRequest(topic, each.partition, channel, steps))
+            )
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def _settled_quietly(self, request: SettleRequest) -> None:
+        with suppress(Problem):  # else the records' time ends it
+            await self._steps.settle(request)
+
+    async def _taken(
+        self, topic: str, numbers: Sequence[int], channel: int, asked: documents.Receive, *, is_all: bool
+    ) -> list[Given]:
         found: list[Given] = []
         left = asked.max
         for number in numbers:
@@ -107,7 +159,7 @@ class JobRoutes:
                 # Another partition goes on without this one, or it has not the channel yet.
                 if found or problem.code == "being_created":
                     continue
-                if problem.outcome == "not_applied" and number != numbers[-1]:
+                if problem.outcome == "not_applied" and not (is_all and number == numbers[-1]):
                     continue
                 raise
             if given is not None and given.runs:

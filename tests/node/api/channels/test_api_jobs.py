@@ -185,3 +185,25 @@ def test_a_channel_that_is_not_there_is_404(http: httpx.Client, new_topic: NewTo
             f"{path_of(topic, 'absent')}/{path}", json={"drop": "all"} if path == "dead" else {}
         )
         problem(answer, 404, "no_such_channel")
+
+
+def test_a_consumer_that_is_gone_is_given_nothing(
+    api_url: str, http: httpx.Client, new_topic: NewTopic
+) -> None:
+    """Its request ends with its connection: what comes then is the next consumer's, in its first attempt."""
+    for partitions in (1, 3):
+        topic = new_topic(partitions)
+        create(http, topic)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                f"{api_url}{path_of(topic)}/receive",
+                json={"wait_ms": 20_000},
+                timeout=httpx.Timeout(5, read=0.5),
+                trust_env=False,
+            )
+        append(http, topic, *({"value": f"{n}", "key": f"k{n}"} for n in range(9)))
+
+        jobs = [job for _ in range(9) for job in receive(http, topic, max=1)]
+
+        assert [1] * 9 == [job["attempt"] for job in jobs]
+        assert sorted(job["value"] for job in jobs) == [f"{n}" for n in range(9)]
