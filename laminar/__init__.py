@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ConfigError,
         Error,
         Fenced,
+        Late,
         NotDrained,
         NotFound,
         OffsetExpired,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         Overloaded,
         PreconditionFailed,
         ProduceError,
+        Retry,
         Sealed,
         TimedOut,
         Unavailable,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         Unreadable,
     )
     from laminar.client.records import (
+        AsideInfo,
         ChannelInfo,
         CursorInfo,
         PartitionInfo,
@@ -42,11 +45,13 @@ if TYPE_CHECKING:
         Receipt,
         Record,
         RouteInfo,
+        Settled,
         SinkInfo,
         Staged,
         TopicInfo,
         Trimmed,
     )
+    from laminar.client.sync.channel import Channel, Job
     from laminar.client.sync.client import Client, connect
     from laminar.client.sync.datagrams import Datagrams
     from laminar.client.sync.large_values import Value
@@ -72,6 +77,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
             "ConfigError",
             "Error",
             "Fenced",
+            "Late",
             "NotDrained",
             "NotFound",
             "OffsetExpired",
@@ -79,6 +85,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
             "Overloaded",
             "PreconditionFailed",
             "ProduceError",
+            "Retry",
             "Sealed",
             "TimedOut",
             "Unavailable",
@@ -89,6 +96,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     **{
         name: ("laminar.client.records", name)
         for name in (
+            "AsideInfo",
             "ChannelInfo",
             "CursorInfo",
             "PartitionInfo",
@@ -96,12 +104,14 @@ _HOMES: dict[str, tuple[str, str | None]] = {
             "Receipt",
             "Record",
             "RouteInfo",
+            "Settled",
             "SinkInfo",
             "Staged",
             "TopicInfo",
             "Trimmed",
         )
     },
+    **{name: ("laminar.client.sync.channel", name) for name in ("Channel", "Job")},
     **{name: ("laminar.client.sync.client", name) for name in ("Client", "connect")},
     "Datagrams": ("laminar.client.sync.datagrams", "Datagrams"),
     **{name: ("laminar.client.sync.producer", name) for name in ("Delivery", "Producer")},
@@ -114,7 +124,9 @@ _HOMES: dict[str, tuple[str, str | None]] = {
 
 __all__ = [
     "AlreadyExists",
+    "AsideInfo",
     "AuthError",
+    "Channel",
     "ChannelInfo",
     "Client",
     "Codec",
@@ -124,6 +136,8 @@ __all__ = [
     "Delivery",
     "Error",
     "Fenced",
+    "Job",
+    "Late",
     "NotDrained",
     "NotFound",
     "OffsetExpired",
@@ -137,8 +151,10 @@ __all__ = [
     "Reader",
     "Receipt",
     "Record",
+    "Retry",
     "RouteInfo",
     "Sealed",
+    "Settled",
     "Sink",
     "SinkInfo",
     "Staged",

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from laminar.client.client import Client, connect
+from laminar.client.consume.channel import Channel
+from laminar.client.consume.jobs import Job
 from laminar.client.consume.large_values import Value
 from laminar.client.consume.reader import Reader
 from laminar.client.consume.subscription import Subscription
 from laminar.client.produce.datagrams import Datagrams
 from laminar.client.produce.producer import Delivery, Producer
 from laminar.client.records import (
+    AsideInfo,
     PartitionInfo,
     ReadBatch,
     Receipt,
     Record,
+    Settled,
     SinkInfo,
     Staged,
     TopicInfo,
@@ -22,15 +26,19 @@ from laminar.client.topic import Topic
 from laminar.client.transact.sinks import Sink, Stager, Transaction
 
 __all__ = [
+    "AsideInfo",
+    "Channel",
     "Client",
     "Datagrams",
     "Delivery",
+    "Job",
     "PartitionInfo",
     "Producer",
     "ReadBatch",
     "Reader",
     "Receipt",
     "Record",
+    "Settled",
     "Sink",
     "SinkInfo",
     "Staged",

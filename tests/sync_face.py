@@ -28,7 +28,7 @@ MARK = re.compile(
 )
 # Of these both faces have a class, which holds the other's.
 WRAPPED = frozenset(
-    "Client Datagrams Producer Reader Sink Stager Subscription Topic Transaction Value".split()
+    "Channel Client Datagrams Producer Reader Sink Stager Subscription Topic Transaction Value".split()
 )
 # The asynchronous face's words, in docs and types.
 WORDS = (("async with ", "with "), ("async for ", "for "), ("await ", ""), ("`await`", "a call"))
@@ -62,9 +62,10 @@ def _docs(function: Function) -> list[str]:
 def _call(function: Function) -> str:
     """Return the call of the twin with the function's own parameters."""
     arguments = function.args
-    assert arguments.vararg is None and arguments.kwarg is None, f"{function.name} takes any argument"
+    assert arguments.vararg is None, f"{function.name} takes any argument"
     passed = [each.arg for each in [*arguments.posonlyargs, *arguments.args][1:]]
     passed += [f"{each.arg}={each.arg}" for each in arguments.kwonlyargs]
+    passed += [f"**{arguments.kwarg.arg}"] if arguments.kwarg is not None else []
     return f"self._twin.{function.name}({', '.join(passed)})"
 
 

@@ -97,6 +97,22 @@ class Fenced(Error):
     """A newer producer or consumer of the same name took over."""
 
 
+class Late(Error):
+    """What was said of a job changed nothing: its time is over, and another consumer has it or may get it."""
+
+
+class Retry(Exception):
+    """Raised by a handler of `Channel.work`: its job failed, and is to be tried again after `delay` seconds.
+
+    Without `delay`, after the pause that the channel's settings give. The attempt counts.
+    """
+
+    def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.delay = delay
+
+
 class NotDrained(Error):
     """A partition is not to be read yet: ``limit`` has those before it that are not acknowledged, by ends."""
 

@@ -380,6 +380,44 @@ class ChannelInfo:
         )
 
 
+class Settled(NamedTuple):
+    """How many records are as was asked, and the tokens whose delivery is over: of these nothing changed."""
+
+    done: int
+    late: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsideInfo:
+    """A record of a channel that is aside: it waits for its next attempt, or is dead.
+
+    `attempts` are those that failed, and `reason` is that of the last one. `time` is when it is tried again,
+    or when it died (RFC 3339). With `waits_for_key` it was not tried: an earlier record of its key goes
+    first. `token` names it for `Channel.replay` and `drop`; its value is that of `Topic.open`.
+    """
+
+    partition: int
+    offset: int
+    token: str
+    attempts: int
+    time: str
+    waits_for_key: bool
+    reason: str
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> AsideInfo:
+        """Read a line of a list."""
+        return cls(
+            partition=int(answer["partition"]),
+            offset=int(answer["offset"]),
+            token=str(answer["token"]),
+            attempts=int(answer["attempts"]),
+            time=str(answer["at"]),
+            waits_for_key=bool(answer["waits_for_key"]),
+            reason=str(answer["reason"]),
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorInfo:
     """A cursor: by partition its position, its lag in records, and its owner.

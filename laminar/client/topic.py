@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from laminar.client.codecs import Codec, not_bytes
+from laminar.client.consume.channel import Channel
 from laminar.client.consume.cursors import CursorState, cursor_path
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, OnDamage, OnExpired
 from laminar.client.consume.large_values import Value
@@ -502,6 +503,23 @@ class Topic(Generic[T]):
         await CursorState(self._session, self.name, name).delete()
 
     # -- channels ------------------------------------------------------------------------------
+
+    async def channel(self, name: str, *, exist_ok: bool = False, **settings: Any) -> Channel[T]:
+        """Return a channel, to receive its jobs. With settings, or `exist_ok`, it is created.
+
+        ``await topic.channel("billing")`` is one that is there. With ``order="key"`` or other settings (those
+        of docs/channels.md) it is created, and with `exist_ok` taken if it is there with these settings.
+
+        Raises:
+            NotFound: there is no such channel, and none was to be created.
+            AlreadyExists: it exists with other settings; or it exists, and `exist_ok` is false.
+        """
+        if settings or exist_ok:
+            info = await self.create_channel(name, settings=settings, exist_ok=exist_ok)
+        else:
+            info = await self.describe_channel(name)
+        decode: Any = identity if self.codec is None else self.codec.decode
+        return Channel(self._session, self.name, self._channel_path(name), info, decode=decode)
 
     async def create_channel(
         self,

@@ -21,6 +21,7 @@ from laminar.client.records import (
     TopicInfo,
     Trimmed,
 )
+from laminar.client.sync.channel import Channel
 from laminar.client.sync.datagrams import Datagrams
 from laminar.client.sync.large_values import Value
 from laminar.client.sync.portal import Portal
@@ -299,6 +300,20 @@ class Topic(Generic[T]):
     def delete_cursor(self, name: str) -> None:
         """Delete a cursor; do nothing if there is none."""
         self._portal.run(lambda: self._twin.delete_cursor(name))
+
+    def channel(self, name: str, *, exist_ok: bool = False, **settings: Any) -> Channel[T]:
+        """Return a channel, to receive its jobs. With settings, or `exist_ok`, it is created.
+
+        ``topic.channel("billing")`` is one that is there. With ``order="key"`` or other settings (those
+        of docs/channels.md) it is created, and with `exist_ok` taken if it is there with these settings.
+
+        Raises:
+            NotFound: there is no such channel, and none was to be created.
+            AlreadyExists: it exists with other settings; or it exists, and `exist_ok` is false.
+        """
+        return Channel(
+            self._portal, self._portal.run(lambda: self._twin.channel(name, exist_ok=exist_ok, **settings))
+        )
 
     def create_channel(
         self,

@@ -15,11 +15,14 @@ import pytest
 import laminar
 from laminar.client import client as aio_client
 from laminar.client import topic as aio_topic
+from laminar.client.consume import channel as aio_channel
+from laminar.client.consume import jobs as aio_jobs
 from laminar.client.consume import large_values as aio_values
 from laminar.client.consume import reader as aio_reader
 from laminar.client.consume import subscription as aio_subscription
 from laminar.client.produce import datagrams as aio_datagrams
 from laminar.client.produce import producer as aio_producer
+from laminar.client.sync import channel as sync_channel
 from laminar.client.sync import client as sync
 from laminar.client.sync import datagrams as sync_datagrams
 from laminar.client.sync import large_values as sync_values
@@ -41,6 +44,8 @@ TWINS = [
     (aio_sinks.Stager, sync_sinks.Stager),
     (aio_sinks.Transaction, sync_sinks.Transaction),
     (aio_values.Value, sync_values.Value),
+    (aio_channel.Channel, sync_channel.Channel),
+    (aio_jobs.Job, sync_channel.Job),
 ]
 # What only one face needs: the other's machinery.
 ONLY_ASYNC = {

@@ -1,0 +1,204 @@
+"""A channel as its consumers see it: jobs are received, worked, and looked at when they are dead.
+
+``channel = await topic.channel("billing")``. Any number of consumers may use a channel at the same time; each
+job goes to one of them. `docs/channels.md` has the rules.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from laminar.client.consume.job_source import POLL_S, JobSource
+from laminar.client.consume.jobs import Job, reason_of
+from laminar.client.consume.reader import start_parameter
+from laminar.client.consume.worker import Worker
+from laminar.client.errors import ConfigError
+from laminar.client.net.session import Session
+from laminar.client.records import AsideInfo, ChannelInfo, Settled
+from laminar.wire.channels import MAX_NAMED, ChannelSettings
+
+T = TypeVar("T")
+
+Dead = Iterable[AsideInfo | str] | Literal["all"]
+
+_PAGE = 1000
+_CONTENT = {"Content-Type": "application/json"}
+
+
+class Channel(Generic[T]):
+    """A channel of a topic; made by ``await topic.channel(name)``. ``T`` is the type of its values."""
+
+    def __init__(
+        self, session: Session, topic: str, path: str, info: ChannelInfo, *, decode: Callable[[bytes], T]
+    ) -> None:
+        self.name = info.channel
+        self.topic = topic
+        self.settings = dict(info.settings)
+        timeout_ms = int(info.settings.get("timeout_ms", ChannelSettings().timeout_ms))
+        self.source = JobSource(session, topic, path, decode=decode, timeout_s=timeout_ms / 1000)
+        self._session = session
+        self._path = path
+
+    def __repr__(self) -> str:
+        return f"<Channel {self.name} of {self.topic}>"
+
+    # -- jobs ----------------------------------------------------------------------------------
+
+    async def receive_batch(
+        self, max_jobs: int = 32, *, wait: float = POLL_S, timeout: float | None = None
+    ) -> list[Job[T]]:
+        """Return up to `max_jobs` jobs as soon as there is one; [] after `wait` seconds without one.
+
+        Each is this consumer's for `timeout` seconds, or as the channel was set when this program opened it.
+        """
+        return await self.source.batch(max_jobs, wait_s=wait, timeout_s=timeout)
+
+    async def receive(
+        self, max_jobs: int = 32, *, timeout: float | None = None
+    ) -> AsyncGenerator[Job[T], None]:
+        """Yield jobs as they come, until the channel or the client is closed; over any outage.
+
+        Up to `max_jobs` are received at a time. One that has waited here for half of its `timeout` (seconds;
+        the channel's if left out) is extended before it is yielded, or left out if another consumer has it.
+        When the loop ends, those that were not yielded are released.
+        """
+        jobs: deque[Job[T]] = deque()
+        try:
+            while (taken := await self.source.take(max_jobs, timeout_s=timeout)) is not None:
+                jobs.extend(taken)
+                while jobs and not self.source.closed:
+                    if jobs[0].half_over:
+                        jobs = deque(await self.source.still_held(jobs))
+                    else:
+                        yield jobs.popleft()
+        finally:
+            await self.source.give_back(jobs)
+
+    async def work(
+        self,
+        handle: Callable[[Job[T]], Awaitable[object]],
+        *,
+        concurrency: int = 16,
+        drain: float = 30.0,
+    ) -> None:
+        """Call `handle` with each job, up to `concurrency` at a time, until the channel is closed or SIGTERM.
+
+        A job is acknowledged when its handler returns. It failed when the handler raises: the exception is
+        the reason, and after the channel's pause, or that of a `Retry`, the job comes again. While a handler
+        runs its job is extended, so it may take any time.
+
+        At SIGTERM, unless the program handles that itself, and at a cancellation no more jobs are taken.
+        Handlers that run have `drain` seconds to return; then they are cancelled, and their jobs released.
+        """
+        await Worker(self.source, handle, concurrency=concurrency, drain_s=drain).run()
+
+    async def settle(
+        self,
+        *,
+        ack: Sequence[str] = (),
+        nack: Sequence[str] = (),
+        release: Sequence[str] = (),
+        extend: Sequence[str] = (),
+        delay: float | None = None,
+        reason: str = "",
+        timeout: float | None = None,
+    ) -> Settled:
+        """Say by tokens what became of jobs that any program received; late ones raise nothing.
+
+        `delay` in seconds and `reason` are for `nack`, `timeout` in seconds for `extend`; see `Job`.
+        """
+        delay_ms = None if delay is None else round(delay * 1000)
+        timeout_ms = None if timeout is None else round(timeout * 1000)
+        lists: dict[str, list[Any]] = {
+            "ack": list(ack),
+            "nack": [{"token": each, "delay_ms": delay_ms, "reason": reason_of(reason)} for each in nack],
+            "release": list(release),
+            "extend": [{"token": each, "timeout_ms": timeout_ms} for each in extend],
+        }
+        done, late = 0, []
+        for verb, items in lists.items():
+            ended, missed = await self.source.acks.settle(items, verb)
+            done += ended
+            late += missed
+        return Settled(done, tuple(late))
+
+    def close(self) -> None:
+        """End the loops of `receive` and `work` of this object. Idempotent."""
+        self.source.close()
+
+    # -- for people ----------------------------------------------------------------------------
+
+    async def describe(self) -> ChannelInfo:
+        """Return the channel's settings, and where it stands. Raises `NotFound` if it was deleted."""
+        return ChannelInfo.from_answer(await self._session.get_json(self._path))
+
+    async def seek(
+        self, to: str | datetime.datetime | Mapping[int, int], *, drop: bool = False
+    ) -> dict[int, int]:
+        """Move the channel: records from there on are given out again; return the offsets by partition.
+
+        `to` is ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or offsets by partition. What is out or waits
+        before the place comes again too; with `drop` it ends. ``seek("latest", drop=True)`` empties the
+        channel, but for the dead.
+        """
+        place: dict[str, Any]
+        if isinstance(to, Mapping):
+            place = {"positions": {str(partition): offset for partition, offset in to.items()}}
+        else:
+            place = {"at": start_parameter(to, now_ms=time.time_ns() // 1_000_000)}
+        body = msgspec.json.encode({**place, "drop": drop})
+        answer = await self._session.call("PUT", f"{self._path}/position", body=body, headers=_CONTENT)
+        return {int(partition): int(offset) for partition, offset in answer.json()["positions"].items()}
+
+    async def aside(self, *, limit: int | None = None) -> list[AsideInfo]:
+        """Return the records that wait to be tried again, up to `limit`, by partition and offset."""
+        return await self._listed("aside", limit)
+
+    async def dead(self, *, limit: int | None = None) -> list[AsideInfo]:
+        """Return the dead records, up to `limit`, by partition and offset."""
+        return await self._listed("dead", limit)
+
+    async def _listed(self, what: str, limit: int | None) -> list[AsideInfo]:
+        found: list[AsideInfo] = []
+        after: str | None = ""
+        while after is not None and (limit is None or len(found) < limit):
+            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            page = await self._session.get_json(f"{self._path}/{what}?limit={size}&after={after}")
+            found += [AsideInfo.from_answer(each) for each in page["jobs"]]
+            after = page.get("next")
+        return found
+
+    async def replay(self, dead: Dead) -> int:
+        """Give dead records out again, their attempts forgotten; return how many were dead.
+
+        `dead` are results of `Channel.dead`, tokens, or ``"all"``.
+        """
+        return await self._change_dead("replay", dead)
+
+    async def drop(self, dead: Dead) -> int:
+        """End dead records: they are listed no more; return how many were dead. `dead` as for `replay`."""
+        return await self._change_dead("drop", dead)
+
+    async def _change_dead(self, what: str, dead: Dead) -> int:
+        if dead == "all":
+            return await self._post_dead({what: "all"})
+        if isinstance(dead, str):
+            raise ConfigError(
+                f"{dead!r} is neither dead records nor 'all'", code="bad_dead", field="dead", value=dead
+            )
+        tokens = [each if isinstance(each, str) else each.token for each in dead]
+        count = 0
+        for start in range(0, len(tokens), MAX_NAMED):
+            count += await self._post_dead({what: tokens[start : start + MAX_NAMED]})
+        return count
+
+    async def _post_dead(self, change: Mapping[str, Any]) -> int:
+        body = msgspec.json.encode(change)
+        answer = await self._session.call("POST", f"{self._path}/dead", body=body, headers=_CONTENT)
+        return int(answer.json()["count"])

@@ -1,0 +1,200 @@
+"""A record that a channel has given to this consumer, and how an answer with such records is read.
+
+A job is a view of a row of a received batch, as `Record` is. What its consumer says of it goes to the
+collector of acknowledgements (`laminar.client.consume.acks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from laminar.batch import Batch
+from laminar.client.consume.acks import Acks, Said
+from laminar.client.consume.large_values import Value
+from laminar.client.errors import Error
+from laminar.client.records import ReadBatch, Record
+from laminar.http.protocol.answer import Buffer
+from laminar.wire.channels import token
+
+MAX_REASON = 200
+"""Most characters of the reason of a nack."""
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+# Partition, floor, runs (first, count, delivery, attempt), batches; and what was settled first.
+_Part = tuple[int, int, list[tuple[int, int, int, int]], list[bytes]]
+_decoder = msgspec.msgpack.Decoder(tuple[list[_Part], Any])
+
+
+class Delivery(NamedTuple):
+    """What jobs of one run share: the number of their delivery, of their attempt, and their time."""
+
+    number: int
+    attempt: int
+    floor: int
+    timeout_s: float
+    acks: Acks
+
+
+class Job(Record[T_co]):
+    """A record that was given to this consumer alone, until its time is over.
+
+    Say what became of it before that, by `ack`, `nack` or `release`; `extend` gives it more time. Each
+    raises `Late` when the time is over: another consumer has the job, or will get it, and nothing was
+    changed.
+    """
+
+    __slots__ = ("_delivery", "_until_s")
+
+    def __init__(self, batch: ReadBatch[T_co], position: int, delivery: Delivery, until_s: float) -> None:
+        super().__init__(batch, position)
+        self._delivery = delivery
+        self._until_s = until_s
+
+    def __repr__(self) -> str:
+        return f"<Job {self.topic}/{self.partition}@{self.offset} attempt {self.attempt}>"
+
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt, from 1; exact, also over changes of leaders."""
+        return self._delivery.attempt
+
+    @property
+    def token(self) -> str:
+        """The text that names this delivery, for `Channel.settle` and the command line."""
+        return token(self.partition, self.offset, self._delivery.number)
+
+    @property
+    def fence(self) -> tuple[int, int]:
+        """A pair that rises with each delivery of a key: its partition, and the number of the delivery.
+
+        Of a channel with ``order="key"``, store it with what a job of the key writes, and refuse to write
+        under a lower one: so a consumer that outlives its time does no harm.
+        """
+        return self.partition, self._delivery.number
+
+    @property
+    def floor(self) -> int:
+        """Offset in this partition before which the channel has done everything, when the job was given."""
+        return self._delivery.floor
+
+    @property
+    def half_over(self) -> bool:
+        """Whether half of the time for this job has passed."""
+        now_s = self._delivery.acks.loop.time()
+        return now_s > self._until_s - self._delivery.timeout_s / 2
+
+    def open(self, *, timeout: float | None = None) -> Value:
+        """Return the value as a stream: the only way to read that of a large record. See `Topic.open`."""
+        acks = self._delivery.acks
+        return Value(acks.session, self.topic, self.partition, self.offset, timeout_s=timeout)
+
+    async def ack(self) -> None:
+        """Say that the job is done; return when that is committed: it does not come again.
+
+        Acknowledgements of 5 ms go in one request. If its answer is lost it is sent again.
+
+        Raises:
+            Late: the job's time was over.
+            OutcomeUnknown: no answer came in time; the job may come again.
+        """
+        await self._say("ack")
+
+    async def nack(self, *, delay: float | None = None, reason: str = "") -> None:
+        """Say that the attempt failed: the job comes again after `delay` seconds, or as the channel is set.
+
+        Of `reason` 200 characters are kept, for those who look at the dead. Raises `Late` also if an earlier
+        request, whose answer was lost, has said the same.
+        """
+        delay_ms = None if delay is None else round(delay * 1000)
+        await self._say("nack", delay_ms=delay_ms, reason=reason_of(reason))
+
+    async def release(self) -> None:
+        """Give the job back: it comes again at once, and the attempt does not count. Raises `Late`."""
+        await self._say("release")
+
+    async def extend(self, timeout: float | None = None) -> None:
+        """Have the job for `timeout` seconds more, counted from now; as at first if left out.
+
+        Raises:
+            Late: the job's time was over.
+        """
+        seconds = self._delivery.timeout_s if timeout is None else timeout
+        until_s = self._delivery.acks.loop.time() + seconds
+        await self._say("extend", timeout_ms=round(seconds * 1000))
+        self._until_s = until_s
+        if timeout is not None:
+            self._delivery = self._delivery._replace(timeout_s=seconds)
+
+    async def _say(self, verb: str, **more: Any) -> None:
+        await self._delivery.acks.say(Said(verb, self.partition, self.offset, self._delivery.number, **more))
+
+
+def reason_of(text: str) -> str:
+    """Return a reason as a request may have it: what is no text in UTF-8 is replaced."""
+    return text[:MAX_REASON].encode("utf-8", "replace").decode()
+
+
+def jobs_of(
+    body: Buffer, *, topic: str, node: str, decode: Callable[[bytes], T], acks: Acks, timeout_s: float
+) -> list[Job[T]]:
+    """Return the jobs in an answer, of each partition in the order of its runs.
+
+    Raises:
+        Error: (``gap``) the answer lacks a record that it names.
+        BatchError: a batch is damaged.
+    """
+    until_s = acks.loop.time() + timeout_s
+    parts, _ = _decoder.decode(body)
+    return [
+        Job(batch, position, delivery, until_s)
+        for partition, floor, runs, frames in parts
+        for batch, positions, delivery in _runs(
+            [Batch(frame) for frame in frames],
+            runs,
+            floor,
+            lambda frame, first, end, partition=partition: ReadBatch(  # type: ignore[misc]
+                frame,
+                topic=topic,
+                partition=partition,
+                start_offset=first,
+                stop_offset=end,
+                node=node,
+                decode=decode,
+            ),
+            acks,
+            timeout_s,
+        )
+        for position in positions
+    ]
+
+
+def _runs(
+    frames: Sequence[Batch],
+    runs: Sequence[tuple[int, int, int, int]],
+    floor: int,
+    read: Callable[[Batch, int, int], ReadBatch[T]],
+    acks: Acks,
+    timeout_s: float,
+) -> Iterator[tuple[ReadBatch[T], range, Delivery]]:
+    """Yield the parts of the runs that are in one batch each. Runs and batches rise."""
+    at = 0
+    for first, count, number, attempt in runs:
+        delivery = Delivery(number, attempt, floor, timeout_s, acks)
+        offset, end = first, first + count
+        while offset < end:
+            while at < len(frames) and not frames[at].base_offset <= offset < frames[at].next_offset:
+                at += 1
+            if at == len(frames):
+                raise Error(
+                    f"an answer lacks the record at {offset}, which it names", code="gap", value=offset
+                )
+            frame = frames[at]
+            stop = min(end, frame.next_offset)
+            base = frame.base_offset
+            yield read(frame, offset, stop), range(offset - base, stop - base), delivery
+            offset = stop

@@ -1,0 +1,152 @@
+"""A worker of a channel: it gives jobs to a handler, and says of each what became of it.
+
+It takes only as many jobs as its handlers are free, so no other consumer waits for what lies here. A job
+whose handler runs longer than half of its time is extended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from laminar.client.consume.job_source import JobSource
+from laminar.client.consume.jobs import Job
+from laminar.client.consume.stop_signal import at_sigterm
+from laminar.client.errors import ConfigError, Error, Late, Retry
+
+T = TypeVar("T")
+
+_log = logging.getLogger("laminar.client")
+
+LOOKS = 8
+"""How often within a job's time it is looked whether half of that has passed."""
+
+
+class Worker(Generic[T]):
+    """One call of `Channel.work`. `stop` ends it, also from another thread; `ended` is set at its end."""
+
+    def __init__(
+        self,
+        source: JobSource[T],
+        handle: Callable[[Job[T]], Awaitable[object]],
+        *,
+        concurrency: int,
+        drain_s: float,
+    ) -> None:
+        if concurrency < 1:
+            raise ConfigError(
+                "at least one job is worked at a time", code="bad_concurrency", field="concurrency", limit=1
+            )
+        self.ended = asyncio.Event()
+        self._source = source
+        self._handle = handle
+        self._concurrency = concurrency
+        self._drain_s = drain_s
+        self._loop = source.session.loop
+        self._stopping = asyncio.Event()
+        self._room = asyncio.Event()
+        self._handled: set[Job[T]] = set()  # with a handler that runs
+        self._tasks: set[asyncio.Task[None]] = set()  # a job each, until it is known what became of it
+        self._left: list[Job[T]] = []
+
+    def stop(self) -> None:
+        """Take no more jobs, and end once those that are here are done."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def run(self) -> None:
+        """Work until `stop`, SIGTERM, a cancellation, or the end of the source.
+
+        Raises:
+            Error: the channel is gone, or may not be read.
+        """
+        receiving = self._loop.create_task(self._receive())
+        extending = self._loop.create_task(self._extend())
+        stopping = self._loop.create_task(self._stopping.wait())
+        try:
+            with at_sigterm(self.stop):
+                try:
+                    await asyncio.wait({receiving, extending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    receiving.cancel()
+                    await asyncio.wait({receiving})
+                    await self._drain()
+        finally:
+            for task in (receiving, extending, stopping, *self._tasks):
+                task.cancel()
+            await asyncio.gather(extending, stopping, *self._tasks, return_exceptions=True)
+            await self._source.give_back([*self._left, *self._handled])
+            self.ended.set()
+        for task in (receiving, extending):
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def _receive(self) -> None:
+        while True:
+            # Acknowledgements under way are counted, too, but each handler may be ahead of them by some.
+            while len(self._handled) >= self._concurrency or len(self._tasks) >= self._concurrency * 4:
+                self._room.clear()
+                await self._room.wait()
+            jobs = await self._source.take(self._concurrency - len(self._handled))
+            if jobs is None:
+                return
+            for job in jobs:
+                self._handled.add(job)
+                task = self._loop.create_task(self._work(job))
+                self._tasks.add(task)
+                task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._room.set()
+
+    async def _work(self, job: Job[T]) -> None:
+        try:
+            say = await self._outcome(job)
+        finally:
+            self._handled.discard(job)
+            self._room.set()
+        try:
+            await say
+        except Late as late:
+            _log.warning("%s: it is worked again", late)
+        except Error as error:
+            _log.warning("%r may come again: %s", job, error)
+
+    async def _outcome(self, job: Job[T]) -> Awaitable[None]:
+        """Return what is to be said of a job, after its handler."""
+        try:
+            await self._handle(job)
+        except asyncio.CancelledError:
+            self._left.append(job)
+            raise
+        except Retry as again:
+            return job.nack(delay=again.delay, reason=again.reason)
+        except Exception as error:  # noqa: BLE001  # whatever a handler raises is its job's failure
+            _log.warning("%r failed", job, exc_info=error)
+            return job.nack(reason=f"{type(error).__name__}: {error}")
+        return job.ack()
+
+    async def _extend(self) -> None:
+        late: set[Job[T]] = set()
+        while True:
+            await asyncio.sleep(self._source.timeout_s / LOOKS)
+            late &= self._handled
+            due = [job for job in self._handled if job.half_over and job not in late]
+            for job, error in zip(due, await self._extended(due), strict=True):
+                if isinstance(error, Late):
+                    late.add(job)
+                if error is not None:
+                    _log.warning("%r has no more time: %s", job, error)
+
+    async def _extended(self, jobs: list[Job[T]]) -> list[BaseException | None]:
+        """Extend jobs; return what failed. What is not answered soon is asked again at the next look."""
+        soon_s = self._source.timeout_s / LOOKS
+        return await asyncio.gather(
+            *(asyncio.wait_for(job.extend(), soon_s) for job in jobs), return_exceptions=True
+        )
+
+    async def _drain(self) -> None:
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=self._drain_s)
