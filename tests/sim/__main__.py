@@ -3,6 +3,7 @@
 python -m tests.sim --seed 17            one world; --trace FILE writes what happened
 python -m tests.sim --seconds 600        many, on all cores; a failure prints how to see it again
 python -m tests.sim --seed 17 --routes   one world of routes; of many seeds each third is one (`routes.py`)
+python -m tests.sim --seed 17 --channels one world of channels; of many seeds each third, too (`channels.py`)
 python -m tests.sim --cuts 100           rounds of network cuts during configuration changes (`cuts.py`)
 """
 
@@ -15,28 +16,43 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
+from typing import NamedTuple
 
-from tests.sim import routes
+from tests.sim import channels, routes, simulation
 from tests.sim.cuts import ROUNDS, Counted, run_world
-from tests.sim.simulation import Outcome, options_of, simulate
+from tests.sim.simulation import Outcome
+from tests.sim.world import Options
+
+
+class _Kind(NamedTuple):
+    """A kind of world: the option that asks for it, how it is drawn from a seed, and how it runs."""
+
+    option: str
+    options_of: Callable[[int], Options]
+    simulate: Callable[..., Outcome]
+
+
+_PLAIN = _Kind("", simulation.options_of, simulation.simulate)
+_ROUTES = _Kind("--routes", routes.options_of, routes.simulate)
+_CHANNELS = _Kind("--channels", channels.options_of, channels.simulate)
+
+
+def _kind_of(seed: int) -> _Kind:
+    """Return of which kind the world of a seed, of many, is."""
+    return (_ROUTES, _CHANNELS, _PLAIN)[seed % 3]
 
 
 def _one(seed: int) -> tuple[int, Outcome | str]:
+    kind = _kind_of(seed)
     try:
-        if _has_routes(seed):
-            return seed, routes.simulate(routes.options_of(seed))
-        return seed, simulate(options_of(seed))
+        return seed, kind.simulate(kind.options_of(seed))
     except Exception:  # noqa: BLE001  # reported with its seed
         return seed, traceback.format_exc()
     finally:
         gc.collect()
-
-
-def _has_routes(seed: int) -> bool:
-    """Return whether the world of a seed, of many, is one of routes."""
-    return seed % 3 == 0
 
 
 def _settle() -> None:
@@ -68,9 +84,9 @@ def many(first: int, seconds: float) -> int:
                 seeds += 1
                 if isinstance(outcome, str):
                     failed.append(seed)
-                    options = routes.options_of(seed) if _has_routes(seed) else options_of(seed)
-                    again = f"make sim SEED={seed}" + (" OPTIONS=--routes" if _has_routes(seed) else "")
-                    print(f"\nseed {seed}: {options}\n{outcome}{again}\n", flush=True)
+                    kind = _kind_of(seed)
+                    again = f"make sim SEED={seed}" + (f" OPTIONS={kind.option}" if kind.option else "")
+                    print(f"\nseed {seed}: {kind.options_of(seed)}\n{outcome}{again}\n", flush=True)
                     continue
                 simulated_s += outcome.simulated_s
                 cpu_s += outcome.cpu_s
@@ -142,16 +158,18 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, default=None, help="write what happened, line by line")
     parser.add_argument("--cuts", type=int, default=0, help="so many rounds of cuts during changes of groups")
     parser.add_argument("--routes", action="store_true", help="with --seed: a world of routes")
+    parser.add_argument("--channels", action="store_true", help="with --seed: a world of channels")
     given = parser.parse_args()
     if given.cuts:
         return 1 if cuts(given.first, given.cuts) else 0
     if given.seed is None:
         return 1 if many(given.first, given.seconds) else 0
-    options = routes.options_of(given.seed) if given.routes else options_of(given.seed)
+    kind = _ROUTES if given.routes else _CHANNELS if given.channels else _PLAIN
+    options = kind.options_of(given.seed)
     print(options)
     trace: list[str] = []
     try:
-        outcome = (routes.simulate if given.routes else simulate)(options, trace=trace)
+        outcome = kind.simulate(options, trace=trace)
     finally:
         if given.trace is not None:
             given.trace.write_text("".join(trace))

@@ -46,6 +46,8 @@ class Answer:
     code: str = ""
     outcome: str = ""
     limit: object = None
+    # Why nobody knows.
+    error: TransportError | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -135,8 +137,8 @@ class Client:
             data = await self._transport.call(
                 TcpAddress(node, shard + 2), "http", payload, timeout=REQUEST_TIMEOUT_S
             )
-        except TransportError:
-            return Answer(0)
+        except TransportError as error:
+            return Answer(0, error=error)
         envelope = _envelopes.decode(data)
         if envelope.status:
             document = msgspec.msgpack.decode(envelope.payload)

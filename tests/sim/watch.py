@@ -230,6 +230,8 @@ class Watch:
         self.uploads = UploadLedger()
         # Told of each entry that a leader takes, and of each that is committed: what, which group, its head.
         self.on_entry: Callable[[str, str, Header], None] = lambda what, group, header: None
+        # Hear of each entry that is committed for the first time, before its values are counted.
+        self.on_committed: list[Callable[[Group, Header, Buffer], None]] = []
         # Told of the machine whose leader begins a change of its group, and of the group's name.
         self.changing: Callable[[Machine, str], None] = lambda machine, group: None
         self.placement = PlacementRules(world)
@@ -339,6 +341,8 @@ class Watch:
         )
         if group.name != CATALOG_NAME:
             self.routes.committed(who, group, header, frame)
+            for told in self.on_committed:
+                told(group, header, frame)
         if header.kind == Kind.SEAL:
             group.seal = group.seal or header.index
         if header.count:

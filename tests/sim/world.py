@@ -49,6 +49,8 @@ class Options:
     route_pause_s: float = 0.0
     # Between two wishes that a partition that has ended is reclaimed (`reclaimers.py`); 0: there are none.
     reclaim_pause_s: float = 0.0
+    # Between two deeds of a person with the topic's channels (`channels.py`); 0: there are none.
+    channel_pause_s: float = 0.0
     # Between two deeds of administrators; 0: there are none.
     admin_pause_s: float = 0.0
     # Whether these go down to one replica.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.sim.mutants.appends import APPENDS
 from tests.sim.mutants.balance import BALANCE
+from tests.sim.mutants.channels import CHANNELS
 from tests.sim.mutants.consumers import CONSUMERS
 from tests.sim.mutants.lanes import LANE_RULES
 from tests.sim.mutants.nodes import NODES
@@ -29,5 +30,6 @@ CASES = [
     *APPENDS,
     *CONSUMERS,
     *RECLAIMS,
+    *CHANNELS,
     *LANE_RULES,
 ]

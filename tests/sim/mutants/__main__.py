@@ -49,7 +49,7 @@ def _busy(seed: int) -> Options:
 
 def _simulate(case: Case, seconds: float) -> str:
     """Which seed caught it, or an empty string."""
-    from tests.sim import routes
+    from tests.sim import channels, routes
     from tests.sim.simulation import simulate
 
     began_s = time.process_time()
@@ -61,6 +61,8 @@ def _simulate(case: Case, seconds: float) -> str:
                 routes.simulate(routes.busy(seed, reclaim_pause_s=0.5))
             elif case.routes:
                 routes.simulate(routes.busy(seed))
+            elif case.channels:
+                channels.simulate(channels.busy(seed))
             else:
                 simulate(_busy(seed))
         except Exception as error:  # noqa: BLE001  # that is what we are waiting for

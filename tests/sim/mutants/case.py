@@ -17,6 +17,8 @@ class Case:
     routes: bool = False
     # It is met by worlds of routes where ended partitions are reclaimed.
     reclaims: bool = False
+    # It is met by worlds of channels.
+    channels: bool = False
     # Liveness or speed is all that it breaks: not the simulator's to see.
     tests_only: bool = False
 
@@ -31,6 +33,7 @@ def case(
     tests_only: bool = False,
     routes: bool = False,
     reclaims: bool = False,
+    channels: bool = False,
 ) -> Case:
     """In the function `where`, the text `old` becomes `new`."""
-    return Case(Mutant(name, where, old, new), tests, routes, reclaims, tests_only)
+    return Case(Mutant(name, where, old, new), tests, routes, reclaims, channels, tests_only)

@@ -8,6 +8,7 @@ consumer that is gone.
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import bisect_right
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -175,7 +176,7 @@ class JobRoutes:
         Raises:
             Problem: the first one, if no leader answers.
         """
-        wait_ms = round(wait_s * 1000)
+        wait_ms = math.ceil(wait_s * 1000)  # rounded down, the last of it would be asked for again and again
         tasks = {
             asyncio.create_task(
                 self._steps.receive(ReceiveRequest(topic, number, channel, 0, wait_ms))

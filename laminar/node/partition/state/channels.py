@@ -130,7 +130,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=5):
 class Sought(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """Give out from offset `next` on, whatever was out or done there.
 
-    What is out before it goes aside and is due at once; with `drop` it ends, as does what is aside but dead.
+    What is out before it goes aside and is due at once, and that attempt does not count; with `drop` it ends,
+    as does what is aside but dead.
     """
 
     channel: int
@@ -479,7 +480,7 @@ class Channels:
             self._put(
                 channel.aside,
                 [offset for offset, _ in back],
-                [Aside(each.attempt, time_ms, 0, each.key, Why.RETRY) for _, each in back],
+                [Aside(each.attempt - 1, time_ms, 0, each.key, Why.RETRY) for _, each in back],
             )
         self._set_head(channel, next=change.next)
 

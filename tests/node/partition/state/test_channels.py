@@ -103,7 +103,7 @@ def test_seeking_back_gives_out_again_and_forward_keeps_what_is_open() -> None:
     channels.appended(*entry(4, Sought(7, 4)))
 
     assert (channel.next, sorted(channel.out), sorted(channel.aside)) == (4, [], [0, 1, 2, 3])
-    assert channel.aside[0] == Aside(1, 4_000, 0, 0, Why.RETRY)
+    assert channel.aside[0] == Aside(0, 4_000, 0, 0, Why.RETRY), "its consumer did not fail"
     assert channel.aside[1].due_ms == 63_000
     channels.appended(*entry(5, Sought(7, 100, drop=True)))
     assert (channel.next, list(channel.aside)) == (100, [2]), "a dead one waits for a person"
