@@ -156,9 +156,8 @@ class Worker(ChannelClient):
             await asyncio.sleep(rng.choice((0.5, 2.0, 6.0)))
         if deed == "another's":
             # No delivery of this one's: nobody's time, work or attempt may end by it.
-            await self._say(
-                "ack", [(*each[:3], max(0, each[3] + rng.choice((-2, -1, 1)))) for each in tokens]
-            )
+            other = max(0, tokens[0][3] + rng.choice((-2, -1, 1)))
+            await self._say("ack", [(*each[:3], other) for each in tokens])
             return
         if deed in ("nack", "release"):
             await self._say(deed, tokens)
