@@ -201,6 +201,48 @@ COMMANDS = (
         "laminar channel delete flights billing --yes",
     ),
     Command(
+        "channel receive",
+        "admin.jobs:receive",
+        "Receive jobs and print them.",
+        "laminar channel receive flights billing --max 10 --ack",
+    ),
+    Command(
+        "channel ack",
+        "admin.jobs:ack",
+        "Say that jobs are done.",
+        "laminar channel ack flights billing 0:812:5071",
+    ),
+    Command(
+        "channel nack",
+        "admin.jobs:nack",
+        "Say that jobs failed, and are to be tried again.",
+        "laminar channel nack flights billing 0:812:5071 --delay 60 --reason 'no paper'",
+    ),
+    Command(
+        "channel release",
+        "admin.jobs:release",
+        "Give jobs back, as if they had not been received.",
+        "laminar channel release flights billing 0:812-830:5071",
+    ),
+    Command(
+        "channel seek",
+        "admin.jobs:seek",
+        "Move a channel to another place.",
+        "laminar channel seek flights billing --at=-1h",
+    ),
+    Command(
+        "channel aside",
+        "admin.jobs:aside",
+        "List the records that wait to be tried again.",
+        "laminar channel aside flights billing",
+    ),
+    Command(
+        "channel dead",
+        "admin.jobs:dead",
+        "List dead records, replay or drop them.",
+        "laminar channel dead flights billing --replay --all",
+    ),
+    Command(
         "sink list",
         "sink:list_sinks",
         "Show sinks and the last batch that each committed.",

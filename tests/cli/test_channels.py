@@ -77,3 +77,47 @@ def test_what_is_there_already_or_wrong_is_said(topic: str, laminar: Command) ->
     for command in ("describe", "pause", "delete"):
         refused = laminar("channel", command, topic, "nothing")
         assert 0 != refused.code and "no channel 'nothing'" in refused.err, command
+
+
+def test_jobs_are_received_and_said_something_of(topic: str, laminar: Command) -> None:
+    assert 0 == laminar("channel", "create", topic, "billing").code
+    first = laminar("channel", "receive", topic, "billing", "--max", "2", "--json").text.splitlines()
+    one, two = (json.loads(line) for line in first)
+    assert [1, 1] == [one["attempt"], two["attempt"]] and {"value", "key", "offset"} <= one.keys()
+
+    assert 0 == laminar("channel", "ack", topic, "billing", one["token"]).code
+    assert 0 == laminar("channel", "nack", topic, "billing", two["token"], "--delay", "600").code
+    late = laminar("channel", "release", topic, "billing", one["token"], two["token"])
+    assert 3 == late.code and f"{one['token']} is late" in late.err and "0 done, 2 late" in late.err
+    waiting = json.loads(laminar("channel", "aside", topic, "billing", "--json").out)
+    assert [(two["offset"], 1)] == [(each["offset"], each["attempts"]) for each in waiting]
+
+    rest = laminar("channel", "receive", topic, "billing", "-n", "20", "--wait", "0.5", "--ack")
+    lines = [line.split("\t") for line in rest.text.splitlines()]
+    assert 8 == len(lines) and {"1"} == {attempt for _, attempt, _ in lines}
+    assert {str(n) for n in range(10)} == {one["value"], two["value"], *(value for _, _, value in lines)}
+    none = laminar("channel", "receive", topic, "billing", "--wait", "0.1")
+    assert 1 == none.code and "no job came within 0.1 s" in none.err
+    assert 2 == laminar("channel", "ack", topic, "billing").code
+
+    assert 0 == laminar("channel", "seek", topic, "billing", "--at", "earliest").code
+    again = laminar("channel", "receive", topic, "billing", "-n", "20", "--wait", "0.5", "--format", "%v\\n")
+    assert 9 <= len(again.text.splitlines())
+
+
+def test_the_dead_are_listed_replayed_and_dropped(topic: str, laminar: Command) -> None:
+    assert 0 == laminar("channel", "create", topic, "billing", "--setting", "max_attempts=1").code
+    tokens = [
+        line.split("\t")[0]
+        for line in laminar("channel", "receive", topic, "billing", "--max", "10").text.splitlines()
+    ]
+    assert 0 == laminar("channel", "nack", topic, "billing", *tokens[:3], "--reason", "no paper").code
+
+    listed = laminar("channel", "dead", topic, "billing", "-o", "names").text.split()
+    assert 3 == len(listed) and "no paper" in laminar("channel", "dead", topic, "billing").text
+    assert "1 replayed\n" == laminar("channel", "dead", topic, "billing", listed[0], "--replay").text
+    gone = laminar("channel", "dead", topic, "billing", listed[0], "--drop")
+    assert 3 == gone.code and "1 of 1 are not dead" in gone.err
+    assert "2 dropped\n" == laminar("channel", "dead", topic, "billing", "--drop", "--all").text
+    for wrong in (["--replay"], ["--all"], ["--replay", "--drop", "--all"], ["0:1:1"]):
+        assert 2 == laminar("channel", "dead", topic, "billing", *wrong).code, wrong

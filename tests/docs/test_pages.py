@@ -19,9 +19,14 @@ PREPARATION = {
     f". .venv/bin/activate\n{DEV}\n",
 }
 
-PAGES = ("README.md", "docs/clients.md", "docs/first-steps.md", "docs/splitting.md")
+PAGES = ("README.md", "docs/clients.md", "docs/channels.md", "docs/first-steps.md", "docs/splitting.md")
+# It goes on for ever: tests/examples/test_worker.py runs it.
+ENDLESS = {(ROOT / "examples" / "worker.py").read_text()}
 RUNNABLE = [
-    block for page in PAGES for block in blocks_of(page) if block.text not in PREPARATION | {f"{DEV}\n"}
+    block
+    for page in PAGES
+    for block in blocks_of(page)
+    if block.text not in PREPARATION | ENDLESS | {f"{DEV}\n"}
 ]
 # What an operator types on the cluster that these pages have filled; the rest starts nodes of its own.
 RUNNABLE += [block for block in blocks_of("docs/operating.md") if "localhost:7070" in block.text]
