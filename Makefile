@@ -17,7 +17,8 @@
 # make log-crash  recorded runs of library and node, crashed at 1,000 instants of their system calls
 # make cluster-faults  real nodes killed, stopped, cut off, on disks that fail: nothing acknowledged may be lost
 #                      (WORKLOAD=groups: consumers that die, too; WORKLOAD=transactions: drivers of sinks;
-#                      WORKLOAD=routes: partitions that split, merge and move, and a Spark query over them)
+#                      WORKLOAD=routes: partitions that split, merge and move, and a Spark query over them;
+#                      WORKLOAD=channels: consumers of channels that are killed while they work jobs off)
 # make cluster-life  one node becomes five under load, two are drained, one dies, the rest are restarted: always served
 # make cluster-upgrade  nodes of the last release become nodes of this program, one by one, under load; and back, while they may
 # make steer-deps  what steering with XDP needs, where packages may be installed (Debian, as root)
@@ -122,8 +123,8 @@ sim-many: .venv/.core
 	$(BIN)/python -m tests.sim --seconds $(or $(SECONDS),60) --first $(or $(FIRST),1)
 
 # Real processes under real faults, for MINUTES; `OPTIONS="--rounds power --count 100"` and others: see its head.
-# `WORKLOAD=groups`: consumers that are killed, too; `routes`: partitions that split, merge and move, with a Spark query
-# where Spark can run (`REQUIRE=spark`: else it fails; `OPTIONS=--no-spark`: without).
+# `WORKLOAD=groups`: consumers that are killed, too; `channels`: those of channels; `routes`: partitions that split,
+# merge and move, with a Spark query where Spark can run (`REQUIRE=spark`: else it fails; `OPTIONS=--no-spark`: without).
 # As root the wires are cut too.
 cluster-faults: .venv/.core $(if $(filter routes,$(WORKLOAD)),.venv/.spark java)
 	$(BIN)/python -m tests.cluster.faults --minutes $(or $(MINUTES),3) \

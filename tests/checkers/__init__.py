@@ -3,7 +3,8 @@
 Beside `laminar.testing.history`, which compares receipts with everything read back. `anomalies` goes over a
 history of operations (`operations`) after Jepsen's kafka workload: lost, duplicate, reordered, inconsistent
 offsets, polls that go back or skip; `linear` decides in O(n log n) whether the offsets of a history can be
-those of one log in real time; `transactions` compares what drivers of sinks were told with what is there.
+those of one log in real time; `transactions` compares what drivers of sinks were told with what is there;
+`channels` what consumers of a channel were given with what channels promise.
 """
 
 from __future__ import annotations

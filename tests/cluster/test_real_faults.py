@@ -12,6 +12,7 @@ import pytest
 from tests.checkers import Fault, History, Operation, check_operations
 from tests.checkers.timeline import write_timeline
 from tests.cluster.faults import wires
+from tests.cluster.faults.channels import run_channels
 from tests.cluster.faults.groups import run_groups
 from tests.cluster.faults.profiles import run_profile
 from tests.cluster.faults.rounds import ROUNDS, run_rounds
@@ -53,6 +54,14 @@ def test_members_of_a_group_that_die_lose_nothing_and_double_nothing_committed(
 ) -> None:
     """Leaders are killed meanwhile; what `make cluster-faults WORKLOAD=groups` does for minutes."""
     run = run_groups("kills", real_disk, minutes=0.2, nodes=3, shards=1, seed=1, appends_per_s=100.0)
+    sound(asyncio.run(run), capsys)
+
+
+def test_consumers_of_channels_that_die_lose_nothing_and_get_nothing_that_is_done(
+    real_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Leaders are killed meanwhile; what `make cluster-faults WORKLOAD=channels` does for minutes."""
+    run = run_channels("kills", real_disk, minutes=0.2, nodes=3, shards=1, seed=1, appends_per_s=60.0)
     sound(asyncio.run(run), capsys)
 
 

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.faults.channels import run_channels
 from tests.cluster.faults.groups import run_groups
 from tests.cluster.faults.profiles import PROFILES, run_profile
 from tests.cluster.faults.rounds import ROUNDS, run_rounds
@@ -45,9 +46,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument(
         "--workload",
-        choices=("records", "groups", "transactions", "routes"),
+        choices=("records", "groups", "transactions", "routes", "channels"),
         default="records",
-        help="groups: consumers, too; transactions: drivers of sinks, too; routes: partitions that change",
+        help="groups: consumers, too; transactions: drivers of sinks, too; routes: partitions that change; "
+        "channels: consumers of channels, too",
     )
     parser.add_argument(
         "--no-spark",
@@ -84,6 +86,8 @@ def main(arguments: list[str]) -> int:
         run: Callable[..., Coroutine[Any, Any, bool]] = run_profile
         if given.workload == "transactions":
             run = run_transactions
+        elif given.workload == "channels":
+            run = run_channels
         elif given.workload == "routes":
             run = partial(run_routes, spark=not given.no_spark)
         sound = asyncio.run(

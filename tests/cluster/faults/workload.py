@@ -44,8 +44,10 @@ class Workload:
         appends_per_s: float = 100.0,
         readers: int = 2,
         padding_bytes: int = 100,
+        tags: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
+        """`tags`: each record has one of them, by its number."""
         self.history = history
         self.followers = [f"reader-{number + 1}" for number in range(readers)]
         self.acknowledged = 0
@@ -57,6 +59,7 @@ class Workload:
         self._rng = random.Random(seed)
         # Behind each value, so that files grow; histories do without.
         self._padding = b" " * padding_bytes
+        self._tags = tags
         self._writing = True
         self._following = True
         self._asking = True
@@ -179,7 +182,9 @@ class Workload:
                 start_us=now_us(),
             )
             try:
-                sent.append((operation, producer.send(operation.value.encode() + self._padding, key=key)))
+                value = operation.value.encode() + self._padding
+                delivery = producer.send(value, key=key, tag=tag_of(number, self._tags))
+                sent.append((operation, delivery))
             except Error as error:
                 self._failed(operation, error)
                 good = False
@@ -213,7 +218,9 @@ class Workload:
         self._sent[id(operation)] = operation
         try:
             value = operation.value.encode() + self._padding
-            receipt = await self._probers[topic].send(value, key=operation.key, partition=partition)
+            receipt = await self._probers[topic].send(
+                value, key=operation.key, tag=tag_of(self._probes, self._tags), partition=partition
+            )
         except Error as error:
             self._failed(operation, error)
             return
@@ -378,6 +385,11 @@ class _Abandoned:
     async def __aexit__(self, *_: object) -> None:
         with contextlib.suppress(Error):
             await self._producer.__aexit__(None, None, None)
+
+
+def tag_of(number: int, tags: Sequence[str]) -> str | None:
+    """Return the tag of a record by its number; None without any tags."""
+    return tags[number % len(tags)] if tags else None
 
 
 def host_of(url: str) -> str:
