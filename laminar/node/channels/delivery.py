@@ -163,6 +163,7 @@ class Delivery:
             return await self._seen()
         if known is None:
             self._check_fence()
+        first = max(first, partition.state.next_start)
         future = self._propose([Opened(channel, name, version, settings, first, until)])
         self._renew(channel)
         return await future
@@ -201,6 +202,8 @@ class Delivery:
             return await self._read(channel, runs)
         except asyncio.CancelledError:
             # The caller is gone: what it was given is released, also if that is committed only now.
+            if future.done() and not future.cancelled() and future.exception() is None:
+                runs = future.result()
             if runs:
                 self._release(channel, runs)
             raise
@@ -231,7 +234,8 @@ class Delivery:
         if settler.extends:
             # A leader that was deposed may not give time: the next one counts by its own clock.
             await self._partition.reader.confirmed_bounds()
-            self._extend(settler)
+            missed = self._extend(settler)
+            settled = Settled(settled.done - len(missed), settled.late + missed)
         return settled
 
     async def seek(self, channel: int, offset: int, *, drop: bool = False) -> Receipt:
@@ -239,6 +243,8 @@ class Delivery:
         self._partition.check_leads()
         self._line(channel)
         self._check_fence()
+        # A start of the log that is not committed yet has passed the table: it takes nothing more from it.
+        offset = max(offset, self._partition.state.next_start)
         future = self._propose([Sought(channel, offset, drop)])
         self._renew(channel)
         return await future
@@ -498,15 +504,21 @@ class Delivery:
             for offset, out, delay_ms, _ in items:
                 queue.put_aside(offset, out, now_s + max(0, delay_ms) / 1000)
 
-    def _extend(self, settler: _Settler) -> None:
-        line = self._lines.get(settler.channel)
-        if line is None:
-            return
+    def _extend(self, settler: _Settler) -> list[Named]:
+        """Give records more time; return those that are not out any more."""
+        channel, line = (
+            self._partition.state.channels.by_id.get(settler.channel),
+            self._lines.get(settler.channel),
+        )
         now_s = self._loop.time() - self._stalled_s
+        missed: list[Named] = []
         for offset, out, timeout_ms in settler.extends:
-            if line.queue.channel.out.get(offset) == out:
+            if channel is None or channel.out.get(offset) != out:
+                missed.append(Named(self._partition.number, offset, offset + 1, out.delivery))
+            elif line is not None:
                 line.queue.extend(offset, out.delivery, now_s + timeout_ms / 1000)
         self._wake()
+        return missed
 
     def _release(self, channel: int, runs: Iterable[Run]) -> None:
         """Have what was given to a consumer that is gone be given to another at once."""

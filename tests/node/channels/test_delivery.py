@@ -158,6 +158,59 @@ async def test_an_extended_record_stays_out(tmp_path: Path) -> None:
         assert await delivery.settle(CHANNEL, steps("ack", first)) == (1, [])
 
 
+async def test_what_ends_while_the_leader_is_confirmed_is_not_extended(tmp_path: Path) -> None:
+    """Its consumer is not to believe that it has more time."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a", b"b")
+        jobs = await given(delivery)
+        first = Named(0, 0, 1, jobs.runs[0].delivery)
+
+        extended, acknowledged = await asyncio.gather(
+            delivery.settle(CHANNEL, steps("extend", jobs)), delivery.settle(CHANNEL, [Step("ack", first)])
+        )
+
+        assert ((1, [first]), (1, [])) == (extended, acknowledged)
+
+
+async def test_a_request_that_ends_as_it_is_answered_is_given_nothing(tmp_path: Path) -> None:
+    """Its records are out by then: they are released, and it costs no attempt."""
+    async with delivering(tmp_path) as (partition, delivery):
+        asked = [asyncio.create_task(delivery.receive(CHANNEL, wanted=1, wait_s=5.0)) for _ in range(2)]
+        await asyncio.sleep(0)
+        # Of two that are answered in one turn the second is cancelled before it runs.
+        one, _ = [each.future for each in delivery._lines[CHANNEL].waiting]
+        one.add_done_callback(lambda done: asked[1].cancel())
+        await append(partition, b"a", b"b")
+        await asyncio.wait(asked)
+
+        assert [False, True] == [each.cancelled() for each in asked]
+        jobs = await given(delivery, wait_s=0.5)
+        assert ([1], [1]) == (offsets(jobs), attempts(jobs))
+
+
+@pytest.mark.parametrize("opens", [True, False])
+async def test_a_channel_begins_behind_a_start_of_the_log_that_is_not_committed_yet(
+    tmp_path: Path, opens: bool
+) -> None:
+    """Opened, or moved back, while records are deleted: it gives out no record that is not there."""
+    async with lone_partition(tmp_path) as partition:
+        await append(partition, b"0", b"1")
+        first = partition.log.last_index
+        await append(partition, b"2", b"3")
+        delivery = Delivery(partition)
+        if not opens:
+            await delivery.open(CHANNEL, "billing", 1, QUICK)
+            await delivery.seek(CHANNEL, 4)
+        moved = asyncio.ensure_future(partition.start_mover.propose(first))
+        await asyncio.sleep(0)
+
+        await (delivery.open(CHANNEL, "billing", 1, QUICK) if opens else delivery.seek(CHANNEL, 0))
+
+        await moved
+        assert values(await given(delivery)) == [b"2", b"3"]
+        delivery.stop()
+
+
 async def test_what_a_consumer_that_is_gone_was_given_is_released(tmp_path: Path) -> None:
     """A request that is cancelled, before or after its entry is committed, costs no attempt and no wait."""
     async with delivering(tmp_path) as (partition, delivery):

@@ -147,6 +147,12 @@ class PartitionState:
         """Whether a `log_start` entry is not committed yet, or the log's start not moved there yet."""
         return bool(self._starts) or self.due_start is not None
 
+    @property
+    def next_start(self) -> int:
+        """The offset at which the log begins when all `log_start` entries in it are carried out."""
+        last = self._starts[-1] if self._starts else self._last_start
+        return 0 if last is None else last[1].offset
+
     def state(self) -> DerivedState:
         """Return all tables as of the log's end."""
         return DerivedState(
