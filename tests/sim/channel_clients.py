@@ -113,7 +113,7 @@ class Worker(ChannelClient):
     async def _run(self, pause_s: float) -> None:
         self.connect()
         while not self.stopping:
-            await asyncio.sleep(self.rng.expovariate(1 / pause_s))
+            await asyncio.sleep(0.1 if self.in_order else self.rng.expovariate(1 / pause_s))
             await self._receive(self.rng.choice(NAMES))
 
     async def _receive(self, name: str) -> None:
@@ -143,7 +143,7 @@ class Worker(ChannelClient):
     async def _use(self, tokens: list[Token]) -> None:
         """Do with records of one run what consumers do."""
         rng = self.rng
-        await asyncio.sleep(rng.random() * 0.2)
+        await asyncio.sleep(rng.random() * (0.02 if self.in_order else 0.2))
         deed = "ack" if self.in_order else rng.choice(_DEEDS)
         if deed == "crash":
             return

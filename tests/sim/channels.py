@@ -26,6 +26,9 @@ from tests.sim.world import Options, World
 COMPARED_EVERY_S = 2.0
 """The pause between two looks at the tables of all replicas."""
 
+RELEASED = {"paused": False, "filter": None, "max_in_flight": 10_000}
+"""What channels are set to at the end."""
+
 WORKED_OFF_S = 600.0
 """How long the consumers have at the end."""
 
@@ -160,7 +163,7 @@ def _work_off(world: World, rules: ChannelRules, person: Person) -> None:
         )
         for name in NAMES:
             if name not in resumed:
-                done = world.loop.start(person.life, person.set(name, {"paused": False, "filter": None}))
+                done = world.loop.start(person.life, person.set(name, RELEASED))
                 assert world.loop.run_until(done.done, at_most_s=60.0), "a channel is never set"
                 if done.result():
                     resumed.add(name)
