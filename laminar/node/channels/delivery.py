@@ -235,7 +235,9 @@ class Delivery:
             # A leader that was deposed may not give time: the next one counts by its own clock.
             await self._partition.reader.confirmed_bounds()
             missed = self._extend(settler)
-            settled = Settled(settled.done - len(missed), settled.late + missed)
+            if missed:
+                await self._seen()  # what ended them is not committed yet, perhaps
+                settled = Settled(settled.done - len(missed), settled.late + missed)
         return settled
 
     async def seek(self, channel: int, offset: int, *, drop: bool = False) -> Receipt:
