@@ -27,7 +27,7 @@ def receive(
     name: Name,
     *,
     max: Annotated[int, Parameter(name=["--max", "-n"], help="End after this number of jobs.")] = 1,
-    wait: Annotated[float, Parameter(help="End after so many seconds without a job.")] = 5.0,
+    wait: Annotated[float, Parameter(help="End after this number of seconds without a job.")] = 5.0,
     ack: Annotated[
         bool, Parameter(negative="", help="Acknowledge what was printed: it does not come again.")
     ] = False,
