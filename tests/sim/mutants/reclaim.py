@@ -22,6 +22,7 @@ RECLAIMS = [
         f"{_RECLAIMS}._check_drained",
         "or is_rewind(cursor.owner)",
         "or False",
+        tests=RECLAIM,
         reclaims=True,
     ),
     case(
@@ -60,6 +61,7 @@ RECLAIMS = [
         f"{_RECLAIMS}._follow",
         "for output in outputs",
         "for output in outputs[:1]",
+        tests=RECLAIM,
         reclaims=True,
     ),
     case(
@@ -97,6 +99,7 @@ RECLAIMS = [
         f"{_RECLAIMS}._end_fences",
         "await self._end_fence(partition, term)",
         "pass",
+        tests=RECLAIM,
         reclaims=True,
     ),
     case(
@@ -128,6 +131,7 @@ RECLAIMS = [
         "laminar.node.api.records.fetch:FetchRoutes._reclaimed",
         "if seal is None:",
         "if True:",
+        tests=RECLAIM,
         reclaims=True,
     ),
 ]
