@@ -173,9 +173,10 @@ def _load(heard: Heard, path: Path, end_us: int | None) -> None:
             for holding, word in open_words[number]:
                 holding.words.append(word)
         elif what == "told":
-            late = set(_places(told["late"]))
+            late, unknown = set(_places(told["late"])), set(_places(told.get("unknown", ())))
             for holding, word in open_words.pop(number):
-                word.outcome = "late" if (holding.place, holding.delivery) in late else "done"
+                named = (holding.place, holding.delivery)
+                word.outcome = "late" if named in late else "unknown" if named in unknown else "done"
                 word.answered_us = at_us
         elif number in open_asks:
             heard.requests[f"receive: {told['error']}"] += 1

@@ -208,20 +208,20 @@ def test_an_anomaly_is_named(change: Callable[[Seen], None], kind: str) -> None:
 
 
 def test_what_consumers_wrote_is_read(tmp_path: Path) -> None:
-    """A range of tokens, a late one, an answer that never came, and a line that a kill cut off."""
+    """A range of tokens, late and unknown ones, an answer that never came, a line that a kill cut off."""
 
     def line(**told: Any) -> str:
         return json.dumps(told) + "\n"
 
-    jobs = [[0, offset, 5, 1, "k", f"k {offset}", "bulk"] for offset in (3, 4)]
-    said: Mapping[str, Any] = {"ack": ["0:3-4:5"], "nack": [], "release": []}
+    jobs = [[0, offset, 5, 1, "k", f"k {offset}", "bulk"] for offset in (3, 4, 5)]
+    said: Mapping[str, Any] = {"ack": ["0:3-5:5"], "nack": [], "release": []}
     (tmp_path / "c-1.jsonl").write_text(
         line(what="asks", number=1, at=1)
         + line(what="got", number=1, at=2, jobs=jobs)
         + line(what="says", number=2, at=3, said=said)
         + line(what="failed", number=2, at=4, outcome="unknown", error="504 outcome_unknown")
         + line(what="says", number=3, at=5, said=said)
-        + line(what="told", number=3, at=6, done=1, late=["0:4:5"])
+        + line(what="told", number=3, at=6, late=["0:4:5"], unknown=["0:5:5"])
         + line(what="asks", number=4, at=7)
         + line(what="got", number=4, at=8, jobs=jobs)[:-9]
     )
@@ -229,6 +229,10 @@ def test_what_consumers_wrote_is_read(tmp_path: Path) -> None:
     heard = load([tmp_path / "c-1.jsonl"], {"c-1": 9})
 
     outcomes = {each.place: [word.outcome for word in each.words] for each in heard.holdings}
-    assert outcomes == {(0, 3): ["unknown", "done"], (0, 4): ["unknown", "late"]}
+    assert outcomes == {
+        (0, 3): ["unknown", "done"],
+        (0, 4): ["unknown", "late"],
+        (0, 5): ["unknown", "unknown"],
+    }
     assert heard.unheard == [(7, 9)]
     assert heard.requests["acks: 504 outcome_unknown"] == 1

@@ -37,7 +37,8 @@ PARTITIONS = 3
 TAGS = ("mail", "bill", "bulk")
 # Each has a key of its own, and of a key one record is worked on at a time.
 WRITERS = 48
-CONSUMERS = 2
+# How the consumers of each channel work: one by plain HTTP, one with the client library.
+CONSUMERS = ("http", "client")
 TIMEOUT_MS = 4_000
 _COMMON = {"timeout_ms": TIMEOUT_MS, "retry_ms": 100, "retry_max_ms": 1_000}
 SETTINGS_OF: dict[str, dict[str, Any]] = {
@@ -65,11 +66,11 @@ class Staff:
         self._living: dict[str, subprocess.Popen[bytes]] = {}
         self._count = 0
 
-    def hire(self, channel: str) -> None:
+    def hire(self, channel: str, by: str) -> None:
         """One more."""
         self._count += 1
-        name = f"{channel}-{self._count}"
-        plan = {"seed": self._rng.randrange(1 << 32), "poisoned": POISONED[channel], **CHANCES}
+        name = f"{channel}-{by}-{self._count}"
+        plan = {"by": by, "seed": self._rng.randrange(1 << 32), "poisoned": POISONED[channel], **CHANCES}
         with (self.folder / f"{name}.log").open("wb") as log:
             self._living[name] = subprocess.Popen(
                 [
@@ -105,7 +106,8 @@ class Staff:
             self.happened["kill consumer"] += 1
             await self._dismiss(name)
             self.troubles.append((self.ends_us[name], self.ends_us[name]))
-            self.hire(name.partition("-")[0])
+            channel, by, _ = name.split("-")
+            self.hire(channel, by)
 
     def check_alive(self) -> None:
         """Raise if one of them has ended by itself."""
@@ -169,8 +171,8 @@ async def run_channels(
         try:
             await workload.start()
             for channel in SETTINGS_OF:
-                for _ in range(CONSUMERS):
-                    staff.hire(channel)
+                for by in CONSUMERS:
+                    staff.hire(channel, by)
             await workload.more(200)
             trouble = asyncio.create_task(staff.trouble())
             try:

@@ -1,27 +1,31 @@
 """`python -m tests.cluster.faults.consumer URLS TOPIC CHANNEL FILE PLAN`: one consumer of a channel.
 
-It speaks plain HTTP to one node at a time, for ever: a process that can be killed at any instant. What it
-does and is told are lines of FILE, each written before it goes on: that it asks for records, what it got,
-what it is about to say of them, what was answered. PLAN is JSON: `seed`; `poisoned`, [remainder, modulus] of
-the numbers that it refuses for ever; the chances of `nack`, `release` and `extend`. `tests.checkers.channels`
-reads the files.
+It works records off for ever, a process that can be killed at any instant: by plain HTTP to one node at a
+time, or with the client library. What it does and is told are lines of FILE, each written before it goes on:
+that it asks for records, what it got, what it is about to say of them, what was answered. PLAN is JSON: `by`,
+`"http"` or `"client"`; `seed`; `poisoned`, [remainder, modulus] of the numbers that it refuses for ever; the
+chances of `nack`, `release` and `extend`. `tests.checkers.channels` reads the files.
 """
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import random
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from laminar.aio import Job
 
 # Longer than a node waits for records and for its leaders.
 ANSWER_S = 12.0
 WAIT_MS = 2_000
 MOST_JOBS = (1, 8, 100)
-# A node is left for another after so many requests, too, so that all of them take some.
+# A node is left for another after this number of requests, too, so that all of them take some.
 REQUESTS_OF_A_NODE = 40
 TRIES = 4
 
@@ -63,35 +67,72 @@ class Asker:
             self._connection = None
 
 
-class Consumer:
-    """Asks for records, and says what became of them."""
+class Notes:
+    """The lines of one consumer's file."""
 
-    def __init__(self, urls: list[str], topic: str, channel: str, file: str, plan: dict[str, Any]) -> None:
-        self._rng = random.Random(plan["seed"])
-        self._asker = Asker(urls, self._rng)
-        self._path = f"/v1/topics/{topic}/channels/{channel}"
-        self._plan = plan
+    def __init__(self, file: str) -> None:
         # Unbuffered: what was written is there when the process is killed.
         self._file = open(file, "ab", buffering=0)  # noqa: SIM115 - the process ends with it
         self._numbers = 0
 
-    def _note(self, **line: Any) -> None:
-        self._file.write(json.dumps({**line, "at": time.monotonic_ns() // 1_000}).encode() + b"\n")
+    def begin(self, what: str, **told: Any) -> int:
+        """Note a request that is about to be sent; return its number."""
+        self._numbers += 1
+        self.write(what, self._numbers, **told)
+        return self._numbers
+
+    def write(self, what: str, number: int, **told: Any) -> None:
+        """Write a line about a request."""
+        line = {"what": what, "number": number, **told, "at": time.monotonic_ns() // 1_000}
+        self._file.write(json.dumps(line).encode() + b"\n")
+
+
+class Plan:
+    """What a consumer does with records."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.by = plan["by"]
+        self.rng = random.Random(plan["seed"])
+        self._remainder, self._modulus = plan["poisoned"]
+        self._chances = plan
+
+    def wanted(self) -> int:
+        """Return how many records to ask for."""
+        return self.rng.randint(1, self.rng.choice(MOST_JOBS))
+
+    def verdict(self, value: str) -> str:
+        """Return what becomes of a record: `poisoned`, `nack`, `release`, `extend` (and ack) or `ack`."""
+        if int(value.split()[-1]) % self._modulus == self._remainder:
+            return "poisoned"
+        chance = self.rng.random()
+        for verb in ("nack", "release", "extend"):
+            if chance < self._chances[verb]:
+                return verb
+            chance -= self._chances[verb]
+        return "ack"
+
+
+class Consumer:
+    """Asks for records by HTTP, and says what became of them."""
+
+    def __init__(self, urls: list[str], path: str, notes: Notes, plan: Plan) -> None:
+        self._asker = Asker(urls, plan.rng)
+        self._path = path
+        self._notes = notes
+        self._plan = plan
 
     def _ask(self, what: str, path: str, body: dict[str, Any], **told: Any) -> dict[str, Any] | None:
         """Return the answer; None if it is a refusal, or none came."""
-        self._numbers += 1
-        number = self._numbers
-        self._note(what=what, number=number, **told)
+        number = self._notes.begin(what, **told)
         try:
             status, answer = self._asker.post(self._path + path, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self._note(what="failed", number=number, outcome="unknown", error=repr(error)[:200])
+            self._notes.write("failed", number, outcome="unknown", error=repr(error)[:200])
             return None
         if status != 200:
             # Without a word about its outcome it may have been carried out.
             outcome = answer.get("outcome") or "unknown"
-            self._note(what="failed", number=number, outcome=outcome, error=f"{status} {answer.get('code')}")
+            self._notes.write("failed", number, outcome=outcome, error=f"{status} {answer.get('code')}")
             return None
         if what == "asks":
             jobs = [
@@ -106,15 +147,15 @@ class Consumer:
                 ]
                 for job in answer["jobs"]
             ]
-            self._note(what="got", number=number, jobs=jobs)
+            self._notes.write("got", number, jobs=jobs)
         else:
-            self._note(what="told", number=number, done=answer["done"], late=answer["late"])
+            self._notes.write("told", number, late=answer["late"])
         return answer
 
     def go_on(self) -> None:
         """For ever."""
         while True:
-            body = {"max": self._rng.randint(1, self._rng.choice(MOST_JOBS)), "wait_ms": WAIT_MS}
+            body = {"max": self._plan.wanted(), "wait_ms": WAIT_MS}
             answer = self._ask("asks", "/receive", body)
             if answer is None:
                 time.sleep(0.2)
@@ -122,31 +163,83 @@ class Consumer:
                 self._work_off(answer["jobs"])
 
     def _work_off(self, jobs: list[dict[str, Any]]) -> None:
-        ack, nack, release, extend = [], [], [], []
-        remainder, modulus = self._plan["poisoned"]
+        said: dict[str, list[Any]] = {"ack": [], "nack": [], "release": []}
+        extend = []
         for job in jobs:
-            token, chance = job["token"], self._rng.random()
-            if int(str(job["value"]).split()[-1]) % modulus == remainder:
-                nack.append({"token": token, "reason": "poisoned"})
-            elif chance < self._plan["nack"]:
-                nack.append({"token": token, "delay_ms": self._rng.randint(0, 300)})
-            elif chance < self._plan["nack"] + self._plan["release"]:
-                release.append(token)
+            token, verdict = job["token"], self._plan.verdict(job["value"])
+            if verdict == "poisoned":
+                said["nack"].append({"token": token, "reason": "poisoned"})
+            elif verdict == "nack":
+                said["nack"].append({"token": token, "delay_ms": self._plan.rng.randint(0, 300)})
+            elif verdict == "release":
+                said["release"].append(token)
             else:
-                if chance > 1 - self._plan["extend"]:
+                if verdict == "extend":
                     extend.append({"token": token})
-                ack.append(token)
+                said["ack"].append(token)
         if extend:
             self._say({"extend": extend})
-        time.sleep(self._rng.uniform(0.0, 0.02))
-        self._say({"ack": ranged(ack), "nack": nack, "release": release})
+        time.sleep(self._plan.rng.uniform(0.0, 0.02))
+        self._say({**said, "ack": ranged(said["ack"])})
 
     def _say(self, said: dict[str, Any]) -> None:
         """Say it again while it is not known to be done: it may have been, and then that is the answer."""
         for _ in range(TRIES):
             if self._ask("says", "/acks", said, said=said) is not None:
                 return
-            time.sleep(self._rng.uniform(0.05, 0.5))
+            time.sleep(self._plan.rng.uniform(0.05, 0.5))
+
+
+async def work(urls: list[str], topic: str, name: str, notes: Notes, plan: Plan) -> None:
+    """Do the same with the client library, for ever."""
+    import laminar  # a consumer by HTTP starts without it
+
+    async with laminar.aio.connect(urls, timeout=ANSWER_S) as client:
+        channel = await client.topic(topic).channel(name)
+        while True:
+            number = notes.begin("asks")
+            try:
+                jobs = await channel.receive_batch(plan.wanted(), wait=WAIT_MS / 1_000)
+            except laminar.Error as error:
+                notes.write(
+                    "failed", number, outcome=error.outcome or "unknown", error=f"client {error.code}"
+                )
+                await asyncio.sleep(0.2)
+                continue
+            notes.write("got", number, jobs=[_told(job) for job in jobs])
+            verdicts = [(job, plan.verdict(job.text)) for job in jobs]
+            await _say(notes, "extend", [job for job, verdict in verdicts if verdict == "extend"])
+            await asyncio.sleep(plan.rng.uniform(0.0, 0.02))
+            by_verb: dict[str, list[Job[bytes]]] = {"ack": [], "nack": [], "release": []}
+            for job, verdict in verdicts:
+                by_verb[{"poisoned": "nack", "extend": "ack"}.get(verdict, verdict)].append(job)
+            await asyncio.gather(*(_say(notes, verb, those) for verb, those in by_verb.items()))
+
+
+def _told(job: Job[bytes]) -> list[Any]:
+    delivery = int(job.token.rpartition(":")[2])
+    key = job.key.decode() if job.key else ""
+    return [job.partition, job.offset, delivery, job.attempt, key, job.text.rstrip(), job.tag or ""]
+
+
+async def _say(notes: Notes, verb: str, jobs: list[Job[bytes]]) -> None:
+    """Say the same of all, each by itself: the client puts them together."""
+    from laminar import Error, Late
+
+    if not jobs:
+        return
+    number = notes.begin("says", said={verb: [job.token for job in jobs]})
+    failures = await asyncio.gather(*(getattr(job, verb)() for job in jobs), return_exceptions=True)
+    late, unknown = [], []
+    for job, failure in zip(jobs, failures, strict=True):
+        if isinstance(failure, Late) and verb == "ack":
+            late.append(job.token)
+        elif isinstance(failure, Error):
+            # Late is also what the client has sent twice, as the first answer was lost.
+            unknown.append(job.token)
+        elif failure is not None:
+            raise failure
+    notes.write("told", number, late=late, unknown=unknown)
 
 
 def ranged(tokens: list[str]) -> list[str]:
@@ -165,6 +258,14 @@ def ranged(tokens: list[str]) -> list[str]:
     ]
 
 
+def main(arguments: list[str]) -> None:
+    """For ever."""
+    urls, topic, channel, file, given = arguments
+    notes, plan = Notes(file), Plan(json.loads(given))
+    if plan.by == "client":
+        asyncio.run(work(urls.split(","), topic, channel, notes, plan))
+    Consumer(urls.split(","), f"/v1/topics/{topic}/channels/{channel}", notes, plan).go_on()
+
+
 if __name__ == "__main__":
-    urls, topic, channel, file, plan = sys.argv[1:6]
-    Consumer(urls.split(","), topic, channel, file, json.loads(plan)).go_on()
+    main(sys.argv[1:])
