@@ -122,7 +122,9 @@ class Worker(ChannelClient):
     async def _receive(self, name: str) -> None:
         rng = self.rng
         body: dict[str, Any] = {"max": rng.choice((1, 3, 20)), "wait_ms": rng.choice((0, 500, 3000))}
-        if not self.in_order and rng.random() < 0.3:
+        if self.in_order:
+            body["wait_ms"] = 0
+        elif rng.random() < 0.3:
             body["timeout_ms"] = rng.choice((1000, 5000))
         answer = await self.ask("receive", "POST", f"channels/{name}/receive", body, {"accept": JOBS_TYPE})
         if answer.status != 200:
