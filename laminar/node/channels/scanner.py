@@ -46,7 +46,7 @@ class Scanner:
         if not queue.is_scanned or self._task is not None or len(queue.scanned) >= AHEAD:
             return
         queue.scanned_to = max(queue.scanned_to, queue.channel.next)
-        if queue.scanned_to < queue.limit_of_end(end):
+        if queue.scanned_to < queue.channel.last(end):
             self._task = asyncio.get_running_loop().create_task(self._read(queue))
 
     def stop(self) -> None:
@@ -89,7 +89,7 @@ class Scanner:
 
     def _add_unknown(self, queue: Queue, end: int) -> None:
         """Have records that cannot be read be given out: consumers find the same, and they die in the end."""
-        end = queue.limit_of_end(max(end, queue.scanned_to + 1))
+        end = queue.channel.last(max(end, queue.scanned_to + 1))
         queue.scanned += [Scanned(offset, NO_KEY, True) for offset in range(queue.scanned_to, end)]
         queue.scanned_to = end
         self._damaged_s = None
@@ -97,7 +97,7 @@ class Scanner:
 
 def _add(queue: Queue, batch: Batch) -> None:
     """Add the records of a batch that the queue does not know yet."""
-    first, end = max(queue.scanned_to, batch.base_offset), queue.limit_of_end(batch.next_offset)
+    first, end = max(queue.scanned_to, batch.base_offset), queue.channel.last(batch.next_offset)
     a, b = first - batch.base_offset, end - batch.base_offset
     if b <= a:
         return

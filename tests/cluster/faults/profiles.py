@@ -20,6 +20,8 @@ from tests.cluster.faults.workload import Workload
 PARTITIONS = 6
 TOPICS = {"synced": "commit", "written": "interval"}
 CONVERGE_S = 90.0
+# A topic whose route was changed for half an hour has hundreds of partitions, each asked on three nodes.
+DIGESTS_S = 300.0
 # Longer than any fault keeps a node away: only of one whose directory was wiped are replicas made anew.
 SETTINGS = {"replace_after_ms": 15_000}
 
@@ -133,6 +135,6 @@ async def settle(
     await workload.drain(timeout_s=CONVERGE_S)
     wrong = []
     for topic in topics:
-        digests = await asyncio.to_thread(committed_digests, cluster.urls, topic, timeout=CONVERGE_S)
+        digests = await asyncio.to_thread(committed_digests, cluster.urls, topic, timeout=DIGESTS_S)
         wrong += check_replicas(digests)
     return wrong

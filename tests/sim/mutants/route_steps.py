@@ -108,7 +108,7 @@ ROUTE_STEPS = [
     ),
     case(
         "a quiesced group is not woken for a member that came up while the others agreed",
-        "laminar.node.consensus.quiescence:Quiescence._quiesce",
+        "laminar.node.consensus.quiescence:Quiescence.processed",
         "self._wake_for_returned(replica)",
         "pass",
         tests=("tests/node/consensus/test_quiescence.py",),

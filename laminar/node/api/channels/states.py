@@ -101,19 +101,19 @@ class ChannelStates:
 
 async def state_of(partition: Partition, channel: Channel, *, end: int, full: bool) -> ChannelState:
     """Return where a channel stands before `end`; `full`: its partition has too many open records."""
-    aside = [offset for offset, each in channel.aside.items() if each.why is not Why.DEAD]
-    last = end if channel.until is None else min(end, channel.until)
-    oldest = min((channel.next, *channel.out, *aside))
+    waiting = [offset for offset, each in channel.aside.items() if each.why is not Why.DEAD]
+    last = channel.last(end)
+    oldest = min((channel.next, *channel.out, *waiting))
     state = ChannelState(
         partition=partition.number,
         channel=channel.id,
         version=channel.version,
         next=channel.next,
         end=end,
-        depth=max(0, last - channel.next) + len(channel.out) + len(aside),
+        depth=channel.depth(end),
         out=len(channel.out),
-        aside=len(aside),
-        dead=len(channel.aside) - len(aside),
+        aside=len(waiting),
+        dead=len(channel.aside) - len(waiting),
         lost=channel.lost,
         oldest_ms=0,
         blocked=full or channel.open >= MAX_OPEN,

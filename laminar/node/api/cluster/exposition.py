@@ -38,6 +38,7 @@ class _Scrape(Collector):
         yield from self._numbers()
         yield from self._partitions()
         yield from self._routes()
+        yield from self._channels()
         up = GaugeMetricFamily(
             "laminar_process_up", "1 where a process of this node answers", labels=["process"]
         )
@@ -95,6 +96,30 @@ class _Scrape(Collector):
         ended = [each["cursors"] for each in led if each["state"] == "sealed"]
         undrained.add_metric([], sum(lag > 0 for cursors in ended for lag, _ in cursors.values()))
         yield from (changes, phases, states, undrained)
+
+    def _channels(self) -> Iterator[Metric]:
+        """Yield where channels stand, summed over the partitions that this node leads."""
+        families = [
+            GaugeMetricFamily(f"laminar_channel_{name}", text, labels=["topic", "channel"])
+            for name, text in (
+                ("depth", "Records to be given out yet, at most, and those that are out"),
+                ("out", "Records that are given out, and neither acknowledged nor failed"),
+                ("aside", "Records that wait to be tried again"),
+                ("dead", "Records that failed too often"),
+                ("lost", "Records that left the log before they were done"),
+            )
+        ]
+        sums: dict[tuple[str, str], list[int]] = {}
+        for process in self._processes:
+            for partition in process.get("partitions", []):
+                for name, numbers in partition["channels"].items():
+                    held = sums.setdefault((partition["topic"], name), [0] * len(families))
+                    for place, number in enumerate(numbers):
+                        held[place] += number
+        for where, numbers in sorted(sums.items()):
+            for family, number in zip(families, numbers, strict=True):
+                family.add_metric(where, number)
+        yield from families
 
     def _partitions(self) -> Iterator[Metric]:
         labels = ["topic", "partition"]

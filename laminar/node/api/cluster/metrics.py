@@ -51,6 +51,20 @@ class MetricsRoute:
                     "fetched_bytes": partition.reader.fetched_bytes,
                     "staged_batches": len(partition.state.stages),
                     "staged_bytes": partition.state.stages.size_bytes,
+                    "channels": (
+                        {
+                            channel.name: (
+                                channel.depth(partition.end_offset),
+                                len(channel.out),
+                                len(channel.aside) - channel.dead,
+                                channel.dead,
+                                channel.lost,
+                            )
+                            for channel in partition.state.channels.by_id.values()
+                        }
+                        if partition.leads
+                        else {}
+                    ),
                     "cursors": (
                         {
                             name: (

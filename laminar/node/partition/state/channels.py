@@ -284,6 +284,19 @@ class Channel:
         return len(self.out) + len(self.aside)
 
     @property
+    def dead(self) -> int:
+        """How many records are dead."""
+        return sum(aside.why is Why.DEAD for aside in self.aside.values())
+
+    def last(self, end: int) -> int:
+        """Return where the channel ends in a partition that ends at `end`."""
+        return end if self.until is None else min(end, self.until)
+
+    def depth(self, end: int) -> int:
+        """Return how many records before `end` are to be given out yet, at most; those that are out count."""
+        return max(0, self.last(end) - self.next) + self.open - self.dead
+
+    @property
     def floor(self) -> int:
         """The lowest offset that is not done."""
         return min((self.next, *self.out, *self.aside))
@@ -339,8 +352,7 @@ class Channels:
         """Return by name the lowest offset that a channel is not done with before `end`, with the dead."""
         found = {}
         for channel in self.by_id.values():
-            last = end if channel.until is None else min(end, channel.until)
-            if channel.floor < last or channel.open:
+            if channel.floor < channel.last(end) or channel.open:
                 found[channel.name] = channel.floor
         return found
 

@@ -122,7 +122,8 @@ def test_a_channel_is_moved_back_and_forward(http: httpx.Client, new_topic: NewT
     path = f"{path_of(topic)}/position"
 
     assert http.put(path, json={"positions": {"0": 1}}).json() == {"positions": {"0": 1}}
-    assert [(job["value"], job["attempt"]) for job in receive(http, topic)] == [("a", 2), ("b", 1)]
+    jobs = receive(http, topic)
+    assert [(job["value"], job["attempt"]) for job in jobs] == [("a", 1), ("b", 1)], "a seek costs no attempt"
     assert http.put(path, json={"at": "latest", "drop": True}).json() == {"positions": {"0": 2}}
     assert http.get(path_of(topic)).json()["depth"] == 0
     assert http.put(path, json={"at": "1970-01-01T00:00:00Z"}).json() == {"positions": {"0": 0}}
@@ -207,3 +208,19 @@ def test_a_consumer_that_is_gone_is_given_nothing(
 
         assert [1] * 9 == [job["attempt"] for job in jobs]
         assert sorted(job["value"] for job in jobs) == [f"{n}" for n in range(9)]
+
+
+def test_the_metrics_say_where_a_channel_stands(http: httpx.Client, new_topic: NewTopic) -> None:
+    """Summed over the partitions that this node leads."""
+    topic = new_topic(2)
+    create(http, topic, max_attempts=1)
+    append(http, topic, *({"value": f"{n}", "key": f"k{n}"} for n in range(9)))
+    jobs = [job for _ in range(3) for job in receive(http, topic, max=1)]
+    settle(http, topic, ack=[jobs[0]["token"]], nack=[{"token": jobs[1]["token"]}])
+
+    metrics = http.get("/metrics").text
+
+    where = f'{{channel="c",topic="{topic}"}}'
+    for name, number in (("depth", 7), ("out", 1), ("aside", 0), ("dead", 1), ("lost", 0)):
+        assert f"laminar_channel_{name}{where} {number}.0" in metrics, metrics
+    assert "laminar_channels_acknowledged" in metrics
