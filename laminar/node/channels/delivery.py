@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from laminar.log.disk.errors import DamagedRange
 from laminar.node.channels.ends import Ends
 from laminar.node.channels.jobs import Jobs, Run, frames_of
 from laminar.node.channels.queue import Chosen, Queue
-from laminar.node.channels.requests import Settled, Step
+from laminar.node.channels.requests import Settled, Step, Verb
 from laminar.node.channels.scanner import Scanner
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.problems import not_leader
@@ -128,7 +128,6 @@ class Delivery:
         # How long this process has stood still, which does not count for consumers.
         self._stalled_s = 0.0
         self._watch: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self.given = 0
         self.repeated = 0
         self.acknowledged = 0
@@ -297,8 +296,14 @@ class Delivery:
         Raises:
             Problem: 503 `not_leader`.
         """
+        # The table is looked at first: what is appended after that is not waited for, and may be lost.
+        if not self._has_ended_all(channel):
+            return False
         await self._partition.reader.confirmed_bounds()
         await self._seen()
+        return True
+
+    def _has_ended_all(self, channel: int) -> bool:
         held = self._partition.state.channels.by_id.get(channel)
         end = self._partition.final_end
         if held is None or end is None or held.out:
@@ -330,9 +335,8 @@ class Delivery:
         """End all tasks, and refuse what waits: this replica serves no more requests."""
         for line in self._lines.values():
             self._end_tasks(line)
-        for task in (*self._tasks, self._watch):
-            if task is not None:
-                task.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         if self._timer is not None:
             self._timer.cancel()
         self._refuse_all(not_leader(self._partition.context.name, outcome="not_applied"))
@@ -448,12 +452,6 @@ class Delivery:
             partition.log.last_index, Receipt(partition.number, 0, 0), copied=False
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     # -- what ends -----------------------------------------------------------------------------
 
     def _end_deliveries(self, now_s: float) -> None:
@@ -504,10 +502,8 @@ class Delivery:
 
     def _extend(self, settler: _Settler) -> list[Named]:
         """Give records more time; return those that are not out any more."""
-        channel, line = (
-            self._partition.state.channels.by_id.get(settler.channel),
-            self._lines.get(settler.channel),
-        )
+        channel = self._partition.state.channels.by_id.get(settler.channel)
+        line = self._lines.get(settler.channel)
         now_s = self._loop.time() - self._stalled_s
         missed: list[Named] = []
         for offset, out, timeout_ms in settler.extends:
@@ -522,8 +518,12 @@ class Delivery:
         """Have what was given to a consumer that is gone be given to another at once."""
         if not self._partition.leads or channel not in self._partition.state.channels.by_id:
             return
+        self._settle_alone(channel, "release", runs)
+
+    def _settle_alone(self, channel: int, verb: Verb, runs: Iterable[Run], reason: str = "") -> None:
+        """Say what became of records for a consumer that cannot."""
         number = self._partition.number
-        steps = [Step("release", Named(number, run.first, run.end, run.delivery)) for run in runs]
+        steps = [Step(verb, Named(number, run.first, run.end, run.delivery), reason=reason) for run in runs]
         future: asyncio.Future[Settled] = self._loop.create_future()
         future.add_done_callback(_ignore)
         self._settlers.append(_Settler(channel, steps, future))
@@ -573,15 +573,19 @@ class Delivery:
             line.is_open = True
             return True
         if line.gate is None:
-            line.gate = self._spawn(self._open_gate(number, line))
+            line.gate = self._loop.create_task(self._open_gate(number, line))
         return False
 
     async def _open_gate(self, number: int, line: _Line) -> None:
-        while not line.is_open:
-            with suppress(Problem):
-                line.is_open = await self._precedes(self._partition, number)
-            if not line.is_open:
-                await asyncio.sleep(GATE_S)
+        try:
+            while not line.is_open:
+                with suppress(Problem):
+                    line.is_open = await self._precedes(self._partition, number)
+                if not line.is_open:
+                    await asyncio.sleep(GATE_S)
+        except Exception as error:  # noqa: BLE001  # stops this partition's replica
+            self._partition.stop(error)
+            return
         line.gate = None
         self._wake()
 
@@ -603,13 +607,12 @@ class Delivery:
     def _propose_given(
         self, changes: list[Change], given: list[tuple[_Line, Chosen, list[_Receiver], int]], now_s: float
     ) -> None:
-        index = self._partition.log.last_index + 1
         before = [
             {offset: line.queue.channel.aside[offset].attempts for offset in chosen.again}
             for line, chosen, _, _ in given
         ]
         try:
-            self._partition.appends.flush()
+            self._partition.appends.flush()  # else the batcher's records would get this index
             index = self._partition.log.last_index + 1
             future = self._propose(changes)
         except Problem as problem:
@@ -683,7 +686,7 @@ class Delivery:
         except DamagedRange as damage:
             # The other replicas may have it; if none has, it is dead after some attempts.
             last = max(damage.next_offset, runs[0].first + 1)
-            self._fail_damaged(channel, [run for run in runs if run.first < last])
+            self._settle_alone(channel, "nack", [run for run in runs if run.first < last], "damaged")
             self._release(channel, [run for run in runs if run.first >= last])
             return Jobs(number, floor, [], [])
         except Problem as problem:
@@ -694,16 +697,6 @@ class Delivery:
         if count < len(runs):
             self._release(channel, runs[count:])
         return Jobs(number, floor, runs[:count], frames)
-
-    def _fail_damaged(self, channel: int, runs: Iterable[Run]) -> None:
-        number = self._partition.number
-        steps = [
-            Step("nack", Named(number, run.first, run.end, run.delivery), reason="damaged") for run in runs
-        ]
-        future: asyncio.Future[Settled] = self._loop.create_future()
-        future.add_done_callback(_ignore)
-        self._settlers.append(_Settler(channel, steps, future))
-        self._wake()
 
     # -- time ----------------------------------------------------------------------------------
 

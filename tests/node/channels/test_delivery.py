@@ -18,7 +18,9 @@ from laminar.node.channels.delivery import Delivery
 from laminar.node.channels.jobs import Jobs
 from laminar.node.channels.requests import Step
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.state.channels import Why
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.channels import Acknowledged, Why, channel_entry
+from laminar.node.partition.state.succession import Output, SealRecord
 from laminar.wire.channels import ChannelSettings, Filter, Named
 from tests.node.alone import lone_partition
 
@@ -345,6 +347,29 @@ async def test_what_the_start_of_the_log_takes_holds_no_key(tmp_path: Path) -> N
         assert partition.start_offset == 2
         assert values(await waiting) == [b"2"]
         assert partition.state.channels.by_id[CHANNEL].lost == 2
+
+
+async def test_a_channel_is_drained_when_that_is_committed(tmp_path: Path) -> None:
+    """An acknowledgement that comes after all was committed that the leader looked at may be lost."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a")
+        jobs = await given(delivery)
+        await partition.propose_seal(SealRecord(7, 1, [Output(1, 0, 65_536, b"1" * 16)], "strict"))
+        assert not await delivery.is_drained(CHANNEL)
+        when_committed = partition.appends.when_committed
+
+        async def seen(*arguments: Any, **named: Any) -> Receipt:
+            receipt = await when_committed(*arguments, **named)
+            partition.appends.propose(channel_entry([Acknowledged(CHANNEL, [0, 1])], synced=True), [])
+            return receipt
+
+        partition.appends.when_committed = seen  # type: ignore[method-assign,assignment]
+        drained = await delivery.is_drained(CHANNEL)
+        assert not (drained and partition.committed_index < partition.log.last_index)
+        partition.appends.when_committed = when_committed  # type: ignore[method-assign]
+
+        await delivery.settle(CHANNEL, steps("ack", jobs))
+        assert await delivery.is_drained(CHANNEL)
 
 
 async def test_so_much_may_be_out_and_no_more(tmp_path: Path) -> None:
