@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.http": (),
     "laminar.http.protocol": (),
     "laminar.http.client": ("laminar.http.protocol",),
+    # With `documents`, whose members have the limits of the parameters.
     "laminar.http.api": ("laminar.http.protocol", "laminar.batch.*", "laminar.wire"),
     "laminar.http.server": ("laminar.http.protocol",),
     # The log

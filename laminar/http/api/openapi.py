@@ -15,7 +15,6 @@ from typing import Any, Final
 import msgspec
 
 from laminar.batch import BATCH_TYPE
-from laminar.http.api import documents
 from laminar.http.api.append_body import (
     ARROW_TYPE,
     ENVELOPE_LINES_TYPE,
@@ -23,6 +22,7 @@ from laminar.http.api.append_body import (
     JSON_TYPE,
     NDJSON_TYPE,
 )
+from laminar.http.api.documents.server import ProblemDocument
 from laminar.http.api.json_envelope import Envelope, Envelopes
 from laminar.http.api.parameters import PATH, Parameter
 from laminar.http.api.problems import LISTED, PROBLEM_TYPE
@@ -91,7 +91,7 @@ def _operation(route: Route) -> dict[str, Any]:
 
 def _schemas() -> dict[str, Any]:
     """Return the schemas of all structs that routes name, by the structs' names."""
-    kinds: dict[type[msgspec.Struct], None] = {documents.ProblemDocument: None, Envelopes: None}
+    kinds: dict[type[msgspec.Struct], None] = {ProblemDocument: None, Envelopes: None}
     for route in ROUTES:
         named = [route.document, *(kind for reply in route.replies for kind in reply.content.values())]
         kinds |= dict.fromkeys(kind for kind in named if kind is not None)
@@ -109,7 +109,7 @@ def openapi_document() -> dict[str, Any]:
             paths.setdefault(route.template, {})[route.method.lower()] = _operation(route)
     problem = {
         "description": "An error (RFC 9457).",
-        "content": {PROBLEM_TYPE: {"schema": _ref(documents.ProblemDocument)}},
+        "content": {PROBLEM_TYPE: {"schema": _ref(ProblemDocument)}},
     }
     return {
         "openapi": "3.1.0",

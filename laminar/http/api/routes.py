@@ -17,8 +17,21 @@ from typing import Final, NamedTuple
 import msgspec
 
 from laminar.batch import BATCH_TYPE
-from laminar.http.api import documents
 from laminar.http.api.append_body import ARROW_TYPE, JSON_TYPE, NDJSON_TYPE
+from laminar.http.api.documents import (
+    administration,
+    channels,
+    cluster,
+    cursors,
+    groups,
+    jobs,
+    key_routes,
+    partitions,
+    records,
+    server,
+    topics,
+    transactions,
+)
 from laminar.http.api.names import check_name
 from laminar.http.api.parameters import (
     ACCEPT_LOSS,
@@ -126,8 +139,8 @@ def _bytes(*types: str, description: str = "Done.", status: int = 200) -> Reply:
     return Reply(status, description, MappingProxyType(dict.fromkeys(types)))
 
 
-_RECEIPT: Final = _json(documents.Appended, "Appended: the records are durable.")
-_ONE_RECEIPT: Final = _json(documents.Appended, "Appended one record, at `Location`.", status=201)
+_RECEIPT: Final = _json(records.Appended, "Appended: the records are durable.")
+_ONE_RECEIPT: Final = _json(records.Appended, "Appended one record, at `Location`.", status=201)
 _ELSEWHERE: Final = Reply(307, "To a request with `Laminar-Redirect`: another node has the partition.")
 _UNCHANGED: Final = Reply(304, "Nothing has changed.")
 _NO_CONTENT: Final = Reply(204, "Done.")
@@ -136,19 +149,19 @@ _FETCHED: Final = Reply(
     200,
     "Records, with `Laminar-Next-Offset` to continue from.",
     MappingProxyType(
-        {JSON_TYPE: documents.FetchedRecords, NDJSON_TYPE: None, ARROW_TYPE: None, BATCH_TYPE: None}
+        {JSON_TYPE: records.FetchedRecords, NDJSON_TYPE: None, ARROW_TYPE: None, BATCH_TYPE: None}
     ),
 )
 
 ROUTES: Final = (
-    Route("GET", "/v1/topics", "list_topics", "List topics", LISTING, replies=(_json(documents.TopicPage),)),
+    Route("GET", "/v1/topics", "list_topics", "List topics", LISTING, replies=(_json(topics.TopicPage),)),
     Route(
         "GET",
         _T,
         "describe_topic",
         "Describe a topic",
         (IF_NONE_MATCH,),
-        replies=(_json(documents.Topic), _UNCHANGED),
+        replies=(_json(topics.Topic), _UNCHANGED),
     ),
     Route(
         "PUT",
@@ -156,10 +169,10 @@ ROUTES: Final = (
         "create_topic",
         "Create a topic, if it isn't there yet",
         body=Body.JSON,
-        document=documents.NewTopic,
+        document=topics.NewTopic,
         replies=(
-            _json(documents.Topic, "Created.", status=201),
-            _json(documents.Topic, "It exists already."),
+            _json(topics.Topic, "Created.", status=201),
+            _json(topics.Topic, "It exists already."),
         ),
     ),
     Route(
@@ -169,8 +182,8 @@ ROUTES: Final = (
         "Change a topic's settings by a merge patch, or its number of replicas",
         (needed(IF_MATCH),),
         body=Body.JSON,
-        document=documents.TopicPatch,
-        replies=(_json(documents.Topic),),
+        document=topics.TopicPatch,
+        replies=(_json(topics.Topic),),
     ),
     Route(
         "DELETE",
@@ -178,7 +191,7 @@ ROUTES: Final = (
         "delete_topic",
         "Delete a topic and its records",
         (needed(IF_MATCH),),
-        replies=(_json(documents.DeletedTopic, status=202),),
+        replies=(_json(topics.DeletedTopic, status=202),),
     ),
     Route(
         "GET",
@@ -186,28 +199,28 @@ ROUTES: Final = (
         "list_partitions",
         "List a topic's partitions with leaders and replicas",
         (DESCRIBE_WAIT, READ_REPLICA),
-        replies=(_json(documents.Partitions),),
+        replies=(_json(partitions.Partitions),),
     ),
     Route(
         "GET",
         _P,
         "describe_partition",
         "Describe a partition",
-        replies=(_json(documents.Partition),),
+        replies=(_json(partitions.Partition),),
     ),
     Route(
         "DELETE",
         _P,
         "reclaim_partition",
         "Delete a partition that others follow, once its records are acknowledged",
-        replies=(_json(documents.DeletedRecords),),
+        replies=(_json(records.DeletedRecords),),
     ),
     Route(
         "GET",
         _T + "/routes",
         "list_routes",
         "List the key ranges of a topic",
-        replies=(_json(documents.KeyRoutes),),
+        replies=(_json(key_routes.KeyRoutes),),
     ),
     Route(
         "POST",
@@ -215,10 +228,10 @@ ROUTES: Final = (
         "begin_route",
         "Split, merge or move partitions",
         body=Body.JSON,
-        document=documents.NewRoute,
+        document=key_routes.NewRoute,
         replies=(
-            _json(documents.RouteChange, "It is done already."),
-            _json(documents.RouteChange, "Begun: `Location` says how far it is.", status=202),
+            _json(key_routes.RouteChange, "It is done already."),
+            _json(key_routes.RouteChange, "Begun: `Location` says how far it is.", status=202),
         ),
     ),
     Route(
@@ -227,7 +240,7 @@ ROUTES: Final = (
         "describe_route",
         "Describe the change that makes, or made, a route; with `wait_ms`, once it is done",
         (WAIT,),
-        replies=(_json(documents.RouteChange),),
+        replies=(_json(key_routes.RouteChange),),
     ),
     Route(
         "DELETE",
@@ -255,7 +268,7 @@ ROUTES: Final = (
         replies=(
             _ONE_RECEIPT,
             _RECEIPT,
-            _json(documents.Accepted, "With `ack=accepted`: not durable yet.", status=202),
+            _json(records.Accepted, "With `ack=accepted`: not durable yet.", status=202),
             _ELSEWHERE,
         ),
     ),
@@ -273,7 +286,7 @@ ROUTES: Final = (
         "delete_records",
         "Delete the records before an offset",
         (needed(BEFORE), DRY_RUN),
-        replies=(_json(documents.DeletedRecords),),
+        replies=(_json(records.DeletedRecords),),
     ),
     Route(
         "POST",
@@ -281,7 +294,7 @@ ROUTES: Final = (
         "recover_partition",
         "Accept the loss of what only absent replicas hold, where a partition waits for them",
         (ACCEPT_LOSS,),
-        replies=(_json(documents.LossReport),),
+        replies=(_json(partitions.LossReport),),
     ),
     Route(
         "GET",
@@ -302,7 +315,7 @@ ROUTES: Final = (
         "offsets",
         "Find the offset at a time, the earliest or the latest",
         OFFSETS,
-        replies=(_json(documents.Offsets), _ELSEWHERE),
+        replies=(_json(records.Offsets), _ELSEWHERE),
     ),
     Route(
         "GET",
@@ -310,7 +323,7 @@ ROUTES: Final = (
         "describe_producer",
         "Describe a producer's progress in a partition, or wait until its batch is durable",
         (EPOCH, SEQUENCE, WAIT),
-        replies=(_json(documents.ProducerProgress),),
+        replies=(_json(records.ProducerProgress),),
     ),
     Route(
         "PUT",
@@ -318,7 +331,7 @@ ROUTES: Final = (
         "fence_producer",
         "Begin an epoch of a producer in a partition: older ones are refused from now on",
         (needed(EPOCH),),
-        replies=(_json(documents.ProducerProgress),),
+        replies=(_json(records.ProducerProgress),),
     ),
     Route(
         "PUT",
@@ -326,7 +339,7 @@ ROUTES: Final = (
         "upload_part",
         "Upload a part of a record that is larger than a request",
         body=Body.RECORDS,
-        replies=(_json(documents.UploadedPart, status=201), _ELSEWHERE),
+        replies=(_json(records.UploadedPart, status=201), _ELSEWHERE),
     ),
     Route(
         "POST",
@@ -350,7 +363,7 @@ ROUTES: Final = (
         "digest",
         "Digest a replica's committed log",
         (TO_INDEX,),
-        replies=(_json(documents.Digest),),
+        replies=(_json(records.Digest),),
     ),
     Route(
         "GET",
@@ -358,14 +371,14 @@ ROUTES: Final = (
         "list_cursors",
         "List a topic's cursors",
         LISTING,
-        replies=(_json(documents.CursorPage),),
+        replies=(_json(cursors.CursorPage),),
     ),
     Route(
         "GET",
         _T + "/cursors/{cursor}",
         "describe_cursor",
         "Describe a cursor: positions and lag",
-        replies=(_json(documents.Cursor),),
+        replies=(_json(cursors.Cursor),),
     ),
     Route(
         "PUT",
@@ -373,8 +386,8 @@ ROUTES: Final = (
         "set_cursor",
         "Move a cursor, by compare-and-set",
         body=Body.JSON,
-        document=documents.CursorChange,
-        replies=(_json(documents.Cursor),),
+        document=cursors.CursorChange,
+        replies=(_json(cursors.Cursor),),
     ),
     Route(
         "DELETE",
@@ -389,14 +402,14 @@ ROUTES: Final = (
         "list_channels",
         "List a topic's channels",
         LISTING,
-        replies=(_json(documents.ChannelPage),),
+        replies=(_json(channels.ChannelPage),),
     ),
     Route(
         "GET",
         _C,
         "describe_channel",
         "Describe a channel: its settings, and where it stands in each partition",
-        replies=(_json(documents.Channel),),
+        replies=(_json(channels.Channel),),
     ),
     Route(
         "PUT",
@@ -404,10 +417,10 @@ ROUTES: Final = (
         "create_channel",
         "Create a channel, if it isn't there yet",
         body=Body.JSON,
-        document=documents.NewChannel,
+        document=channels.NewChannel,
         replies=(
-            _json(documents.Channel, "Created, and open in all partitions.", status=201),
-            _json(documents.Channel, "It exists already."),
+            _json(channels.Channel, "Created, and open in all partitions.", status=201),
+            _json(channels.Channel, "It exists already."),
         ),
     ),
     Route(
@@ -417,8 +430,8 @@ ROUTES: Final = (
         "Change a channel's settings by a merge patch",
         (needed(IF_MATCH),),
         body=Body.JSON,
-        document=documents.ChannelPatch,
-        replies=(_json(documents.Channel),),
+        document=channels.ChannelPatch,
+        replies=(_json(channels.Channel),),
     ),
     Route(
         "DELETE",
@@ -434,12 +447,12 @@ ROUTES: Final = (
         "receive_jobs",
         "Receive records that go to no other consumer until they are late",
         body=Body.JSON,
-        document=documents.Receive,
+        document=jobs.Receive,
         replies=(
             Reply(
                 200,
                 "What was given out; none if there was nothing in time.",
-                MappingProxyType({JSON_TYPE: documents.Received, JOBS_TYPE: None}),
+                MappingProxyType({JSON_TYPE: jobs.Received, JOBS_TYPE: None}),
             ),
         ),
     ),
@@ -449,8 +462,8 @@ ROUTES: Final = (
         "settle_jobs",
         "Acknowledge, refuse, release or extend records that were received",
         body=Body.JSON,
-        document=documents.Acks,
-        replies=(_json(documents.Settled),),
+        document=jobs.Acks,
+        replies=(_json(jobs.Settled),),
     ),
     Route(
         "PUT",
@@ -458,8 +471,8 @@ ROUTES: Final = (
         "seek_channel",
         "Move a channel: what comes after its new position is given out again",
         body=Body.JSON,
-        document=documents.Position,
-        replies=(_json(documents.Positioned),),
+        document=jobs.Position,
+        replies=(_json(jobs.Positioned),),
     ),
     Route(
         "GET",
@@ -467,7 +480,7 @@ ROUTES: Final = (
         "list_aside",
         "List the records that wait to be tried again",
         JOB_LISTING,
-        replies=(_json(documents.AsidePage),),
+        replies=(_json(jobs.AsidePage),),
     ),
     Route(
         "GET",
@@ -475,7 +488,7 @@ ROUTES: Final = (
         "list_dead",
         "List the dead records",
         JOB_LISTING,
-        replies=(_json(documents.AsidePage),),
+        replies=(_json(jobs.AsidePage),),
     ),
     Route(
         "POST",
@@ -483,15 +496,15 @@ ROUTES: Final = (
         "settle_dead",
         "Replay or drop dead records",
         body=Body.JSON,
-        document=documents.DeadChange,
-        replies=(_json(documents.DeadChanged),),
+        document=jobs.DeadChange,
+        replies=(_json(jobs.DeadChanged),),
     ),
     Route(
         "GET",
         _T + "/groups/{group}",
         "describe_group",
         "Describe a group: members and cursors",
-        replies=(_json(documents.Group),),
+        replies=(_json(groups.Group),),
     ),
     Route(
         "PUT",
@@ -499,8 +512,8 @@ ROUTES: Final = (
         "renew_member",
         "Join a group or renew a member's session, and list the members",
         body=Body.JSON,
-        document=documents.Renewal,
-        replies=(_json(documents.RenewedMember),),
+        document=groups.Renewal,
+        replies=(_json(groups.RenewedMember),),
     ),
     Route(
         "DELETE",
@@ -516,16 +529,16 @@ ROUTES: Final = (
         "Get a producer's id and epoch; with a name, its previous holder is refused from now on",
         (KEY,),
         body=Body.JSON,
-        document=documents.NewProducer,
-        replies=(_json(documents.Producer, status=201),),
+        document=transactions.NewProducer,
+        replies=(_json(transactions.Producer, status=201),),
     ),
-    Route("GET", "/v1/sinks", "list_sinks", "List sinks", LISTING, replies=(_json(documents.SinkPage),)),
+    Route("GET", "/v1/sinks", "list_sinks", "List sinks", LISTING, replies=(_json(transactions.SinkPage),)),
     Route(
         "GET",
         _S,
         "describe_sink",
         "Describe a sink: its epoch, and the last batch that was committed",
-        replies=(_json(documents.Sink),),
+        replies=(_json(transactions.Sink),),
     ),
     Route(
         "POST",
@@ -533,7 +546,7 @@ ROUTES: Final = (
         "begin_sink",
         "Begin to drive a sink: older drivers are refused from now on",
         (SINK_EPOCH, ONCE, KEY),
-        replies=(_json(documents.Sink),),
+        replies=(_json(transactions.Sink),),
     ),
     Route(
         "DELETE",
@@ -550,7 +563,7 @@ ROUTES: Final = (
         "Stage records of a batch for a partition: they are readable when the batch is committed",
         (*RECORD, *STAGE, *RECORD_HEADERS, ROUTE),
         body=Body.RECORDS,
-        replies=(_json(documents.Staged, status=201),),
+        replies=(_json(transactions.Staged, status=201),),
     ),
     Route(
         "POST",
@@ -558,8 +571,8 @@ ROUTES: Final = (
         "prepare_stages",
         "Keep stages of a batch in a partition, for a commit whose stages fill several requests",
         body=Body.JSON,
-        document=documents.Prepare,
-        replies=(_json(documents.Prepared),),
+        document=transactions.Prepare,
+        replies=(_json(transactions.Prepared),),
     ),
     Route(
         "PUT",
@@ -567,8 +580,8 @@ ROUTES: Final = (
         "commit_batch",
         "Commit a batch: all its stages in all partitions, or nothing",
         body=Body.JSON,
-        document=documents.Commit,
-        replies=(_json(documents.Committed),),
+        document=transactions.Commit,
+        replies=(_json(transactions.Committed),),
     ),
     Route(
         "GET",
@@ -576,23 +589,23 @@ ROUTES: Final = (
         "cluster",
         "Describe the cluster, or wait for its next version",
         (AFTER_VERSION, WAIT),
-        replies=(_json(documents.Cluster), _UNCHANGED),
+        replies=(_json(cluster.Cluster), _UNCHANGED),
     ),
-    Route("GET", "/v1/nodes", "list_nodes", "List nodes", replies=(_json(documents.Nodes),)),
-    Route("GET", "/v1/nodes/{node}", "describe_node", "Describe a node", replies=(_json(documents.Node),)),
+    Route("GET", "/v1/nodes", "list_nodes", "List nodes", replies=(_json(cluster.Nodes),)),
+    Route("GET", "/v1/nodes/{node}", "describe_node", "Describe a node", replies=(_json(cluster.Node),)),
     Route(
         "GET",
         "/v1/admin/nodes",
         "admin_nodes",
         "List nodes as operators see them: weight, zone, draining, what is on each",
-        replies=(_json(documents.AdminNodes),),
+        replies=(_json(administration.AdminNodes),),
     ),
     Route(
         "GET",
         _N,
         "admin_node",
         "Describe a node as operators see it, and what its drain still waits for",
-        replies=(_json(documents.AdminNode),),
+        replies=(_json(administration.AdminNode),),
     ),
     Route(
         "PATCH",
@@ -601,36 +614,36 @@ ROUTES: Final = (
         "Set a node's weight or zone in place of the announced one",
         (needed(IF_MATCH),),
         body=Body.JSON,
-        document=documents.NodePatch,
-        replies=(_json(documents.AdminNode),),
+        document=administration.NodePatch,
+        replies=(_json(administration.AdminNode),),
     ),
     Route(
         "POST",
         _N + "/drain",
         "drain_node",
         "Empty a node: its leaders and replicas go to other nodes",
-        replies=(_json(documents.AdminNode, "The drain has begun.", status=202),),
+        replies=(_json(administration.AdminNode, "The drain has begun.", status=202),),
     ),
     Route(
         "POST",
         _N + "/undrain",
         "undrain_node",
         "Let a node hold replicas and lead again",
-        replies=(_json(documents.AdminNode),),
+        replies=(_json(administration.AdminNode),),
     ),
     Route(
         "DELETE",
         _N,
         "remove_node",
         "Remove a node that is drained and stopped",
-        replies=(_json(documents.RemovedNode),),
+        replies=(_json(administration.RemovedNode),),
     ),
     Route(
         "GET",
         _A,
         "describe_placement",
         "Describe where a partition is and where it should be",
-        replies=(_json(documents.PartitionPlacement),),
+        replies=(_json(administration.PartitionPlacement),),
     ),
     Route(
         "PUT",
@@ -638,15 +651,15 @@ ROUTES: Final = (
         "pin_partition",
         "Pin a partition to nodes: its replicas move there, and stay",
         body=Body.JSON,
-        document=documents.NewPin,
-        replies=(_json(documents.PartitionPlacement),),
+        document=administration.NewPin,
+        replies=(_json(administration.PartitionPlacement),),
     ),
     Route(
         "DELETE",
         _A + "/pin",
         "unpin_partition",
         "Unpin a partition: it is placed by rank again",
-        replies=(_json(documents.PartitionPlacement),),
+        replies=(_json(administration.PartitionPlacement),),
     ),
     Route(
         "POST",
@@ -654,8 +667,8 @@ ROUTES: Final = (
         "prefer_leader",
         "Choose the node that should lead a partition",
         body=Body.JSON,
-        document=documents.NewLeader,
-        replies=(_json(documents.PartitionPlacement, "Chosen; the leadership follows.", status=202),),
+        document=administration.NewLeader,
+        replies=(_json(administration.PartitionPlacement, "Chosen; the leadership follows.", status=202),),
     ),
     Route(
         "GET",
@@ -663,51 +676,51 @@ ROUTES: Final = (
         "list_operations",
         "List the changes that are under way: drains, growth, pins, moves, replicas that join or leave",
         LISTING,
-        replies=(_json(documents.OperationPage),),
+        replies=(_json(administration.OperationPage),),
     ),
     Route(
         "GET",
         "/v1/admin/operations/{operation}",
         "describe_operation",
         "Describe a change that is under way",
-        replies=(_json(documents.Operation),),
+        replies=(_json(administration.Operation),),
     ),
     Route(
         "DELETE",
         "/v1/admin/operations/{operation}",
         "cancel_operation",
         "Cancel a change that is under way: the wanted state is set back",
-        replies=(_json(documents.CancelledOperation),),
+        replies=(_json(administration.CancelledOperation),),
     ),
     Route(
         "GET",
         "/v1/admin/balance",
         "describe_balance",
         "Show the load and score of each node, and what the balance by load would do",
-        replies=(_json(documents.Balance),),
+        replies=(_json(administration.Balance),),
     ),
     Route(
         "POST",
         "/v1/admin/balance",
         "balance",
         "Let the balance by load make one move now, if one helps, at any hour",
-        replies=(_json(documents.Balance),),
+        replies=(_json(administration.Balance),),
     ),
-    Route("GET", "/v1/version", "version", "Tell the server's version", replies=(_json(documents.Version),)),
+    Route("GET", "/v1/version", "version", "Tell the server's version", replies=(_json(server.Version),)),
     Route(
         "GET",
         "/v1/limits",
         "limits",
         "Tell the limits of requests",
-        replies=(_json(documents.RequestLimits),),
+        replies=(_json(server.RequestLimits),),
     ),
-    Route("GET", "/livez", "livez", "Tell whether the node lives", replies=(_json(documents.Alive),)),
+    Route("GET", "/livez", "livez", "Tell whether the node lives", replies=(_json(server.Alive),)),
     Route(
         "GET",
         "/readyz",
         "readyz",
         "Tell whether the node serves",
-        replies=(_json(documents.Ready), _json(documents.NotReady, "It does not serve yet.", status=503)),
+        replies=(_json(server.Ready), _json(server.NotReady, "It does not serve yet.", status=503)),
     ),
     Route(
         "GET",

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from laminar.http.api import documents
 from laminar.http.api.append_body import Append
 from laminar.http.api.cross_site import Sites, check_body_type
 from laminar.http.api.deadlines import COMMIT_CHECK_S, COMMIT_WAIT_S
-from laminar.http.api.documents import MAX_PARTITIONS, MAX_REPLICAS, MAX_STAGES
+from laminar.http.api.documents import server as documents
+from laminar.http.api.documents.shared import MAX_PARTITIONS, MAX_REPLICAS
+from laminar.http.api.documents.transactions import MAX_STAGES
 from laminar.http.api.parameters import (
     GUARANTEES,
     MAX_FETCH_BYTES,

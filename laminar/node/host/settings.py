@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from laminar.http.api.documents import MAX_REPLICAS
+from laminar.http.api.documents.shared import MAX_REPLICAS
 from laminar.log.format.settings import StorageSettings
 
 DEFAULT_PORT = 7070

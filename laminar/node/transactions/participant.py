@@ -15,7 +15,7 @@ import msgspec
 
 from laminar.batch import Header, Kind, as_staged
 from laminar.batch.header import HEADER_SIZE, seal
-from laminar.http.api.documents import MAX_STAGES
+from laminar.http.api.documents.transactions import MAX_STAGES
 from laminar.http.api.problems import Problem
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import asdict
 
-from laminar.http.api import documents
+from laminar.http.api.documents import administration as documents
 from laminar.http.api.problems import Outcome, Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.services import ShardServices

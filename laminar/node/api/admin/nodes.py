@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from laminar.http.api import documents
+from laminar.http.api.documents import administration as documents
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.admin.led_partitions import LedPartitions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from laminar.http.api import documents
+from laminar.http.api.documents import administration as documents
 from laminar.http.api.parameters import MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response

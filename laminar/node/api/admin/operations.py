@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from laminar.http.api.documents import Operation
+from laminar.http.api.documents.administration import Operation
 from laminar.node.placement.wanted import Wanted, belonging_weights, wanted_number
 from membership.records import CatalogState, PartitionRecord, TopicRecord
 

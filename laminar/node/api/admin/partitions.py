@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from laminar.http.api import documents
+from laminar.http.api.documents import administration as documents
+from laminar.http.api.documents.partitions import LeavingReplica
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.json_body import json_body
@@ -46,7 +47,7 @@ class PlacementRoutes:
                     )
                     for each in record.replicas
                 ],
-                leaving=[documents.LeavingReplica(each.replica.node, each.why) for each in record.leaving],
+                leaving=[LeavingReplica(each.replica.node, each.why) for each in record.leaving],
                 wanted=wanted_nodes(self._state, record),
                 pin=None if pin is None else documents.PlacementPin(pin.nodes, pin.owner, pin.reason),
                 preferred_leader=record.preferred_leader or None,

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from laminar.http.api import documents
+from laminar.http.api.documents import channels as documents
 from laminar.http.api.parameters import MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response

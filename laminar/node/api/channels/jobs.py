@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET
 
 from laminar.batch import Batch
-from laminar.http.api import documents
+from laminar.http.api.documents import jobs as documents
 from laminar.http.api.fetch_body import record_document
 from laminar.http.api.parameters import MAX_PAGE, MAX_WAIT_MS
 from laminar.http.api.problems import Problem

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from laminar.http.api import documents
+from laminar.http.api.documents import partitions as documents
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster.replica_status import ReplicaState, ReplicaStatus

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from laminar import __version__
-from laminar.http.api import documents
+from laminar.http.api.documents import server as documents
+from laminar.http.api.documents.cluster import Cluster, Node, Nodes, ShardAddress
 from laminar.http.api.openapi import docs_page, openapi_document
 from laminar.http.api.parameters import MAX_WAIT_MS, OFFSET_LIMIT
 from laminar.http.api.problems import Problem
@@ -33,7 +34,7 @@ class ClusterRoutes:
             return Response(304)
         cluster_id = view.cluster_id
         return Response.json(
-            documents.Cluster(
+            Cluster(
                 cluster_id=cluster_id.hex() if cluster_id is not None else None,
                 version=view.version,
                 catalog_leader=view.message.catalog_leader if view.message is not None else "",
@@ -56,16 +57,16 @@ class ClusterRoutes:
             await self._services.view_change(remaining)
         return True
 
-    def _node(self, name: str) -> documents.Node:
+    def _node(self, name: str) -> Node:
         view = self._services.view
         record = view.nodes()[name]
         host = host_in_url(record.host)
-        return documents.Node(
+        return Node(
             node=name,
             url=f"http://{host}:{record.http_port}",
             peer=f"{host}:{record.peer_ports[0]}",
             shards=[
-                documents.ShardAddress(shard, f"http://{host}:{port}")
+                ShardAddress(shard, f"http://{host}:{port}")
                 for shard, port in enumerate(record.shard_http_ports)
             ],
             weight=record.weight,
@@ -79,9 +80,7 @@ class ClusterRoutes:
 
     async def nodes(self, request: Request) -> Response:
         """Answer GET /v1/nodes."""
-        return Response.json(
-            documents.Nodes([self._node(name) for name in sorted(self._services.view.nodes())])
-        )
+        return Response.json(Nodes([self._node(name) for name in sorted(self._services.view.nodes())]))
 
     async def node(self, request: Request, node: str) -> Response:
         """Answer GET /v1/nodes/{node}."""

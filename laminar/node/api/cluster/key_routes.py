@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from laminar.http.api import documents
+from laminar.http.api.documents import key_routes as documents
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster.replica_status import key_route

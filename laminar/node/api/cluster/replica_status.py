@@ -15,7 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from laminar.http.api import documents
+from laminar.http.api.documents import partitions as documents
+from laminar.http.api.documents.key_routes import KeyRoute
 from laminar.http.api.parameters import MAX_DESCRIBE_WAIT_MS
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
@@ -196,9 +197,9 @@ class ReplicaStatus:
         return self.own_states(msgspec.msgpack.decode(payload, type=str))
 
 
-def key_route(route: Route) -> documents.KeyRoute:
+def key_route(route: Route) -> KeyRoute:
     """Return a topic's route as answers show it."""
-    return msgspec.convert(route.answer(), documents.KeyRoute)
+    return msgspec.convert(route.answer(), KeyRoute)
 
 
 async def _until_reported(

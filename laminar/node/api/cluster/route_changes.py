@@ -10,7 +10,7 @@ import asyncio
 
 from msgspec import UNSET
 
-from laminar.http.api import documents
+from laminar.http.api.documents import key_routes as documents
 from laminar.http.api.parameters import MAX_WAIT_MS
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from laminar.http.api import documents
-from laminar.http.api.documents import Setting
+from laminar.http.api.documents import topics as documents
+from laminar.http.api.documents.shared import Setting
 from laminar.http.api.parameters import MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time

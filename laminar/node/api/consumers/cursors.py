@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 
 from msgspec import UNSET
 
-from laminar.http.api import documents
-from laminar.http.api.documents import CursorChange
+from laminar.http.api.documents import cursors as documents
+from laminar.http.api.documents.cursors import CursorChange
 from laminar.http.api.parameters import MAX_PAGE, OFFSET_LIMIT
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time

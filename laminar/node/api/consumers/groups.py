@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laminar.http.api import documents
-from laminar.http.api.documents import MemberState
+from laminar.http.api.documents import groups as documents
+from laminar.http.api.documents.groups import MemberState
 from laminar.http.api.parameters import GROUP_PATTERN
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response

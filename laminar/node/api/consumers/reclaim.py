@@ -26,8 +26,8 @@ import logging
 
 import msgspec
 
-from laminar.http.api import documents
 from laminar.http.api.deadlines import FORWARDED_SINK_STEP_S
+from laminar.http.api.documents import records as documents
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.leader_call import STEP, LeaderCall

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from laminar.http.api import documents
+from laminar.http.api.documents import records as documents
 from laminar.http.api.parameters import OFFSET_LIMIT
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from laminar.batch import BatchError, Buffer, Header
-from laminar.http.api import documents
 from laminar.http.api.deadlines import FORWARDED_READ_S, SECOND_HOP_WAIT_S
+from laminar.http.api.documents import records as documents
 from laminar.http.api.fetch_body import FetchFormat, check_fields, encode_fetch, fetch_format, shows_long
 from laminar.http.api.parameters import MAX_FETCH_BYTES, MAX_FETCH_RECORDS, MAX_WAIT_MS, OFFSET_LIMIT
 from laminar.http.api.problems import Problem

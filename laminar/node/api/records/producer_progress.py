@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from laminar.batch import NO_PRODUCER
-from laminar.http.api import documents
+from laminar.http.api.documents import records as documents
 from laminar.http.api.parameters import MAX_EPOCH, MAX_NUMBER, MAX_WAIT_MS
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response

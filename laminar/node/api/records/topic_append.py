@@ -21,9 +21,9 @@ from typing import NamedTuple, NoReturn, cast
 import msgspec
 
 from laminar.batch import BATCH_TYPE, Header, build
-from laminar.http.api import documents
 from laminar.http.api.append_body import Append, records_of
 from laminar.http.api.deadlines import APPEND_ATTEMPTS_S, FORWARDED_APPEND_S, LOOK_UP_PAUSE_S, ROUTE_WAIT_S
+from laminar.http.api.documents import records as documents
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
 from laminar.http.protocol.messages import Request, Response

@@ -9,7 +9,7 @@ catalog's log is never trimmed, is replayed at each start, and each change of it
 
 from __future__ import annotations
 
-from laminar.http.api import documents
+from laminar.http.api.documents import transactions as documents
 from laminar.http.api.names import check_name
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.json_body import json_body

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import msgspec
 
 from laminar.batch import BatchError, build, merge, verify
-from laminar.http.api import documents
 from laminar.http.api.append_body import batch_problem, parse_append
 from laminar.http.api.deadlines import FORWARDED_SINK_STEP_S
+from laminar.http.api.documents import transactions as documents
 from laminar.http.api.parameters import MAX_EPOCH, MAX_NUMBER, MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits

@@ -28,7 +28,7 @@ from laminar.batch import (
     build_control,
     kind_of,
 )
-from laminar.http.api.documents import MAX_PARTITIONS
+from laminar.http.api.documents.shared import MAX_PARTITIONS
 from laminar.node.partition.state.staged_batches import prepare_adds_nothing
 from laminar.wire.key_route import LOGICAL_PARTITIONS
 

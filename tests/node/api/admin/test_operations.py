@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from laminar.http.api.documents import Operation
+from laminar.http.api.documents.administration import Operation
 from laminar.node.api.admin.operations import Operations, blocks_of_drain
 from laminar.node.placement.wanted import wanted_nodes
 from membership.records import CatalogState, LeavingReplica, PartitionRecord, Pin, ReplicaRecord

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.ipc
 import pytest
 
-from laminar.http.api.documents import MAX_PARTS, MAX_STAGES
+from laminar.http.api.documents.transactions import MAX_PARTS, MAX_STAGES
 from laminar.node.api.common.json_body import MAX_COMMIT_BYTES
 from tests.node.api.asking import ARROW, Partition, problem
 

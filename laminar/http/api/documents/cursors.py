@@ -1,0 +1,58 @@
+"""Cursors: positions that the cluster keeps for a name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import UNSET, Meta, UnsetType
+
+from laminar.http.api.documents.shared import MAX_PARTITIONS, Answer, Count, Request, Time
+from laminar.http.api.parameters import OFFSET_LIMIT
+
+MAX_OWNER: Final = 200
+
+_Owner = Annotated[str, Meta(max_length=MAX_OWNER)]
+# Checked by the handler, whose refusal names the partition.
+_Position = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": OFFSET_LIMIT - 1})]
+Positions = Annotated[dict[str, _Position], Meta(max_length=MAX_PARTITIONS)]
+
+
+class CursorChange(Request):
+    """A change of a cursor: `positions` by partition number, or `begin`, or `rewind`.
+
+    `begin` and `rewind` name a place: `earliest`, `latest` or a time. `begin` sets the cursor where it is not
+    set yet; `rewind` sets it in all partitions, or those that it names, also where it is owned.
+    """
+
+    positions: Positions | UnsetType = UNSET
+    expected: dict[str, _Position | None] | None = None
+    owner: _Owner = ""
+    expected_owner: _Owner | None = None
+    begin: str | UnsetType = UNSET
+    rewind: str | Positions | UnsetType = UNSET
+
+
+class Cursor(Answer):
+    """A cursor: by partition its position, its lag and its owner."""
+
+    topic: str
+    cursor: str
+    positions: dict[str, Count]
+    lag: dict[str, Count]
+    total_lag: Count
+    overtaken: bool
+    overtaken_by: dict[str, Count]
+    owners: dict[str, str]
+    changed: Time
+    ends: dict[str, Count] | UnsetType = UNSET
+    """The final ends of the partitions that take no more records; left out if there are none."""
+    waits_for: dict[str, dict[str, Count]] | UnsetType = UNSET
+    """By partition those before it, with their ends, that are to be acknowledged before it is read."""
+
+
+class CursorPage(Answer):
+    """A page of the list of a topic's cursors; `next` is there if there are more."""
+
+    topic: str
+    cursors: list[Cursor]
+    next: str | UnsetType = UNSET

@@ -1,0 +1,138 @@
+"""Topics and their settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType, field
+
+from laminar.http.api.documents.shared import (
+    MAX_PARTITIONS,
+    MAX_REPLICAS,
+    Answer,
+    Count,
+    Request,
+    RouteVersion,
+    Setting,
+    Time,
+)
+from laminar.http.api.parameters import MAX_NUMBER
+
+_Settings = Annotated[dict[str, Setting], Meta(description="As TopicSettings.")]
+
+_MinReplicas = Annotated[
+    int,
+    Meta(
+        ge=1,
+        le=MAX_REPLICAS,
+        description="An append is refused while fewer replicas are in sync, and acknowledged when that "
+        "many have it. Not set: a majority has it.",
+    ),
+]
+_Flush = Annotated[
+    Literal["commit", "interval"],
+    Meta(description="An append is acknowledged: `commit`, on disk; `interval`, written, and synced later."),
+]
+_FlushIntervalMs = Annotated[
+    int, Meta(ge=10, le=60_000, description="With `interval`: synced within this time. Not set: 500.")
+]
+_FlushIntervalRecords = Annotated[
+    int,
+    Meta(ge=1, le=100_000_000, description="With `interval`: synced after this many records at the latest."),
+]
+_Order = Annotated[
+    Literal["strict", "weak"],
+    Meta(
+        description="When partitions split, merge or move: `strict` keeps the order of each key, `weak` does "
+        "not, and waits for less. Not set: `strict`."
+    ),
+]
+_SplitBytesPerS = Annotated[
+    int,
+    Meta(
+        ge=1,
+        le=MAX_NUMBER,
+        description="A partition to which more is appended in each of ten minutes is split. Not set: never.",
+    ),
+]
+_RetentionMs = Annotated[
+    int, Meta(ge=1, le=MAX_NUMBER, description="Sealed segments are deleted at this age. Not set: never.")
+]
+_RetentionBytes = Annotated[
+    int,
+    Meta(ge=0, le=MAX_NUMBER, description="Sealed segments beyond this size are deleted. Not set: no bound."),
+]
+
+
+class TopicSettings(Request):
+    """Settings of a topic; a setting that is left out has its default."""
+
+    min_replicas: _MinReplicas | UnsetType = UNSET
+    flush: _Flush | UnsetType = UNSET
+    flush_interval_ms: _FlushIntervalMs | UnsetType = UNSET
+    flush_interval_records: _FlushIntervalRecords | UnsetType = UNSET
+    retention_ms: _RetentionMs | UnsetType = UNSET
+    retention_bytes: _RetentionBytes | UnsetType = UNSET
+    order: _Order | UnsetType = UNSET
+    split_bytes_per_s: _SplitBytesPerS | UnsetType = UNSET
+
+
+class TopicSettingsPatch(Request):
+    """A merge patch of a topic's settings (RFC 7396): null removes a setting."""
+
+    min_replicas: _MinReplicas | UnsetType | None = UNSET
+    flush: _Flush | UnsetType | None = UNSET
+    flush_interval_ms: _FlushIntervalMs | UnsetType | None = UNSET
+    flush_interval_records: _FlushIntervalRecords | UnsetType | None = UNSET
+    retention_ms: _RetentionMs | UnsetType | None = UNSET
+    retention_bytes: _RetentionBytes | UnsetType | None = UNSET
+    order: _Order | UnsetType | None = UNSET
+    split_bytes_per_s: _SplitBytesPerS | UnsetType | None = UNSET
+
+
+class NewTopic(Request):
+    """A topic that is to be created."""
+
+    partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = 1
+    replicas: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | None,
+        Meta(description="null: the node's `default_replicas`."),
+    ] = None
+    settings: TopicSettings = field(default_factory=TopicSettings)
+    allow_fewer_replicas: bool = False
+
+
+class TopicPatch(Request):
+    """A change of a topic; without `replicas` their number stays."""
+
+    settings: TopicSettingsPatch = field(default_factory=TopicSettingsPatch)
+    replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType = UNSET
+    allow_fewer_replicas: bool = False
+
+
+class Topic(Answer):
+    """A topic."""
+
+    topic: str
+    partitions: int
+    replicas: int
+    replicas_placed: Count
+    settings: _Settings
+    route: RouteVersion
+    state: Literal["creating", "live"]
+    created: Time
+    version: int
+
+
+class TopicPage(Answer):
+    """A page of the list of topics; `next` is there if there are more."""
+
+    topics: list[Topic]
+    next: str | UnsetType = UNSET
+
+
+class DeletedTopic(Answer):
+    """A topic that was deleted."""
+
+    topic: str
+    state: Literal["deleted"] = field(default="deleted")
