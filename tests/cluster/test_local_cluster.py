@@ -86,6 +86,25 @@ def test_replicas_are_asked_one_by_one_and_agree(cluster: LocalCluster) -> None:
     assert [] == check_replicas(digests)
 
 
+def test_a_replica_that_does_not_answer_is_named_with_the_reason(cluster: LocalCluster) -> None:
+    """Those of the partitions that it has no part in come together all the same, and are counted."""
+    with laminar.connect(cluster.urls) as client:
+        client.create_topic("partly", partitions=8, replicas=2)
+    told = get_json(f"{cluster.urls[0]}/v1/topics/partly/partitions")["partitions"]
+    others = [each for each in told if "node-2" not in {replica["node"] for replica in each["replicas"]}]
+    assert 0 < len(others) < 8
+
+    cluster.kill(1)
+    said = rf"those of {len(others)} partitions have: partition \d: node-2 at http\S+: .*refused"
+    with pytest.raises(ServerFailed, match=said):
+        committed_digests(cluster.urls, "partly", timeout=0.5)
+    cluster.restart(1)
+
+    digests = committed_digests(cluster.urls, "partly")
+    assert {each["partition"] for each in told} == digests.keys()
+    assert [] == check_replicas(digests)
+
+
 def test_no_process_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
     """`kill -9` of the program that made the cluster ends every process of every node."""
     with subprocess.Popen(
