@@ -73,7 +73,11 @@ class CursorCommands:
         current = self._checked(
             name, position, expected=expected, check=check, owner=owner, expected_owner=expected_owner
         )
-        if position is not None:
+        if position is None:
+            if current is not None and self._is_at_end(current):
+                # A reclaim may just begin it in the partitions that follow, where it was deleted before.
+                self._check_fence()
+        else:
             if current is None or position < current.position:
                 self._check_fence()
             self._check_final(name, current, position, owner)
@@ -140,7 +144,9 @@ class CursorCommands:
         return self._propose(name, position, owner, now_ms, synced=synced)
 
     def fence(self, *, now_ms: int) -> asyncio.Future[Receipt]:
-        """Propose that no cursor begins here, or goes back, until `unfence`: others follow this partition.
+        """Propose that no cursor begins here, goes back, or is deleted at the end, until `unfence`.
+
+        Others follow this partition. A cursor that is behind may be deleted: with it there is no reclaim.
 
         Raises:
             Problem: 503 `not_leader`, and the refusals of `AppendPath.check_room`.
@@ -177,6 +183,10 @@ class CursorCommands:
         if seal is None or cursor is None or is_rewind(cursor.owner):
             return False
         return cursor.position >= seal.end
+
+    def _is_at_end(self, cursor: Cursor) -> bool:
+        """Return whether a cursor does not keep this partition from being reclaimed."""
+        return cursor.position >= self._context.log.next_offset and not is_rewind(cursor.owner)
 
     # -- what a change compares --------------------------------------------------------------
 

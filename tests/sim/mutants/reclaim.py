@@ -72,6 +72,13 @@ RECLAIMS = [
         tests=RECLAIM,
     ),
     case(
+        "a cursor at the end is deleted in a partition that is being reclaimed",
+        f"{_COMMANDS}.set",
+        "if current is not None and self._is_at_end(current):",
+        "if False:",
+        tests=RECLAIM,
+    ),
+    case(
         "a partition is reclaimed without a fence",
         f"{_RECLAIMS}._carry_out",
         "await commands.fence(now_ms=wall_ms)",

@@ -4,8 +4,9 @@ The leader of a sealed partition reclaims it, on a request, or by itself when th
 ago and retention has taken all of its records. In this order:
 
 1. Its inputs are reclaimed (rule `order`): a group that is behind in one has no cursor here yet.
-2. *Fence*: from now on no cursor begins here, is set below the end, or is taken by a rewind; no channel is
-   opened or moved. That is an entry of the log, so it holds for the next leader, too.
+2. *Fence*: from now on no cursor begins here, is set below the end, is taken by a rewind, or is deleted at
+   the end; no channel is opened or moved. That is an entry of the log, so it holds for the next leader, too.
+   What passes it, as another owner at the end, may be committed after step 5: it goes with the partition.
 3. No cursor is below the end, or held by a rewind (`drained`), and each channel is done with all records, the
    dead included. Otherwise the fence is taken down.
 4. Each cursor begins in the outputs, at 0, if it is not there (`follow`). That counts when it is synced

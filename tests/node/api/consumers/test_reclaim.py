@@ -14,6 +14,7 @@ import pytest
 import laminar
 from laminar.http.api.problems import Problem
 from laminar.node.api.consumers import reclaim
+from laminar.node.api.consumers.cursor_steps import CursorRequest
 from laminar.node.catalog.route_requests import RouteRequest
 from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from laminar.node.partition.partition import Partition
@@ -133,6 +134,48 @@ async def test_no_cursor_goes_back_after_it_was_looked_at(
     monkeypatch.setattr(reclaims, "_check_drained", check_and_rewind)
     await node.ask("DELETE", "/partitions/0")
     assert ["changing"] == codes
+
+
+async def test_no_cursor_at_the_end_is_deleted_meanwhile(
+    node: ChangedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is deleted in what follows first: there the reclaim would begin it again, and it would be left."""
+    await node.append(0, 1)
+    await node.set(0, 1)
+    await node.change(0)
+    reclaims = reclaims_of(node)
+    begin, codes = reclaims._steps.unless_there, []
+
+    async def delete_and_begin(step: CursorRequest) -> None:
+        try:
+            await node.ask("DELETE", "/cursors/g")
+        except laminar.Error as error:
+            codes.append(error.code)
+        await begin(step)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(reclaims._steps, "unless_there", delete_and_begin)
+        await node.ask("DELETE", "/partitions/0")
+    assert ["changing"] == codes
+    assert {1: 0} == await node.positions()
+    await node.ask("DELETE", "/cursors/g")
+    assert [] == (await node.ask("GET", "/cursors"))["cursors"]
+
+
+async def test_a_cursor_that_is_behind_is_deleted_over_a_fence_that_was_left(node: ChangedNode) -> None:
+    """It is what a refusal advises; a reclaim does not begin such a cursor anywhere."""
+    await node.append(0, 2)
+    await node.set(0, 1)
+    await node.set(0, 2, "held")
+    await node.change(0)
+    commands = node.partition(0).cursor_commands
+    await commands.take("held", "~rewind.1", now_ms=1, synced=True)
+    await commands.fence(now_ms=1)
+    assert {"g": 1, "held": 2} == (await refused(node, 0)).limit
+    await node.ask("DELETE", "/cursors/g")
+    await node.ask("DELETE", "/cursors/held")
+    await node.ask("DELETE", "/partitions/0")
+    assert [1] == numbers(node)
 
 
 async def test_a_fence_that_was_left_is_taken_down_in_time(
