@@ -22,6 +22,7 @@
 # make cluster-life  one node becomes five under load, two are drained, one dies, the rest are restarted: always served
 # make cluster-upgrade  nodes of the last release become nodes of this program, one by one, under load; and back, while they may
 # make steer-deps  what steering with XDP needs, where packages may be installed (Debian, as root)
+# make postgresql  the server for the tests of outboxes, where packages may be installed (Debian, as root)
 # make log-damage  each kind of file of a folder damaged in each way: nothing may be missing without a word
 # make spark-faults  Spark's driver and nodes killed while it copies a topic: each record must be there once
 # make clean  remove what the others leave behind (not .venv)
@@ -39,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
   bench-catalog bench-channels bench-flush bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
-  cluster-life log-damage spark-faults clean pins java steer-deps
+  cluster-life log-damage spark-faults clean pins java postgresql steer-deps
 .DELETE_ON_ERROR:
 
 help:
@@ -60,7 +61,7 @@ MANY := -n 4 --dist loadscope tests $(foreach left,tests/docs $(LOADED) $(CHECKE
 FEW := -n 2 --dist loadscope $(LOADED) tests/docs
 # Spark's queries are short here: Java's second compiler takes more CPU than it saves, half of Spark's.
 test: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
-test: .venv/.spark java
+test: .venv/.spark java postgresql
 	@# Tests are compiled once, by two at a time, and not by each of four workers. Errors show below.
 	@printf '%s\n' tests/*/ | xargs -n 13 -P 2 $(BIN)/python -m pytest -q -p no:xdist --collect-only >/dev/null 2>&1 || true
 	$(BIN)/python -m tests.stage $(MANY)
@@ -241,6 +242,19 @@ java:
 	  export DEBIAN_FRONTEND=noninteractive; \
 	  { $(APT) update -qq; $(APT) install -y -qq --no-install-recommends openjdk-17-jre-headless \
 	    || $(APT) install -y -qq --no-install-recommends default-jre-headless; } >/dev/null || true; \
+	fi
+
+# Where it is missing, the tests of outboxes run with SQLite alone, and say so. Debian's packages start a server,
+# which is not wanted here: the tests start their own.
+postgresql:
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "fetching PostgreSQL, for the tests of outboxes"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { $(APT) update -qq; mkdir -p /etc/postgresql-common; \
+	    test -e /etc/postgresql-common/createcluster.conf \
+	      || echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf; \
+	    $(APT) install -y -qq --no-install-recommends postgresql; } >/dev/null 2>&1 || true; \
 	fi
 
 # The XDP program is compiled with BCC, which wants kernel headers; any kernel's serve. Where nothing may be

@@ -252,7 +252,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # What is imported by name. `laminar` is what `import laminar` shows, not all that is inside.
     "laminar.aio": ("laminar.client.*",),
     "laminar.embedded": ("laminar.client.*", "laminar.node.*", "laminar.log.*"),
-    "laminar": ("laminar.aio", "laminar.client.*", "laminar.log.*", "laminar.testing", "laminar.embedded"),
+    "laminar.outbox": ("laminar.client.*",),
+    "laminar": (
+        *("laminar.aio", "laminar.client.*", "laminar.log.*", "laminar.testing", "laminar.embedded"),
+        "laminar.outbox",
+    ),
     "laminar.spark.read": ("laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.spark.write": ("laminar.spark.read", "laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.spark": ("laminar.spark.read", "laminar.spark.write"),
@@ -286,6 +290,7 @@ ASKED_FOR = ("laminar.embedded",)
 # What a user's own program imports.
 USERS = (
     *("laminar", "laminar.aio", "laminar.client.*", "laminar.log.*", "laminar.spark.*", "laminar.testing"),
+    "laminar.outbox",
     *BELOW_THE_CLIENT,
 )
 

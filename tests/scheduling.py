@@ -28,6 +28,7 @@ LONGEST = (
     "membership/test_swim",
     "cli/",
     "client/consume/",
+    "outbox/",
     "log/commit/",
     "log/recovery/",
 )

@@ -19,7 +19,10 @@ PREPARATION = {
     f". .venv/bin/activate\n{DEV}\n",
 }
 
-PAGES = ("README.md", "docs/clients.md", "docs/channels.md", "docs/first-steps.md", "docs/splitting.md")
+PAGES = (
+    *("README.md", "docs/clients.md", "docs/channels.md", "docs/first-steps.md", "docs/splitting.md"),
+    "docs/outbox.md",
+)
 # It goes on for ever: tests/examples/test_worker.py runs it.
 ENDLESS = {(ROOT / "examples" / "worker.py").read_text()}
 RUNNABLE = [

@@ -72,6 +72,11 @@ class Numbers:
         self._known.clear()
 
     @property
+    def reached(self) -> int:
+        """The highest number that any partition had when this run began there."""
+        return self._highest
+
+    @property
     def partitions(self) -> frozenset[int]:
         """The partitions for which `learn` was called."""
         return frozenset(self._reached)

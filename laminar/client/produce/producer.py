@@ -387,6 +387,18 @@ class Producer(Generic[T_in]):
             else self._accumulator.numbers.resumed_at
         )
 
+    @property
+    def reached(self) -> int:
+        """The highest number that earlier runs made durable in any partition; 0 if none.
+
+        Above it no number was ever used under this name, or the cluster has forgotten that.
+        """
+        return (
+            0
+            if self._accumulator is None or self._accumulator.numbers is None
+            else self._accumulator.numbers.reached
+        )
+
     def statistics(self) -> dict[str, int]:
         """Return counts since the producer began: among them bytes waiting, batches sent and resent."""
         return accumulator_statistics(self._accumulator)

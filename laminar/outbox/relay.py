@@ -1,0 +1,347 @@
+"""The relay of an outbox: a program that appends committed rows to a topic, each once, in its own order.
+
+Each claim of rows is sent under the numbers that are written down with it (`laminar.outbox.table`), by a
+producer with a name. So what a relay was doing when it was killed is done again under the same numbers, and
+the partitions recognise what they have. Any failure ends the session: the relay lets go of connection, lock
+and producer, and begins as after `kill -9`. There is no second way that would have to be right as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+
+from laminar.client.consume.stop_signal import at_sigterm
+from laminar.client.errors import (
+    AuthError,
+    ConfigError,
+    Error,
+    Fenced,
+    NotFound,
+    OutcomeUnknown,
+    ProduceError,
+    Unavailable,
+)
+from laminar.client.sync.producer import Producer
+from laminar.client.sync.topic import Topic
+from laminar.outbox.databases import Database
+from laminar.outbox.table import Claim, OutboxTable, TakenOver
+
+_log = logging.getLogger("laminar.outbox")
+
+MAX_ROWS = 1_000
+MAX_BYTES = 8 << 20
+POLL_S = 0.2
+LONGEST_PAUSE_S = 5.0
+# A partition remembers a producer's numbers for seven days (docs/clients.md). Some hours are left for clocks.
+REMEMBERED_MS = 6 * 24 * 3_600_000
+
+_headers = msgspec.json.Decoder(dict[str, str])
+
+
+class BadRow(Error):
+    """A row can be no record of the topic: the message, ``table`` and ``row`` (its id) name it.
+
+    Rows before it are in the topic, and those that are to come after it wait. Mend or delete the row.
+    """
+
+    def __init__(self, table: str, row: int, why: str, *, field: str | None = None) -> None:
+        super().__init__(
+            f"row {row} of {table} cannot be appended: {why}",
+            code="bad_row",
+            field=field,
+            value=row,
+            hint="rows behind it wait; change or delete it",
+            outcome="not_applied",
+        )
+        self.table = table
+        self.row = row
+
+
+class _Record(NamedTuple):
+    value: bytes
+    key: bytes | None
+    tag: str | None
+    headers: Mapping[str, bytes] | None
+    timestamp_ms: int | None
+
+
+class Relay:
+    """Sends the rows of an outbox to `topic`, and deletes them. Any number may run: one of them works.
+
+    `connect` opens a connection to the database: by `sqlite3`, `psycopg` or `pg8000`. `table` was made by
+    `laminar.outbox.schema`. The producer is called `name` and some digits that belong to the table. Up to
+    `max_rows` rows of `max_bytes` in all are sent at a time. An empty table is looked at again after `poll`
+    seconds.
+
+    With `resend` a relay goes on where it cannot know what was sent already, and may append rows twice:
+    see `run`.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        table: str,
+        topic: Topic[bytes],
+        name: str,
+        *,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_BYTES,
+        poll: float = POLL_S,
+        resend: bool = False,
+    ) -> None:
+        if topic.codec is not None:
+            raise ConfigError(
+                "an outbox holds bytes: give a topic without a codec", code="codec", field="topic"
+            )
+        self.table = table
+        self.topic = topic
+        self.name = name
+        self._connect = connect
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._poll_s = poll
+        self._resend = resend
+        self._stopped = False  # no event: `stop` may be called by a signal in the middle of its `wait`
+        self._errors: tuple[type[Exception], ...] | None = None  # of the database, once it is known
+        self._one_by_one = False
+        self._sent = 0
+
+    def stop(self) -> None:
+        """Have `run` return when the rows that are being sent are done. From any thread."""
+        self._stopped = True
+
+    def run(self, *, until_empty: bool = False) -> int:
+        """Send rows as they are committed, until `stop` or SIGTERM; return how many were sent.
+
+        With `until_empty` return when the table is empty. While another relay works on the table this one
+        waits. Failures of the database and the cluster are logged, and what failed is tried again; only what
+        fails in the database at the first time is raised.
+
+        Raises:
+            BadRow: a row can be no record.
+            NotFound: there is no such topic.
+            ConfigError: the tables are not as they should be.
+            Fenced: a program with another database uses this relay's producer: a copy of this database.
+            Error: (``set_back``) the topic has more than the database knows of; (``in_doubt``) what the topic
+                has of the rows that were being sent is not known any more.
+        """
+        self._sent = 0
+        failures = 0
+        with at_sigterm(self.stop):
+            while not self._stopped:
+                before = self._sent
+                try:
+                    with self._session(until_empty) as step:
+                        while step() and not self._stopped:
+                            pass
+                    break
+                except Exception as error:
+                    if not self._may_pass(error):
+                        raise
+                    failures = 0 if self._sent > before else failures + 1
+                    _log.warning("outbox %s: %s; it is tried again", self.table, error)
+                self._pause(min(LONGEST_PAUSE_S, self._poll_s * 2 ** min(failures, 10)))
+        return self._sent
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait; return whether it goes on after that."""
+        end = time.monotonic() + seconds
+        while not self._stopped and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, POLL_S))
+        return not self._stopped
+
+    def _may_pass(self, error: Exception) -> bool:
+        """Return whether a new session may do what failed with `error`."""
+        if isinstance(error, Error):
+            return error.retriable or isinstance(error, Unavailable | OutcomeUnknown | ProduceError)
+        return isinstance(error, TakenOver) or (self._errors is not None and isinstance(error, self._errors))
+
+    # -- a session -----------------------------------------------------------------------------
+
+    @contextmanager
+    def _session(self, until_empty: bool) -> Iterator[Callable[[], bool]]:
+        """Work alone on the table for the block; yield a function that does a step of it.
+
+        It returns whether there is more to do.
+        """
+        database = Database(self._connect())
+        outbox = OutboxTable(database, self.table)
+        try:
+            database.commit_durably()
+            while not outbox.try_lock():
+                if not self._pause(self._poll_s):
+                    yield lambda: False
+                    return
+            # The lock comes first: from here on no other session of a relay has an open transaction.
+            claim = outbox.begin(self.name, self.topic.name)
+            self._errors = database.driver.errors
+            with self.topic.producer(name=outbox.producer) as producer:
+                # Epochs before this one are refused in all partitions: what they have reached is final.
+                claim = self._compared(outbox, claim, producer.reached)
+
+                def step() -> bool:
+                    nonlocal claim
+                    done = self._send(outbox, producer, claim)
+                    self._sent += len(done.left)
+                    claim = outbox.next_claim(done, max_rows=self._max_rows, max_bytes=self._max_bytes)
+                    return bool(claim.ids) or (not until_empty and self._pause(self._poll_s))
+
+                yield step
+        except Error as error:
+            if not _is_fenced(error):
+                raise
+            if not outbox.is_current():
+                raise TakenOver(str(error)) from error
+            outbox.doubt()
+            raise Fenced(
+                f"producer {outbox.producer} of outbox {self.table} was begun by a program that has another"
+                " database: a copy of this one",
+                code="fenced",
+                field="table",
+                value=self.table,
+            ) from error
+        finally:
+            outbox.close()
+
+    def _compared(self, outbox: OutboxTable, claim: Claim, reached: int) -> Claim:
+        """Compare what the database and the topic know of the numbers; return what is to be sent.
+
+        A number that the topic has is not sent again, so it must never belong to another row. Above `reached`
+        no partition has any, and none but this run can append there.
+        """
+        used = f"numbers up to {claim.last} are used, and {self.topic.name!r} has {reached}"
+        if reached > claim.last:
+            code, why = "set_back", f"the database was set back, or is a copy of another: {used}"
+        elif claim.left and (reached < claim.sent or _age_ms(claim) > REMEMBERED_MS):
+            code, why = "in_doubt", f"{len(claim.left)} rows may be in the topic already: {used}"
+        else:
+            return claim
+        if self._resend:
+            self._resend = False
+            return outbox.restart(reached)
+        raise Error(
+            f"outbox {self.table}: {why}",
+            code=code,
+            field="resend",
+            value=claim.last,
+            limit=reached,
+            hint="Relay(..., resend=True) sends all rows of the table; some may be in the topic twice then",
+        )
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def _send(self, outbox: OutboxTable, producer: Producer[bytes], claim: Claim) -> Claim:
+        """Return the claim when its rows are durable in the topic.
+
+        Which row a batch is refused for is found by sending the rows one by one, in a new session.
+
+        Raises:
+            BadRow: for this row, and all before it are durable and deleted.
+        """
+        rows = outbox.rows(claim)
+        if not rows:
+            return claim
+        if len(rows) < len(claim.left):
+            there = {row[0] for _, row in rows}
+            gone = [each for each in claim.left if each not in there]
+            _log.warning("outbox %s: rows %s were deleted while they were sent", self.table, gone)
+        for number, row in rows:
+            try:
+                record = _record(self.table, row)
+                producer.send(
+                    record.value,
+                    record.key,
+                    tag=record.tag,
+                    headers=record.headers,
+                    timestamp_ms=record.timestamp_ms,
+                    number=number,
+                )
+                if self._one_by_one:
+                    producer.wait()
+                    claim = claim.with_sent(number)
+            except Error as error:
+                if not (isinstance(error, BadRow) or _is_of_a_row(error)):
+                    raise
+                if not self._one_by_one:
+                    self._one_by_one = True
+                    raise _OneByOne from error
+                outbox.note_done(claim, number - 1)
+                self._one_by_one = False
+                raise (
+                    error if isinstance(error, BadRow) else BadRow(self.table, row[0], str(error))
+                ) from error
+        try:
+            producer.wait()
+        except ProduceError as error:
+            if _is_of_a_row(error):
+                self._one_by_one = True
+            raise
+        self._one_by_one = False
+        return claim.with_sent(rows[-1][0])
+
+
+class _OneByOne(Unavailable):
+    """The rows of this claim are to be sent one by one, by a new producer."""
+
+    def __init__(self) -> None:
+        super().__init__("a row was refused: the rows are sent one by one", code="one_by_one")
+
+
+def _is_of_a_row(error: Error) -> bool:
+    """Return whether `error` is the refusal of a record, which would be refused again."""
+    if isinstance(error, ProduceError):
+        return any(_is_of_a_row(each.error) for each in error.undelivered)
+    passing = isinstance(error, Unavailable | OutcomeUnknown | Fenced | NotFound | AuthError)
+    return not passing and not error.retriable
+
+
+def _is_fenced(error: Error) -> bool:
+    if isinstance(error, ProduceError):
+        return any(isinstance(each.error, Fenced) for each in error.undelivered)
+    return isinstance(error, Fenced)
+
+
+def _age_ms(claim: Claim) -> int:
+    return time.time_ns() // 1_000_000 - claim.claimed_ms
+
+
+def _record(table: str, row: tuple[Any, ...]) -> _Record:
+    """Return what is to be appended for a row. Raises BadRow."""
+    row_id, value, key, tag, headers, timestamp_ms = row
+    if isinstance(headers, str | bytes):
+        try:
+            headers = _headers.decode(headers)
+        except msgspec.MsgspecError as error:
+            raise BadRow(table, row_id, f"headers: {error}", field="headers") from None
+    if headers is not None and not (
+        isinstance(headers, dict) and all(isinstance(cell, str) for cell in headers.values())
+    ):
+        raise BadRow(table, row_id, "headers are no JSON object of strings", field="headers")
+    if tag is not None and not isinstance(tag, str):
+        raise BadRow(table, row_id, f"tag is {type(tag).__name__}, not text", field="tag")
+    if timestamp_ms is not None and not isinstance(timestamp_ms, int):
+        raise BadRow(table, row_id, f"timestamp_ms is {type(timestamp_ms).__name__}", field="timestamp_ms")
+    raw = _bytes(table, row_id, "value", value)
+    if raw is None:
+        raise BadRow(table, row_id, "it has no value", field="value")
+    return _Record(
+        raw,
+        _bytes(table, row_id, "key", key),
+        tag,
+        None if headers is None else {name: cell.encode() for name, cell in headers.items()},
+        timestamp_ms,
+    )
+
+
+def _bytes(table: str, row_id: int, column: str, cell: Any) -> bytes | None:
+    if cell is None or isinstance(cell, bytes):
+        return cell
+    if isinstance(cell, str):
+        return cell.encode()
+    raise BadRow(table, row_id, f"{column} is {type(cell).__name__}, neither bytes nor text", field=column)

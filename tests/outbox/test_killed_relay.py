@@ -1,0 +1,125 @@
+"""A relay that is killed with -9, at each step and at any time: each committed row is in the topic once."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+import laminar
+from tests.outbox.applications import Application
+from tests.outbox.relaying import STEPS
+from tests.outbox.test_relay import Topic, send, values
+
+KILLS = 8
+ROWS = 150
+INSERTERS = 3
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(application: Application, topic: Topic, url: str) -> Iterator[Start]:
+    """Starts a relay in a process; all that are left are killed at the end."""
+    with ExitStack() as ends:
+
+        def begin(*step: str) -> subprocess.Popen[bytes]:
+            where = [url, topic.name, application.driver, application.place]
+            command = [sys.executable, "-m", "tests.outbox.relaying", *where, *step]
+            running = ends.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            ends.callback(running.kill)
+            assert running.stdout is not None
+            assert b"running\n" == running.stdout.readline()
+            return running
+
+        yield begin
+
+
+LATER = ("claiming", "claimed", "sending", "durable", "deleting")
+
+
+@pytest.mark.parametrize(("step", "count"), [*((step, 1) for step in STEPS), *((step, 3) for step in LATER)])
+def test_killed_at_a_step(
+    step: str, count: int, application: Application, topic: Topic, start: Start
+) -> None:
+    """25 rows, in claims of ten: the first time and a later one."""
+    rows = [b"%d" % number for number in range(25)]
+    application.add(*rows)
+    running = start(step, str(count))
+
+    assert -signal.SIGKILL == running.wait(30)
+    send(application, topic)
+
+    assert rows == values(topic)
+    assert [] == application.rows("SELECT id FROM outbox")
+
+
+def test_killed_at_any_time_while_rows_come(
+    application: Application, client: laminar.Client, url: str
+) -> None:
+    """Several insert at a time, so ids are committed out of order, and some are rolled back."""
+    topic = client.create_topic(f"any-{application.driver}", partitions=3)
+    rng = random.Random(17)
+    chances = [random.Random(seed) for seed in range(INSERTERS)]
+    committed: list[list[bytes]] = [[] for _ in range(INSERTERS)]
+
+    def insert(number: int) -> None:
+        chance = chances[number]
+        for row in range(ROWS):
+            value = b"%d %d" % (number, row)
+            try:
+                with application.opened() as connection:
+                    application.insert(connection, value, key=f"{number}")
+                    if chance.random() < 0.2:
+                        raise ZeroDivisionError
+            except ZeroDivisionError:
+                continue
+            committed[number].append(value)
+
+    threads = [threading.Thread(target=insert, args=(number,)) for number in range(INSERTERS)]
+    for thread in threads:
+        thread.start()
+    command = [sys.executable, "-m", "tests.outbox.relaying", url, topic.name]
+    for _ in range(KILLS):
+        with subprocess.Popen(
+            [*command, application.driver, application.place], stdout=subprocess.PIPE
+        ) as relay:
+            assert relay.stdout is not None
+            relay.stdout.readline()
+            with pytest.raises(subprocess.TimeoutExpired):
+                relay.wait(rng.uniform(0.02, 0.3))
+            relay.kill()
+    for thread in threads:
+        thread.join(60)
+    send(application, topic)
+
+    found: list[list[bytes]] = [[] for _ in range(INSERTERS)]
+    for record in topic.read():
+        found[int(record.value.split()[0])].append(record.value)
+    assert committed == found
+    assert min(map(len, found)) > ROWS / 2
+
+
+def test_the_next_relay_takes_over_when_the_first_is_killed(
+    application: Application, topic: Topic, start: Start
+) -> None:
+    first, second = start(), start()
+    with topic.read(follow=True) as reader:
+        records = iter(reader)
+        application.add(b"one")
+        assert b"one" == next(records).value
+        for relay in (first, second):
+            relay.kill()
+            relay.wait(30)
+            third = start()
+            application.add(b"more")
+            assert b"more" == next(records).value
+        third.send_signal(signal.SIGTERM)
+        assert 0 == third.wait(30)
+        start().kill()
