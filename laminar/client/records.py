@@ -7,6 +7,7 @@ a `Record` is a view of one row of a batch. Columns are decoded when they are fi
 from __future__ import annotations
 
 import datetime
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
@@ -135,12 +136,13 @@ class Record(Generic[T_co]):
 
 
 class ReadBatch(Generic[T_co]):
-    """Records ``start_offset`` to ``next_offset - 1`` of one partition, within one received frame.
+    """Records of one partition within one received frame: all from ``start_offset`` to ``next_offset - 1``.
 
-    ``node`` is the replica that served it.
+    Or those of them that passed the reader's filter. There may be none: then no record of the range passed,
+    and ``next_offset`` is where reading goes on. ``node`` is the replica that served it.
     """
 
-    __slots__ = ("_first", "_stop", "decode", "frame", "node", "partition", "topic")
+    __slots__ = ("_rows", "decode", "frame", "next_offset", "node", "partition", "start_offset", "topic")
 
     def __init__(
         self,
@@ -154,65 +156,83 @@ class ReadBatch(Generic[T_co]):
         decode: Callable[[bytes], T_co],
     ) -> None:
         base_offset = frame.base_offset
+        first = max(start_offset - base_offset, 0)
+        stop = min(stop_offset - base_offset, len(frame))
         self.frame = frame
         self.topic = topic
         self.partition = partition
         self.node = node
         self.decode = decode
-        self._first = max(start_offset - base_offset, 0)
-        self._stop = min(stop_offset - base_offset, len(frame))
+        self.start_offset = base_offset + first
+        self.next_offset = base_offset + stop
+        self._rows: Sequence[int] = range(first, stop)
 
     def __len__(self) -> int:
-        return max(self._stop - self._first, 0)
-
-    @property
-    def start_offset(self) -> int:
-        """Offset of the first record."""
-        return self.frame.base_offset + self._first
-
-    @property
-    def next_offset(self) -> int:
-        """Offset after the last record."""
-        return self.frame.base_offset + self._stop
+        return len(self._rows)
 
     @property
     def _whole(self) -> bool:
-        return self._first == 0 and self._stop == len(self.frame)
+        return len(self._rows) == len(self.frame)
+
+    def only(self, pick: Callable[[Batch, range], Sequence[int]], *, start_offset: int) -> ReadBatch[T_co]:
+        """Return the records that `pick` chooses: all of the range from `start_offset` on that pass a filter.
+
+        `pick` gets the frame and the positions of the records in it, and returns some of these.
+        """
+        rows = self._rows
+        assert isinstance(rows, range), "records are filtered once"
+        return self._with(pick(self.frame, rows), start_offset)
 
     def rest(self, offset: int) -> ReadBatch[T_co]:
         """Return the records from `offset` on, as a batch."""
-        return ReadBatch(
+        return self._with(self._rows[bisect_left(self._rows, offset - self.frame.base_offset) :], offset)
+
+    def _with(self, rows: Sequence[int], start_offset: int) -> ReadBatch[T_co]:
+        made = ReadBatch(
             self.frame,
             topic=self.topic,
             partition=self.partition,
-            start_offset=offset,
+            start_offset=start_offset,
             stop_offset=self.next_offset,
             node=self.node,
             decode=self.decode,
         )
+        made.start_offset, made.next_offset, made._rows = start_offset, self.next_offset, rows
+        return made
 
     @property
     def values(self) -> Sequence[bytes]:
         """Values as bytes, not decoded by the topic's codec."""
-        values = self.frame.values
-        return values if self._whole else values[self._first : self._stop]
+        return self._picked(self.frame.values)
 
     @property
     def keys(self) -> Sequence[bytes | None]:
         """Keys, None for a record without one."""
         keys = self.frame.keys
-        if keys is None:
-            return [None] * len(self)
-        return keys if self._whole else keys[self._first : self._stop]
+        return [None] * len(self) if keys is None else self._picked(keys)
+
+    def _picked(self, cells: list[T]) -> list[T]:
+        if self._whole:
+            return cells
+        rows = self._rows
+        return cells[rows.start : rows.stop] if isinstance(rows, range) else [cells[row] for row in rows]
 
     @property
-    def offsets(self) -> range:
+    def offsets(self) -> Sequence[int]:
         """Offsets of the records."""
-        return range(self.start_offset, self.next_offset)
+        base, rows = self.frame.base_offset, self._rows
+        if isinstance(rows, range):
+            return range(base + rows.start, base + rows.stop)
+        return [base + row for row in rows]
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record; -1 if there is none."""
+        return self.frame.base_offset + self._rows[-1] if self._rows else -1
 
     def records(self) -> Iterator[Record[T_co]]:
         """Yield the records one by one."""
-        for position in range(self._first, self._stop):
+        for position in self._rows:
             yield Record(self, position)
 
     def __iter__(self) -> Iterator[Record[T_co]]:
@@ -222,8 +242,12 @@ class ReadBatch(Generic[T_co]):
         """Return the batch's columns; values are not copied where they are not compressed."""
         from laminar.batch.arrow.pyarrow_out import to_arrow  # pyarrow is an extra
 
-        whole = to_arrow(self.frame)
-        return whole if self._whole else whole.slice(self._first, len(self))
+        whole, rows = to_arrow(self.frame), self._rows
+        if self._whole:
+            return whole
+        if isinstance(rows, range) or not rows:
+            return whole.slice(rows[0] if rows else 0, len(rows))
+        return whole.take(rows)
 
     def __repr__(self) -> str:
         return f"<ReadBatch {self.topic}/{self.partition} {self.start_offset}..{self.next_offset}>"

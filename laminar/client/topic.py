@@ -17,6 +17,7 @@ from laminar.client.consume.cursors import CursorState, cursor_path
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, OnDamage, OnExpired
 from laminar.client.consume.large_values import Value
 from laminar.client.consume.reader import Reader, Start, start_parameter
+from laminar.client.consume.row_filter import row_filter
 from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode, Subscription
 from laminar.client.errors import AlreadyExists, ConfigError, OutcomeUnknown, PreconditionFailed
 from laminar.client.net.session import Session, topic_path
@@ -351,6 +352,8 @@ class Topic(Generic[T]):
         follow: bool = False,
         cursor: str | None = None,
         partitions: Iterable[int] | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
         from_leader: bool = False,
         timeout: float | None = None,
         on_expired: OnExpired = "error",
@@ -364,6 +367,10 @@ class Topic(Generic[T]):
         the reader continues for ever. With `from_leader` it reads from leaders only; without it from any
         replica that has all that this client has seen. `read_ahead_bytes` holds for each partition,
         `fetch_bytes` for each request. `timeout` in seconds is the deadline of each request.
+
+        With `tag` only records with this tag are read, with `headers` only those with all of these. What is
+        left out counts as read: positions, and so the cursor, move past it. A node sends no batch that cannot
+        hold the tag; headers are compared here.
 
         If records were trimmed before they were read, `OffsetExpired` is raised, which names the cursor; with
         ``on_expired="earliest"`` reading continues with the records that are left. If records are damaged on
@@ -383,6 +390,7 @@ class Topic(Generic[T]):
             timeout_s=timeout,
             on_expired=on_expired,
             on_damage=on_damage,
+            keep=row_filter(tag, headers),
             fetch_bytes=fetch_bytes,
             read_ahead_bytes=read_ahead_bytes,
         )
@@ -403,6 +411,8 @@ class Topic(Generic[T]):
         member: str | None = None,
         *,
         start: str | datetime.datetime = "earliest",
+        tag: str | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
         session: float = SESSION_S,
         handover: float = HANDOVER_S,
         on_expired: OnExpired = "error",
@@ -419,6 +429,10 @@ class Topic(Generic[T]):
         seconds (2 to 60, the same for all members) counts as dead, and others continue at its committed
         positions. A member that has to release a partition gets up to `handover` seconds to commit the
         records that it was given of it. `on_expired` and `on_damage` are those of `read`.
+
+        `tag` and `headers` choose records as in `read`. What is left out is committed with the records before
+        it, and once a second where the program has nothing to commit. Give all members the same: each record
+        goes to one member, and is read by no other if that one leaves it out.
 
         When a partition has ended, as after a split, those that follow it are read once all of it is
         committed. If the loop's body has been given all of it, and has waited for its next record for a
@@ -437,6 +451,7 @@ class Topic(Generic[T]):
             handover_s=handover,
             on_expired=on_expired,
             on_damage=on_damage,
+            keep=row_filter(tag, headers),
             fetch_bytes=fetch_bytes,
             read_ahead_bytes=read_ahead_bytes,
             commit_ends=commit_ends,

@@ -112,6 +112,24 @@ def test_a_file_is_produced_by_key_and_each_key_keeps_its_order(
         assert sorted(numbers) == numbers
 
 
+def test_only_one_tag_and_one_header(topic: str, laminar: Command) -> None:
+    """--tag and --header filter, with --last, --limit and a cursor, which passes what is left out."""
+    laminar("produce", topic, "--tag-from", "/origin", stdin=FLIGHTS)
+
+    one = laminar("consume", topic, "--tag", "SFO", "--json").text.splitlines()
+    last = laminar("consume", topic, "--tag", "SFO", "--last", "2").text.splitlines()
+    few = laminar("consume", topic, "--tag", "SFO", "--cursor", "c", "--limit", "3").text.splitlines()
+    rest = laminar("consume", topic, "--tag", "SFO", "--cursor", "c").text.splitlines()
+    passed = laminar("consume", topic, "--cursor", "c")
+    none = laminar("consume", topic, "--header", "source=web", "--cursor", "d")
+    all_passed = laminar("consume", topic, "--cursor", "d")
+
+    assert ["SFO"] * 10 == [json.loads(line)["tag"] for line in one]
+    assert [16, 18] == [json.loads(line)["number"] for line in last]
+    assert (3, 10) == (len(few), len({*few, *rest}))
+    assert [(0, "")] * 3 == [(ran.code, ran.text) for ran in (passed, none, all_passed)]
+
+
 def test_only_one_key_the_last_of_it_and_so_many(topic: str, laminar: Command) -> None:
     """--key filters, --last begins near the end, --limit ends early."""
     laminar("produce", topic, "--key-from", "/origin", stdin=FLIGHTS)
@@ -302,6 +320,7 @@ def test_waiting_for_a_cluster_is_said(laminar: Command, monkeypatch: pytest.Mon
         (["consume", "t", "--last", "0"], "--last"),
         (["consume", "t", "--last", "3", "--since", "1h"], "only one of"),
         (["consume", "t", "--format", "%q"], "%q"),
+        (["consume", "t", "--header", "source"], "NAME=VALUE"),
         (["produce", "t", "--key", "a", "--key-from", "/b"], "--key-from"),
         (["produce", "t", "--key-from", "b"], "JSON pointer"),
         (["topic", "create", "t", "--setting", "flush"], "NAME=VALUE"),

@@ -43,9 +43,9 @@ def watch(records):
         known = owned
         time.sleep(0.05)
 
-urls, topic, group, session, every = sys.argv[1:6]
+urls, topic, group, session, every, tag = sys.argv[1:7]
 with laminar.connect(urls.split(",")) as client:
-    with client.topic(topic).subscribe(group, session=float(session)) as records:
+    with client.topic(topic).subscribe(group, tag=tag or None, session=float(session)) as records:
         say("joined")
         threading.Thread(target=watch, args=(records,), daemon=True).start()
         for number, record in enumerate(records, 1):
@@ -68,9 +68,16 @@ class MemberProcess:
     """One member that commits after every so many records."""
 
     def __init__(
-        self, urls: Sequence[str], topic: str, group: str, *, session_s: float = 2.0, every: int = 1
+        self,
+        urls: Sequence[str],
+        topic: str,
+        group: str,
+        *,
+        session_s: float = 2.0,
+        every: int = 1,
+        tag: str = "",
     ) -> None:
-        arguments = [",".join(urls), topic, group, str(session_s), str(every)]
+        arguments = [",".join(urls), topic, group, str(session_s), str(every), tag]
         self.process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *arguments], stdout=subprocess.PIPE, text=True
         )
@@ -151,9 +158,21 @@ def ended(members: list[MemberProcess]) -> Iterator[list[MemberProcess]]:
 
 
 class Writing:
-    """A thread that appends a record to every partition in every pause, until it is told to end."""
+    """A thread that appends a record to every partition in every pause, until it is told to end.
 
-    def __init__(self, urls: Sequence[str], topic: str, partitions: int, *, pause_s: float = 0.05) -> None:
+    Their tags are `tags` in turn.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        topic: str,
+        partitions: int,
+        *,
+        pause_s: float = 0.05,
+        tags: Sequence[str | None] = (None,),
+    ) -> None:
+        self._tags = tags
         self._ending = threading.Event()
         self._urls, self._topic = list(urls), topic
         self._partitions, self._pause_s = partitions, pause_s
@@ -166,7 +185,8 @@ class Writing:
                 number = 0
                 while not self._ending.wait(self._pause_s):
                     for partition in range(self._partitions):
-                        producer.send(b"%d" % number, partition=partition)
+                        tag = self._tags[number % len(self._tags)]
+                        producer.send(b"%d" % number, partition=partition, tag=tag)
                     number += 1
 
     def end(self) -> dict[int, int]:
@@ -185,13 +205,14 @@ def until(condition: Callable[[], bool], what: str, *, patience_s: float = PATIE
         time.sleep(0.02)
 
 
-def check(members: Sequence[MemberProcess], ends: dict[int, int]) -> int:
-    """Everything up to `ends` was read, in order by each, and twice only what was not committed: how many."""
+def check(members: Sequence[MemberProcess], ends: dict[int, int], *, every: int = 1) -> int:
+    """What was read up to `ends`, of every so many records: in order, and what was committed once only."""
     counts = Counter(place for member in members for place in member.read)
-    wanted = {(partition, offset) for partition, end in ends.items() for offset in range(end)}
+    wanted = {(partition, offset) for partition, end in ends.items() for offset in range(0, end, every)}
     assert set() == wanted - counts.keys(), f"never read: {sorted(wanted - counts.keys())[:10]}"
     twice = {place for place, count in counts.items() if count > 1}
     may = set[Place]().union(*(member.uncommitted for member in members))
+    assert set() == counts.keys() - wanted, f"not chosen: {sorted(counts.keys() - wanted)[:10]}"
     assert set() == twice - may, f"committed and read twice: {sorted(twice - may)[:10]}"
     for member in members:
         last: dict[int, int] = {}

@@ -43,3 +43,31 @@ def test_a_group_goes_on_when_the_node_that_keeps_its_roster_dies(cluster: Local
         total = sum(ends.values())
         until(lambda: len(set[Place]().union(*(each.places for each in members))) == total, "all is read")
         check(members, ends)
+
+
+def test_a_group_that_chooses_by_tag_goes_on_over_kills_and_restarts(cluster: LocalCluster) -> None:
+    """Of a node, and of a member: each chosen record, and what is left out is committed with them."""
+    with laminar.connect(cluster.urls, timeout=30) as client:
+        client.create_topic("orders", partitions=PARTITIONS, replicas=3)
+    members = [MemberProcess(cluster.urls, "orders", "paid", every=2, tag="paid") for _ in range(3)]
+    with ended(members):
+        writing = Writing(cluster.urls, "orders", PARTITIONS, tags=("paid", "new", None))
+        until(lambda: sum(len(member.read) for member in members) > 30, "records are read")
+        killed = leader_of_roster(cluster, "orders", "paid")
+        cluster.kill(killed)
+        members[0].kill()
+        killed_s = time.monotonic()
+        until(lambda: {place[0] for m in members for place in m.read_since(killed_s + 1)} == ALL, "reading")
+        cluster.restart(killed)
+        members.append(MemberProcess(cluster.urls, "orders", "paid", every=1, tag="paid"))
+        until(lambda: bool(members[3].read), "a new member reads")
+        ends = writing.end()
+        total = sum(len(range(0, end, 3)) for end in ends.values())
+        until(lambda: len(set[Place]().union(*(each.places for each in members))) == total, "all is read")
+        check(members, ends, every=3)
+        # Who committed all it has commits what is left out behind it, too.
+        for member in members[1:3]:
+            member.close()
+        with laminar.connect(cluster.urls, timeout=30) as client:
+            handle = client.topic("orders")
+            until(lambda: handle.describe_cursor("paid").total_lag == 0, "all is passed")

@@ -58,7 +58,7 @@ def to_arrow(batch: Batch, columns: Sequence[str] | None = None) -> pyarrow.Reco
     """
     wanted = schema(columns)
     if not len(batch):
-        return wanted.empty_table().to_batches(1)[0]
+        return pyarrow.RecordBatch.from_pylist([], schema=wanted)
     joined = _Joined([batch])
     arrays = [joined.chunks(field.name, field.type)[0] for field in wanted]
     return pyarrow.RecordBatch.from_arrays(arrays, schema=wanted)

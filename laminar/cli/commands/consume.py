@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from cyclopts import Parameter
 
@@ -45,6 +45,11 @@ def consume(
         int | None, Parameter(name=["--limit", "-n"], help="End after this number of records.")
     ] = None,
     key: Annotated[str | None, Parameter(help="Only records with this key.")] = None,
+    tag: Annotated[str | None, Parameter(help="Only records with this tag.")] = None,
+    header: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="NAME=VALUE: only records with this header; may be repeated."),
+    ] = None,
     partition: Annotated[
         int | None, Parameter(name=["--partition", "-p"], help="Only records of this partition.")
     ] = None,
@@ -65,6 +70,7 @@ def consume(
     check(since=since, last=last, limit=limit, cursor=cursor, follow=follow)
     show = as_json if json else compile_format(format)
     wanted = None if key is None else key.encode()
+    chosen: Chosen = {"tag": tag, "headers": _fields_of(header)}
     start: Any = start_of(since)
     with cluster.connect(timeout=60) as client:
         make_if_dev(client, topic, cluster.url)
@@ -74,7 +80,7 @@ def consume(
             partitions = [handle.partition_of(wanted)]
         printed = 0
         if last is not None:
-            tail, start = newest(handle, last, partitions, wanted, on_damage)
+            tail, start = newest(handle, last, partitions, wanted, chosen, on_damage)
             for record in tail:
                 sys.stdout.buffer.write(show(record))
             sys.stdout.buffer.flush()
@@ -92,8 +98,28 @@ def consume(
             from_leader=leader,
             on_expired=on_expired,
             on_damage=on_damage,
+            **chosen,
         )
         copy(reader, show, key=wanted, limit=left, commits=cursor is not None)
+
+
+class Chosen(TypedDict):
+    """What the client's reader chooses records by."""
+
+    tag: str | None
+    headers: dict[str, str]
+
+
+def _fields_of(given: list[str] | None) -> dict[str, str]:
+    """Return the headers that ``NAME=VALUE`` texts name."""
+    fields: dict[str, str] = {}
+    for text in given or ():
+        name, is_there, value = text.partition("=")
+        if not is_there or not name:
+            raise UsageError(f"--header is NAME=VALUE, not {text!r}")
+        if fields.setdefault(name, value) != value:
+            raise UsageError(f"--header {name} has two values: no record has both")
+    return fields
 
 
 def check(
@@ -156,6 +182,8 @@ def _copy(
                 position = record.offset + 1
                 if left == 0:
                     break
+            else:
+                position = batch.next_offset  # also past what the filter left out
             out.flush()
             positions[batch.partition] = position
         if left == 0:
@@ -186,16 +214,18 @@ def newest(
     count: int,
     partitions: list[int] | None,
     key: bytes | None,
+    chosen: Chosen,
     on_damage: OnDamage,
 ) -> tuple[list[Record[bytes]], dict[int, int]]:
     """Return the last `count` records by time, and where each partition continues after them."""
     known = [each for each in topic.partitions() if partitions is None or each.partition in partitions]
-    # Records of a key may be anywhere in its partition, so the whole partition is read. Without a key, the
-    # last `count` records of the topic are among the last `count` of each partition.
-    starts = {each.partition: each.start_offset if key is not None else _back(each, count) for each in known}
+    # Records of a key, or with a tag or headers, may be anywhere in a partition, so the whole partition is
+    # read. Without these, the last `count` records of the topic are among the last `count` of each partition.
+    anywhere = key is not None or chosen["tag"] is not None or bool(chosen["headers"])
+    starts = {each.partition: each.start_offset if anywhere else _back(each, count) for each in known}
     kept: dict[int, deque[Record[bytes]]] = {each.partition: deque(maxlen=count) for each in known}
     goes_on = {each.partition: each.end_offset for each in known}
-    for record in _between(topic, starts, goes_on, on_damage):
+    for record in _between(topic, starts, goes_on, chosen, on_damage):
         if key is None or record.key == key:
             kept[record.partition].append(record)
     found = sorted(
@@ -210,12 +240,16 @@ def _back(partition: PartitionInfo, count: int) -> int:
 
 
 def _between(
-    topic: Topic[bytes], starts: dict[int, int], goes_on: dict[int, int], on_damage: OnDamage
+    topic: Topic[bytes],
+    starts: dict[int, int],
+    goes_on: dict[int, int],
+    chosen: Chosen,
+    on_damage: OnDamage,
 ) -> Iterator[Record[bytes]]:
     """Yield the records from `starts` to the end; put the positions where reading ended into `goes_on`."""
     if not starts:
         return
-    reader = topic.read(dict(starts), partitions=list(starts), on_damage=on_damage)
+    reader = topic.read(dict(starts), partitions=list(starts), on_damage=on_damage, **chosen)
     for batch in reader.batches():
         goes_on[batch.partition] = batch.next_offset
         yield from batch.records()

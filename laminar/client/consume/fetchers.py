@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Literal, TypeVar
 
-from laminar.batch import Batch, BatchError, Header, split_headers
+from laminar.batch import Batch, BatchError, Header, Kind, build_control, split_headers
+from laminar.client.consume.row_filter import RowFilter
 from laminar.client.errors import Error, OffsetExpired, OutcomeUnknown, TimedOut, Unavailable
-from laminar.client.net.session import Session, skipped_end
+from laminar.client.net.session import Session, skipped_ranges
 from laminar.client.records import ReadBatch
 from laminar.http.protocol.answer import Answer
 
@@ -27,6 +28,8 @@ FETCH_BYTES = 1 << 20
 READ_AHEAD_BYTES = 4 << 20
 FOLLOW_WAIT_MS = 10_000
 BEHIND_WAIT_MS = 100
+
+_NO_RECORDS = Batch(build_control(Kind.NOOP))
 
 
 def _decode(frame: memoryview, header: Header, *, whole: bool) -> Batch:
@@ -55,6 +58,10 @@ class Fetchers(Generic[T]):
     decoded before the batch is returned, so that an undecodable one is found here. `skipped(partition, first
     offset, offset after the last)` is called for each range that is left out.
 
+    With `keep` only the records that pass it are returned, at their own offsets. What is left out counts as
+    read: the batches of a partition follow each other without gaps, from `start_offset` to `next_offset`, and
+    a batch without records says that none of its range passed. At most one such batch waits in the queue.
+
     `finished(partition, end)` is called when all of a partition is in the queue: up to the end that it was to
     be read to, or up to `end`, behind which no record will ever be. Then it may add other partitions. While
     `expecting()` returns true, `take` waits for these.
@@ -71,6 +78,7 @@ class Fetchers(Generic[T]):
         cursor: str | None = None,
         on_expired: OnExpired = "error",
         on_damage: OnDamage = "error",
+        keep: RowFilter | None = None,
         from_leader: bool = False,
         timeout_s: float | None = None,
         fetch_bytes: int = FETCH_BYTES,
@@ -86,7 +94,12 @@ class Fetchers(Generic[T]):
         self._endless = endless
         self._cursor = cursor
         self._on_expired = on_expired
-        self._narrowed = {"on_damage": "skip"} if on_damage == "skip" else None
+        self._skips = on_damage == "skip"
+        self._keep = keep
+        self._tag = None if keep is None else keep.tag
+        self._narrowed = {"on_damage": "skip"} if self._skips else {}
+        if self._tag is not None:
+            self._narrowed["tag"] = self._tag
         self._from_leader = from_leader
         self._timeout_s = timeout_s
         self._fetch_bytes = fetch_bytes
@@ -96,6 +109,8 @@ class Fetchers(Generic[T]):
         self._expecting = expecting
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ready: deque[tuple[ReadBatch[T], int]] = deque()
+        # By partition the batch that was put into the queue last, while it is there.
+        self._newest: dict[int, ReadBatch[T]] = {}
         self._held_bytes: dict[int, int] = {}
         self._room: dict[int, asyncio.Event] = {}
         self._changed = asyncio.Event()
@@ -186,6 +201,7 @@ class Fetchers(Generic[T]):
         if task is not None:
             task.cancel()
         self._ready = deque(each for each in self._ready if each[0].partition != partition)
+        self._newest.pop(partition, None)
         self._held_bytes.pop(partition, None)
         self._room.pop(partition, None)
 
@@ -215,6 +231,8 @@ class Fetchers(Generic[T]):
             await self._changed.wait()
         batch, size_bytes = self._ready.popleft()
         partition = batch.partition
+        if self._newest.get(partition) is batch:
+            del self._newest[partition]
         self._held_bytes[partition] -= size_bytes
         if self._held_bytes[partition] < self._read_ahead_bytes:
             self._room[partition].set()
@@ -275,44 +293,8 @@ class Fetchers(Generic[T]):
                     self._finished(partition, earliest)
                     return
                 continue
-            node = answer.headers.get("laminar-node", "")
             before = offset
-            if self._narrowed and skipped_end(answer) > offset:
-                offset = skipped_end(answer)
-                self._skipped(partition, before, offset)
-            for frame, header in split_headers(answer.body):
-                if not header.count or header.next_offset <= offset:
-                    continue
-                if end is not None and header.base_offset >= end:
-                    break
-                if header.base_offset > offset:
-                    if offset > before:
-                        break  # the next fetch asks for the records from `offset` on
-                    raise Error(
-                        f"{self._topic}/{partition}: {node} answered {header.base_offset} for {offset}",
-                        code="gap",
-                        value=header.base_offset,
-                    )
-                try:
-                    decoded = _decode(frame, header, whole=self._narrowed is not None)
-                except BatchError:
-                    if self._narrowed is None:
-                        raise
-                    self._skipped(partition, offset, header.next_offset)
-                    offset = header.next_offset
-                    continue
-                batch = ReadBatch(
-                    decoded,
-                    topic=self._topic,
-                    partition=partition,
-                    start_offset=offset,
-                    stop_offset=end if end is not None else (1 << 63),
-                    node=node,
-                    decode=self._decode,
-                )
-                offset = batch.next_offset
-                self._held_bytes[partition] += len(frame)
-                self._ready.append((batch, len(frame)))
+            offset = self._put_answer(partition, offset, end, answer)
             self._session.seen.advance(self._topic, partition, offset)
             if offset != before:
                 self._changed.set()
@@ -328,6 +310,91 @@ class Fetchers(Generic[T]):
                 # for a replica that has all before `end`.
                 at_least, wait_ms = end, BEHIND_WAIT_MS
         self._finished(partition, None)
+
+    def _put_answer(self, partition: int, offset: int, end: int | None, answer: Answer) -> int:
+        """Put the batches of the answer to a fetch at `offset` into the queue; return where to fetch next."""
+        before = offset
+        if self._skips:
+            for first, past in skipped_ranges(answer):
+                if past > offset:
+                    self._leave_out(partition, offset, max(offset, first), past)
+                    offset = past
+        node = answer.headers.get("laminar-node", "")
+        for frame, header in split_headers(answer.body):
+            if not header.count or header.next_offset <= offset:
+                continue
+            if end is not None and header.base_offset >= end:
+                break
+            if header.base_offset > offset and self._tag is None:
+                if offset > before:
+                    break  # the next fetch asks for the records from `offset` on
+                raise Error(
+                    f"{self._topic}/{partition}: {node} answered {header.base_offset} for {offset}",
+                    code="gap",
+                    value=header.base_offset,
+                )
+            try:
+                batch = ReadBatch(
+                    _decode(frame, header, whole=self._skips),
+                    topic=self._topic,
+                    partition=partition,
+                    start_offset=offset,
+                    stop_offset=end if end is not None else (1 << 63),
+                    node=node,
+                    decode=self._decode,
+                )
+                if self._keep is not None:
+                    batch = batch.only(self._keep.rows, start_offset=offset)
+            except BatchError:
+                if not self._skips:
+                    raise
+                self._leave_out(partition, offset, max(offset, header.base_offset), header.next_offset)
+                offset = header.next_offset
+                continue
+            if batch or self._keep is None:
+                self._put(batch, len(frame))
+            else:
+                self._pass(partition, offset, batch.next_offset)
+            offset = batch.next_offset
+        if self._tag is not None:
+            # The node left out the batches without the tag, up to there.
+            examined_to = int(answer.headers.get("laminar-next-offset", 0))
+            examined_to = examined_to if end is None else min(examined_to, end)
+            self._pass(partition, offset, examined_to)
+            offset = max(offset, examined_to)
+        return offset
+
+    def _put(self, batch: ReadBatch[T], size_bytes: int) -> None:
+        self._held_bytes[batch.partition] += size_bytes
+        self._newest[batch.partition] = batch
+        self._ready.append((batch, size_bytes))
+
+    def _pass(self, partition: int, start: int, stop: int) -> None:
+        """Put into the queue that no record from `start` to before `stop` passed the filter."""
+        if stop <= start:
+            return
+        newest = self._newest.get(partition)
+        if newest is not None and newest.next_offset == start:
+            newest.next_offset = stop
+            return
+        nothing = ReadBatch(
+            _NO_RECORDS,
+            topic=self._topic,
+            partition=partition,
+            start_offset=0,
+            stop_offset=0,
+            node="",
+            decode=self._decode,
+        )
+        nothing.start_offset, nothing.next_offset = start, stop
+        self._put(nothing, 0)
+
+    def _leave_out(self, partition: int, start: int, first: int, past: int) -> None:
+        """Report records that cannot be read; those from `start` on before them did not pass the filter."""
+        if self._keep is None:
+            first = start
+        self._pass(partition, start, first)
+        self._skipped(partition, first, past)
 
     async def _resume_after_expiry(
         self, partition: int, offset: int, error: OffsetExpired

@@ -36,20 +36,22 @@ def is_gone(error: Error) -> bool:
 class Lease:
     """A partition that this member owns, and how far it was read.
 
-    Three positions, each the offset after the last such record: `committed` to the cursor; `seen`, which the
-    loop's body of the program was given; `handed`, in batches that left the queue of fetched ones. `valid` is
+    Positions, each the offset after the last such record: `committed` to the cursor; `seen`, which the loop's
+    body of the program was given; `handed`, in batches that left the queue of fetched ones; `given`, the same
+    of batches that had records. What retention took, or a filter left out, counts as seen. So when `given` is
+    committed, all that was seen may be: the program has nothing in hand. `valid` is
     false once the partition is released or another member owns it.
     """
 
     def __init__(self, partition: int, owner: str, position: int) -> None:
         self.partition = partition
         self.owner = owner
-        self.committed = self.seen = self.handed = position
+        self.committed = self.seen = self.handed = self.given = position
         self.valid = True
         # The final end, once it is known that the partition takes no more records.
         self.end: int | None = None
-        # Up to where retention took records behind the last commit, until that is committed; else 0.
-        self.passed = 0
+        # When it may be committed next, without the program, what was passed (the monotonic clock).
+        self.pass_at_s = 0.0
         # When its release began, in seconds of the monotonic clock; None while it is not being released.
         self.leaving_s: float | None = None
         # The lock allows one change at a time. `attempted` has every position whose change may have been

@@ -3,7 +3,7 @@
 The records of one partition arrive in order; partitions are interleaved as their answers arrive
 (`laminar.client.consume.fetchers`). A reader that does not follow ends where the topic ended when the reader
 began. A position is the offset after the last record that was handed out, so a commit covers exactly the
-records that the loop's body has seen.
+records that the loop's body has seen. What a filter leaves out is handed out with the record before it.
 
 When a change of the topic's route ends partitions, those that follow them are read next: with strict order
 after all that they follow, so that the records of a key come in order. A reader of partitions by number reads
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from laminar.client.consume.cursors import CursorState
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnDamage, OnExpired
+from laminar.client.consume.row_filter import RowFilter
 from laminar.client.errors import ConfigError, Error, OffsetExpired, TimedOut, Unavailable
 from laminar.client.net.session import Session
 from laminar.client.policy.lineage import Lineage
@@ -87,6 +88,7 @@ class Reader(Generic[T]):
         timeout_s: float | None,
         on_expired: OnExpired = "error",
         on_damage: OnDamage = "error",
+        keep: RowFilter | None = None,
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
@@ -106,6 +108,7 @@ class Reader(Generic[T]):
             cursor=cursor,
             on_expired=on_expired,
             on_damage=on_damage,
+            keep=keep,
             from_leader=from_leader,
             timeout_s=timeout_s,
             fetch_bytes=fetch_bytes,
@@ -150,8 +153,12 @@ class Reader(Generic[T]):
             partition = batch.partition
             # If the loop breaks off in this batch, `_take` returns the rest of it next.
             self._unfinished = batch
+            next_offset, last = batch.next_offset, batch.last_offset
+            if not batch:
+                positions[partition] = next_offset
             for record in batch.records():
-                positions[partition] = record.offset + 1
+                offset = record.offset
+                positions[partition] = next_offset if offset == last else offset + 1
                 yield record
                 if self._unfinished is not batch:
                     break  # another loop continued with it
@@ -159,13 +166,19 @@ class Reader(Generic[T]):
                 self._unfinished = None
 
     async def batches(self) -> AsyncIterator[ReadBatch[T]]:
-        """Yield whole batches, without making an object for each record."""
+        """Yield whole batches, without making an object for each record.
+
+        With a filter a batch may be empty: nothing passed up to its `next_offset`, where positions are now.
+        """
         async for batch in self._take_batches():
             self.positions[batch.partition] = batch.next_offset
             yield batch
 
     async def next_batch(self) -> ReadBatch[T] | None:
-        """Return the next batch, None at the end. Positions advance: its records count as handed out."""
+        """Return the next batch, None at the end. Positions advance: its records count as handed out.
+
+        With a filter a batch may be empty, as in `batches`.
+        """
         batch = await self._take()
         if batch is not None:
             self.positions[batch.partition] = batch.next_offset

@@ -31,6 +31,7 @@ import msgspec
 
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnDamage, OnExpired
 from laminar.client.consume.partition_leases import LEASE_ATTEMPT_S, Lease, Leases, is_gone
+from laminar.client.consume.row_filter import RowFilter
 from laminar.client.errors import (
     ConfigError,
     Error,
@@ -84,6 +85,7 @@ class Subscription(Generic[T]):
         handover_s: float,
         on_expired: OnExpired,
         on_damage: OnDamage = "error",
+        keep: RowFilter | None = None,
         fetch_bytes: int = FETCH_BYTES,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         commit_ends: bool = True,
@@ -117,6 +119,7 @@ class Subscription(Generic[T]):
             cursor=cursor,
             on_expired=on_expired,
             on_damage=on_damage,
+            keep=keep,
             fetch_bytes=fetch_bytes,
             read_ahead_bytes=read_ahead_bytes,
             skipped=self._skipped,
@@ -197,10 +200,12 @@ class Subscription(Generic[T]):
         try:
             while True:
                 lease, batch = await self.take()
+                next_offset, last = batch.next_offset, batch.last_offset
                 for record in batch.records():
                     if not self.may_hand_out(lease) and not await self.still_owned(lease):
                         break
-                    lease.seen = record.offset + 1
+                    offset = record.offset
+                    lease.seen = next_offset if offset == last else offset + 1
                     yield record
         finally:
             self._records = None
@@ -265,26 +270,29 @@ class Subscription(Generic[T]):
     # -- what may be handed out ----------------------------------------------------------------
 
     async def take(self) -> tuple[Lease, ReadBatch[T]]:
-        """Wait for the next batch; return it with the lease of its partition.
+        """Wait for the next batch with records; return it with the lease of its partition.
 
         Its partition is not released before the batch is committed, or too much time has passed
         (`_give_back`).
         """
-        while True:
-            self._waits_since_s = time.monotonic()
-            try:
+        self._waits_since_s = time.monotonic()
+        try:
+            while True:
                 batch = await self._fetchers.take()
-            finally:
-                self._waits_since_s = None
-            assert batch is not None, "an endless reader ended"
-            lease = self._leases[batch.partition]
-            if batch.start_offset == lease.seen:
-                lease.handed = batch.next_offset
-                return lease, batch
-            # The caller never processed the batch before this one: it was interrupted while it waited. Read
-            # it again.
-            lease.handed = lease.seen
-            self._read_from(lease)
+                assert batch is not None, "an endless reader ended"
+                lease = self._leases[batch.partition]
+                if batch.start_offset != lease.seen:
+                    # The caller never processed the batch before this one: it was interrupted while it
+                    # waited. Read it again.
+                    lease.handed = lease.given = lease.seen
+                    self._read_from(lease)
+                elif batch:
+                    lease.handed = lease.given = batch.next_offset
+                    return lease, batch
+                else:
+                    lease.handed = lease.seen = batch.next_offset
+        finally:
+            self._waits_since_s = None
 
     def may_hand_out(self, lease: Lease) -> bool:
         """Return whether no other member can own the lease's partition at this moment."""
@@ -307,8 +315,6 @@ class Subscription(Generic[T]):
             if lease.seen == offset:
                 lease.seen = earliest
                 if lease.committed == offset:
-                    # No record is handed out whose commit would cover this.
-                    lease.passed = earliest
                     self._wake.set()
             lease.handed = earliest
 
@@ -536,15 +542,24 @@ class Subscription(Generic[T]):
         self._fetchers.add(lease.partition, lease.handed, lease.end)
 
     async def _pass(self, lease: Lease) -> None:
-        """Commit that records are passed which retention took, if nothing else would."""
-        passed, lease.passed = lease.passed, 0
-        if passed > lease.committed and lease.valid:
-            try:
-                await self._cursor.move(lease, passed, timeout_s=STEP_TIMEOUT_S)
-            except (Fenced, PreconditionFailed) as error:
-                self._lose(lease, error)
-            except _NOT_NOW:
-                lease.passed = passed
+        """Commit what retention took, or the filter left out, if the program has nothing to commit.
+
+        Once a second, but at once where the partition ends or is to be released.
+        """
+        seen = lease.seen
+        if not lease.valid or seen <= lease.committed or lease.committed < lease.given:
+            return
+        now_s = time.monotonic()
+        ends = lease.leaving_s is not None or (lease.end is not None and seen >= lease.end)
+        if now_s < lease.pass_at_s and not ends:
+            return
+        lease.pass_at_s = now_s + RENEW_S
+        try:
+            await self._cursor.move(lease, seen, timeout_s=STEP_TIMEOUT_S)
+        except (Fenced, PreconditionFailed) as error:
+            self._lose(lease, error)
+        except _NOT_NOW:
+            return
 
     def _leave(self, release: frozenset[int]) -> None:
         """Stop reading the partitions in `release`; read those again that are not to be released any more."""
@@ -622,7 +637,7 @@ class Subscription(Generic[T]):
         lease.valid = False
         del self._leases[lease.partition]
         self._fetchers.drop(lease.partition)
-        if lease.seen > lease.committed:
+        if lease.seen > lease.committed < lease.given:
             self._lost.append((lease.partition, lease.committed, lease.seen))
         self._changed.set()
 

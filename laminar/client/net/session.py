@@ -47,14 +47,20 @@ def start_query(start: int | str) -> str:
     return f"since={start}"
 
 
-def skipped_end(answer: Answer) -> int:
-    """Return the offset after the damaged records that a fetch with ``on_damage=skip`` left out; 0 if none.
+def skipped_ranges(answer: Answer) -> list[tuple[int, int]]:
+    """Return the damaged records that a fetch with ``on_damage=skip`` left out: first offset, that after.
 
     These records are before the answer's first batch. If it has no batch, the next fetch continues after
     them.
     """
     ranges = answer.headers.get("laminar-skipped-offsets")  # as in "3-4,7-7"
-    return int(ranges.rpartition("-")[2]) + 1 if ranges else 0
+    ends = [each.split("-") for each in ranges.split(",")] if ranges else []
+    return [(int(first), int(last) + 1) for first, last in ends]
+
+
+def skipped_end(answer: Answer) -> int:
+    """Return the offset after the last of `skipped_ranges`; 0 if there are none."""
+    return max((past for _, past in skipped_ranges(answer)), default=0)
 
 
 def _first_offset(body: Buffer) -> int | None:

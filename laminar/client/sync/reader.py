@@ -56,13 +56,19 @@ class Reader(Generic[T]):
     def __iter__(self) -> Iterator[Record[T]]:
         positions = self._twin.positions
         for batch in self._take_batches():
-            partition = batch.partition
+            partition, next_offset, last = batch.partition, batch.next_offset, batch.last_offset
+            if not batch:
+                positions[partition] = next_offset
             for record in batch.records():
-                positions[partition] = record.offset + 1
+                offset = record.offset
+                positions[partition] = next_offset if offset == last else offset + 1
                 yield record
 
     def batches(self) -> Iterator[ReadBatch[T]]:
-        """Yield whole batches, without making an object for each record."""
+        """Yield whole batches, without making an object for each record.
+
+        With a filter a batch may be empty: nothing passed up to its `next_offset`, where positions are now.
+        """
         for batch in self._take_batches():
             self._twin.positions[batch.partition] = batch.next_offset
             yield batch
@@ -79,7 +85,10 @@ class Reader(Generic[T]):
     # generated from laminar.client.consume.reader.Reader, without take_ready
 
     def next_batch(self) -> ReadBatch[T] | None:
-        """Return the next batch, None at the end. Positions advance: its records count as handed out."""
+        """Return the next batch, None at the end. Positions advance: its records count as handed out.
+
+        With a filter a batch may be empty, as in `batches`.
+        """
         return self._portal.run(lambda: self._twin.next_batch())
 
     def commit(self) -> None:

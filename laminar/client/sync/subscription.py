@@ -45,12 +45,14 @@ class Subscription(Generic[T]):
         try:
             while True:
                 lease, batch = self._portal.run(lambda: subscription.take())
+                next_offset, last = batch.next_offset, batch.last_offset
                 for record in batch.records():
                     if not subscription.may_hand_out(lease) and not self._portal.run(
                         partial(subscription.still_owned, lease)
                     ):
                         break
-                    lease.seen = record.offset + 1
+                    offset = record.offset
+                    lease.seen = next_offset if offset == last else offset + 1
                     yield record
         finally:
             self._records = None

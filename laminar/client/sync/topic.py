@@ -172,6 +172,8 @@ class Topic(Generic[T]):
         follow: bool = False,
         cursor: str | None = None,
         partitions: Iterable[int] | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
         from_leader: bool = False,
         timeout: float | None = None,
         on_expired: OnExpired = "error",
@@ -186,6 +188,10 @@ class Topic(Generic[T]):
         replica that has all that this client has seen. `read_ahead_bytes` holds for each partition,
         `fetch_bytes` for each request. `timeout` in seconds is the deadline of each request.
 
+        With `tag` only records with this tag are read, with `headers` only those with all of these. What is
+        left out counts as read: positions, and so the cursor, move past it. A node sends no batch that cannot
+        hold the tag; headers are compared here.
+
         If records were trimmed before they were read, `OffsetExpired` is raised, which names the cursor; with
         ``on_expired="earliest"`` reading continues with the records that are left. If records are damaged on
         all replicas, or their producer wrote a batch that cannot be decoded, reading fails; with
@@ -198,6 +204,8 @@ class Topic(Generic[T]):
                 follow=follow,
                 cursor=cursor,
                 partitions=partitions,
+                tag=tag,
+                headers=headers,
                 from_leader=from_leader,
                 timeout=timeout,
                 on_expired=on_expired,
@@ -223,6 +231,8 @@ class Topic(Generic[T]):
         member: str | None = None,
         *,
         start: str | datetime.datetime = "earliest",
+        tag: str | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
         session: float = SESSION_S,
         handover: float = HANDOVER_S,
         on_expired: OnExpired = "error",
@@ -240,6 +250,10 @@ class Topic(Generic[T]):
         positions. A member that has to release a partition gets up to `handover` seconds to commit the
         records that it was given of it. `on_expired` and `on_damage` are those of `read`.
 
+        `tag` and `headers` choose records as in `read`. What is left out is committed with the records before
+        it, and once a second where the program has nothing to commit. Give all members the same: each record
+        goes to one member, and is read by no other if that one leaves it out.
+
         When a partition has ended, as after a split, those that follow it are read once all of it is
         committed. If the loop's body has been given all of it, and has waited for its next record for a
         session, the subscription commits that; without `commit_ends` only `commit` does.
@@ -251,6 +265,8 @@ class Topic(Generic[T]):
                 mode,
                 member,
                 start=start,
+                tag=tag,
+                headers=headers,
                 session=session,
                 handover=handover,
                 on_expired=on_expired,
