@@ -47,7 +47,7 @@ from membership.tables import encoded
 
 SNAPSHOT_FORMAT = 1
 
-CODE_VERSION = 4
+CODE_VERSION = 5
 """The highest code version that this program knows (`Catalog.enable`; docs/upgrading.md lists them)."""
 
 RESULTS_KEPT = 1024

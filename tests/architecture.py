@@ -141,7 +141,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.node.partition": (
         *("laminar.node.host", "laminar.node.consensus", "laminar.node.partition.state"),
-        *("raft", "laminar.batch", "laminar.http.api", "laminar.log.*"),
+        *("raft", "laminar.batch", "laminar.http.api", "laminar.log.*", "laminar.wire"),
     ),
     "laminar.node.transactions": (
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.batch", "laminar.http.api"),
@@ -166,6 +166,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state"),
         *("laminar.batch", "laminar.wire", "laminar.http.api", "laminar.log.disk"),
     ),
+    "laminar.node.delay": (
+        *("laminar.node.partition", "laminar.node.partition.state"),
+        *("laminar.batch", "laminar.wire", "laminar.http.api", "laminar.log.disk"),
+    ),
     "laminar.node.catch_up": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.partition.state"),
@@ -183,13 +187,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.http.server",
             "laminar.log.*",
         ),
-        *("laminar.node.routes", "laminar.node.channels", "laminar.wire"),
+        *("laminar.node.routes", "laminar.node.channels", "laminar.node.delay", "laminar.wire"),
     ),
     "laminar.node.api.common": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.catalog", "membership"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        *("laminar.log.format", "laminar.node.channels"),
+        *("laminar.log.format", "laminar.node.channels", "laminar.node.delay"),
         "laminar.node.routes",
     ),
     "laminar.node.api.records": (
@@ -226,6 +230,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.catalog"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
         *("laminar.node.channels", "laminar.batch", "laminar.node.api.consumers"),
+    ),
+    "laminar.node.api.delayed": (
+        *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
+        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.delay"),
+        *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
+        "laminar.node.routes",
     ),
     "laminar.node.api.transactions": (
         *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),

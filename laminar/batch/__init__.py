@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from laminar.batch.batch import Batch, Record
 from laminar.batch.builder import build, merge, mergeable
-from laminar.batch.columns import MAX_TIME_MS, Codec, Column, Entry, read_directory, tag_bit, tag_hash
+from laminar.batch.columns import (
+    MAX_TIME_MS,
+    Codec,
+    Column,
+    Entry,
+    has_column,
+    read_directory,
+    tag_bit,
+    tag_hash,
+)
 from laminar.batch.header import (
     BATCH_TYPE,
     HEADER_SIZE,
@@ -20,6 +29,7 @@ from laminar.batch.header import (
     Flag,
     Header,
     Kind,
+    as_due,
     as_large,
     as_published,
     as_staged,
@@ -55,6 +65,7 @@ __all__ = [
     "Header",
     "Kind",
     "Record",
+    "as_due",
     "as_large",
     "as_published",
     "as_staged",
@@ -64,6 +75,7 @@ __all__ = [
     "build_part",
     "check_batch",
     "check_directory",
+    "has_column",
     "kind_of",
     "merge",
     "mergeable",

@@ -65,6 +65,18 @@ class Record:
         return self._batch.timestamps[self._position]
 
     @property
+    def delivery_time(self) -> int | None:
+        """The time (ms) at which readers were to get the record; None: at once."""
+        times = self._batch.delivery_times
+        return None if times is None else times[self._position]
+
+    @property
+    def trace_id(self) -> bytes | None:
+        """The 16 bytes of its trace id, if it has one."""
+        traces = self._batch.trace_ids
+        return None if traces is None else traces[self._position]
+
+    @property
     def text(self) -> str:
         """The value as text. Raises UnicodeDecodeError if it is not UTF-8."""
         return self.value.decode()
@@ -269,16 +281,23 @@ class Batch:
     @property
     def delivery_times(self) -> list[int | None] | None:
         """Each record's time of delivery in epoch ms, None where it is at once; None if all are."""
-        return self._times(Column.DELIVERY_TIME)
+        if "delivery_times" not in self._cache:
+            self._cache["delivery_times"] = self._times(Column.DELIVERY_TIME)
+        found: list[int | None] | None = self._cache["delivery_times"]
+        return found
 
     @property
     def trace_ids(self) -> list[bytes | None] | None:
         """Each record's 16-byte trace id, None where it has none; None if no record has one."""
-        entry = self.entry(Column.TRACE_ID)
-        if entry is None:
-            return None
-        data = bytes(memoryview(self.frame)[entry.position : entry.position + entry.plain_length])
-        return self._with_nulls(entry, [data[i : i + 16] for i in range(0, len(data), 16)])
+        if "trace_ids" not in self._cache:
+            entry = self.entry(Column.TRACE_ID)
+            traces = None
+            if entry is not None:
+                data = bytes(memoryview(self.frame)[entry.position : entry.position + entry.plain_length])
+                traces = self._with_nulls(entry, [data[i : i + 16] for i in range(0, len(data), 16)])
+            self._cache["trace_ids"] = traces
+        found: list[bytes | None] | None = self._cache["trace_ids"]
+        return found
 
     def records(self, start: int | None = None, stop: int | None = None) -> Iterator[Record]:
         """Yield the records with offsets from `start` up to, not including, `stop`; all by default."""

@@ -99,7 +99,8 @@ class Kind(IntEnum):
     """The kinds of batches.
 
     `DATA` holds records. `STAGED` holds records that get their offsets from the `PUBLISH` that names them, or
-    bytes of a record that is larger than a batch. The body of any other kind is one opaque payload.
+    bytes of a record that is larger than a batch. The body of any other kind is one opaque payload; that of
+    `DELAYED` and of `PUBLISH` may have a whole batch of records in it.
     """
 
     DATA = 0
@@ -116,6 +117,7 @@ class Kind(IntEnum):
     FENCE = 11
     OPEN = 12
     CHANNEL = 13
+    DELAYED = 14
 
 
 class Flag(IntFlag):
@@ -191,7 +193,7 @@ _KNOWN_FLAGS = int(Flag.OPENS_SEGMENT | Flag.KEYED | Flag.LARGE | Flag.SYNCED)
 _KEPT_FLAGS = int(Flag.KEYED | Flag.SYNCED)
 # Kinds whose count takes offsets, and those that use `checkpoint` and `floor`.
 _COUNTED = (Kind.DATA, Kind.PUBLISH)
-_NUMBERED = (Kind.DATA, Kind.STAGED)
+_NUMBERED = (Kind.DATA, Kind.STAGED, Kind.DELAYED)
 _MAY_BE_SYNCED = (Kind.CURSOR, Kind.CHANNEL)
 
 
@@ -200,7 +202,8 @@ class Header:
     """The header of a frame as numbers. Times are ms since the epoch, lengths bytes, CRCs CRC-32C.
 
     `checkpoint` is the highest of the numbers that a producer's user gave to the records (0: none). All
-    records with numbers up to `floor` are durable, in every partition (0: not known). In a `STAGED` batch
+    records with numbers up to `floor` are durable, in every partition (0: not known). A `DELAYED` batch has
+    both as the producer's batch in it had. In a `STAGED` batch
     `checkpoint` is the number of the stage, and `floor` the number of its records, 0 for a part of a large
     record.
     """
@@ -459,8 +462,17 @@ def build_part(value: Buffer, *, upload: bytes, number: int) -> bytearray:
 
 def as_large(stub: Buffer, *, publish: Header) -> bytearray:
     """Return the stub of a large record as readers get it: at the place in the log of its publish entry."""
-    frame = bytearray(stub)
-    _KIND_AND_FLAGS.pack_into(frame, _KIND_AT, Kind.DATA, Flag.LARGE)
+    return _at_publish(stub, publish, Flag.LARGE)
+
+
+def as_due(batch: Buffer, *, publish: Header) -> bytearray:
+    """Return the batch of delayed records as readers get it: at the place in the log of its publish entry."""
+    return _at_publish(batch, publish, 0)
+
+
+def _at_publish(batch: Buffer, publish: Header, flags: int) -> bytearray:
+    frame = bytearray(batch)
+    _KIND_AND_FLAGS.pack_into(frame, _KIND_AT, Kind.DATA, flags)
     _PLACE.pack_into(frame, _PLACE_AT, publish.index, publish.term, publish.prev_term, publish.base_offset)
     _CLOCK.pack_into(frame, _CLOCK_AT, publish.append_time_ms, publish.committed_index)
     _CRC.pack_into(frame, HEADER_CRC_AT, crc32c(memoryview(frame)[:HEADER_CRC_AT]))

@@ -8,6 +8,8 @@ value is not allowed, 413 if something is too large.
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -17,10 +19,11 @@ from laminar.batch.arrow.ipc_reader import read_stream
 from laminar.batch.header import BATCH_TYPE, NO_PRODUCER, Flag, Header, set_producer
 from laminar.http.api.json_envelope import parse_envelope_lines, parse_envelopes
 from laminar.http.api.ndjson import check_json, parse_lines
+from laminar.http.api.parameters import MAX_DELAY_MS
 from laminar.http.api.problem_response import problem_of
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
-from laminar.http.api.timestamps import parse_time
+from laminar.http.api.timestamps import delivery_time, parse_time, parse_trace_id
 from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.messages import OFF_LOOP_BYTES, Request
 from laminar.http.protocol.request_head import decode_percent
@@ -32,6 +35,7 @@ ENVELOPES_TYPE: Final = "application/vnd.laminar.records+json"
 ENVELOPE_LINES_TYPE: Final = "application/vnd.laminar.records+ndjson"
 
 _PARSED_HERE_BYTES: Final = 1 << 20
+_DELAY: Final = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
 
 _CODES: Final = {"bad_checksum": "bad_checksum", "too_large": "too_large"}
 
@@ -50,16 +54,19 @@ class Append:
         self.places: list[int | None] | None = None
 
 
-def parse_append(request: Request, *, limits: Limits, keyed: bool = False) -> Append:
+def parse_append(
+    request: Request, *, limits: Limits, keyed: bool = False, now_ms: int | None = None
+) -> Append:
     """Read a body by its content type. Raises 400, 413 or 422 naming the field, the value and the limit.
 
     `keyed` says that the request comes from another shard: then batches keep their idempotency keys. From the
-    batches of a client they are removed.
+    batches of a client they are removed. `now_ms` is the time that delays count from; None: the wall clock's.
     """
     kind = media_type(request)
     if kind == BATCH_TYPE:
         return Append(None, read_batches(request.body, limits, keyed=keyed))
-    records = _PARSERS.get(kind, _value)(request, limits)
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    records = _PARSERS.get(kind, _value)(request, limits, now_ms)
     records.check(limits)
     return Append(records, [])
 
@@ -182,8 +189,8 @@ def _plain(limit: object) -> object:
     return limit if limit is None or isinstance(limit, (int, float, str)) else str(limit)
 
 
-def _value(request: Request, limits: Limits) -> Records:
-    """Return one record: the body as it is; key, tag, time and headers from the query and the head."""
+def _value(request: Request, limits: Limits, now_ms: int) -> Records:
+    """Return one record: the body as it is; key, tag, times and headers from the query and the head."""
     query = request.query
     headers = request.headers
     fields: dict[str, bytes] | None = None
@@ -198,22 +205,37 @@ def _value(request: Request, limits: Limits) -> Records:
         tag = _percent_decoded(headers["laminar-tag"], field="laminar-tag")
     key = query.get("key")
     timestamp = query.get("timestamp")
+    trace = query.get("trace_id")
+    due_ms = None
+    if "deliver_at" in query or "delay_ms" in query:
+        delay = query.get("delay_ms")
+        if delay is not None and not _DELAY.match(delay):
+            raise Problem(
+                "invalid",
+                "a delay is a whole number of milliseconds",
+                field="delay_ms",
+                value=delay[:80],
+                limit=MAX_DELAY_MS,
+            )
+        due_ms = delivery_time(query.get("deliver_at"), None if delay is None else int(delay), now_ms=now_ms)
     return Records(
         [request.body],
         keys=None if key is None else [key.encode()],
         tags=None if tag is None else [tag],
         headers=None if fields is None else [fields],
         timestamps=None if timestamp is None else [parse_time(timestamp, field="timestamp")],
+        delivery_times=None if due_ms is None else [due_ms],
+        trace_ids=None if trace is None else [parse_trace_id(trace, field="trace_id")],
     )
 
 
-def _json(request: Request, limits: Limits) -> Records:
+def _json(request: Request, limits: Limits, now_ms: int) -> Records:
     """Return one record: the JSON text as sent, once it is known to be JSON."""
     check_json(request.body, field="body")
-    return _value(request, limits)
+    return _value(request, limits, now_ms)
 
 
-def _ndjson(request: Request, limits: Limits) -> Records:
+def _ndjson(request: Request, limits: Limits, now_ms: int) -> Records:
     return parse_lines(
         request.body,
         key_from=request.query.get("key_from"),
@@ -222,7 +244,7 @@ def _ndjson(request: Request, limits: Limits) -> Records:
     )
 
 
-def _arrow(request: Request, limits: Limits) -> Records:
+def _arrow(request: Request, limits: Limits, now_ms: int) -> Records:
     """Return the records of an Arrow stream.
 
     Its columns are `value` and, if there, `key`, `tag`, `timestamp` and `headers`.
@@ -244,11 +266,13 @@ def _arrow(request: Request, limits: Limits) -> Records:
     return Records.concat(parts) if parts else Records([])
 
 
-_PARSERS: Final[Mapping[str, Callable[[Request, Limits], Records]]] = {
+_PARSERS: Final[Mapping[str, Callable[[Request, Limits, int], Records]]] = {
     JSON_TYPE: _json,
     NDJSON_TYPE: _ndjson,
-    ENVELOPES_TYPE: lambda request, limits: parse_envelopes(request.body, limits),
-    ENVELOPE_LINES_TYPE: lambda request, limits: parse_envelope_lines(request.body, limits),
+    ENVELOPES_TYPE: lambda request, limits, now_ms: parse_envelopes(request.body, limits, now_ms=now_ms),
+    ENVELOPE_LINES_TYPE: lambda request, limits, now_ms: parse_envelope_lines(
+        request.body, limits, now_ms=now_ms
+    ),
     ARROW_TYPE: _arrow,
 }
 

@@ -20,9 +20,8 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request
 
-_COLUMNS: Final = ("offset", "timestamp", "key", "value", "tag", "headers")
-# By the name in `fields`, the columns of a batch. An offset needs no column: the header has it. ``trace_id``
-# can be requested for batches only.
+_COLUMNS: Final = ("offset", "timestamp", "key", "value", "tag", "headers", "deliver_at", "trace_id")
+# By the name in `fields`, the columns of a batch. An offset needs no column: the header has it.
 _OF_BATCH: Final = {
     "offset": (),
     "timestamp": (Column.TIMESTAMP,),
@@ -30,6 +29,7 @@ _OF_BATCH: Final = {
     "value": (Column.VALUE,),
     "tag": (Column.TAG_HASH, Column.TAG),
     "headers": (Column.HEADERS,),
+    "deliver_at": (Column.DELIVERY_TIME,),
     "trace_id": (Column.TRACE_ID,),
 }
 
@@ -185,6 +185,8 @@ def _columns(wanted: str | None, format_: FetchFormat) -> list[str] | None:
     if wanted is None:
         return None
     known: Iterable[str] = _OF_BATCH if format_ is FetchFormat.BATCH else _COLUMNS
+    if format_ is FetchFormat.ARROW:
+        known = FIELDS
     names = [name.strip() for name in wanted.split(",")]
     for name in names:
         if name not in known:
@@ -295,6 +297,12 @@ def record_document(record: Record, batch: Batch, columns: Sequence[str] | None 
         elif name == "headers":
             for field, value in record.headers.items():
                 _put(document, "headers", value, field)
+        elif name == "deliver_at":
+            if record.delivery_time is not None:
+                document["deliver_at"] = format_time(record.delivery_time)
+        elif name == "trace_id":
+            if record.trace_id is not None:
+                document["trace_id"] = record.trace_id.hex()
         elif name == "value" and batch.is_large:
             # The value of a large record is not in its batch: it is requested by the record's offset.
             document["value_bytes"] = size_of(batch)

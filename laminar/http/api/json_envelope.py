@@ -1,8 +1,9 @@
 """Records in JSON envelopes: everything a record has, spelled out.
 
 `value` (text), `value_json` (any JSON, kept as written) or `value_base64`;
-`key` or `key_base64`; `tag`; `headers` and `headers_base64`; `timestamp`. The
-fetch answers records in the same words, so that what was read can be appended.
+`key` or `key_base64`; `tag`; `headers` and `headers_base64`; `timestamp`;
+`deliver_at` or `delay_ms`; `trace_id`. The fetch answers records in the same
+words, so that what was read can be appended.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from laminar.batch import Buffer
 from laminar.http.api.ndjson import each_line, not_json
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records, too_many_records
-from laminar.http.api.timestamps import parse_time
+from laminar.http.api.timestamps import delivery_time, parse_time, parse_trace_id
 
 
 class _Budget(threading.local):
@@ -50,6 +51,9 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True):
     headers: _Texts | msgspec.UnsetType = msgspec.UNSET
     headers_base64: _Texts | msgspec.UnsetType = msgspec.UNSET
     timestamp: int | str | None = None
+    deliver_at: int | str | None = None
+    delay_ms: int | None = None
+    trace_id: str | None = None
 
     def __post_init__(self) -> None:
         # The decoder calls this after each envelope, so too many are refused before all of them are in
@@ -75,9 +79,10 @@ _UNFOLDS: Final = 16
 _PLACE: Final = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
 
 
-def parse_envelopes(body: Buffer, limits: Limits) -> Records:
+def parse_envelopes(body: Buffer, limits: Limits, *, now_ms: int) -> Records:
     """Return the records of one envelope, a list of them, or ``{"records": [...]}``.
 
+    `now_ms` is the time that a `delay_ms` counts from.
     Raises 400 if it isn't JSON, 422 naming the place, 413 as soon as there are more than `limits` allow.
     """
     _budget.left = limits.max_records
@@ -85,10 +90,10 @@ def parse_envelopes(body: Buffer, limits: Limits) -> Records:
     try:
         str(body, "utf-8")
         if start.startswith(b"["):
-            return _open(_many.decode(body), "[{}]", limits)
+            return _open(_many.decode(body), "[{}]", limits, now_ms)
         if re.search(rb'\A\s*\{\s*"records"', bytes(body[:256])):
-            return _open(_document.decode(body).records, "records[{}]", limits)
-        return _open([_one.decode(body)], "record", limits)
+            return _open(_document.decode(body).records, "records[{}]", limits, now_ms)
+        return _open([_one.decode(body)], "record", limits, now_ms)
     except msgspec.ValidationError as error:
         if _budget.left < 0:
             raise too_many_records(limits.max_records + 1, limits.max_records) from error
@@ -97,7 +102,7 @@ def parse_envelopes(body: Buffer, limits: Limits) -> Records:
         raise not_json(body, error, field="body") from error
 
 
-def parse_envelope_lines(body: Buffer, limits: Limits) -> Records:
+def parse_envelope_lines(body: Buffer, limits: Limits, *, now_ms: int) -> Records:
     """Return the records of one envelope a line.
 
     Raises as `parse_envelopes`, naming the first broken line.
@@ -114,7 +119,7 @@ def parse_envelope_lines(body: Buffer, limits: Limits) -> Records:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise not_json(text, error, field=name) from error
         names.append(name)
-    return _open(envelopes, names, limits)
+    return _open(envelopes, names, limits, now_ms)
 
 
 def _invalid(error: msgspec.ValidationError, whole: str) -> Problem:
@@ -129,12 +134,14 @@ def _invalid(error: msgspec.ValidationError, whole: str) -> Problem:
     return Problem("invalid", text[: place.start()] if place else text, field=field)
 
 
-def _open(envelopes: Sequence[Envelope], names: str | Sequence[str], limits: Limits) -> Records:
+def _open(envelopes: Sequence[Envelope], names: str | Sequence[str], limits: Limits, now_ms: int) -> Records:
     values: list[Buffer] = []
     keys: list[bytes | None] = []
     tags: list[str | None] = []
     headers: list[Mapping[str, bytes] | None] = []
     timestamps: list[int | None] = []
+    delivery_times: list[int | None] = []
+    traces: list[bytes | None] = []
     for row, envelope in enumerate(envelopes):
         name = names.format(row) if isinstance(names, str) else names[row]
         values.append(_value(envelope, name))
@@ -143,12 +150,19 @@ def _open(envelopes: Sequence[Envelope], names: str | Sequence[str], limits: Lim
         headers.append(_headers(envelope, name, limits))
         stamp = envelope.timestamp
         timestamps.append(None if stamp is None else parse_time(stamp, field=f"{name}.timestamp"))
+        delivery_times.append(
+            delivery_time(envelope.deliver_at, envelope.delay_ms, now_ms=now_ms, name=f"{name}.")
+        )
+        trace = envelope.trace_id
+        traces.append(None if trace is None else parse_trace_id(trace, field=f"{name}.trace_id"))
     return Records(
         values,
         keys=keys if any(key is not None for key in keys) else None,
         tags=tags if any(tag is not None for tag in tags) else None,
         headers=headers if any(headers) else None,
         timestamps=timestamps if any(stamp is not None for stamp in timestamps) else None,
+        delivery_times=delivery_times if any(time is not None for time in delivery_times) else None,
+        trace_ids=traces if any(trace is not None for trace in traces) else None,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from laminar.http.api.names import TOPIC_PATTERN
+from laminar.wire.delayed import ID_TEXT
 
 # Largest values of numbers in requests. Offsets fit into a JSON number without loss (RFC 8259, section 6).
 OFFSET_LIMIT: Final = 2**53
@@ -22,6 +23,10 @@ MAX_WAIT_MS: Final = 30_000
 # A description of partitions asks other nodes, and waits no longer for them.
 MAX_DESCRIBE_WAIT_MS: Final = 2_000
 MAX_PAGE: Final = 1000
+# How long a record may be delayed: ten years.
+MAX_DELAY_MS: Final = 10 * 365 * 24 * 3_600_000
+# From the year 1 to the year 9999.
+LONGEST_MS: Final = 315_537_897_600_000
 MAX_UPLOAD_PARTS: Final = 50_000
 MAX_LOGICAL: Final = 65_535
 GROUP_PATTERN: Final = r"[A-Za-z0-9._-]{1,90}"
@@ -86,6 +91,7 @@ PATH: Final = {
         _path("part", whole(0, MAX_UPLOAD_PARTS - 1), "Number of the part, from 0."),
         _path("cursor", _NAME, "Name of the cursor."),
         _path("channel", _NAME, "Name of the channel."),
+        _path("delayed", matching(ID_TEXT), "Id of the delayed record."),
         _path("group", matching(rf"(?!\.{{1,2}}$){GROUP_PATTERN}"), "Name of the group."),
         _path("member", matching(rf"(?!\.{{1,2}}$){GROUP_PATTERN}"), "Name of the member of the group."),
         _path("sink", _NAME, "Name of the sink."),
@@ -104,6 +110,14 @@ LISTING: Final = (
 JOB_LISTING: Final = (
     LISTING[1],
     Parameter("after", TEXT, "Return records after this place: `next` of the page before."),
+)
+DELAYED_LISTING: Final = (
+    LISTING[1],
+    Parameter("after", TEXT, "Return records after this one: `next` of the page before."),
+    Parameter("from", TIME, "Return records that are due at this time or later."),
+    Parameter("to", TIME, "Return records that are due before this time."),
+    Parameter("key", TEXT, "Return only records with this key."),
+    Parameter("bucket_ms", whole(1, LONGEST_MS), "Count the records by spans of this length instead."),
 )
 _ID: Final = Parameter("id", matching(ID_PATTERN), "Refuse with 410 if the partition has another id.")
 WAIT: Final = Parameter("wait_ms", whole(0, MAX_WAIT_MS) | {"default": 0}, "Wait up to this long.")
@@ -131,8 +145,13 @@ RECORD: Final = (
     Parameter("key", TEXT, "Key of the record."),
     Parameter("tag", TEXT, "Tag of the record."),
     Parameter("timestamp", TIME, "Time of the record."),
+    Parameter("trace_id", matching(ID_PATTERN), "Trace id of the record."),
     Parameter("key_from", TEXT, "JSON pointer to the key in each record (RFC 6901)."),
     Parameter("tag_from", TEXT, "JSON pointer to the tag in each record."),
+)
+DELAY: Final = (
+    Parameter("deliver_at", TIME, "Readers get the record at this time."),
+    Parameter("delay_ms", whole(0, MAX_DELAY_MS), "Readers get the record after this time."),
 )
 RECORD_HEADERS: Final = (_header("Laminar-Tag", TEXT, "Tag of the record, percent-encoded."),)
 LOGICAL: Final = Parameter("logical", whole(0, MAX_LOGICAL), "Logical partition that chooses the partition.")

@@ -107,6 +107,7 @@ _ROWS: Final = (
     ),
     _row("no_such_producer", 404, "The partition has nothing durable of this producer", family="NotFound"),
     _row("no_such_record", 404, "There is no record at this offset yet", family="NotFound"),
+    _row("no_such_delayed_record", 404, "No delayed record has this id", family="NotFound"),
     _row("no_such_group", 404, "There is no such group", family="NotFound"),
     _row("no_such_node", 404, "There is no such node", family="NotFound"),
     _row(

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from laminar.batch import Batch, Buffer
+from laminar.batch import Batch, Buffer, build
 from laminar.http.api.problems import Problem
 
 _T = TypeVar("_T")
@@ -32,7 +32,10 @@ def too_many_records(count: int, limit: int) -> Problem:
 class Records:
     """Records as parallel lists; a column that no record has is None. `size_bytes` counts values and keys."""
 
-    __slots__ = ("headers", "keys", "size_bytes", "tags", "timestamps", "values")
+    __slots__ = (
+        *("delivery_times", "headers", "keys", "size_bytes"),
+        *("tags", "timestamps", "trace_ids", "values"),
+    )
 
     def __init__(
         self,
@@ -42,12 +45,16 @@ class Records:
         tags: list[str | None] | None = None,
         headers: list[Mapping[str, bytes] | None] | None = None,
         timestamps: list[int | None] | None = None,
+        delivery_times: list[int | None] | None = None,
+        trace_ids: list[bytes | None] | None = None,
     ) -> None:
         self.values = values
         self.keys = keys
         self.tags = tags
         self.headers = headers
         self.timestamps = timestamps
+        self.delivery_times = delivery_times
+        self.trace_ids = trace_ids
         self.size_bytes = sum(map(len, values)) + (sum(map(len, filter(None, keys))) if keys else 0)
 
     def __len__(self) -> int:
@@ -61,6 +68,20 @@ class Records:
             tags=_take(self.tags, rows),
             headers=_take(self.headers, rows),
             timestamps=_take(self.timestamps, rows),
+            delivery_times=_take(self.delivery_times, rows),
+            trace_ids=_take(self.trace_ids, rows),
+        )
+
+    def build(self) -> bytearray:
+        """Return one unstamped batch of the records. Raises `BatchError`, a ValueError, if they make none."""
+        return build(
+            self.values,
+            keys=self.keys,
+            timestamps=self.timestamps,
+            tags=self.tags,
+            headers=self.headers,
+            delivery_times=self.delivery_times,
+            trace_ids=self.trace_ids,
         )
 
     @classmethod
@@ -72,6 +93,8 @@ class Records:
             tags=batch.tags,
             headers=list(batch.headers) if batch.headers is not None else None,
             timestamps=batch.given_timestamps,
+            delivery_times=batch.delivery_times,
+            trace_ids=batch.trace_ids,
         )
 
     @classmethod
@@ -85,6 +108,8 @@ class Records:
             tags=_column([(part.tags, len(part)) for part in parts]),
             headers=_column([(part.headers, len(part)) for part in parts]),
             timestamps=_column([(part.timestamps, len(part)) for part in parts]),
+            delivery_times=_column([(part.delivery_times, len(part)) for part in parts]),
+            trace_ids=_column([(part.trace_ids, len(part)) for part in parts]),
         )
 
     def check(self, limits: Limits) -> None:

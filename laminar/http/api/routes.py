@@ -23,6 +23,7 @@ from laminar.http.api.documents import (
     channels,
     cluster,
     cursors,
+    delayed,
     groups,
     jobs,
     key_routes,
@@ -38,6 +39,8 @@ from laminar.http.api.parameters import (
     ACK,
     AFTER_VERSION,
     BEFORE,
+    DELAY,
+    DELAYED_LISTING,
     DESCRIBE_WAIT,
     DRY_RUN,
     EPOCH,
@@ -126,6 +129,7 @@ class Match(NamedTuple):
 _T: Final = "/v1/topics/{topic}"
 _P: Final = _T + "/partitions/{partition}"
 _C: Final = _T + "/channels/{channel}"
+_D: Final = _T + "/delayed/{delayed}"
 _S: Final = "/v1/sinks/{sink}"
 _N: Final = "/v1/admin/nodes/{node}"
 _A: Final = "/v1/admin/topics/{topic}/partitions/{partition}"
@@ -254,7 +258,7 @@ ROUTES: Final = (
         _T + "/records",
         "append_to_topic",
         "Append records, to partitions chosen by key, by logical partition, or spread",
-        (*RECORD, LOGICAL, *RECORD_HEADERS, KEY, KEY_TIME),
+        (*RECORD, *DELAY, LOGICAL, *RECORD_HEADERS, KEY, KEY_TIME),
         body=Body.RECORDS,
         replies=(_RECEIPT,),
     ),
@@ -263,7 +267,7 @@ ROUTES: Final = (
         _P + "/records",
         "append_to_partition",
         "Append records to a partition",
-        (*RECORD, ACK, *RECORD_HEADERS, IF_MATCH_OFFSET, ROUTE, *GUARANTEES),
+        (*RECORD, *DELAY, ACK, *RECORD_HEADERS, IF_MATCH_OFFSET, ROUTE, *GUARANTEES),
         body=Body.RECORDS,
         replies=(
             _ONE_RECEIPT,
@@ -287,6 +291,37 @@ ROUTES: Final = (
         "Delete the records before an offset",
         (needed(BEFORE), DRY_RUN),
         replies=(_json(records.DeletedRecords),),
+    ),
+    Route(
+        "GET",
+        _T + "/delayed",
+        "list_delayed",
+        "List the delayed records that are pending, or count them by time",
+        DELAYED_LISTING,
+        replies=(_json(delayed.DelayedPage),),
+    ),
+    Route(
+        "GET",
+        _D,
+        "describe_delayed",
+        "Describe a delayed record",
+        replies=(_json(delayed.DelayedState),),
+    ),
+    Route(
+        "PATCH",
+        _D,
+        "change_delayed",
+        "Give a pending delayed record another time",
+        body=Body.JSON,
+        document=delayed.DelayedChange,
+        replies=(_json(delayed.DelayedState),),
+    ),
+    Route(
+        "DELETE",
+        _D,
+        "cancel_delayed",
+        "Cancel a pending delayed record",
+        replies=(_json(delayed.DelayedState),),
     ),
     Route(
         "POST",

@@ -9,6 +9,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from laminar.http.api.parameters import MAX_DELAY_MS
 from laminar.http.api.problems import Problem
 
 # Year 1 to 9999, the range that RFC 3339 can print.
@@ -29,6 +30,42 @@ def format_time(time_ms: int) -> str:
     time_ms = min(max(time_ms, EARLIEST_MS), LATEST_MS)
     moment = _EPOCH + timedelta(milliseconds=time_ms)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ms % 1000:03d}Z".rjust(24, "0")
+
+
+def delivery_time(at: Any, delay_ms: int | None, *, now_ms: int, name: str = "") -> int | None:
+    """Return the time (ms) at which readers get a record, by one of two ways to say it; None without both.
+
+    Raises:
+        Problem: 422 `invalid`, which names the field after `name`.
+    """
+    if at is not None and delay_ms is not None:
+        raise Problem("invalid", "give either a time or a delay", field=f"{name}delay_ms", value=delay_ms)
+    if at is not None:
+        return parse_time(at, field=f"{name}deliver_at")
+    if delay_ms is None:
+        return None
+    if not 0 <= delay_ms <= MAX_DELAY_MS:
+        raise Problem(
+            "invalid",
+            "a delay is a whole number of milliseconds",
+            field=f"{name}delay_ms",
+            value=delay_ms,
+            limit=MAX_DELAY_MS,
+        )
+    return now_ms + delay_ms
+
+
+def parse_trace_id(text: str, *, field: str) -> bytes:
+    """Return the 16 bytes of a trace id, 32 hexadecimal digits. Raises 422 `invalid`."""
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    if len(text) != 32 or len(found) != 16:
+        raise Problem(
+            "invalid", "a trace id is 32 hexadecimal digits", field=field, value=text[:80], limit=32
+        )
+    return found
 
 
 def parse_time(value: Any, *, field: str) -> int:

@@ -29,9 +29,9 @@ unpack_frame_row = struct.Struct("<QQQ16xII").unpack_from
 
 # The kind of an entry whose frame and row were both unreadable: its index is known, its term is not.
 UNKNOWN_KIND = 255
-# The kind of an entry whose records are not visible at its own place in the log. A plain number, because
-# every lookup compares it.
-_STAGED = int(Kind.STAGED)
+# The kinds of entries whose records are not visible at their own place in the log. Plain numbers, because
+# every lookup compares them.
+_HIDDEN = (int(Kind.STAGED), int(Kind.DELAYED))
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ def row_mask(rows: Buffer, slot: int) -> int:
     staged entry is 0: its records are read through the publish entry that names it.
     """
     mask, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
-    if kind == _STAGED:
+    if kind in _HIDDEN:
         return 0
     return int(mask) if kind != UNKNOWN_KIND else _ALL_TAGS
 
@@ -154,7 +154,7 @@ def row_mask(rows: Buffer, slot: int) -> int:
 def row_is_shown(rows: Buffer, slot: int) -> bool:
     """Return whether readers see an entry at its own place in the log: False if it is staged."""
     _, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
-    return bool(kind != _STAGED)
+    return bool(kind not in _HIDDEN)
 
 
 def row_offset(rows: Buffer, slot: int) -> int:

@@ -75,6 +75,9 @@ from laminar.node.api.consumers.cursors import CursorRoutes
 from laminar.node.api.consumers.gates import Gates
 from laminar.node.api.consumers.groups import GroupRoutes
 from laminar.node.api.consumers.reclaim import Reclaims
+from laminar.node.api.delayed.records import DelayedRoutes
+from laminar.node.api.delayed.sends import DelayedSends
+from laminar.node.api.delayed.steps import DelayedSteps
 from laminar.node.api.records.append import AppendRoutes
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
@@ -176,6 +179,9 @@ class Api:
         channel_steps = ChannelSteps(host.deliveries, leaders)
         jobs = JobRoutes(host, lookup, channel_steps)
         channel_gates = ChannelGates(host, leaders, gates, host.deliveries)
+        delayed_steps = DelayedSteps(host.publishers, leaders)
+        delayed_sends = DelayedSends(host.publishers, leaders)
+        delayed = DelayedRoutes(host, topics, delayed_steps)
         groups = GroupRoutes(host, leaders, topics, cursors)
         fetch = FetchRoutes(host, self._exchange, leaders, topics)
         recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
@@ -212,6 +218,10 @@ class Api:
             "upload_part": uploads.part,
             "publish_upload": uploads.publish,
             "drop_upload": uploads.drop,
+            "list_delayed": delayed.listing,
+            "describe_delayed": delayed.describe,
+            "change_delayed": delayed.change,
+            "cancel_delayed": delayed.cancel,
             "delete_records": DeleteRecordsRoute(host, fetch, trimmable_index=host.trimmable_index).records,
             "recover_partition": recover.recover,
             "offsets": fetch.offsets,
@@ -286,6 +296,9 @@ class Api:
             "channel_settle": answering(channel_steps.on_settle),
             "channel_seek": answering(channel_steps.on_seek),
             "channel_aside": answering(channel_steps.on_aside),
+            "delayed": answering(delayed_steps.on_delayed),
+            "delayed_batch": answering(delayed_sends.on_delayed_batch),
+            "delayed_list": answering(delayed_steps.on_delayed_list),
             "accept_loss": answering(recover.on_accept_loss),
             "sinks": answering(sinks.on_sinks),
             "look_up": answering(to_topics.on_look_up),

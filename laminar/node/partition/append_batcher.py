@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from laminar.batch import build
 from laminar.http.api.problems import Outcome, Problem
 from laminar.http.api.records import Records
 from laminar.node.partition.receipts import Appends, Receipt, fail
@@ -150,11 +149,4 @@ def join(many: Sequence[Records]) -> bytearray:
     Raises:
         ValueError: when they make no batch.
     """
-    records = Records.concat(many)
-    return build(
-        records.values,
-        keys=records.keys,
-        timestamps=records.timestamps,
-        tags=records.tags,
-        headers=records.headers,
-    )
+    return Records.concat(many).build()

@@ -15,9 +15,9 @@ here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from laminar.batch import NO_PRODUCER, Header
+from laminar.batch import NO_PRODUCER, Batch, Column, Header, has_column
 from laminar.http.api.problems import Outcome, Problem
 from laminar.http.api.records import Records
 from laminar.node.partition.append_batcher import AppendBatcher
@@ -27,18 +27,26 @@ from laminar.node.partition.min_replicas import Copies
 from laminar.node.partition.problems import (
     entry_too_large,
     in_doubt,
+    not_delayed,
     not_leader,
     not_open,
     seal_uncommitted,
     sealed,
+    too_much_delayed,
     too_much_uncommitted,
     truncated,
 )
 from laminar.node.partition.receipts import Appends, Receipt, Waiter, Window, fail
+from laminar.node.partition.state.delayed_records import Added, delayed_entry
+from laminar.wire.delayed import NUMBERS
 from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
 
 # More appends are refused while a partition has more bytes than this that are not committed yet.
 UNCOMMITTED_BYTES = 64 * 1024 * 1024
+# Most bytes of entries with delayed records that one partition holds.
+DELAYED_BYTES = 16 << 30
+# The code version from which on all nodes know delayed records.
+DELAYED_SINCE = 5
 
 
 class AppendPath:
@@ -55,6 +63,8 @@ class AppendPath:
         self.uncommitted_bytes = 0
         self.appended_batches = 0
         self.appended_bytes = 0
+        # Called when delayed records were appended.
+        self.on_delayed: Callable[[], None] | None = None
         # By the index of the entry: the appends that wait for its commit, and its size.
         self.waiters: dict[int, list[Waiter]] = {}
         self._sizes: dict[int, int] = {}
@@ -72,6 +82,9 @@ class AppendPath:
         self._context.check_leads()
         if not self._context.state.succession.takes_records and (closed := self.closed()) is not None:
             return closed
+        if records.delivery_times is not None:
+            frame = records.build()
+            return self.append_frame(frame, Header.unpack(frame))
         self.check_room()
         self._copies.check()
         return self._batcher.add(records)
@@ -90,7 +103,15 @@ class AppendPath:
         # records that are in the log.
         known = find_duplicate(self._context, header, key_made_ms=key_made_ms)
         if known is not None:
+            _, receipt = known
+            if receipt.delayed is not None:
+                # Its request is the same, so its times are.
+                receipt.due_ms = [time or 0 for time in Batch(frame, verified=True).delivery_times or ()]
             return self.when_committed(*known)
+        if has_column(frame, Column.DELIVERY_TIME):
+            times = self._times_ahead(frame)
+            if times is not None:
+                return self._append_delayed(frame, header, times)
         return self._append(frame, header.count)
 
     def accept_frame(self, frame: bytearray | memoryview, header: Header) -> Receipt:
@@ -110,6 +131,10 @@ class AppendPath:
             self._check_unsealed()
             # Its receipt is given at once or not at all.
             raise seal_uncommitted(self._context.name)
+        if has_column(frame, Column.DELIVERY_TIME) and self._times_ahead(frame) is not None:
+            raise not_delayed(
+                self._context.name, "ack", "delayed records are acknowledged when committed", value="accepted"
+            )
         self._check_and_flush()
         receipt = Receipt(self._context.number, self._context.log.next_offset, header.count)
         self.propose(frame, [], copied=True)
@@ -338,6 +363,50 @@ class AppendPath:
         self._check_and_flush(even_if_full=even_if_full)
         future: asyncio.Future[Receipt] = self._loop.create_future()
         self.propose(frame, [(future, count)], copied=True)
+        return future
+
+    def _times_ahead(self, frame: bytearray | memoryview) -> list[int] | None:
+        """Return the times (ms) at which readers are to get the records of a batch; None if none lies ahead.
+
+        A batch is delayed as a whole: a record without a time would be delayed by its neighbours.
+
+        Raises:
+            Problem: 422 `invalid` when some records have a time, and others have none; 503 `not_enabled`
+                while not all nodes know delayed records.
+        """
+        context = self._context
+        times = Batch(frame, verified=True).delivery_times
+        if times is None:
+            return None
+        known = [time for time in times if time is not None]
+        if max(known) <= context.replica.wall_ms():
+            return None
+        if len(known) < len(times):
+            field = f"records[{times.index(None)}].deliver_at"
+            raise not_delayed(context.name, field, "all records of a batch are delayed, or none is")
+        context.check_knows(DELAYED_SINCE, "delayed records")
+        return known
+
+    def _append_delayed(
+        self, frame: bytearray | memoryview, header: Header, times: Sequence[int]
+    ) -> asyncio.Future[Receipt]:
+        """Append a batch whose records readers get at these times (ms). Raises as `append_frame`."""
+        context = self._context
+        if not context.state.succession.takes_records:
+            closed = self.closed()
+            assert closed is not None, f"{context.name} is open and takes no delayed records"
+            return closed
+        self._check_and_flush()
+        held = context.state.delayed
+        if held.size_bytes + len(frame) > DELAYED_BYTES:
+            raise too_much_delayed(context.name, "delayed_bytes", held.size_bytes + len(frame), DELAYED_BYTES)
+        first = context.number * NUMBERS + held.next_count
+        change = Added(first, header.count, min(times), max(times), bytes(frame))
+        entry = delayed_entry(change, producer=header)
+        receipt = Receipt(context.number, 0, header.count, delayed=first, due_ms=times)
+        future = self.when_committed(self.propose(entry, []), receipt)
+        if self.on_delayed is not None:
+            self.on_delayed()
         return future
 
     def propose(

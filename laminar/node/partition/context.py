@@ -6,6 +6,9 @@ decision made here is whether this replica leads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from laminar.http.api.problems import Problem
 from laminar.log.partition_log.log import Log
 from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.replica import Replica
@@ -17,11 +20,20 @@ from laminar.node.partition.state.succession import Sealed
 class PartitionContext:
     """A replica of partition `number` of `topic`; `replica` is set before use."""
 
-    __slots__ = ("driver", "kept_seal", "log", "name", "number", "replica", "state", "topic")
+    __slots__ = ("_code_version", "driver", "kept_seal", "log", "name", "number", "replica", "state", "topic")
 
     replica: Replica
 
-    def __init__(self, *, topic: str, number: int, driver: Driver, log: Log) -> None:
+    def __init__(
+        self,
+        *,
+        topic: str,
+        number: int,
+        driver: Driver,
+        log: Log,
+        code_version: Callable[[], int] | None = None,
+    ) -> None:
+        """`code_version` returns the one that is enabled in the cluster; None: what this program has is."""
         self.topic = topic
         self.number = number
         self.name = f"{topic}/{number}"
@@ -30,6 +42,7 @@ class PartitionContext:
         self.state = PartitionState(log.start.index)
         # Index and term of the `seal` entry that a majority of the voters has synced; (0, 0): none known.
         self.kept_seal = (0, 0)
+        self._code_version = code_version
 
     @property
     def committed_index(self) -> int:
@@ -79,6 +92,15 @@ class PartitionContext:
         if not self.leads:
             self.driver.leader_requested(self.replica)
             raise not_leader(self.name, outcome="not_applied")
+
+    def check_knows(self, version: int, what: str) -> None:
+        """Raise 503 `not_enabled` while a node's program is older than a code version (docs/upgrading.md)."""
+        if self._code_version is not None and (enabled := self._code_version()) < version:
+            raise Problem(
+                "not_enabled",
+                f"{what} need code version {version}; {enabled} is enabled until all nodes are upgraded",
+                outcome="not_applied",
+            )
 
     def is_active(self, member: int) -> bool:
         """Return, as the leader, whether messages of this member came lately; True for this replica."""

@@ -61,7 +61,9 @@ def find_duplicate(
         if takes_records:
             check_room(context, header)
         return None
-    return known.index, Receipt(context.number, known.offset, known.count, duplicate=True)
+    return known.index, Receipt(
+        context.number, known.offset, known.count, duplicate=True, delayed=known.delayed
+    )
 
 
 def _is_surely_new(context: PartitionContext, refused: Refused, header: Header) -> bool:
@@ -93,7 +95,9 @@ def find_key(
         raise key_reused(entry)
     if entry.index > context.committed_index:
         raise key_in_progress(context.name)
-    return entry.index, Receipt(context.number, entry.offset, entry.count, duplicate=True)
+    return entry.index, Receipt(
+        context.number, entry.offset, entry.count, duplicate=True, delayed=entry.delayed
+    )
 
 
 def _check_age(context: PartitionContext, key_made_ms: int) -> None:

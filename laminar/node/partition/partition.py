@@ -52,15 +52,18 @@ class Partition:
         log: Log,
         refusal: Callable[[], Problem | None] = _no_refusal,
         asks_catalog: bool = False,
+        code_version: Callable[[], int] | None = None,
     ) -> None:
-        """Make the replica's parts.
+        """Make the replica's parts; `code_version` is that of `PartitionContext`.
 
         With `asks_catalog` a leader that may lack a seal takes no records before `lacks_no_seal` is called.
         """
         self.topic = topic
         self.number = number
         self.log = log
-        self.context = PartitionContext(topic=topic, number=number, driver=driver, log=log)
+        self.context = PartitionContext(
+            topic=topic, number=number, driver=driver, log=log, code_version=code_version
+        )
         self.group_members = GroupMembers()
         self.copies = Copies(self.context)
         self.appends = AppendPath(self.context, self.copies, refusal=refusal)

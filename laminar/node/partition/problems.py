@@ -73,6 +73,24 @@ def entry_too_large(name: str, size_bytes: int, limit_bytes: int) -> Problem:
     )
 
 
+def not_delayed(name: str, field: str, why: str, *, value: object = None) -> Problem:
+    """Return the `invalid` problem (422) of an append whose records cannot be delayed."""
+    return Problem("invalid", f"{name}: {why}", field=field, value=value, outcome="not_applied")
+
+
+def too_much_delayed(name: str, field: str, value: int, limit: int) -> Problem:
+    """Return the `quota` problem (429) of a partition that holds as many delayed records as it may."""
+    return Problem(
+        "quota",
+        f"{name} holds too many delayed records",
+        field=field,
+        value=value,
+        limit=limit,
+        retry_after_ms=60_000,
+        outcome="not_applied",
+    )
+
+
 def sealed(name: str, version: int) -> Problem:
     """Return the `sealed` problem (409) of a partition whose seal is committed; `limit` is its `version`."""
     return Problem(

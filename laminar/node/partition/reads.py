@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from typing import NamedTuple
 
-from laminar.batch import Buffer, Header, Kind, as_large, as_published, kind_of, tag_bit
+from laminar.batch import Buffer, Header, Kind, as_due, as_large, as_published, kind_of, tag_bit
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, EntriesTrimmed
 from laminar.node.partition.context import PartitionContext
@@ -106,7 +106,7 @@ async def frames(
                     return found
                 size += sum(map(len, published))
                 continue
-            if kind == Kind.STAGED:
+            if kind in (Kind.STAGED, Kind.DELAYED):
                 staged = True
                 continue
             size += len(frame)
@@ -176,7 +176,8 @@ async def _published(
 ) -> tuple[list[Buffer], bool]:
     """Return the batches that a `publish` entry gives offsets, from `offset` on, and whether these are all.
 
-    At least one is returned if there is one. A record larger than a batch is returned as its stub.
+    At least one is returned if there is one. A record larger than a batch is returned as its stub; delayed
+    records are one batch.
 
     Raises:
         EntriesTrimmed: when a staged entry was trimmed.
@@ -190,6 +191,8 @@ async def _published(
     record = publish_record(publish)
     if record.large is not None:
         return [as_large(record.large.stub, publish=header)], True
+    if record.due is not None:
+        return [as_due(record.due.frame, publish=header)], True
     for index, records in record.stages:
         if base_offset + records > offset:
             if found and size >= max_bytes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from laminar.http.api.problems import Problem
+from laminar.wire.delayed import id_of
 
 
 class Window(NamedTuple):
@@ -25,8 +26,10 @@ class Window(NamedTuple):
 
 @dataclass(slots=True)
 class Receipt:
-    """The place of the records of one append: their first offset and their number.
+    """The place of the records of one append: their first offset and their count.
 
+    `delayed` is the number of the first, if readers get them later (`delayed_records`): they have no offset.
+    Then `due_ms` are their times, in order.
     `duplicate`: they were appended by an earlier request, of which this one was a repetition. `window` is
     that of the moment in which the append was acknowledged; None before that, and for what waits for no
     copies.
@@ -36,7 +39,16 @@ class Receipt:
     offset: int
     count: int
     duplicate: bool = False
+    delayed: int | None = None
+    due_ms: Sequence[int] = field(default=(), compare=False)
     window: Window | None = field(default=None, compare=False)
+
+    @property
+    def delayed_ids(self) -> list[str]:
+        """The ids of the records, if they are delayed, in order."""
+        if self.delayed is None:
+            return []
+        return [str(id_of(self.delayed + row, due_ms)) for row, due_ms in enumerate(self.due_ms)]
 
 
 # The appends that one batch is made of, in the order of their records, with the number of records of each.

@@ -16,6 +16,7 @@ are trimmed gets a new log (`laminar.node.catch_up`); for one in catch-up the on
 that it has yet to read from here.
 
 Nor does it move past records that a channel is not done with (`Retention._is_awaited`): not even then.
+Delayed records in expired segments are copied to the log's end first (`laminar.node.delay.carrier`).
 """
 
 from __future__ import annotations
@@ -86,12 +87,15 @@ class Retention:
         space_is_low: Callable[[], bool],
         hold_ms: int,
         reading_from: Callable[[bytes, int], int | None] = lambda group, member: None,
+        keep_delayed: Callable[[Partition, int], None] = lambda partition, before: None,
     ) -> None:
         """Make the retention of one shard.
 
         `rules_of(topic)` returns a topic's present rules. `reading_from(group, replica id)` returns the index
-        that a replica in catch-up requested last, or None.
+        that a replica in catch-up requested last, or None. `keep_delayed(partition, index)` has delayed
+        records in entries up to an index copied, so that the log may begin after it.
         """
+        self._keep_delayed = keep_delayed
         self._clock = clock
         self._reading_from = reading_from
         self._rules_of = rules_of
@@ -169,6 +173,7 @@ class Retention:
                 self._held.pop(partition.replica.group, None)
             return
         highest = self.trimmable_index(partition, ends[-1])
+        self._make_way(partition, [end for end in ends if end <= highest])
         # If the log may not begin after the end of one segment, an earlier one is used, or none for now.
         index = max(
             (end for end in ends if end <= highest and partition.start_mover.possible_start(end) == end),
@@ -179,6 +184,23 @@ class Retention:
                 partition.start_mover.propose(index).add_done_callback(self._done)
             except Problem as problem:
                 _log.warning("the start of %s stays for now: %s", partition.replica.name, problem)
+
+    def _make_way(self, partition: Partition, ends: Sequence[int]) -> None:
+        """Have delayed records copied that alone keep expired segments, if that frees more than it takes."""
+        delayed = partition.state.delayed
+        if not len(delayed) or not ends or delayed.possible_start(ends[-1]) == ends[-1]:
+            return
+        sizes = [(last, size) for last, _, size in partition.log.sealed()]
+        for end in reversed(ends):
+            freed = sum(size for last, size in sizes if last <= end)
+            copied = sum(
+                batch.size_bytes * batch.left // batch.count
+                for entry, batch in delayed.batches.items()
+                if entry <= end
+            )
+            if copied and 2 * copied <= freed:
+                self._keep_delayed(partition, end)
+                return
 
     def _expired_ends(self, partition: Partition) -> list[int]:
         """Return the last indexes of the expired segments; that of the seal stands for the active segment.

@@ -59,13 +59,13 @@ class StartMover:
         """Return the highest index, at most `index`, of an entry that the log may begin after.
 
         It may not begin after an entry that is damaged here, as its end offset is unknown; nor between staged
-        records and their publish; nor past the stages of an open batch. If there is no such entry, return the
-        index of the entry before the log's first.
+        records and their publish; nor past the stages of an open batch, or an entry with delayed records that
+        are pending. If there is no such entry, return the index of the entry before the log's first.
         """
-        log, stages = self._context.log, self._context.state.stages
+        log, state = self._context.log, self._context.state
         lowest = log.start.index
         while index > lowest:
-            whole = stages.possible_start(index)
+            whole = min(state.stages.possible_start(index), state.delayed.possible_start(index))
             if whole == index and log.term(index) is not None:
                 return index
             index = min(whole, index - 1)

@@ -111,6 +111,21 @@ def ancestors_of(
     return found[::-1]
 
 
+def descendants_of(topic: TopicRecord, number: int) -> list[int]:
+    """Return the partitions that follow a partition, and those that follow these; each after its inputs.
+
+    Also those reclaimed; of changes that are done.
+    """
+    found: list[int] = []
+    wanted = {number}
+    for change in _changes(topic):
+        if change.state == "done" and not wanted.isdisjoint(each.number for each in change.inputs):
+            outputs = [each.number for each in change.outputs]
+            wanted.update(outputs)
+            found += outputs
+    return found
+
+
 def ended_ranges(topic: TopicRecord, *, since_ms: int) -> list[KeyRange]:
     """Return the partitions that changes have ended and that are not reclaimed, oldest first.
 

@@ -55,6 +55,7 @@ _DISPENSABLE = (
     Kind.SEAL,
     Kind.OPEN,
     Kind.CHANNEL,
+    Kind.DELAYED,
 )
 
 
@@ -178,6 +179,7 @@ class ReplicaOpener:
             log=log,
             refusal=shard.refusal,
             asks_catalog=True,
+            code_version=lambda: shard.view.code_version,
         )
         name = f"{entry.topic}/{entry.partition}"
 

@@ -39,6 +39,8 @@ from laminar.node.channels.deliveries import CHECK_S as DELIVERIES_CHECK_S
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.consensus.lost_majority import CHECK_S as RELEASE_CHECK_S
 from laminar.node.consensus.replica import Replica
+from laminar.node.delay.publishers import CHECK_S as DELAYED_CHECK_S
+from laminar.node.delay.publishers import Publishers
 from laminar.node.host.disk_space import DiskSpace
 from laminar.node.host.failed_logs import CHECK_S as FAILED_CHECK_S
 from laminar.node.host.periodic import Work
@@ -134,6 +136,7 @@ class Shard(Process):
             low_water_percent=settings.low_water_percent,
         )
         self.deliveries = Deliveries()
+        self.publishers = Publishers()
         self._application = make_application(self)
         self.http = HttpServer(
             self._application,
@@ -165,6 +168,7 @@ class Shard(Process):
             space_is_low=lambda: self.space.low,
             hold_ms=settings.retention_hold_ms,
             reading_from=self.catch_up.source.reading_from,
+            keep_delayed=self.publishers.keep,
         )
         meter = LoadMeter(boot.node, self.partitions, clock=self.clock, disk_is_low=lambda: self.space.low)
         self.methods["view"] = self._on_view
@@ -266,6 +270,7 @@ class Shard(Process):
             "leaders": self.leaders.statistics(),
             "routes": self.routes.statistics() | {"splits_by_load": self.splitting.begun},
             "channels": self.channels.statistics() | self.deliveries.statistics(),
+            "delayed": self.publishers.statistics(),
         }
 
     # -- life ----------------------------------------------------------------------------
@@ -302,6 +307,7 @@ class Shard(Process):
         self.every(ROUTES_CHECK_S, self.routes.check)
         self.every(CHANNELS_CHECK_S, self.channels.check)
         self.every(DELIVERIES_CHECK_S, lambda: self.deliveries.check(self.partitions.values()))
+        self.every(DELAYED_CHECK_S, lambda: self.publishers.check(self.partitions.values()))
         self.every(MINUTE_S, self.splitting.check)
         self.every(self.boot.settings.retention_check_ms / 1000, self._retain)
         self.every(CATCH_UP_CHECK_S, self.catch_up.check)
@@ -314,6 +320,7 @@ class Shard(Process):
         for partition in self.partitions.values():
             partition.reader.stop_waiting()
         self.deliveries.stop()
+        self.publishers.stop()
         await self.driver.hand_over(timeout_s=HAND_OVER_S)
         await self.http.drain(timeout_s=self.boot.settings.drain_ms / 1000)
         self._application.close()
@@ -495,6 +502,7 @@ class Shard(Process):
     def opened(self, partition: Partition) -> None:
         """Note that a replica takes part now: the catalog may ask something of it that it does not do yet."""
         partition.on_led = self._led
+        partition.appends.on_delayed = lambda: self.publishers.added(partition)
         if self.work.changed(partition):
             self.request_reconcile()
         self.routes.check()
@@ -505,6 +513,8 @@ class Shard(Process):
             self._reconcile_due.set()
         self.routes.check()
         self.channels.check()
+        if len(partition.state.delayed):
+            self.publishers.added(partition)
 
     def refusal(self) -> Problem | None:
         """Return why this shard takes no appends now; None if it does."""

@@ -80,11 +80,18 @@ def test_a_problem_is_answered_as_rfc_9457_says() -> None:
 def test_every_route_is_found(route: object) -> None:
     """By its own template filled in; a GET by HEAD too."""
     method, template, operation = route[:3]  # type: ignore[index]
-    numbers = {"partition": "3", "offset": "812", "version": "0", "number": "7", "part": "9"}
+    numbers = {
+        "partition": "3",
+        "offset": "812",
+        "version": "0",
+        "number": "7",
+        "part": "9",
+        "delayed": "0.5.7",
+    }
     path, params = template, {}
     names = (
         "topic partition version offset cursor channel node sink number producer group member upload part"
-        " operation"
+        " operation delayed"
     )
     for name in names.split():
         if f"{{{name}}}" in template:

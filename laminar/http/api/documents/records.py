@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
+from laminar.http.api.documents.delayed import DelayedId
 from laminar.http.api.documents.shared import Answer, Count, Epoch, Id, RouteVersion, Time
 
 
@@ -26,11 +27,12 @@ class Durability(Answer):
 
 
 class Appended(Answer):
-    """The receipt of an append."""
+    """The receipt of an append; `scheduled` are the ids of records that readers get later, in order."""
 
     appended: Count
     placed: list[Placed]
     durable: Durability
+    scheduled: list[DelayedId] | UnsetType = UNSET
 
 
 class Accepted(Answer):
@@ -59,6 +61,8 @@ class FetchedRecord(Answer):
     tag: str | UnsetType = UNSET
     headers: dict[str, str] | UnsetType = UNSET
     headers_base64: dict[str, str] | UnsetType = UNSET
+    deliver_at: Time | UnsetType = UNSET
+    trace_id: str | UnsetType = UNSET
 
 
 class FetchedRecords(Answer):

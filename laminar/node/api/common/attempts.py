@@ -73,6 +73,12 @@ def client_problem(problem: Problem) -> Problem:
     return problem
 
 
+def _places(receipt: Receipt) -> str:
+    if receipt.delayed is not None:
+        return f"{receipt.partition}: {receipt.count} delayed records"
+    return f"{receipt.partition}: {receipt.offset} to {receipt.offset + receipt.count - 1}"
+
+
 def merge_receipts(results: Sequence[Any], topic: str) -> list[Receipt]:
     """Return all receipts, if all parts of an append succeeded.
 
@@ -87,7 +93,7 @@ def merge_receipts(results: Sequence[Any], topic: str) -> list[Receipt]:
     worst = next(unknown, failures[0])
     if not isinstance(worst, Problem) or not receipts:
         raise worst
-    durable = ", ".join(f"{r.partition}: {r.offset} to {r.offset + r.count - 1}" for r in receipts)
+    durable = ", ".join(_places(receipt) for receipt in receipts)
     detail = f"{worst.detail or worst.title}; durable in {topic} all the same: {durable}"
     if CODES[worst.code].retriable:
         # A part was appended, so the answer must not allow the client to repeat the whole.

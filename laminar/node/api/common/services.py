@@ -17,6 +17,7 @@ from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.consensus.replica import Replica
+from laminar.node.delay.publishers import Publishers
 from laminar.node.host.clock import Clock
 from laminar.node.host.disk_space import DiskSpace
 from laminar.node.host.periodic import Check
@@ -98,6 +99,10 @@ class ShardServices(Protocol):
 
 class HostServices(ShardServices, Protocol):
     """The services for the whole application: `ShardServices`, and those that only a few routes need."""
+
+    @property
+    def publishers(self) -> Publishers:
+        """What publishes the delayed records of the partitions that this shard leads."""
 
     @property
     def deliveries(self) -> Deliveries:

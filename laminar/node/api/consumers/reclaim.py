@@ -221,6 +221,7 @@ class Reclaims:
         try:
             await self._check_drained(partition, end)
             self._check_channels(record, partition, end)
+            _check_delayed(partition)
             await self._follow(record, partition)
             if clock.monotonic_ms() > began_ms + FENCE_MS // 2:
                 raise Problem("changing", f"{partition.context.name} took too long", outcome="not_applied")
@@ -337,3 +338,16 @@ def _answer(topic: str, number: int, reclaimed: Reclaimed) -> Response:
             held_back_by=[],
         )
     )
+
+
+def _check_delayed(partition: Partition) -> None:
+    """Check that no delayed record is pending here. They are on their way to the partitions that follow."""
+    pending = len(partition.state.delayed)
+    if pending:
+        raise Problem(
+            "changing",
+            f"{pending} delayed records of {partition.context.name} are not sent on yet",
+            field="partition",
+            value=partition.number,
+            outcome="not_applied",
+        )

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Sequence
 
 import msgspec
 
-from laminar.batch import BATCH_TYPE, Header
+from laminar.batch import BATCH_TYPE, Column, Header, has_column
 from laminar.http.api.append_body import Append, all_marked, parse_append
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
@@ -113,7 +113,7 @@ class AppendRoutes:
         self, request: Request, partition: Partition, append: Append
     ) -> Response | Awaitable[Response]:
         condition = request.headers.get("if-match")
-        at = None if condition is None else _offset_of(condition)
+        at = None if condition is None else _offset_of(condition, append)
         mark = None
         made_ms: int | None = None
         if _is_part(request):
@@ -221,14 +221,20 @@ class AppendRoutes:
     def _answer(self, receipts: Sequence[Receipt], partition: Partition) -> Response:
         """Return the answer with these receipts. Its JSON is formatted by hand, as this is the hot path."""
         placed = ",".join(
-            [f'{{"partition":{r.partition},"offset":{r.offset},"count":{r.count}}}' for r in receipts]
+            [
+                f'{{"partition":{r.partition},"offset":{r.offset},"count":{r.count}}}'
+                for r in receipts
+                if r.delayed is None
+            ]
         )
+        delayed = [text for receipt in receipts for text in receipt.delayed_ids]
+        ids = f',"scheduled":{msgspec.json.encode(delayed).decode()}' if delayed else ""
         appended = sum([receipt.count for receipt in receipts])
         # The last: a repetition among them may have been acknowledged long before the others.
         window = max([receipt.window for receipt in receipts if receipt.window is not None])
         body = (
             f'{{"appended":{appended},"placed":[{placed}],'
-            f'"durable":{{"replicas":{window.voters},{FLUSH[partition.log.policy.name]}}}}}\n'
+            f'"durable":{{"replicas":{window.voters},{FLUSH[partition.log.policy.name]}}}{ids}}}\n'
         ).encode()
         block = self._head.block(partition.topic) + window_headers(window)
         headers: list[tuple[str, str]] = []
@@ -236,10 +242,12 @@ class AppendRoutes:
             headers.append(("Laminar-Replayed", "1"))
         if appended != 1:
             return Response(200, headers, body, header_block=block)
-        offset = receipts[0].offset
-        headers.append(
-            ("Location", f"/v1/topics/{partition.topic}/partitions/{partition.number}/records/{offset}")
-        )
+        path = f"/v1/topics/{partition.topic}"
+        if delayed:
+            headers.append(("Location", f"{path}/delayed/{delayed[0]}"))
+        else:
+            offset = receipts[0].offset
+            headers.append(("Location", f"{path}/partitions/{partition.number}/records/{offset}"))
         return Response(201, headers, body, header_block=block)
 
     async def _elsewhere(self, request: Request, topic: str, number: int) -> Response:
@@ -278,10 +286,18 @@ def _is_part(request: Request) -> bool:
     return PART in request.headers and isinstance(request.connection, Forwarder)
 
 
-def _offset_of(condition: str) -> int:
+def _offset_of(condition: str, append: Append) -> int:
     found = _CONDITION.match(condition)
     if found is None:
         raise Problem("invalid", 'If-Match must be an offset: "812"', field="if-match", value=condition)
+    has_times = append.records is not None and append.records.delivery_times is not None
+    if has_times or any(has_column(frame, Column.DELIVERY_TIME) for frame in append.frames):
+        raise Problem(
+            "invalid",
+            "a delayed record has no offset yet",
+            field="if-match",
+            value=condition,
+        )
     return int(found[1])
 
 

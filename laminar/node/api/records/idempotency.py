@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from hashlib import sha256
 
-from laminar.batch import Header, build
+from laminar.batch import Header
 from laminar.batch.header import NO_PRODUCER, set_producer
 from laminar.http.api.append_body import Append
 from laminar.http.api.parameters import MAX_EPOCH
@@ -170,13 +170,7 @@ def build_identified(records: Records, given: BatchIdentity) -> bytearray:
         Problem: 422 `invalid`.
     """
     try:
-        frame = build(
-            records.values,
-            keys=records.keys,
-            timestamps=records.timestamps,
-            tags=records.tags,
-            headers=records.headers,
-        )
+        frame = records.build()
     except ValueError as error:
         raise Problem("invalid", str(error), outcome="not_applied") from error
     _write(frame, given, 0)

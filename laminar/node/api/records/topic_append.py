@@ -20,7 +20,7 @@ from typing import NamedTuple, NoReturn, cast
 
 import msgspec
 
-from laminar.batch import BATCH_TYPE, Header, build
+from laminar.batch import BATCH_TYPE, Header
 from laminar.http.api.append_body import Append, records_of
 from laminar.http.api.deadlines import APPEND_ATTEMPTS_S, FORWARDED_APPEND_S, LOOK_UP_PAUSE_S, ROUTE_WAIT_S
 from laminar.http.api.documents import records as documents
@@ -53,6 +53,7 @@ from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.idempotency_keys import AGE_MS
 from laminar.node.routes.lineage import ended_ranges
 from laminar.node.transport.transport import Peer
+from laminar.wire.delayed import parse_id
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 from membership.records import KeyRange, TopicRecord
 
@@ -82,10 +83,14 @@ class LookUpRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True):
-    """The answer: the first offset and the number of the records; no records: nothing was appended."""
+    """The answer: the first offset and the count of the records; no records: nothing was appended.
+
+    `delayed` is the number of the first if they are delayed (`Receipt`).
+    """
 
     offset: int = 0
     count: int = 0
+    delayed: int | None = None
 
 
 class _Part(NamedTuple):
@@ -128,6 +133,11 @@ class _Whole:
     def keep(self, rows: Sequence[int]) -> None:
         """Let the rest be the records at these rows of it, in that order."""
         self.rest, self.places = self.rest.take(rows), [self.places[row] for row in rows]
+
+    def times_in(self, places: range) -> list[int]:
+        """Return the times (ms) of the records of the rest in these logical partitions, in order."""
+        times = self.rest.delivery_times or [None] * len(self.rest)
+        return [time or 0 for time, place in zip(times, self.places, strict=True) if place in places]
 
     def split(self, route: Route, spread: int) -> list[_Part]:
         """Return the rest by partition; what may be in any is in `spread`."""
@@ -212,14 +222,19 @@ class TopicAppends:
         if any(receipt.duplicate for receipt in placed):
             headers.append(("Laminar-Replayed", "1"))
         flush = policy_of(record.settings).name
-        return Response.json(
-            documents.Appended(
-                sum(receipt.count for receipt in placed),
-                [documents.Placed(receipt.partition, receipt.offset, receipt.count) for receipt in placed],
-                documents.Durability(self._replicas(topic, placed[0].partition), flush == "commit", flush),
-            ),
-            headers=headers,
+        answer = documents.Appended(
+            sum(receipt.count for receipt in placed),
+            [
+                documents.Placed(receipt.partition, receipt.offset, receipt.count)
+                for receipt in placed
+                if receipt.delayed is None
+            ],
+            documents.Durability(self._replicas(topic, placed[0].partition), flush == "commit", flush),
         )
+        ids = [text for receipt in placed for text in receipt.delayed_ids]
+        if ids:
+            answer.scheduled = ids
+        return Response.json(answer, headers=headers)
 
     def _replicas(self, topic: str, number: int) -> int:
         record = self._services.view.partition(topic, number)
@@ -322,8 +337,15 @@ class TopicAppends:
             for each, found in zip(asked, answers, strict=True):
                 whole.without.add(each.number)
                 if found.count:
-                    whole.receipts.append(Receipt(each.number, found.offset, found.count, duplicate=True))
                     here = _range(each)
+                    whole.receipts.append(
+                        Receipt(
+                            *(each.number, found.offset, found.count),
+                            duplicate=True,
+                            delayed=found.delayed,
+                            due_ms=() if found.delayed is None else whole.times_in(here),
+                        )
+                    )
                     whole.keep([row for row, place in enumerate(whole.places) if place not in here])
 
     def _ended(self, record: TopicRecord, without: set[int]) -> list[KeyRange]:
@@ -374,13 +396,7 @@ class TopicAppends:
     ) -> Receipt:
         headers = {"content-type": BATCH_TYPE, FORWARDED: "1", "host": "forwarded", PART: PLAIN}
         if isinstance(part, Records):
-            frame = build(
-                part.values,
-                keys=part.keys,
-                timestamps=part.timestamps,
-                tags=part.tags,
-                headers=part.headers,
-            )
+            frame = part.build()
         else:
             frame = part
             headers[PART] = KEYED
@@ -391,8 +407,17 @@ class TopicAppends:
             self._exchange, where, msgspec.msgpack.encode(PassedRequest("POST", target, headers, frame))
         )
         assert isinstance(response.body, (bytes, bytearray, memoryview))
-        placed = msgspec.json.decode(response.body, type=documents.Appended).placed[0]
+        answer = msgspec.json.decode(response.body, type=documents.Appended)
         replayed = any(name == "Laminar-Replayed" for name, _ in response.headers)
+        if answer.scheduled:
+            ids = [parse_id(text) for text in answer.scheduled]
+            return Receipt(
+                *(number, 0, len(ids)),
+                duplicate=replayed,
+                delayed=ids[0].number,
+                due_ms=[each.due_ms for each in ids],
+            )
+        placed = answer.placed[0]
         return Receipt(placed.partition, placed.offset, placed.count, duplicate=replayed)
 
 
@@ -424,7 +449,7 @@ async def _found_here(partition: Partition, asked: LookUpRequest) -> Found:
     if known is None:
         return Found()
     receipt = await partition.appends.when_committed(*known)
-    return Found(receipt.offset, receipt.count)
+    return Found(receipt.offset, receipt.count, receipt.delayed)
 
 
 def _cannot_ask(unknown: Sequence[Problem], last: Problem) -> Problem:

@@ -144,6 +144,13 @@ class UploadRoutes:
                 value=len(records.values[0]),
                 limit=0,
             )
+        if records.delivery_times is not None:
+            raise Problem(
+                "invalid",
+                "a record that is larger than a batch cannot be delayed",
+                field="deliver_at",
+                value=records.delivery_times[0],
+            )
         headers = records.headers[0] if records.headers else None
         for name in (SIZE_HEADER, CRC_HEADER):
             if headers and name in headers:

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from laminar.batch import BatchError, build, merge, verify
+from laminar.batch import Batch as RecordBatch
+from laminar.batch import BatchError, merge, verify
 from laminar.http.api.append_body import batch_problem, parse_append
 from laminar.http.api.deadlines import FORWARDED_SINK_STEP_S
 from laminar.http.api.documents import transactions as documents
@@ -293,16 +294,18 @@ class SinkRoutes:
             )
         append = await self._decoding.parsed(request)
         if append.records is not None:
-            records = append.records
-            frame = build(
-                records.values,
-                keys=records.keys,
-                timestamps=records.timestamps,
-                tags=records.tags,
-                headers=records.headers,
-            )
+            frame = append.records.build()
         else:
             frame = _joined(append.frames)
+        times = RecordBatch(frame).delivery_times
+        if times is not None and max(time or 0 for time in times) > self._services.clock.wall_ms():
+            raise Problem(
+                "invalid",
+                "records of a transaction cannot be delayed",
+                field="deliver_at",
+                value=max(time or 0 for time in times),
+                outcome="not_applied",
+            )
         stage = integer(request, "stage", 0, maximum=MAX_NUMBER)
         count = await self._at_leader(
             StageRequest(

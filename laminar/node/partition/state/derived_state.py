@@ -10,6 +10,7 @@ import msgspec
 
 from laminar.node.partition.state.channels import StoredChannel
 from laminar.node.partition.state.cursors import CursorEntry
+from laminar.node.partition.state.delayed_records import StoredDelayed
 from laminar.node.partition.state.idempotency_keys import KeyEntry
 from laminar.node.partition.state.producers import ProducerEntry
 from laminar.node.partition.state.sinks import SinkEntry
@@ -33,6 +34,7 @@ class DerivedState(msgspec.Struct, frozen=True, array_like=True):
     sinks_floor: int = 0
     succession: StoredSuccession = StoredSuccession()
     channels: list[StoredChannel] = []
+    delayed: StoredDelayed = StoredDelayed()
 
 
 _decoder = msgspec.msgpack.Decoder(DerivedState)

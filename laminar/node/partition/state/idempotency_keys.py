@@ -28,7 +28,8 @@ class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
     """The batch that was appended with a key.
 
     `key_id` and `content` are the hashes of the key and of the request, `index` is its Raft index, `offset`
-    its first offset, `count` the number of its records, `time_ms` its append time.
+    its first offset, `count` the number of its records, `time_ms` its append time. `delayed` is the number of
+    the first of its records, if these were delayed (`delayed_records`); then the offset means nothing.
     """
 
     key_id: bytes
@@ -37,6 +38,7 @@ class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     count: int
     time_ms: int
+    delayed: int | None = None
 
 
 class IdempotencyKeys:
@@ -74,21 +76,26 @@ class IdempotencyKeys:
             return now_ms - AGE_MS
         return next(iter(self._keys.values())).time_ms
 
-    def appended(self, header: Header) -> None:
-        """Apply a batch of records, with a key or without, that is now the log's last entry."""
+    def appended(self, header: Header, *, delayed: tuple[int, int] | None = None) -> None:
+        """Apply a batch of records, with a key or without, that is now the log's last entry.
+
+        `delayed` are the number of the first record and their count, if they are delayed.
+        """
         keyed = bool(header.flags & Flag.KEYED)
         if self._keys:
             self._expire(header.index, header.append_time_ms, at_most=MAX_KEYS - keyed)
         if not keyed:
             return
         self._undo.append((header.index, header.producer_id, self._keys.pop(header.producer_id, None)))
+        number, count = delayed or (None, header.count)
         self._keys[header.producer_id] = KeyEntry(
             key_id=header.producer_id,
             content=header.sequence,
             index=header.index,
             offset=header.base_offset,
-            count=header.count,
+            count=count,
             time_ms=header.append_time_ms,
+            delayed=number,
         )
 
     def _expire(self, index: int, now_ms: int, *, at_most: int) -> None:

@@ -37,12 +37,17 @@ KEPT_MS = 3_600_000
 
 @dataclass(slots=True, frozen=True)
 class Place:
-    """The place of a remembered batch: Raft index, first offset, number of records, sequence number."""
+    """The place of a remembered batch: Raft index, first offset, number of records, sequence number.
+
+    `delayed` is the number of the first of its records, if these were delayed (`delayed_records`); then the
+    offset means nothing.
+    """
 
     index: int
     offset: int
     count: int
     sequence: int
+    delayed: int | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,13 +91,17 @@ class _Producer:
 
 
 class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One producer in a stored table; `batches` holds (index, offset, count, sequence), oldest first."""
+    """One producer in a stored table.
+
+    `batches` holds (index, offset, count, sequence), and for delayed records a fifth value as in `Place`,
+    oldest first.
+    """
 
     producer_id: bytes
     epoch: int
     next_sequence: int
     seen_ms: int
-    batches: list[tuple[int, int, int, int]]
+    batches: list[tuple[int, ...]]
     index: int = 0
     checkpoint: int = 0
     floor: int = 0
@@ -171,8 +180,11 @@ class Producers:
                 break
         return None if known is None else known.progress()
 
-    def appended(self, header: Header) -> None:
-        """Apply a batch or a fence that is now the log's last entry."""
+    def appended(self, header: Header, *, delayed: tuple[int, int] | None = None) -> None:
+        """Apply a batch or a fence that is now the log's last entry.
+
+        `delayed` are the number of the first record and their count, if they are delayed.
+        """
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:
             return
@@ -183,7 +195,8 @@ class Producers:
         if header.kind is not Kind.FENCE:
             if known is not None and known.epoch == header.producer_epoch:
                 batches.extend(known.batches)
-            batches.append(Place(header.index, header.base_offset, header.count, header.sequence))
+            number, count = delayed or (None, header.count)
+            batches.append(Place(header.index, header.base_offset, count, header.sequence, number))
             next_sequence = header.sequence + 1
         self._producers[producer_id] = _Producer(
             epoch=header.producer_epoch,
@@ -241,7 +254,7 @@ class Producers:
                 known.epoch,
                 known.next_sequence,
                 known.seen_ms,
-                [(place.index, place.offset, place.count, place.sequence) for place in known.batches],
+                [_stored(place) for place in known.batches],
                 known.index,
                 known.checkpoint,
                 known.floor,
@@ -276,3 +289,8 @@ class Producers:
             )
             for entry in entries
         }
+
+
+def _stored(place: Place) -> tuple[int, ...]:
+    stored = (place.index, place.offset, place.count, place.sequence)
+    return stored if place.delayed is None else (*stored, place.delayed)

@@ -231,12 +231,22 @@ class LargeRecord(msgspec.Struct, frozen=True, array_like=True):
     stub: bytes
 
 
+class DueRecords(msgspec.Struct, frozen=True, array_like=True):
+    """Delayed records whose time has come: `rows` are (entry, row) of each, flat, `frame` is their batch.
+
+    The batch is not stamped. Its records are in the order of `rows`.
+    """
+
+    rows: list[int]
+    frame: bytes
+
+
 class PublishRecord(msgspec.Struct, frozen=True, array_like=True):
     """Payload of a `publish` entry: the staged entries in the order of their offsets, as (index, records).
 
     For an upload `sink` is the upload's id, `stages` are (index, bytes of the body) in the order of the
-    parts, and `large` is set. The record names all that a reader needs, so that one without this table can
-    read the batch.
+    parts, and `large` is set. For delayed records only `due` is used (`delayed_records`). The record names
+    all that a reader needs, so that one without this table can read the batch.
     """
 
     sink: bytes
@@ -244,6 +254,7 @@ class PublishRecord(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     stages: list[tuple[int, int]]
     large: LargeRecord | None = None
+    due: DueRecords | None = None
 
 
 class StoredStages(msgspec.Struct, frozen=True, array_like=True):
@@ -452,7 +463,8 @@ class StagedBatches:
             self._prepared(header, prepare)
         elif header.kind is Kind.PUBLISH:
             record = publish_record(frame)
-            self._published(header, record)
+            if record.due is None:
+                self._published(header, record)
 
     def _prepared(self, header: Header, prepare: PrepareRecord) -> None:
         key = (prepare.sink, prepare.number, prepare.epoch)

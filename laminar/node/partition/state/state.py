@@ -3,9 +3,9 @@
 Each table is a function of the log (docs/consensus.md#derived-tables). It changes when an entry is appended,
 is rolled back when the entry is truncated, is notified of commits, and is stored in snapshots and in
 `log_start` entries. This module does all of that for all tables, so that a new table can't be left out of one
-of these steps. The tables are those of producers, idempotency keys, cursors, channels, staged batches, sinks,
-and of the partition's place in its topic's routes; the state also has the group's configuration, and where
-the log is to begin.
+of these steps. The tables are those of producers, idempotency keys, cursors, channels, delayed records,
+staged batches, sinks, and of the partition's place in its topic's routes; the state also has the group's
+configuration, and where the log is to begin.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from laminar.node.consensus.log_start import LogStartRecord, log_start_record
 from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
 from laminar.node.partition.state.channels import Channels
 from laminar.node.partition.state.cursors import Cursors
+from laminar.node.partition.state.delayed_records import Added, DelayedRecords, delayed_change
 from laminar.node.partition.state.derived_state import DerivedState, decode_state
 from laminar.node.partition.state.idempotency_keys import IdempotencyKeys
 from laminar.node.partition.state.producers import Producers
 from laminar.node.partition.state.sinks import Sinks
-from laminar.node.partition.state.staged_batches import StagedBatches
+from laminar.node.partition.state.staged_batches import StagedBatches, publish_record
 from laminar.node.partition.state.succession import Sealed, Succession
 
 
@@ -38,6 +39,7 @@ class PartitionState:
         self.keys = IdempotencyKeys()
         self.cursors = Cursors()
         self.channels = Channels()
+        self.delayed = DelayedRecords()
         self.stages = StagedBatches()
         self.sinks = Sinks()
         self.succession = Succession()
@@ -66,13 +68,13 @@ class PartitionState:
         self.underived_bytes += len(frame)
         self.stamped_index = max(self.stamped_index, header.committed_index)
         if header.kind in (Kind.DATA, Kind.FENCE):
-            if not header.flags & Flag.KEYED:
-                self.producers.appended(header)
-            # What the header says is committed is never rolled back, so a replayed log piles up no undo
-            # history.
-            self.producers.committed(header.committed_index)
-            self.keys.appended(header)
-            self.keys.committed(header.committed_index)
+            self._note_producer(header, None)
+        elif header.kind == Kind.DELAYED:
+            change = delayed_change(frame)
+            if isinstance(change, Added):
+                self._note_producer(header, (change.first, change.count))
+            self.delayed.appended(header, change)
+            self.delayed.committed(header.committed_index)
         elif header.kind == Kind.CURSOR:
             self.cursors.appended(header, body_of(frame))
             self.cursors.committed(header.committed_index)
@@ -82,6 +84,11 @@ class PartitionState:
         elif header.kind in (Kind.STAGED, Kind.PREPARE, Kind.PUBLISH):
             self.stages.appended(header, frame)
             self.stages.committed(header.committed_index)
+            if header.kind == Kind.PUBLISH and self.delayed:
+                due = publish_record(frame).due
+                if due is not None:
+                    self.delayed.published(header, due.rows)
+                    self.delayed.committed(header.committed_index)
         elif header.kind == Kind.SINK:
             self.sinks.appended(header, frame)
             self.sinks.committed(header.committed_index)
@@ -105,6 +112,14 @@ class PartitionState:
                 self.succession.made_by(header.index, configuration.successor_of)
             self._configurations.append((header.index, configuration))
 
+    def _note_producer(self, header: Header, delayed: tuple[int, int] | None) -> None:
+        if not header.flags & Flag.KEYED:
+            self.producers.appended(header, delayed=delayed)
+        # What the header says is committed is never rolled back, so a replayed log piles up no undo history.
+        self.producers.committed(header.committed_index)
+        self.keys.appended(header, delayed=delayed)
+        self.keys.committed(header.committed_index)
+
     def truncated(self, index: int) -> None:
         """Roll back entry `index` and all after it, which were truncated."""
         self.left_out = [each for each in self.left_out if each < index]
@@ -112,6 +127,7 @@ class PartitionState:
         self.keys.truncated(index)
         self.cursors.truncated(index)
         self.channels.truncated(index)
+        self.delayed.truncated(index)
         self.stages.truncated(index)
         self.sinks.truncated(index)
         self.succession.truncated(index)
@@ -127,6 +143,7 @@ class PartitionState:
         self.keys.committed(index)
         self.cursors.committed(index)
         self.channels.committed(index)
+        self.delayed.committed(index)
         self.stages.committed(index)
         self.sinks.committed(index)
         self.succession.committed(index)
@@ -164,6 +181,7 @@ class PartitionState:
             sinks_floor=self.sinks.floor,
             succession=self.succession.stored(),
             channels=self.channels.stored(),
+            delayed=self.delayed.stored(),
         )
 
     def state_at(self, index: int) -> DerivedState:
@@ -177,6 +195,7 @@ class PartitionState:
             sinks_floor=self.sinks.floor_at(index),
             succession=self.succession.stored_at(index),
             channels=self.channels.stored_at(index),
+            delayed=self.delayed.stored_at(index),
         )
 
     def configurations_up_to(self, index: int) -> list[tuple[int, ConfigurationRecord]]:
@@ -210,6 +229,7 @@ class PartitionState:
         self.producers.restore(state.producers)
         self.cursors.restore(state.cursors)
         self.channels.restore(state.channels)
+        self.delayed.restore(state.delayed)
         self.stages.restore(state.stages)
         self.sinks.restore(state.sinks, state.sinks_floor)
         self.keys.restore(state.keys)
@@ -221,13 +241,14 @@ class PartitionState:
         Nothing is left out after this.
         """
         self.producers, self.cursors = whole.producers, whole.cursors
-        self.channels = whole.channels
+        self.channels, self.delayed = whole.channels, whole.delayed
         self.stages, self.sinks, self.keys = whole.stages, whole.sinks, whole.keys
         whole.succession.in_doubt = self.succession.in_doubt
         self.succession = whole.succession
         self.producers.committed(self.committed_index)
         self.cursors.committed(self.committed_index)
         self.channels.committed(self.committed_index)
+        self.delayed.committed(self.committed_index)
         self.stages.committed(self.committed_index)
         self.sinks.committed(self.committed_index)
         self.keys.committed(self.committed_index)

@@ -29,6 +29,7 @@ from laminar.batch import (
     kind_of,
 )
 from laminar.http.api.documents.shared import MAX_PARTITIONS
+from laminar.node.partition.state.delayed_records import Sent, delayed_change
 from laminar.node.partition.state.staged_batches import prepare_adds_nothing
 from laminar.wire.key_route import LOGICAL_PARTITIONS
 
@@ -259,6 +260,9 @@ class Succession:
             return True
         if kind == Kind.OPEN:
             return self.status == "waiting"
+        if kind == Kind.DELAYED:
+            # What was pending at the end is sent to the partitions that follow.
+            return self.status == "sealed" and isinstance(delayed_change(frame), Sent)
         # A deleted sink must be forgotten everywhere before its name is free again.
         return kind == Kind.PREPARE and prepare_adds_nothing(frame)
 

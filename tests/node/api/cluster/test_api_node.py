@@ -38,6 +38,7 @@ def filled(http: httpx.Client, new_topic: Callable[..., str]) -> Iterator[dict[s
     assert 202 == http.post(f"/v1/topics/{topic}/routes", json=change).status_code
     http.put(f"/v1/topics/{topic}/cursors/reader", json={"positions": {"0": 1}})
     assert 201 == http.put(f"/v1/topics/{topic}/channels/jobs", json={}).status_code
+    later = http.post(f"/v1/topics/{topic}/partitions/0/records", params={"delay_ms": 10**9}, content=b"d")
     http.post("/v1/sinks/driver")
     http.put(f"/v1/topics/{topic}/groups/readers/members/one")
     producer = http.post("/v1/producers").json()["producer"]
@@ -62,6 +63,7 @@ def filled(http: httpx.Client, new_topic: Callable[..., str]) -> Iterator[dict[s
         "upload": "dump",
         "part": "0",
         "operation": f"replicas:{topic}",
+        "delayed": later.json()["scheduled"][0],
     }
     assert 200 == http.post(f"/v1/admin/nodes/{node['node']}/undrain").status_code
 

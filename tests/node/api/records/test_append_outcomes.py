@@ -312,9 +312,9 @@ async def test_a_log_read_at_a_start_piles_up_no_way_back(tmp_path: Path) -> Non
     most = 0
 
     class Watching(Producers):
-        def appended(self, header: Header) -> None:
+        def appended(self, header: Header, *, delayed: tuple[int, int] | None = None) -> None:
             nonlocal most
-            super().appended(header)
+            super().appended(header, delayed=delayed)
             most = max(most, len(self._undo))
 
     with pytest.MonkeyPatch.context() as patch:

@@ -18,6 +18,7 @@ from laminar.log.tools.reindexing import reindex
 from laminar.log.tools.verification import verify
 from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
 from laminar.node.consensus.replica import initial_frame
+from laminar.node.partition.state.delayed_records import Added, Sent, delayed_entry
 from laminar.node.partition.state.derived_state import DerivedState, decode_state, encode_state
 from laminar.node.partition.state.staged_batches import PrepareOperation, PrepareRecord
 from laminar.node.partition.state.state import PartitionState
@@ -250,7 +251,12 @@ def test_a_partition_that_takes_no_records_takes_what_adds_none() -> None:
         record = PrepareRecord(A, 1, 1, operation)
         return build_control(Kind.PREPARE, msgspec.msgpack.encode(record))
 
-    frames = {kind.name: build_control(kind) for kind in Kind if kind not in (Kind.DATA, Kind.PREPARE)}
+    special = (Kind.DATA, Kind.PREPARE, Kind.DELAYED)
+    frames = {kind.name: build_control(kind) for kind in Kind if kind not in special}
+    frames |= {
+        "DELAYED taken": delayed_entry(Added(0, 1, 5, 5, b"")),
+        "DELAYED sent": delayed_entry(Sent(1, 1, 0, [])),
+    }
     frames |= {f"PREPARE {each.name}": prepare(each) for each in PrepareOperation}
     frames |= {"DATA": build([b"x"]), "SEAL": SEAL.frame(), "OPEN": OPEN.frame()}
     state = PartitionState(0)
@@ -262,7 +268,9 @@ def test_a_partition_that_takes_no_records_takes_what_adds_none() -> None:
     assert none | {"OPEN"} == {name for name, frame in frames.items() if state.succession.takes(frame)}
     put(state, stamped(OPEN.frame(), 2))
     put(state, stamped(SEAL.frame(), 3))
-    assert none == {name for name, frame in frames.items() if state.succession.takes(frame)}
+    assert none | {"DELAYED sent"} == {
+        name for name, frame in frames.items() if state.succession.takes(frame)
+    }
 
 
 async def test_the_tools_for_logs_read_both_kinds(tmp_path: Path) -> None:

@@ -1,0 +1,186 @@
+"""Questions about delayed records of one partition, each answered by the partition's leader.
+
+Each may be repeated: a change that was made already says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from heapq import nsmallest
+from typing import TypeVar
+
+import msgspec
+
+from laminar.http.api.deadlines import FORWARDED_STEP_S
+from laminar.http.api.problems import Problem
+from laminar.log.disk.errors import StorageError
+from laminar.node.api.common.leader_call import STEP, LeaderCall
+from laminar.node.delay.contents import Due, written_ms
+from laminar.node.delay.publisher import Publisher, State
+from laminar.node.delay.publishers import Publishers
+from laminar.node.partition.partition import Partition
+from laminar.node.transport.transport import Peer
+
+_T = TypeVar("_T")
+
+
+class DelayedQuestion(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a record by its number; with `due_ms`, give it this time first (ms; -1: cancel it).
+
+    `was_ms` is the time in its id.
+    """
+
+    topic: str
+    partition: int
+    number: int
+    was_ms: int
+    due_ms: int | None = None
+
+
+class DelayedAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """What the record is, or was before the change. While it is pending `due_ms` is its time.
+
+    What was to be delivered up to `forgotten_ms` may have been cancelled, where it is said to be published.
+    """
+
+    state: str
+    due_ms: int = 0
+    forgotten_ms: int = -1
+
+
+class DelayedList(msgspec.Struct, frozen=True, array_like=True):
+    """List the records due from `from_ms` to before `to_ms`, after (time, number), `limit` at most.
+
+    `key`: only those with this key. With `bucket_ms` they are counted instead.
+    """
+
+    topic: str
+    partition: int
+    from_ms: int
+    to_ms: int
+    after: tuple[int, int]
+    limit: int
+    key: bytes | None = None
+    bucket_ms: int = 0
+
+
+class Listed(msgspec.Struct, frozen=True, array_like=True):
+    """A pending record: time, number, time in its id (ms), bytes of its value, key, tag."""
+
+    due_ms: int
+    number: int
+    was_ms: int
+    value_bytes: int
+    key: bytes | None
+    tag: str | None
+
+
+class DelayedListing(msgspec.Struct, frozen=True, array_like=True):
+    """Pending records in order; or, by the beginning (ms) of each span, how many and their bytes."""
+
+    records: list[Listed] = []
+    buckets: dict[int, tuple[int, int]] = {}
+
+
+class DelayedSteps:
+    """Asks about delayed records: at partitions' leaders, and for other shards where this one leads."""
+
+    def __init__(self, publishers: Publishers, leaders: LeaderCall) -> None:
+        self._publishers = publishers
+        self._leaders = leaders
+
+    async def ask(self, question: DelayedQuestion) -> DelayedAnswer:
+        """Return what the leader knows of a record, after the change. Raises `Problem`."""
+        return await self._leaders.ask(
+            "delayed", question, DelayedAnswer, here=self._answer, policy=STEP, timeout_s=FORWARDED_STEP_S
+        )
+
+    async def listing(self, asked: DelayedList) -> DelayedListing:
+        """Return what the leader lists. Raises `Problem`."""
+        return await self._leaders.ask(
+            "delayed_list", asked, DelayedListing, here=self._list, policy=STEP, timeout_s=FORWARDED_STEP_S
+        )
+
+    async def on_delayed(self, peer: Peer, payload: bytes) -> DelayedAnswer:
+        """Answer another shard about a record of a partition that is led here."""
+        question = msgspec.msgpack.decode(payload, type=DelayedQuestion)
+        return await self._answer(self._leaders.led_here(question.topic, question.partition), question)
+
+    async def on_delayed_list(self, peer: Peer, payload: bytes) -> DelayedListing:
+        """Answer another shard what is pending in a partition that is led here."""
+        asked = msgspec.msgpack.decode(payload, type=DelayedList)
+        return await self._list(self._leaders.led_here(asked.topic, asked.partition), asked)
+
+    async def _answer(self, partition: Partition, question: DelayedQuestion) -> DelayedAnswer:
+        publisher = self._publishers.of(partition)
+        return await _reading(self._changed(publisher, question))
+
+    async def _changed(self, publisher: Publisher, question: DelayedQuestion) -> DelayedAnswer:
+        number, was_ms = question.number, question.was_ms
+        written = await publisher.written_ms(number)
+        if written is not None and written != was_ms:
+            return DelayedAnswer(State.UNKNOWN.value)
+        if question.due_ms is not None:
+            state = await publisher.change(number, question.due_ms, was_ms=was_ms)
+            return DelayedAnswer(state.value, question.due_ms, publisher.delayed.forgotten_ms)
+        state = await publisher.state(number)
+        moved = publisher.delayed.moved.get(number)
+        due_ms = was_ms if moved is None else moved.due_ms
+        return DelayedAnswer(state.value, due_ms, publisher.delayed.forgotten_ms)
+
+    async def _list(self, partition: Partition, asked: DelayedList) -> DelayedListing:
+        publisher = self._publishers.of(partition)
+        return await _reading(_listing(publisher, asked))
+
+
+async def _reading(work: Awaitable[_T]) -> _T:
+    """Return the result of `work`. Raises 500 `damaged` when an entry cannot be read here."""
+    try:
+        return await work
+    except StorageError as error:
+        raise Problem("damaged", str(error), outcome="not_applied") from error
+
+
+async def _listing(publisher: Publisher, asked: DelayedList) -> DelayedListing:
+    """Read all entries that have records in the span; other requests get their turn after each."""
+    found: list[tuple[Due, Listed]] = []
+    buckets: dict[int, tuple[int, int]] = {}
+    table = publisher.delayed
+    moved = {each.place.entry for each in table.moved.values()}
+    for held in list(table.batches.values()):
+        if (held.first_due_ms >= asked.to_ms or held.last_due_ms < asked.from_ms) and held.index not in moved:
+            continue
+        await asyncio.sleep(0)
+        batch = await publisher.contents.batch(held.index)
+        keys, tags = batch.keys, batch.tags
+        due = [
+            each
+            for each in await publisher.contents.due(held, before_ms=asked.to_ms)
+            if each.due_ms >= asked.from_ms
+            and (each.due_ms, each.number) > asked.after
+            and (asked.key is None or (keys is not None and keys[each.place.row] == asked.key))
+        ]
+        if asked.bucket_ms:
+            for each in due:
+                at = each.due_ms - each.due_ms % asked.bucket_ms
+                count, size = buckets.get(at, (0, 0))
+                buckets[at] = (count + 1, size + len(batch.value(each.place.row)))
+            continue
+        for each in nsmallest(asked.limit, due):
+            row = each.place.row
+            found.append(
+                (
+                    each,
+                    Listed(
+                        each.due_ms,
+                        each.number,
+                        written_ms(batch, row),
+                        len(batch.value(row)),
+                        keys[row] if keys is not None else None,
+                        tags[row] if tags is not None else None,
+                    ),
+                )
+            )
+        found = nsmallest(asked.limit, found, key=lambda each: each[0])
+    return DelayedListing([listed for _, listed in found], buckets)

@@ -1,0 +1,136 @@
+"""The records in entries with delayed records: their times, and batches made of some of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from laminar.batch import Batch, Header
+from laminar.http.api.records import Records
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.delayed_records import (
+    Added,
+    Copied,
+    DelayedBatch,
+    DelayedRecords,
+    Place,
+    Received,
+    delayed_change,
+)
+
+_T = TypeVar("_T")
+
+# Entries that are kept in memory, and their bytes at most; one may be larger.
+_KEPT: Final = 16
+_KEPT_BYTES: Final = 16 << 20
+
+
+class Due(NamedTuple):
+    """A pending record: the time (ms) at which it is due, its number, its place. It sorts in this order."""
+
+    due_ms: int
+    number: int
+    place: Place
+
+
+class Contents:
+    """Reads the entries of one partition. The last ones stay in memory."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._kept: OrderedDict[int, Batch] = OrderedDict()
+        self._kept_bytes = 0
+
+    @property
+    def _table(self) -> DelayedRecords:
+        return self._partition.state.delayed
+
+    def forget(self) -> None:
+        """Forget what is in memory: entries may be truncated since."""
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    async def batch(self, entry: int) -> Batch:
+        """Return the batch of records in an entry.
+
+        Raises:
+            EntriesTrimmed: the entry is trimmed.
+            DamagedRange: it is damaged here.
+            StorageError: it cannot be read.
+        """
+        found = self._kept.get(entry)
+        if found is not None:
+            self._kept.move_to_end(entry)
+            return found
+        frames = await self._partition.log.read_promptly(entry, entry, max_bytes=1)
+        change = delayed_change(frames[0])
+        assert isinstance(change, (Added, Copied, Received)), f"entry {entry} holds no records"
+        # The checksum of the entry is that of the batch in it, too.
+        batch = Batch(change.frame, verified=True)
+        self._kept[entry] = batch
+        self._kept_bytes += len(change.frame)
+        while len(self._kept) > 1 and (len(self._kept) > _KEPT or self._kept_bytes > _KEPT_BYTES):
+            _, dropped = self._kept.popitem(last=False)
+            self._kept_bytes -= len(dropped.frame)
+        return batch
+
+    async def due(self, held: DelayedBatch, *, before_ms: int | None = None) -> list[Due]:
+        """Return the pending records of an entry, in order of their rows; with `before_ms`, those due before.
+
+        Raises:
+            EntriesTrimmed, DamagedRange, StorageError: as `batch`.
+        """
+        batch = await self.batch(held.index)
+        moved = self._table.moved
+        found = []
+        for row in held.pending():
+            due_ms, number = written_ms(batch, row), held.numbers[row]
+            if moved and number in moved:
+                due_ms = moved[number].due_ms
+            if before_ms is None or due_ms < before_ms:
+                found.append(Due(due_ms, number, Place(held.index, row)))
+        return found
+
+    async def records(self, chosen: Sequence[Due]) -> list[tuple[Due, Batch]]:
+        """Return these records, each with the batch that has it. Raises as `batch`."""
+        batches: dict[int, Batch] = {}
+        for entry in {each.place.entry for each in chosen}:
+            batches[entry] = await self.batch(entry)
+        return [(each, batches[each.place.entry]) for each in chosen]
+
+
+def joined(records: Iterable[tuple[Due, Batch]], *, as_written: bool = False) -> bytearray:
+    """Return one unstamped batch of these records, in order, each with the time at which it is due.
+
+    With `as_written` each has the time that it had at first, which is part of its id.
+    """
+    rows = list(records)
+    return Records(
+        [batch.value(each.place.row) for each, batch in rows],
+        keys=[_cell(batch.keys, each) for each, batch in rows],
+        tags=[_cell(batch.tags, each) for each, batch in rows],
+        headers=[_cell(batch.headers, each) for each, batch in rows],
+        timestamps=[_cell(batch.given_timestamps, each) for each, batch in rows],
+        delivery_times=[
+            written_ms(batch, each.place.row) if as_written else each.due_ms for each, batch in rows
+        ],
+        trace_ids=[_cell(batch.trace_ids, each) for each, batch in rows],
+    ).build()
+
+
+def _cell(column: Sequence[_T] | None, each: Due) -> _T | None:
+    return None if column is None else column[each.place.row]
+
+
+def written_ms(batch: Batch, row: int) -> int:
+    """Return the time (ms) that a delayed record had at first."""
+    times = batch.delivery_times
+    due_ms = None if times is None else times[row]
+    assert due_ms is not None, f"{batch!r} has no time of delivery in row {row}"
+    return due_ms
+
+
+def tag_mask(frame: bytearray) -> int:
+    """Return the mask of the tags of a batch."""
+    return Header.unpack(frame).tag_mask

@@ -1,0 +1,358 @@
+"""Publishing of the delayed records of one partition, and changes of their times. The leader's part.
+
+A task runs while this replica leads and records are pending. It knows the records that are due within
+`NEAR_MS`, reads those whose time has come, and appends them as one batch in a `PUBLISH`, in the order of
+their times: never before the time by this leader's clock, and as soon after it as a commit takes. Without a
+leader they are late.
+
+A record is published once: the entry names its place, and is proposed in the same turn of the loop in which
+the table *at the log's end* was looked at. The same holds for a change of its time: what comes first in the
+log counts, and is answered when it is committed.
+
+What the task remembers is of one term, and only a shortcut: everything is in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from enum import Enum
+from heapq import heappop, heappush
+from typing import Final
+
+import msgspec
+
+from laminar.batch import HEADER_SIZE, Batch, Kind
+from laminar.batch.header import seal
+from laminar.http.api.problems import Problem
+from laminar.log.disk.errors import StorageError
+from laminar.node.delay.contents import Contents, Due, joined, tag_mask, written_ms
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.problems import too_much_delayed
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.delayed_records import (
+    CANCELLED,
+    MAX_CHANGED,
+    Changed,
+    DelayedRecords,
+    delayed_entry,
+)
+from laminar.node.partition.state.staged_batches import DueRecords, PublishRecord
+from laminar.wire.delayed import NUMBERS
+
+_log = logging.getLogger("laminar.delay")
+
+NEAR_MS: Final = 60_000
+"""Records that are due within this time are known one by one."""
+MAX_NEAR: Final = 250_000
+"""Most records that are known one by one; when there are more, those due first are."""
+PUBLISH_BYTES: Final = 1 << 20
+"""Most bytes of values in one `PUBLISH`, unless one record alone has more."""
+PUBLISH_RECORDS: Final = 10_000
+"""Most records in one `PUBLISH`."""
+UNDER_WAY: Final = 2
+"""Most entries of one partition that wait for their commit."""
+WAIT_S: Final = 1.0
+"""How long the task sleeps at most: a wall clock may be set."""
+PAUSE_S: Final = 0.5
+"""How long it waits after a refusal, or when a record cannot be read."""
+
+
+class State(Enum):
+    """What is known of a record by its number."""
+
+    PENDING = "pending"
+    PUBLISHED = "published"
+    CANCELLED = "cancelled"
+    ABSENT = "absent"
+    """Another partition gave this number, and the record is not pending here."""
+    ELSEWHERE = "elsewhere"
+    """Partitions that follow this one have it, or what became of it."""
+    UNKNOWN = "unknown"
+    """This number was not given by this partition."""
+
+
+class Publisher:
+    """The delayed records of one partition. `wake` begins, `stop` ends its task."""
+
+    def __init__(self, partition: Partition) -> None:
+        """Make the publisher of a partition; it is idle until it is woken."""
+        self.contents = Contents(partition)
+        self.published = 0
+        self.late_s = 0.0
+        """How late the last record was published, in seconds after its time."""
+        self._partition = partition
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+        self._term = -1
+        self._table: DelayedRecords | None = None
+        # The records due before `_known_to_ms`, of entries up to `_known_entry`; a heap. What is not pending
+        # any more, or has another time, is dropped when it is met.
+        self._near: list[Due] = []
+        self._known_to_ms = 0
+        self._known_entry = 0
+        self._under_way: set[asyncio.Future[Receipt]] = set()
+
+    @property
+    def delayed(self) -> DelayedRecords:
+        """The partition's table, as of the log's end."""
+        return self._partition.state.delayed
+
+    @property
+    def publishes(self) -> bool:
+        """Whether this replica leads a partition that takes records."""
+        return self._partition.leads and self._partition.state.succession.takes_records
+
+    def wake(self) -> None:
+        """Look at the table again: something was added to it, or this replica leads now."""
+        self._woken.set()
+        if self._task is None and self.publishes and len(self.delayed):
+            self._task = self._loop.create_task(self._run())
+
+    def stop(self) -> None:
+        """End the task: this replica leads no more, or the process ends."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    # -- what a number stands for ----------------------------------------------------------
+
+    async def state(self, number: int) -> State:
+        """Return what is known of a record by its number, as of a committed entry. Leader only.
+
+        A record that was cancelled and is forgotten counts as published: see `DelayedRecords.forgotten_ms`.
+
+        Raises:
+            Problem: 503 `not_leader`.
+        """
+        self._partition.check_leads()
+        found = self._state(number)
+        await self._seen()
+        return found
+
+    async def written_ms(self, number: int) -> int | None:
+        """Return the time (ms) that a pending record had at first; None if it is not pending.
+
+        Raises:
+            StorageError: its entry cannot be read here.
+        """
+        place = self.delayed.find(number)
+        while place is not None:
+            batch = await self.contents.batch(place.entry)
+            # While it was read the record may have been published, cancelled or copied.
+            now = self.delayed.find(number)
+            if now == place:
+                return written_ms(batch, place.row)
+            place = now
+        return None
+
+    def _state(self, number: int) -> State:
+        table = self.delayed
+        if table.find(number) is not None:
+            return State.PENDING
+        if number in table.cancelled:
+            return State.CANCELLED
+        own, count = divmod(number, NUMBERS)
+        if own == self._partition.number and count >= table.next_count:
+            return State.UNKNOWN
+        if self._partition.state.succession.status == "sealed":
+            return State.ELSEWHERE
+        return State.PUBLISHED if own == self._partition.number else State.ABSENT
+
+    async def change(self, number: int, due_ms: int, *, was_ms: int) -> State:
+        """Give a pending record another time (ms), or `CANCELLED`; return what it was. Leader only.
+
+        With `PENDING` it is done, and committed. `was_ms` is the time in the record's id: a record that was
+        to be delivered at another time has another id.
+
+        Raises:
+            Problem: 503 `not_leader` or `changing`; 429 `quota` when too many have other times.
+            DamagedRange: its entry is damaged here.
+        """
+        partition = self._partition
+        partition.check_leads()
+        place = self.delayed.find(number)
+        if place is not None and not partition.state.succession.takes_records:
+            raise Problem(
+                "changing",
+                f"{partition.context.name} has ended: those that follow it get its delayed records",
+                retry_after_ms=500,
+                outcome="not_applied",
+            )
+        written = await self.written_ms(number)
+        place = self.delayed.find(number)
+        if place is None or written is None:
+            return await self.state(number)
+        moved = self.delayed.moved.get(number)
+        if due_ms != CANCELLED and moved is None and len(self.delayed.moved) >= MAX_CHANGED:
+            raise too_much_delayed(partition.context.name, "changed", len(self.delayed.moved), MAX_CHANGED)
+        effective = moved.due_ms if moved is not None else written
+        change = Changed([number, due_ms, max(effective, was_ms)])
+        future = partition.appends.append_control(delayed_entry(change), even_if_full=True)
+        if due_ms != CANCELLED:
+            self._note(Due(due_ms, number, place))
+            self.wake()
+        await future
+        return State.PENDING
+
+    async def _seen(self) -> None:
+        """Wait until all that is in the log now is committed: what was read of it is not taken back."""
+        partition = self._partition
+        await partition.reader.confirmed_bounds()
+        await partition.appends.when_committed(
+            partition.log.last_index, Receipt(partition.number, 0, 0), copied=False
+        )
+
+    # -- the task --------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            while self.publishes and len(self.delayed):
+                self._woken.clear()
+                self._begin_term()
+                if await self._look() and not await self._publish():
+                    await self._wait()
+        except Exception as error:  # noqa: BLE001  # stops this partition's replica
+            self._partition.stop(error)
+        finally:
+            self._task = None
+
+    def _begin_term(self) -> None:
+        """Forget what an earlier term, or another table, left."""
+        term = self._partition.replica.core.term
+        if term == self._term and self._table is self.delayed:
+            return
+        self._term, self._table = term, self.delayed
+        self.forget()
+        self.contents.forget()
+
+    def forget(self) -> None:
+        """Forget which records are near: they are in other places now."""
+        self._near.clear()
+        self._known_to_ms = 0
+        self._known_entry = 0
+
+    def _now_ms(self) -> int:
+        return self._partition.replica.wall_ms()
+
+    async def _look(self) -> bool:
+        """Learn which records are due soon; return whether that is known."""
+        table, now_ms = self.delayed, self._now_ms()
+        everything = self._known_to_ms < now_ms + NEAR_MS // 2
+        if everything:
+            self._near.clear()
+            self._known_to_ms = now_ms + NEAR_MS
+            self._known_entry = 0
+            for number, moved in table.moved.items():
+                self._note(Due(moved.due_ms, number, moved.place))
+        fresh = []
+        known, self._known_entry = self._known_entry, next(reversed(table.batches), self._known_entry)
+        for entry in reversed(table.batches):  # those of this term are at the end
+            if entry <= known:
+                break
+            if table.batches[entry].first_due_ms < self._known_to_ms:
+                fresh.append(table.batches[entry])
+        for batch in sorted(fresh, key=lambda batch: batch.first_due_ms):
+            try:
+                found = await self.contents.due(batch, before_ms=self._known_to_ms)
+            except StorageError as error:
+                # Another replica has it, as a rule, and it is repaired from there.
+                _log.warning("%s: delayed records wait: %s", self._partition.replica.name, error)
+                self._known_to_ms = 0
+                await asyncio.sleep(PAUSE_S)
+                return bool(self._near)
+            for each in found:
+                self._note(each)
+            if len(self._near) > MAX_NEAR:
+                self._know_less()
+            if not self.publishes or self._table is not self.delayed:
+                return False
+        return True
+
+    def _know_less(self) -> None:
+        """Forget the records that are due last, and look for them sooner."""
+        self._near.sort()
+        del self._near[MAX_NEAR // 2 :]
+        self._known_to_ms = self._near[-1].due_ms
+
+    def _note(self, due: Due) -> None:
+        if due.due_ms < self._known_to_ms:
+            heappush(self._near, due)
+
+    def _is_due(self, due: Due) -> bool:
+        """Return whether this record is pending there, and due at that time."""
+        if not self.delayed.is_pending(due.place):
+            return False
+        moved = self.delayed.moved.get(due.number)
+        return moved is None or moved.due_ms == due.due_ms
+
+    async def _publish(self) -> bool:
+        """Publish what is due now; return False if nothing is."""
+        chosen = self._chosen(self._now_ms())
+        if not chosen:
+            return False
+        while len(self._under_way) >= UNDER_WAY:
+            await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            records = await self.contents.records(chosen)
+            # What was published, cancelled or moved meanwhile is left out; from here on nothing waits.
+            records = [each for each in records if self._is_due(each[0])]
+            count = fitting(records)
+            if count and self.publishes and self._term == self._partition.replica.core.term:
+                self._propose([due for due, _ in records[:count]], joined(records[:count]))
+                chosen = [due for due, _ in records[count:]]
+                for due in chosen:
+                    self._note(due)
+        except (Problem, StorageError) as error:
+            _log.debug("%s: delayed records wait: %s", self._partition.replica.name, error)
+            for due in chosen:
+                self._note(due)
+            await asyncio.sleep(PAUSE_S)
+        return True
+
+    def _chosen(self, now_ms: int) -> list[Due]:
+        chosen: list[Due] = []
+        near = self._near
+        while near and near[0].due_ms <= now_ms and len(chosen) < PUBLISH_RECORDS:
+            due = heappop(near)
+            if self._is_due(due) and (not chosen or chosen[-1] != due):
+                chosen.append(due)
+        return chosen
+
+    def _propose(self, chosen: Sequence[Due], frame: bytearray) -> None:
+        rows = [value for due in chosen for value in due.place]
+        record = PublishRecord(b"", 0, 0, [], None, DueRecords(rows, bytes(frame)))
+        entry = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
+        seal(entry, Kind.PUBLISH, count=len(chosen), tag_mask=tag_mask(frame))
+        future = self._partition.appends.append_control(entry, count=len(chosen))
+        self.published += len(chosen)
+        self.late_s = max(0, self._now_ms() - chosen[0].due_ms) / 1000
+        self._under_way.add(future)
+        future.add_done_callback(self._done)
+
+    def _done(self, future: asyncio.Future[Receipt]) -> None:
+        self._under_way.discard(future)
+        if not future.cancelled():
+            future.exception()  # retrieved: the next leader publishes it if it is lost
+
+    async def _wait(self) -> None:
+        """Wait until the next record is due, or something is added."""
+        now_ms = self._now_ms()
+        wait_s = WAIT_S if not self._near else min(WAIT_S, max(0.001, (self._near[0].due_ms - now_ms) / 1000))
+        handle = self._loop.call_later(wait_s, self._woken.set)
+        try:
+            await self._woken.wait()
+        finally:
+            handle.cancel()
+
+
+def fitting(records: Sequence[tuple[Due, Batch]]) -> int:
+    """Return how many of these records one entry holds."""
+    size = 0
+    for count, (due, batch) in enumerate(records):
+        size += len(batch.value(due.place.row))
+        if count and size > PUBLISH_BYTES:
+            return count
+    return len(records)

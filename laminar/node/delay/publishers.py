@@ -1,0 +1,110 @@
+"""The publishers of one shard, one for each partition with delayed records that it leads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from laminar.http.api.problems import Problem
+from laminar.node.delay.carrier import Carrier
+from laminar.node.delay.publisher import Publisher
+from laminar.node.delay.sender import DelayedBatchAnswer, DelayedBatchRequest, Send, Sender
+from laminar.node.partition.partition import Partition
+
+CHECK_S: Final = 1.0
+"""How often `check` is called."""
+
+
+class _Held(NamedTuple):
+    partition: Partition
+    publisher: Publisher
+    carrier: Carrier
+    sender: Sender
+
+
+async def _nobody(partition: Partition, request: DelayedBatchRequest) -> DelayedBatchAnswer:
+    raise Problem("changing", "this process cannot send yet", outcome="not_applied")
+
+
+class Publishers:
+    """The publishers of a shard's partitions, by group. They are made when they are first needed."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        # Asks another partition to take delayed records; the application sets it.
+        self.send: Send = _nobody
+        self._held: dict[bytes, _Held] = {}
+        # What those that ended have counted.
+        self._published = 0
+        self._copied = 0
+        self._sent = 0
+
+    def of(self, partition: Partition) -> Publisher:
+        """Return the publisher of a partition, which is made if there is none."""
+        return self._of(partition).publisher
+
+    def _of(self, partition: Partition) -> _Held:
+        group = partition.replica.group
+        held = self._held.get(group)
+        if held is not None and held.partition is partition:
+            return held
+        if held is not None:
+            self._end(group)  # the replica was opened again
+        publisher = Publisher(partition)
+        held = self._held[group] = _Held(
+            partition,
+            publisher,
+            Carrier(partition, publisher),
+            Sender(partition, publisher.contents, self._ask),
+        )
+        return held
+
+    async def _ask(self, partition: Partition, request: DelayedBatchRequest) -> DelayedBatchAnswer:
+        return await self.send(partition, request)
+
+    def keep(self, partition: Partition, before: int) -> None:
+        """Have what is pending in entries up to `before` copied, so that the log may begin after them."""
+        self._of(partition).carrier.keep(before)
+
+    def added(self, partition: Partition) -> None:
+        """Note that a partition that is led here got delayed records."""
+        self.of(partition).wake()
+
+    def check(self, partitions: Iterable[Partition]) -> None:
+        """Begin with what is led here and has delayed records, and end the rest."""
+        led = {each.replica.group: each for each in partitions if each.leads and len(each.state.delayed)}
+        for group in [group for group in self._held if group not in led]:
+            self._end(group)
+        for partition in led.values():
+            held = self._of(partition)
+            held.publisher.wake()
+            held.carrier.check()
+            held.sender.check()
+
+    def stop(self) -> None:
+        """End all: the process ends."""
+        for group in list(self._held):
+            self._end(group)
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many records this process published, copied and sent on, and how many are pending."""
+        held = self._held.values()
+        return {
+            "published": self._published + sum(each.publisher.published for each in held),
+            "copied": self._copied + sum(each.carrier.copied for each in held),
+            "sent": self._sent + sum(each.sender.sent for each in held),
+            "pending": sum(len(each.partition.state.delayed) for each in held),
+        }
+
+    def late_s(self) -> float:
+        """Return how late the last record of a partition was published, in seconds; the highest of all."""
+        return max((each.publisher.late_s for each in self._held.values()), default=0.0)
+
+    def _end(self, group: bytes) -> None:
+        held = self._held.pop(group)
+        held.publisher.stop()
+        held.carrier.stop()
+        held.sender.stop()
+        self._sent += held.sender.sent
+        self._published += held.publisher.published
+        self._copied += held.carrier.copied

@@ -1,0 +1,207 @@
+"""Delayed records become visible when they are due, once each: one voter, a real log, real time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laminar.batch import Batch, build
+from laminar.batch.header import Header
+from laminar.http.api.problems import Problem
+from laminar.node.delay.carrier import Carrier
+from laminar.node.delay.publisher import Publisher, State
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.delayed_records import CANCELLED
+from tests.node.alone import lone_partition
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@asynccontextmanager
+async def publishing(folder: Path) -> AsyncIterator[tuple[Partition, Publisher]]:
+    async with lone_partition(folder) as partition:
+        publisher = Publisher(partition)
+        partition.appends.on_delayed = publisher.wake
+        publisher.wake()
+        try:
+            yield partition, publisher
+        finally:
+            publisher.stop()
+
+
+async def append(partition: Partition, *values: bytes, **columns: Any) -> Receipt:
+    frame = build(values, **columns)
+    return await partition.appends.append_frame(frame, Header.unpack(frame))
+
+
+async def read(partition: Partition, count: int, offset: int = 0) -> list[Batch]:
+    """Return the batches with the first `count` records, as soon as these are there."""
+    assert await partition.reader.wait_past(offset + count - 1, 20.0), "they are not published in time"
+    frames = await partition.reader.frames(offset, max_bytes=1 << 30)
+    return [Batch(frame) for frame in frames]
+
+
+def values(batches: list[Batch]) -> list[bytes]:
+    return [value for batch in batches for value in batch.values]
+
+
+async def test_records_are_published_in_the_order_of_their_times_and_never_early(tmp_path: Path) -> None:
+    """They have no offset before that; what is appended meanwhile comes first."""
+    async with publishing(tmp_path) as (partition, publisher):
+        now = now_ms()
+        due = [now + 300, now + 150, now + 300]
+        receipt = await append(
+            partition, b"c", b"a", b"d", delivery_times=due, keys=[b"k", None, b"k"], tags=["t", None, None]
+        )
+        other = await append(partition, b"b", delivery_times=[now + 200])
+        at_once = await append(partition, b"now")
+
+        assert (receipt.delayed, receipt.count, other.delayed, at_once.delayed) == (0, 3, 3, None)
+        assert (at_once.offset, partition.end_offset, len(partition.state.delayed)) == (0, 1, 4)
+        batches = await read(partition, 5)
+
+        assert values(batches) == [b"now", b"a", b"b", b"c", b"d"]
+        assert len(partition.state.delayed) == 0 and publisher.published == 4
+        for batch in batches[1:]:
+            assert batch.delivery_times is not None
+            assert all(batch.header.append_time_ms >= (due_ms or 0) for due_ms in batch.delivery_times)
+        assert batches[-1].keys == [b"k", b"k"] and batches[-1].tags == ["t", None]
+
+
+async def test_pending_records_survive_a_restart(tmp_path: Path) -> None:
+    """By replay of the log; those whose time has passed meanwhile come at once."""
+    async with publishing(tmp_path) as (partition, _):
+        await append(partition, b"late", b"later", delivery_times=[now_ms() + 50, now_ms() + 500])
+
+    async with publishing(tmp_path) as (partition, _):
+        assert values(await read(partition, 2)) == [b"late", b"later"]
+
+
+async def test_a_record_is_cancelled_or_published_and_everyone_is_told_the_same(tmp_path: Path) -> None:
+    """A number that was never given is not known; a second cancellation says the same as the first."""
+    async with publishing(tmp_path) as (partition, publisher):
+        due_ms = now_ms() + 400
+        receipt = await append(partition, b"a", b"b", delivery_times=[due_ms, due_ms])
+        first = receipt.delayed
+        assert first is not None
+
+        assert await publisher.change(first, CANCELLED, was_ms=due_ms) is State.PENDING
+        assert await publisher.change(first, CANCELLED, was_ms=due_ms) is State.CANCELLED
+        assert values(await read(partition, 1)) == [b"b"]
+
+        assert await publisher.change(first + 1, CANCELLED, was_ms=due_ms) is State.PUBLISHED
+        assert await publisher.state(first) is State.CANCELLED
+        assert await publisher.state(first + 2) is State.UNKNOWN
+        assert partition.end_offset == 1
+
+
+async def test_a_record_is_moved_to_another_time(tmp_path: Path) -> None:
+    """To now, or later; its new time is what readers see."""
+    async with publishing(tmp_path) as (partition, publisher):
+        far = now_ms() + 3_600_000
+        soon = now_ms() + 200
+        receipt = await append(partition, b"far", b"soon", delivery_times=[far, soon])
+        first = receipt.delayed
+        assert first is not None
+
+        assert await publisher.change(first + 1, soon + 300, was_ms=soon) is State.PENDING
+        assert await publisher.change(first, now_ms(), was_ms=far) is State.PENDING
+        batches = await read(partition, 2)
+
+        assert values(batches) == [b"far", b"soon"]
+        assert batches[-1].delivery_times == [soon + 300]
+        assert batches[-1].header.append_time_ms >= soon + 300
+
+
+async def test_a_retry_gets_the_numbers_of_the_first_attempt(tmp_path: Path) -> None:
+    """Whether the records are still pending or not."""
+    async with publishing(tmp_path) as (partition, _):
+        times = [now_ms() + 200, now_ms() + 200]
+        producer = {"producer_id": b"p" * 16, "sequence": 0, "delivery_times": times}
+        receipt = await append(partition, b"a", b"b", **producer)
+        again = await append(partition, b"a", b"b", **producer)
+        await read(partition, 2)
+        published = await append(partition, b"a", b"b", **producer)
+        following = await append(partition, b"c", producer_id=b"p" * 16, sequence=1)
+
+        assert (receipt.delayed, receipt.count, receipt.duplicate) == (0, 2, False)
+        for each in (again, published):
+            assert (each.delayed, each.count, each.duplicate) == (0, 2, True)
+        assert (following.offset, following.delayed) == (2, None)
+        assert values(await read(partition, 3)) == [b"a", b"b", b"c"]
+
+
+async def test_a_batch_is_delayed_as_a_whole(tmp_path: Path) -> None:
+    """Without a time a record would be delayed by its neighbours; a time that has passed delays nothing."""
+    async with publishing(tmp_path) as (partition, _):
+        with pytest.raises(Problem) as refused:
+            await append(partition, b"a", b"b", delivery_times=[now_ms() + 100, None])
+        assert (refused.value.code, refused.value.field) == ("invalid", "records[1].deliver_at")
+
+        at_once = await append(partition, b"a", b"b", delivery_times=[5, None])
+        assert (at_once.offset, at_once.delayed) == (0, None)
+
+
+async def test_thousands_of_records_are_published_once_each(tmp_path: Path) -> None:
+    """In several entries, while others are cancelled."""
+    async with publishing(tmp_path) as (partition, publisher):
+        due_ms = now_ms() + 700
+        sent = [b"%05d" % number for number in range(25_000)]
+        numbers = []
+        for first in range(0, len(sent), 5_000):
+            part = sent[first : first + 5_000]
+            receipt = await append(partition, *part, delivery_times=[due_ms + first % 3] * len(part))
+            numbers.append(receipt.delayed)
+        assert numbers == list(range(0, 25_000, 5_000))
+        cancelled = [7, 4_999, 5_000, 24_999]
+        states = await asyncio.gather(
+            *(publisher.change(number, CANCELLED, was_ms=due_ms) for number in cancelled)
+        )
+        published = [
+            number
+            for number in range(25_000)
+            if number
+            not in [each for each, state in zip(cancelled, states, strict=True) if state is State.PENDING]
+        ]
+
+        found = values(await read(partition, len(published)))
+
+        assert sorted(found) == [sent[number] for number in published]
+        assert partition.end_offset == len(published)
+
+
+async def test_copies_let_the_log_begin_later_and_lose_nothing(tmp_path: Path) -> None:
+    """What is pending in old entries is copied; numbers, changed times and cancellations count as before."""
+    async with publishing(tmp_path) as (partition, publisher):
+        soon, far = now_ms() + 600, now_ms() + 3_600_000
+        await append(partition, b"first", b"gone", b"moved", delivery_times=[soon, far, far])
+        await append(partition, b"second", delivery_times=[soon + 1], tags=["t"], headers=[{"a": b"b"}])
+        await publisher.change(1, CANCELLED, was_ms=far)
+        await publisher.change(2, soon + 2, was_ms=far)
+        last = partition.log.last_index
+        assert partition.start_mover.possible_start(last) < last
+
+        carrier = Carrier(partition, publisher)
+        carrier.keep(last)
+        await carrier.finished()
+        assert partition.start_mover.possible_start(last) == last
+        await partition.start_mover.propose(last)
+
+        assert (partition.log.start.index, carrier.copied) == (last, 3)
+        batches = await read(partition, 3)
+        assert values(batches) == [b"first", b"second", b"moved"]
+        tags = [tag for batch in batches for tag in batch.tags or [None] * len(batch)]
+        assert tags == [None, "t", None]
+        carrier.stop()
+
+    async with publishing(tmp_path) as (partition, _):
+        assert values(await read(partition, 3)) == [b"first", b"second", b"moved"]
