@@ -7,6 +7,7 @@
 #             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
 #             make bench-recovery: what a node's death costs, until everything is replicated again,
+#             make bench-delay: millions of delayed records, their memory, lists, cancellations,
 #             make bench-routes: what splits, merges and moves of partitions cost those who write,
 #             make bench-swim: how fast a dead node is found and told, over simulated wires,
 #             make bench-catalog: what a topic more costs a catalog of 100,000; OPTIONS="--nodes 3": with real nodes,
@@ -39,7 +40,7 @@ CODE := laminar raft membership router ebpf tests benches examples
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-catalog bench-channels bench-flush bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
+  bench-catalog bench-channels bench-delay bench-flush bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
   cluster-life log-damage spark-faults clean pins java postgresql steer-deps
 .DELETE_ON_ERROR:
 
@@ -165,6 +166,9 @@ bench-recovery: .venv/.core
 
 bench-routes: .venv/.core
 	$(BIN)/python -m benches.bench_routes $(OPTIONS)
+
+bench-delay: .venv/.core
+	$(BIN)/python -m benches.bench_delay $(OPTIONS)
 
 # Beside NATS JetStream, whose server and library come as wheels.
 bench-channels: .venv/.core build/peers/.nats

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from operator import sub
+from typing import Final, NamedTuple, TypeVar, cast
 
-from laminar.batch import Batch, Header
+from laminar.batch import Batch, Column, Header
 from laminar.http.api.records import Records
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.delayed_records import (
@@ -21,6 +22,8 @@ from laminar.node.partition.state.delayed_records import (
 
 _T = TypeVar("_T")
 
+EARLIEST_MS: Final = -(1 << 63)
+LATEST_MS: Final = 1 << 63
 # Entries that are kept in memory, and their bytes at most; one may be larger.
 _KEPT: Final = 16
 _KEPT_BYTES: Final = 16 << 20
@@ -75,20 +78,32 @@ class Contents:
             self._kept_bytes -= len(dropped.frame)
         return batch
 
-    async def due(self, held: DelayedBatch, *, before_ms: int | None = None) -> list[Due]:
-        """Return the pending records of an entry, in order of their rows; with `before_ms`, those due before.
+    async def due(
+        self, held: DelayedBatch, *, from_ms: int | None = None, before_ms: int | None = None
+    ) -> list[Due]:
+        """Return the pending records of an entry, in order of their rows.
+
+        With `from_ms` those due at that time or later, with `before_ms` those due before.
 
         Raises:
             EntriesTrimmed, DamagedRange, StorageError: as `batch`.
         """
         batch = await self.batch(held.index)
-        moved = self._table.moved
+        first = EARLIEST_MS if from_ms is None else from_ms
+        end = LATEST_MS if before_ms is None else before_ms
+        times, numbers, moved = _written(batch), held.numbers, self._table.moved
+        if not moved:
+            # Most records of an entry are due at other times: they are left out at 50 ns each.
+            return [
+                Due(times[row], numbers[row], Place(held.index, row))
+                for row in [row for row, due_ms in enumerate(times) if first <= due_ms < end]
+                if held.is_pending(row)
+            ]
         found = []
         for row in held.pending():
-            due_ms, number = written_ms(batch, row), held.numbers[row]
-            if moved and number in moved:
-                due_ms = moved[number].due_ms
-            if before_ms is None or due_ms < before_ms:
+            number = numbers[row]
+            due_ms = moved[number].due_ms if number in moved else times[row]
+            if first <= due_ms < end:
                 found.append(Due(due_ms, number, Place(held.index, row)))
         return found
 
@@ -125,10 +140,22 @@ def _cell(column: Sequence[_T] | None, each: Due) -> _T | None:
 
 def written_ms(batch: Batch, row: int) -> int:
     """Return the time (ms) that a delayed record had at first."""
+    return _written(batch)[row]
+
+
+def _written(batch: Batch) -> list[int]:
     times = batch.delivery_times
-    due_ms = None if times is None else times[row]
-    assert due_ms is not None, f"{batch!r} has no time of delivery in row {row}"
-    return due_ms
+    assert times is not None, f"{batch!r} has no times of delivery"
+    # The leader took it because each of its records has one.
+    return cast("list[int]", times)
+
+
+def value_bytes(batch: Batch) -> list[int]:
+    """Return the size of each record's value in bytes."""
+    cells = batch.cells(Column.VALUE)
+    assert cells is not None, f"{batch!r} has no values"
+    ends, _ = cells
+    return list(map(sub, ends[1:], ends))
 
 
 def tag_mask(frame: bytearray) -> int:

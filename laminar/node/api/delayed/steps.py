@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from heapq import nsmallest
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -16,13 +16,16 @@ from laminar.http.api.deadlines import FORWARDED_STEP_S
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
 from laminar.node.api.common.leader_call import STEP, LeaderCall
-from laminar.node.delay.contents import Due, written_ms
+from laminar.node.delay.contents import Due, value_bytes, written_ms
 from laminar.node.delay.publisher import Publisher, State
 from laminar.node.delay.publishers import Publishers
 from laminar.node.partition.partition import Partition
 from laminar.node.transport.transport import Peer
 
 _T = TypeVar("_T")
+
+LIST_S: Final = 60.0
+"""How long a leader has to list: it may have to read every entry with pending records."""
 
 
 class DelayedQuestion(msgspec.Struct, frozen=True, array_like=True):
@@ -99,7 +102,7 @@ class DelayedSteps:
     async def listing(self, asked: DelayedList) -> DelayedListing:
         """Return what the leader lists. Raises `Problem`."""
         return await self._leaders.ask(
-            "delayed_list", asked, DelayedListing, here=self._list, policy=STEP, timeout_s=FORWARDED_STEP_S
+            "delayed_list", asked, DelayedListing, here=self._list, policy=STEP, timeout_s=LIST_S
         )
 
     async def on_delayed(self, peer: Peer, payload: bytes) -> DelayedAnswer:
@@ -152,20 +155,18 @@ async def _listing(publisher: Publisher, asked: DelayedList) -> DelayedListing:
         if (held.first_due_ms >= asked.to_ms or held.last_due_ms < asked.from_ms) and held.index not in moved:
             continue
         await asyncio.sleep(0)
+        if held.index not in table.batches:
+            continue  # its last records were published meanwhile, or copied
         batch = await publisher.contents.batch(held.index)
         keys, tags = batch.keys, batch.tags
         due = [
             each
-            for each in await publisher.contents.due(held, before_ms=asked.to_ms)
-            if each.due_ms >= asked.from_ms
-            and (each.due_ms, each.number) > asked.after
+            for each in await publisher.contents.due(held, from_ms=asked.from_ms, before_ms=asked.to_ms)
+            if (each.due_ms, each.number) > asked.after
             and (asked.key is None or (keys is not None and keys[each.place.row] == asked.key))
         ]
         if asked.bucket_ms:
-            for each in due:
-                at = each.due_ms - each.due_ms % asked.bucket_ms
-                count, size = buckets.get(at, (0, 0))
-                buckets[at] = (count + 1, size + len(batch.value(each.place.row)))
+            _count(buckets, asked.bucket_ms, due, value_bytes(batch))
             continue
         for each in nsmallest(asked.limit, due):
             row = each.place.row
@@ -184,3 +185,16 @@ async def _listing(publisher: Publisher, asked: DelayedList) -> DelayedListing:
             )
         found = nsmallest(asked.limit, found, key=lambda each: each[0])
     return DelayedListing([listed for _, listed in found], buckets)
+
+
+def _count(buckets: dict[int, tuple[int, int]], span_ms: int, due: list[Due], sizes: list[int]) -> None:
+    """Add records to the counts of their spans: how many, and the bytes of their values."""
+    counts: dict[int, int] = {}
+    found: dict[int, int] = {}
+    for due_ms, _, place in due:
+        span = due_ms // span_ms
+        counts[span] = counts.get(span, 0) + 1
+        found[span] = found.get(span, 0) + sizes[place.row]
+    for span, count in counts.items():
+        before = buckets.get(span * span_ms, (0, 0))
+        buckets[span * span_ms] = (before[0] + count, before[1] + found[span])
