@@ -8,7 +8,10 @@ each asks for 100 jobs, acknowledges each by itself and waits for the answer (Je
 again. By turns:
 
 * jobs: jobs a second, received and acknowledged, of records that are there before;
-* ack: the time of an acknowledgement of one job beside that of an append, one at a time.
+* ack: the time of an acknowledgement of one job beside that of an append, one at a time;
+* work: jobs that take 50 ms each, of 200 keys in two partitions, worked off by 16 slots: jobs a second beside
+  what 16 slots can do at most, in order by key and without order. One key's jobs always fail in a third run:
+  beside the second, it shows what a poisoned key costs the others.
 
 A record that is received twice ends it with an error. NATS is left out, and it says so, if its server or its
 library is not in `build/peers`. `--quick` is the same with few jobs, and measures nothing.
@@ -19,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import logging
 import os
 import platform
 import socket
@@ -40,6 +44,9 @@ VALUE = os.urandom(1024)
 NODES = 3
 FETCH = 100
 PATIENCE_S = 60.0
+SLOTS = 16
+WORK_S = 0.05
+KEYS = 200
 
 
 def free_ports(count: int) -> list[int]:
@@ -86,6 +93,40 @@ async def laminar_acks(client: Client, *, count: int) -> tuple[list[float], list
         await job.ack()
         acks.append((time.perf_counter() - began_s) * 1000)
     return acks, appends
+
+
+async def laminar_work(client: Client, name: str, *, jobs: int, order: str, poisoned: bool = False) -> float:
+    """Return jobs a second that slots work off, as a share of what they can do at most."""
+    topic = await client.create_topic(name, partitions=2, replicas=NODES)
+    channel = await topic.channel("work", order=order, exist_ok=True, retry_ms=100)
+    async with topic.producer() as producer:
+        await producer.send_all((b"%d" % (number % KEYS), b"%d" % number) for number in range(jobs))
+    last: dict[bytes, int] = {}
+    left = jobs - (jobs // KEYS if poisoned else 0)
+    finished = asyncio.Event()
+    ended_s = 0.0
+
+    async def handle(job: Any) -> None:
+        nonlocal left, ended_s
+        if poisoned and job.key == b"7":
+            raise ValueError("poisoned")
+        await asyncio.sleep(WORK_S)
+        number = int(job.value)
+        if order == "key":
+            assert last.get(job.key, -1) < number, "a key is out of order"
+            last[job.key] = number
+        left -= 1
+        ended_s = time.perf_counter()
+        if not left:
+            finished.set()
+
+    began_s = time.perf_counter()
+    working = asyncio.create_task(channel.work(handle, concurrency=SLOTS))
+    await asyncio.wait_for(finished.wait(), PATIENCE_S)
+    working.cancel()
+    await asyncio.wait([working])
+    done = jobs - (jobs // KEYS if poisoned else 0)
+    return done / (ended_s - began_s) / (SLOTS / WORK_S)
 
 
 async def _ignore(error: Exception) -> None:
@@ -184,6 +225,7 @@ def has_nats() -> bool:
 
 async def measure(cluster: LocalCluster, given: Any, folder: Path) -> dict[str, float]:
     """Measure all of it, by turns, and print."""
+    logging.getLogger("laminar.client").setLevel(logging.ERROR)  # of each failure of a poisoned job
     figures: dict[str, float] = {}
     ours: list[float] = []
     theirs: list[float] = []
@@ -207,6 +249,16 @@ async def measure(cluster: LocalCluster, given: Any, folder: Path) -> dict[str, 
             ack, append = (floors.percentile(sorted(each), percent) for each in (acks, appends))
             figures |= {f"ack_{name}_ms": ack, f"ack_{name}_ratio": ack / append}
             print(f"ack {name} {ack:.2f} ms, append {append:.2f} ms: ratio {ack / append:.2f}", flush=True)
+        for name, order, poisoned in (
+            ("key", "key", False),
+            ("none", "none", False),
+            ("poisoned", "key", True),
+        ):
+            share = await laminar_work(
+                client, f"work-{name}", jobs=given.work, order=order, poisoned=poisoned
+            )
+            figures[f"work_{name}"] = share
+            print(f"work, {SLOTS} slots of {WORK_S * 1000:.0f} ms, {name}: {share:.2f}, aim 0.9", flush=True)
     return figures
 
 
@@ -217,10 +269,11 @@ def main() -> int:
     parser.add_argument("--consumers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--acks", type=int, default=500)
+    parser.add_argument("--work", type=int, default=4_000)
     parser.add_argument("--shards", type=int, default=1)
     given = parser.parse_args()
     if given.quick:
-        given.jobs, given.rounds, given.acks = 300, 1, 10
+        given.jobs, given.rounds, given.acks, given.work = 300, 1, 10, 400
     print(
         f"{os.cpu_count()} CPUs, {platform.release()}, Python {platform.python_version()},"
         f" uvloop {version('uvloop')}, {on_disk.filesystem(given.directory)}; {NODES} nodes of "

@@ -1,13 +1,16 @@
 """A worker of a channel: it gives jobs to a handler, and says of each what became of it.
 
-It takes only as many jobs as its handlers are free, so no other consumer waits for what lies here. A job
-whose handler runs longer than half of its time is extended.
+It takes as many jobs as its handlers are free, so no other consumer waits for what lies here; and where
+handlers are quick, as many more as they end during one request, so that none of them waits for the network.
+A job whose handler runs longer than half of its time is extended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -20,6 +23,10 @@ T = TypeVar("T")
 
 _log = logging.getLogger("laminar.client")
 
+AHEAD_S = 1.0
+"""No job is taken ahead for handlers that take longer, on average, and none is kept that waits longer."""
+SMOOTHING = 0.1
+"""The weight of the last measurement in an average."""
 LOOKS = 8
 """How often within a job's time it is looked whether half of that has passed."""
 
@@ -50,6 +57,12 @@ class Worker(Generic[T]):
         self._handled: set[Job[T]] = set()  # with a handler that runs
         self._tasks: set[asyncio.Task[None]] = set()  # a job each, until it is known what became of it
         self._left: list[Job[T]] = []
+        # Jobs that were taken ahead, each with the loop's time.
+        self._ready: deque[tuple[Job[T], float]] = deque()
+        # How long a handler takes, and a request that finds jobs there, in seconds: averages; 0: not known.
+        self._handle_s = 0.0
+        self._take_s = 0.0
+        self._is_ending = False
 
     def stop(self) -> None:
         """Take no more jobs, and end once those that are here are done."""
@@ -85,27 +98,50 @@ class Worker(Generic[T]):
     async def _receive(self) -> None:
         while True:
             # Acknowledgements under way are counted, too, but each handler may be ahead of them by some.
-            while len(self._handled) >= self._concurrency or len(self._tasks) >= self._concurrency * 4:
+            while self._wanted <= 0 or len(self._tasks) >= self._concurrency * 4:
                 self._room.clear()
                 await self._room.wait()
-            jobs = await self._source.take(self._concurrency - len(self._handled))
+            began_s = self._loop.time()
+            jobs = await self._source.take(self._wanted)
             if jobs is None:
                 return
-            for job in jobs:
-                self._handled.add(job)
-                task = self._loop.create_task(self._work(job))
-                self._tasks.add(task)
-                task.add_done_callback(self._done)
+            now_s = self._loop.time()
+            # A request that waited for a record says nothing of the network.
+            if now_s - began_s < AHEAD_S:
+                self._take_s = _average(self._take_s, now_s - began_s)
+            self._ready.extend((job, now_s) for job in jobs)
+            self._begin()
+
+    @property
+    def _wanted(self) -> int:
+        """How many jobs are to be taken now."""
+        ahead = 0
+        if 0 < self._handle_s < AHEAD_S:
+            ahead = min(self._concurrency, math.ceil(self._concurrency * self._take_s / self._handle_s))
+        return self._concurrency + ahead - len(self._handled) - len(self._ready)
+
+    def _begin(self) -> None:
+        """Begin jobs that are here, as far as handlers are free."""
+        while self._ready and len(self._handled) < self._concurrency:
+            job, _ = self._ready.popleft()
+            self._handled.add(job)
+            task = self._loop.create_task(self._work(job))
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._room.set()
 
     async def _work(self, job: Job[T]) -> None:
+        began_s = self._loop.time()
         try:
             say = await self._outcome(job)
         finally:
+            self._handle_s = _average(self._handle_s, self._loop.time() - began_s)
             self._handled.discard(job)
+            if not self._is_ending:
+                self._begin()
             self._room.set()
         try:
             await say
@@ -131,7 +167,8 @@ class Worker(Generic[T]):
     async def _extend(self) -> None:
         late: set[Job[T]] = set()
         while True:
-            await asyncio.sleep(self._source.timeout_s / LOOKS)
+            await asyncio.sleep(min(self._source.timeout_s / LOOKS, AHEAD_S))
+            await self._give_back_old()
             late &= self._handled
             due = [job for job in self._handled if job.half_over and job not in late]
             for job, error in zip(due, await self._extended(due), strict=True):
@@ -139,6 +176,14 @@ class Worker(Generic[T]):
                     late.add(job)
                 if error is not None:
                     _log.warning("%r has no more time: %s", job, error)
+
+    async def _give_back_old(self) -> None:
+        """Release jobs that wait for a handler longer than was expected: other consumers may be free."""
+        old = []
+        while self._ready and self._loop.time() - self._ready[0][1] > AHEAD_S:
+            old.append(self._ready.popleft()[0])
+        if old:
+            await self._source.give_back(old)
 
     async def _extended(self, jobs: list[Job[T]]) -> list[BaseException | None]:
         """Extend jobs; return what failed. What is not answered soon is asked again at the next look."""
@@ -148,5 +193,13 @@ class Worker(Generic[T]):
         )
 
     async def _drain(self) -> None:
+        self._is_ending = True
+        ready, self._ready = [job for job, _ in self._ready], deque()
+        await self._source.give_back(ready)
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=self._drain_s)
+
+
+def _average(before: float, measured: float) -> float:
+    """Return a moving average with one more measurement; 0 is none yet."""
+    return measured if not before else before + SMOOTHING * (measured - before)

@@ -265,6 +265,32 @@ async def test_work_acknowledges_retries_and_keeps_the_order_of_keys(topic: Topi
     assert (0, 0, 0, 0) == (described.depth, described.out, described.aside, described.dead)
 
 
+async def test_jobs_that_were_taken_ahead_go_to_others_when_handlers_become_slow(topic: Topic[bytes]) -> None:
+    """Quick handlers have some jobs ready; these are not kept by ones that do not return."""
+    await fill(topic, 200)
+    channel = await topic.channel("c", exist_ok=True)
+    slow = asyncio.Event()
+    handled: set[bytes] = set()
+
+    async def handle(job: Job[bytes]) -> None:
+        if len(handled) < 100:
+            handled.add(job.value)
+            await asyncio.sleep(0.001)
+            return
+        slow.set()
+        await asyncio.sleep(60)
+
+    working = asyncio.create_task(channel.work(handle, concurrency=4))
+    await asyncio.wait_for(slow.wait(), WAIT_S)
+
+    jobs = await taken(await topic.channel("c"), 200 - 100 - 4)
+
+    assert {1} == {job.attempt for job in jobs}
+    assert not handled & {job.value for job in jobs}
+    working.cancel()
+    await asyncio.wait({working})
+
+
 async def test_the_reason_of_a_failure_is_that_of_the_exception(topic: Topic[bytes]) -> None:
     channel = await topic.channel("c", max_attempts=1)
     await topic.append(b"v")
