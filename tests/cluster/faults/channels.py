@@ -3,7 +3,8 @@
 Writers append records with keys and tags to one topic. It has three channels, each with consumers of its own,
 which are processes (`consumer`): one without order; one in order by key; one with a filter by tag whose
 records are tried few times. Some records are refused for ever. When the faults are over, all is worked off,
-and what the consumers wrote down is checked (`tests.checkers.channels`).
+and what the consumers wrote down is checked (`tests.checkers.channels`). Others append delayed records to a
+topic of their own (`delayed`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import laminar
 from tests.checkers import History
 from tests.checkers.channels import KINDS, Found, Heard, Place, Promise, Span, check_channel, load
 from tests.cluster.faults.cluster import faulty_cluster
+from tests.cluster.faults.delayed import Delayed
 from tests.cluster.faults.nemesis import Nemesis
 from tests.cluster.faults.profiles import CONVERGE_S, PROFILES, SETTINGS, settle
 from tests.cluster.faults.report import percentile, tell, violations_of
@@ -165,11 +167,14 @@ async def run_channels(
         if only:
             nemesis.faults = {fault: nemesis.faults[fault] for fault in only}
         staff = Staff(cluster.urls, folder / "consumers", rng)
+        delayed = Delayed(cluster.urls, random.Random(seed))
         wrong, failure = [], ""
+        wrong_delayed: list[str] = []
         dead: dict[str, dict[Place, int]] = {}
         worked_off_s = 0.0
         try:
             await workload.start()
+            await delayed.start()
             for channel in SETTINGS_OF:
                 for by in CONSUMERS:
                     staff.hire(channel, by)
@@ -188,9 +193,12 @@ async def run_channels(
                 await _until_worked_off(cluster.urls, channel, staff)
                 dead[channel] = await _dead(cluster.urls, channel)
             worked_off_s = time.monotonic() - began
+            await delayed.finish()
+            wrong_delayed = await delayed.check()
         except Exception:  # noqa: BLE001 - whatever it is: the history up to here is told and kept
             failure = traceback.format_exc()
         finally:
+            await delayed.close()
             await staff.close()
             await workload.close()
             history.close()
@@ -198,6 +206,11 @@ async def run_channels(
     sound = tell(folder, history, wrong, nemesis.happened + staff.happened, failure)
     if not failure:
         print(f"all was worked off {worked_off_s:.1f} s after the last record was read", flush=True)
+        told = ", ".join(f"{what} {count:,}" for what, count in sorted(delayed.happened.items()))
+        print(f"delayed records: {told}; wrong {len(wrong_delayed)}", flush=True)
+        for line in wrong_delayed[:20]:
+            print(line, flush=True)
+        sound = sound and not wrong_delayed
     for channel in SETTINGS_OF if not failure else ():
         heard, found = _check(channel, history, staff, dead[channel])
         for line in [*_told(channel, heard, found), *(f"  {each}" for each in found.sentences[:20])]:
