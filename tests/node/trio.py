@@ -80,12 +80,20 @@ class HeldWorker:
 
 
 class Stepped(Clock):
-    """A member's clocks, whose wall clock a test may move."""
+    """A member's clocks: a test may move its wall clock, and stop the other one."""
 
-    __slots__ = ("offset_ms",)
+    __slots__ = ("offset_ms", "stopped_at_ms")
 
     def __init__(self) -> None:
         self.offset_ms = 0
+        self.stopped_at_ms: int | None = None
+
+    def monotonic_ms(self) -> int:
+        return super().monotonic_ms() if self.stopped_at_ms is None else self.stopped_at_ms
+
+    def stop(self) -> None:
+        """Let no time pass for this member: it leads on until it hears of another."""
+        self.stopped_at_ms = super().monotonic_ms()
 
     def wall_ms(self) -> int:
         return super().wall_ms() + self.offset_ms

@@ -25,6 +25,7 @@ from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.deduplication import find_duplicate
 from laminar.node.partition.min_replicas import Copies
 from laminar.node.partition.problems import (
+    FROM_TABLES,
     entry_too_large,
     in_doubt,
     not_delayed,
@@ -139,6 +140,30 @@ class AppendPath:
         receipt = Receipt(self._context.number, self._context.log.next_offset, header.count)
         self.propose(frame, [], copied=True)
         return receipt
+
+    async def confirmed(self, refusal: Problem) -> Problem:
+        """Return a refusal that may be said; `refusal` if it does not follow from the tables, or is right.
+
+        It is right if a majority confirms that this replica leads, and all that is in its log is committed:
+        then the tables lack nothing, and nothing of them is taken back. Else it is `not_leader`.
+        """
+        context = self._context
+        if refusal.code in FROM_TABLES:
+            last = context.log.last_index
+            try:
+                await context.driver.confirm(context.replica)
+                await self.when_committed(last, Receipt(context.number, 0, 0), copied=False)
+            except (ConnectionError, Problem):
+                return not_leader(context.name, outcome="not_applied")
+        return refusal
+
+    def refused(self, refusal: Problem) -> asyncio.Future[Receipt]:
+        """Return a future that fails with the refusal, `confirmed`."""
+
+        async def refuse() -> Receipt:
+            raise await self.confirmed(refusal)
+
+        return self._loop.create_task(refuse())
 
     def append_control(
         self, frame: bytearray | memoryview, *, count: int = 0, even_if_full: bool = False

@@ -7,11 +7,26 @@ tell. The argument `name` is the partition's, as in ``orders/3``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from laminar.batch import Header
 from laminar.http.api.problems import Outcome, Problem
 from laminar.node.partition.state.idempotency_keys import KeyEntry
 from laminar.node.partition.state.producers import Refused
+
+FROM_TABLES: Final = frozenset(
+    {
+        "fenced",
+        "idempotency_key_reused",
+        "key_expired",
+        "offset_beyond_end",
+        "out_of_sequence",
+        "precondition_failed",
+        "quota",
+        "unknown_producer",
+    }
+)
+"""Refusals that follow from the tables and the log's end, which a deposed leader has as they were."""
 
 
 def not_leader(name: str, *, outcome: Outcome) -> Problem:

@@ -38,7 +38,7 @@ async def fence(partition: Partition, producer_id: bytes, epoch: int) -> Progres
     partition.check_leads()
     known = partition.producers.fenced_at(producer_id, epoch)
     if isinstance(known, Refused):
-        raise _fenced(epoch, known.expected)
+        raise await partition.appends.confirmed(_fenced(epoch, known.expected))
     if known is None and partition.state.succession.sealed is not None:
         await partition.appends.until_sealed()
         progress = partition.producers.committed_progress(producer_id)

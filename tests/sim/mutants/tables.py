@@ -27,6 +27,14 @@ TABLES = [
         tests_only=True,
     ),
     case(
+        "a deposed leader refuses by its tables",
+        "laminar.node.partition.append_path:AppendPath.confirmed",
+        "if refusal.code in FROM_TABLES:",
+        "if not refusal.code:",
+        tests=("tests/node/api/records/test_deposed_leader.py",),
+        tests_only=True,
+    ),
+    case(
         "the batch of a producer that was forgotten is taken for a new one's",
         "laminar.node.partition.state.producers:Producers.check",
         'return None if sequence == 0 else Refused("unknown_producer", 0)',

@@ -140,11 +140,11 @@ class CursorSteps:
             # Lag is counted from a confirmed end: a deposed leader's end would make it too small.
             await partition.reader.confirmed_end()
             names = names if step.name else partition.cursor_commands.names()
-        elif step.operation == "set":
-            await self._set(partition, step)
-        # Deletes also a cursor that is known only from an uncommitted entry: it may yet be committed.
-        elif step.name in partition.cursors.known():
-            await self._change(partition, step, None)
+        else:
+            try:
+                await self._carry_out(partition, step)
+            except Problem as problem:
+                raise await partition.appends.confirmed(problem) from None
         found = []
         if step.operation == "get":
             # A state without a name, for the partition's bounds.
@@ -155,6 +155,15 @@ class CursorSteps:
             if cursor is not None:
                 found.append(state_of(partition, name, cursor))
         return found
+
+    async def _carry_out(self, partition: Partition, step: CursorRequest) -> None:
+        if step.operation == "set":
+            await self._set(partition, step)
+        # Deletes also a cursor that is known only from an uncommitted entry: it may yet be committed.
+        elif step.name in partition.cursors.known():
+            await self._change(partition, step, None)
+        else:
+            await partition.reader.confirmed_end()  # a deposed leader may not know it
 
     async def _set(self, partition: Partition, step: CursorRequest) -> None:
         """Set a cursor; if that is a claim in a partition with others before it, by the gate."""

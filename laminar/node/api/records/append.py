@@ -49,6 +49,7 @@ from laminar.node.api.records.stale_routes import StaleRoutes, route_said
 from laminar.node.api.records.topic_append import pass_append_on
 from laminar.node.partition.deduplication import is_duplicate
 from laminar.node.partition.partition import Partition
+from laminar.node.partition.problems import FROM_TABLES
 from laminar.node.partition.receipts import Receipt
 
 _PART_GROWS = 3
@@ -110,6 +111,17 @@ class AppendRoutes:
         )
 
     def _appended(
+        self, request: Request, partition: Partition, append: Append
+    ) -> Response | Awaitable[Response]:
+        """Return the answer to an append. A leader that was deposed refuses nothing by its tables."""
+        try:
+            return self._proposed(request, partition, append)
+        except Problem as problem:
+            if problem.code not in FROM_TABLES:
+                raise
+            return self._answer_many([partition.appends.refused(problem)], partition)
+
+    def _proposed(
         self, request: Request, partition: Partition, append: Append
     ) -> Response | Awaitable[Response]:
         condition = request.headers.get("if-match")
@@ -196,9 +208,7 @@ class AppendRoutes:
                 named(problem, mark)
                 if not receipts:
                     raise
-                refused: asyncio.Future[Receipt] = self._loop.create_future()
-                refused.set_exception(problem)
-                receipts.append(refused)
+                receipts.append(partition.appends.refused(problem))
                 break
         return receipts
 

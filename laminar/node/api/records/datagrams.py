@@ -155,7 +155,10 @@ class Datagrams(asyncio.DatagramProtocol):
         header = Header.unpack(frame)
         if self._stale.matter(partition) and has_keys(frame) and not is_duplicate(partition.context, header):
             self._stale.check(partition, NOT_SAID if question.route is None else question.route)
-        return partition.appends.append_frame(frame, header)
+        try:
+            return partition.appends.append_frame(frame, header)
+        except Problem as problem:
+            return partition.appends.refused(problem)
 
     def _verified(self, question: Question) -> bytearray:
         """Return the verified batch in memory of its own, as a leader stamps it in place."""

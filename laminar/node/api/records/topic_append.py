@@ -383,7 +383,11 @@ class TopicAppends:
                 return await partition.appends.append_records(part)
             # A copy: the leader stamps it in place, and there may be another attempt.
             frame = bytearray(part)
-            return await partition.appends.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
+            try:
+                receipt = partition.appends.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
+            except Problem as problem:
+                receipt = partition.appends.refused(problem)
+            return await receipt
 
         async def there(where: ReplicaEndpoint) -> Receipt:
             return await self._append_remote(where, whole.topic, number, part, made_ms)
