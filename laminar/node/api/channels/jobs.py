@@ -12,6 +12,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -41,6 +42,11 @@ from laminar.node.channels.requests import Step
 from laminar.wire.channels import JOBS_TYPE, MAX_NAMED, Named, parse_token, token
 from membership.records import TopicRecord
 
+FIRST_S: Final = 0.5
+"""How long the partition that is asked first may take before the others are asked, too."""
+PAUSE_S: Final = 0.05
+MOST_PAUSE_S: Final = 0.5
+"""The pause before all partitions are asked again that said at once that they have nothing; it doubles."""
 ANSWER_S: Final = 1.0
 """How long a leader has to answer, beside what it is asked to wait."""
 
@@ -96,16 +102,38 @@ class JobRoutes:
         numbers = list(topic.numbers)
         self._turn = (self._turn + 1) % len(numbers)
         numbers = numbers[self._turn :] + numbers[: self._turn]
-        # What has something is mostly the first that is asked: it is asked at once.
+        # What has something is mostly the first that is asked: it is asked at once. Its leader may be gone;
+        # what it gives after others have given goes back.
         first = numbers[:1] if len(numbers) > 1 else numbers
-        given = await self._take(topic.name, first, channel, asked, is_all=len(numbers) == 1)
-        while not given:
-            left_s = max(0.0, deadline - loop.time())
-            ready = await self._ready(topic.name, numbers, channel, min(left_s, ASK_S))
-            given = await self._take(topic.name, ready, channel, asked)
-            if loop.time() >= deadline:
-                break
-        return given
+        asking_first = self._begin(topic.name, first, channel, asked, is_all=len(numbers) == 1)
+        asking: asyncio.Task[list[Given]] | None = asking_first
+        pause_s = PAUSE_S
+        try:
+            await asyncio.wait({asking_first}, timeout=FIRST_S if len(numbers) > 1 else None)
+            while True:
+                if asking is not None and asking.done():
+                    answered, asking = asking, None
+                    if given := answered.result():
+                        return given
+                began_s = loop.time()
+                others = numbers if asking is None else numbers[1:]
+                wait_s = min(max(0.0, deadline - began_s), ASK_S)
+                ready = await self._ready(topic.name, others, channel, wait_s, asking)
+                if asking is not None and asking.done():
+                    continue
+                given = await self._take(topic.name, ready, channel, asked)
+                if given or loop.time() >= deadline:
+                    return given
+                if not ready and loop.time() - began_s < pause_s:
+                    rest_s = min(pause_s, max(0.0, deadline - loop.time()))
+                    if asking is None:
+                        await asyncio.sleep(rest_s)
+                    else:
+                        await asyncio.wait({asking}, timeout=rest_s)
+                    pause_s = min(2 * pause_s, MOST_PAUSE_S)
+        finally:
+            if asking is not None:
+                asking.add_done_callback(partial(self._release_of, topic.name, channel))
 
     async def _take(
         self,
@@ -120,12 +148,17 @@ class JobRoutes:
 
         It goes on to its end when the request is cancelled, as a leader that was asked may have given.
         """
-        taking = asyncio.create_task(self._taken(topic, numbers, channel, asked, is_all=is_all))
+        taking = self._begin(topic, numbers, channel, asked, is_all=is_all)
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
-            taking.add_done_callback(lambda done: self._release_of(topic, channel, done))
+            taking.add_done_callback(partial(self._release_of, topic, channel))
             raise
+
+    def _begin(
+        self, topic: str, numbers: Sequence[int], channel: int, asked: documents.Receive, *, is_all: bool
+    ) -> asyncio.Task[list[Given]]:
+        return asyncio.create_task(self._taken(topic, numbers, channel, asked, is_all=is_all))
 
     def _release_of(self, topic: str, channel: int, taking: asyncio.Task[list[Given]]) -> None:
         if not taking.cancelled() and taking.exception() is None:
@@ -170,8 +203,17 @@ class JobRoutes:
                 break
         return found
 
-    async def _ready(self, topic: str, numbers: Sequence[int], channel: int, wait_s: float) -> list[int]:
+    async def _ready(
+        self,
+        topic: str,
+        numbers: Sequence[int],
+        channel: int,
+        wait_s: float,
+        asking: asyncio.Task[list[Given]] | None,
+    ) -> list[int]:
         """Return partitions that have something, as soon as one has; none after `wait_s`.
+
+        Return also once `asking` is done.
 
         Raises:
             Problem: the first one, if no leader answers.
@@ -188,12 +230,16 @@ class JobRoutes:
         ready: list[int] = []
         problems: list[Problem] = []
         pending = set(tasks)
+        also: set[asyncio.Task[Any]] = set() if asking is None else {asking}
         try:
             while pending and not ready and (left_s := deadline - loop.time()) > 0:
-                done, pending = await asyncio.wait(
-                    pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                if asking is not None and asking.done():
+                    break
+                done, _ = await asyncio.wait(
+                    pending | also, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
                 )
-                for task in done:
+                pending -= done
+                for task in done - also:
                     try:
                         if task.result() is not None:
                             ready.append(tasks[task])
@@ -203,7 +249,7 @@ class JobRoutes:
         finally:
             for task in pending:
                 task.cancel()
-        if len(problems) == len(tasks):
+        if len(problems) == len(tasks) and asking is None:
             raise problems[0]
         return [number for number in numbers if number in ready]
 

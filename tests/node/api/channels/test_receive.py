@@ -1,0 +1,106 @@
+"""A request for jobs over several partitions: one whose leader does not answer keeps no other's jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from laminar.http.api.documents.jobs import Receive
+from laminar.http.api.problems import Problem
+from laminar.node.api.channels import jobs as module
+from laminar.node.api.channels.jobs import JobRoutes
+from laminar.node.api.channels.steps import Given, ReceiveRequest, SettleRequest
+from laminar.node.channels.jobs import Run
+from membership.records import TopicRecord
+
+CHANNEL = 7
+PARTITIONS = (0, 1)
+
+
+class Leaders:
+    """What the leaders of the partitions answer, by a function of the test."""
+
+    def __init__(self, receive: Callable[[ReceiveRequest], Any]) -> None:
+        self.asked: list[ReceiveRequest] = []
+        self.settled: asyncio.Queue[SettleRequest] = asyncio.Queue()
+        self._receive = receive
+
+    async def receive(self, request: ReceiveRequest) -> Given | None:
+        self.asked.append(request)
+        answer: Given | None = await self._receive(request)
+        return answer
+
+    async def settle(self, request: SettleRequest) -> None:
+        self.settled.put_nowait(request)
+
+
+def routes(leaders: Leaders) -> JobRoutes:
+    found = JobRoutes(None, None, leaders)  # type: ignore[arg-type]  # they are not asked here
+    found._turn = -1
+    return found
+
+
+def topic() -> TopicRecord:
+    return TopicRecord(name="t", partitions=len(PARTITIONS), replicas=1, settings={}, created_ms=0, version=1)
+
+
+def given(request: ReceiveRequest) -> Given:
+    """A job, or that there is one."""
+    return Given(request.partition, 0, [Run(0, 1, 5, 1)] if request.wanted else [], [])
+
+
+async def received(found: JobRoutes, wait_ms: int = 20_000) -> list[Given]:
+    return await found._receive(topic(), CHANNEL, Receive(max=1, wait_ms=wait_ms))
+
+
+async def test_a_partition_without_a_leader_keeps_no_other_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it gives too late goes back at once."""
+    monkeypatch.setattr(module, "FIRST_S", 0.01)
+    elected = asyncio.Event()
+
+    async def receive(request: ReceiveRequest) -> Given | None:
+        if request.partition == 0:
+            await elected.wait()
+        return given(request)
+
+    leaders = Leaders(receive)
+    (one,) = await asyncio.wait_for(received(routes(leaders)), 10)
+    assert one.partition == 1 and leaders.settled.empty()
+
+    elected.set()
+    back = await asyncio.wait_for(leaders.settled.get(), 10)
+
+    assert (back.partition, back.channel) == (0, CHANNEL)
+    assert [(step.verb, step.named.first) for step in back.steps] == [("release", 0)]
+
+
+async def test_the_partition_that_is_asked_first_may_answer_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its jobs are taken while no other has any."""
+    monkeypatch.setattr(module, "FIRST_S", 0.01)
+    asked_others = asyncio.Event()
+
+    async def receive(request: ReceiveRequest) -> Given | None:
+        if request.partition == 0:
+            await asked_others.wait()
+            return given(request)
+        asked_others.set()
+        await asyncio.sleep(request.wait_ms / 1000)
+        return None
+
+    leaders = Leaders(receive)
+    (one,) = await asyncio.wait_for(received(routes(leaders)), 10)
+    assert one.partition == 0 and leaders.settled.empty()
+
+
+async def test_a_channel_that_is_nowhere_open_yet_is_not_asked_for_in_a_loop() -> None:
+    """It is asked again after a pause that grows."""
+
+    async def receive(request: ReceiveRequest) -> Given | None:
+        raise Problem("being_created", "not open yet", outcome="not_applied")
+
+    leaders = Leaders(receive)
+    assert await received(routes(leaders), 400) == []
+    assert len(leaders.asked) < 20
