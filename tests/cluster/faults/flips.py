@@ -25,6 +25,10 @@ class Flip:
         except FileNotFoundError:
             return True
 
+    def of_partition(self) -> tuple[str, int]:
+        """The topic and partition of the file."""
+        return self.path.parent.name.split("-")[0], partition_of(self.path)
+
     def __str__(self) -> str:
         return f"{self.path.parent.name}/{self.path.name}@{self.position}"
 
