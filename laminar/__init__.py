@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from laminar import aio, log, outbox, testing
+    from laminar import aio, log, once, outbox, testing
     from laminar.client import errors
     from laminar.client.codecs import Codec, json
     from laminar.client.errors import (
@@ -66,6 +66,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "aio": ("laminar.aio", None),
     "log": ("laminar.log", None),
     "embed": ("laminar.embedded", "embed"),
+    "once": ("laminar.once", None),
     "outbox": ("laminar.outbox", None),
     "testing": ("laminar.testing", None),
     "errors": ("laminar.client.errors", None),
@@ -177,6 +178,7 @@ __all__ = [
     "errors",
     "json",
     "log",
+    "once",
     "outbox",
     "testing",
 ]

@@ -263,9 +263,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.aio": ("laminar.client.*",),
     "laminar.embedded": ("laminar.client.*", "laminar.node.*", "laminar.log.*"),
     "laminar.outbox": ("laminar.client.*",),
+    "laminar.once": ("laminar.client.*", "laminar.outbox"),
     "laminar": (
         *("laminar.aio", "laminar.client.*", "laminar.log.*", "laminar.testing", "laminar.embedded"),
-        "laminar.outbox",
+        *("laminar.outbox", "laminar.once"),
     ),
     "laminar.spark.read": ("laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.spark.write": ("laminar.spark.read", "laminar.client.*", *BELOW_THE_CLIENT),
@@ -300,7 +301,7 @@ ASKED_FOR = ("laminar.embedded",)
 # What a user's own program imports.
 USERS = (
     *("laminar", "laminar.aio", "laminar.client.*", "laminar.log.*", "laminar.spark.*", "laminar.testing"),
-    "laminar.outbox",
+    *("laminar.outbox", "laminar.once"),
     *BELOW_THE_CLIENT,
 )
 

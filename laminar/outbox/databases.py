@@ -61,6 +61,19 @@ class Driver:
         cursor.execute(sql.replace("?", "%s"), values)
         return cursor
 
+    def begins_itself(self, connection: Any) -> bool:
+        """Return whether the connection is so set that a change begins a transaction by itself."""
+        if self.is_sqlite:
+            mode = getattr(connection, "autocommit", -1)  # -1: as before Python 3.12
+            return connection.isolation_level is not None if mode == -1 else not mode
+        return not connection.autocommit
+
+    def is_in_transaction(self, connection: Any) -> bool:
+        """Return whether a transaction is open; of `pg8000` that is not known, and False."""
+        if self.is_sqlite:
+            return bool(connection.in_transaction)
+        return self.name == "psycopg" and bool(connection.info.transaction_status)
+
 
 class Database:
     """A connection of its own, without implicit transactions; `transaction` is the only way into one."""

@@ -23,6 +23,8 @@ MAX_NAMED = 1024
 """Most ranges of tokens in one request."""
 JOBS_TYPE = "application/vnd.laminar.jobs"
 """The media type of records that are given out, as batches."""
+CHANNEL_HEADER = "Laminar-Channel"
+"""Header of an answer of that type: the number of the channel that gave them out."""
 MAX_CHANNELS = 64
 """Most channels of one topic."""
 

@@ -41,7 +41,9 @@ class Channel(Generic[T]):
         self.topic = topic
         self.settings = dict(info.settings)
         timeout_ms = int(info.settings.get("timeout_ms", ChannelSettings().timeout_ms))
-        self.source = JobSource(session, topic, path, decode=decode, timeout_s=timeout_ms / 1000)
+        self.source = JobSource(
+            session, topic, path, decode=decode, timeout_s=timeout_ms / 1000, channel_id=info.id
+        )
         self._session = session
         self._path = path
 

@@ -20,7 +20,7 @@ from laminar.client.errors import Error, OutcomeUnknown, Overloaded, Unavailable
 from laminar.client.net.session import Session
 from laminar.client.policy.retry import Backoff
 from laminar.http.api.deadlines import CLIENT_ATTEMPT_S
-from laminar.wire.channels import JOBS_TYPE
+from laminar.wire.channels import CHANNEL_HEADER, JOBS_TYPE
 
 T = TypeVar("T")
 
@@ -36,15 +36,23 @@ LONGEST_PAUSE_MS = 2_000
 
 
 class JobSource(Generic[T]):
-    """Where jobs of a channel come from. `timeout_s` is the channel's time for a job."""
+    """Where jobs of the channel `channel_id` come from. `timeout_s` is its time for a job."""
 
     def __init__(
-        self, session: Session, topic: str, path: str, *, decode: Callable[[bytes], T], timeout_s: float
+        self,
+        session: Session,
+        topic: str,
+        path: str,
+        *,
+        decode: Callable[[bytes], T],
+        timeout_s: float,
+        channel_id: int,
     ) -> None:
         self.session = session
         self.topic = topic
         self.path = path
         self.timeout_s = timeout_s
+        self.channel_id = channel_id
         self.closed = False
         self.acks = Acks(session, topic, path)
         self._decode = decode
@@ -109,6 +117,8 @@ class JobSource(Generic[T]):
             answer.body,
             topic=self.topic,
             node=answer.headers.get("laminar-node", ""),
+            # It may have been deleted and created again since this program opened it.
+            channel_id=int(answer.headers.get(CHANNEL_HEADER.lower(), self.channel_id)),
             decode=self._decode,
             acks=self.acks,
             timeout_s=timeout_s,

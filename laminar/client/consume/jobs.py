@@ -31,8 +31,9 @@ _decoder = msgspec.msgpack.Decoder(tuple[list[_Part], Any])
 
 
 class Delivery(NamedTuple):
-    """What jobs of one run share: the number of their delivery, of their attempt, and their time."""
+    """What jobs of one run share: their channel, the number of their delivery and attempt, their time."""
 
+    channel_id: int
     number: int
     attempt: int
     floor: int
@@ -67,6 +68,11 @@ class Job(Record[T_co]):
     def token(self) -> str:
         """The text that names this delivery, for `Channel.settle` and the command line."""
         return token(self.partition, self.offset, self._delivery.number)
+
+    @property
+    def channel_id(self) -> int:
+        """The number of the channel that gave the job; one that is created again has another."""
+        return self._delivery.channel_id
 
     @property
     def fence(self) -> tuple[int, int]:
@@ -140,7 +146,14 @@ def reason_of(text: str) -> str:
 
 
 def jobs_of(
-    body: Buffer, *, topic: str, node: str, decode: Callable[[bytes], T], acks: Acks, timeout_s: float
+    body: Buffer,
+    *,
+    topic: str,
+    node: str,
+    channel_id: int,
+    decode: Callable[[bytes], T],
+    acks: Acks,
+    timeout_s: float,
 ) -> list[Job[T]]:
     """Return the jobs in an answer, of each partition in the order of its runs.
 
@@ -156,7 +169,7 @@ def jobs_of(
         for batch, positions, delivery in _runs(
             [Batch(frame) for frame in frames],
             runs,
-            floor,
+            (channel_id, floor),
             lambda frame, first, end, partition=partition: ReadBatch(  # type: ignore[misc]
                 frame,
                 topic=topic,
@@ -176,15 +189,16 @@ def jobs_of(
 def _runs(
     frames: Sequence[Batch],
     runs: Sequence[tuple[int, int, int, int]],
-    floor: int,
+    of: tuple[int, int],
     read: Callable[[Batch, int, int], ReadBatch[T]],
     acks: Acks,
     timeout_s: float,
 ) -> Iterator[tuple[ReadBatch[T], range, Delivery]]:
     """Yield the parts of the runs that are in one batch each. Runs and batches rise."""
     at = 0
+    channel_id, floor = of
     for first, count, number, attempt in runs:
-        delivery = Delivery(number, attempt, floor, timeout_s, acks)
+        delivery = Delivery(channel_id, number, attempt, floor, timeout_s, acks)
         offset, end = first, first + count
         while offset < end:
             while at < len(frames) and not frames[at].base_offset <= offset < frames[at].next_offset:

@@ -39,7 +39,7 @@ from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.channels.requests import Step
-from laminar.wire.channels import JOBS_TYPE, MAX_NAMED, Named, parse_token, token
+from laminar.wire.channels import CHANNEL_HEADER, JOBS_TYPE, MAX_NAMED, Named, parse_token, token
 from membership.records import TopicRecord
 
 FIRST_S: Final = 0.5
@@ -84,7 +84,7 @@ class JobRoutes:
             body = msgspec.msgpack.encode(
                 [[[each.partition, each.floor, each.runs, each.frames] for each in given], settled]
             )
-            return Response(200, [("Content-Type", JOBS_TYPE)], body)
+            return Response(200, [("Content-Type", JOBS_TYPE), (CHANNEL_HEADER, f"{known.id}")], body)
         try:
             jobs = await self._services.off_loop(_documents, given)
         except asyncio.CancelledError:
