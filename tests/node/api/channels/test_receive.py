@@ -103,4 +103,4 @@ async def test_a_channel_that_is_nowhere_open_yet_is_not_asked_for_in_a_loop() -
 
     leaders = Leaders(receive)
     assert await received(routes(leaders), 400) == []
-    assert len(leaders.asked) < 20
+    assert len(leaders.asked) < 100, "it is asked as fast as it answers"
