@@ -17,7 +17,7 @@ from typing import Final
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
 from laminar.node.delay.contents import Due, joined
-from laminar.node.delay.publisher import PUBLISH_RECORDS, Publisher, fitting
+from laminar.node.delay.publisher import PUBLISH_RECORDS, Publisher
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.delayed_records import Copied, DelayedBatch, delayed_entry
 
@@ -106,8 +106,8 @@ class Carrier:
         due.sort()
         while due:
             records = await contents.records(due[:PUBLISH_RECORDS])
-            count = fitting(records)
-            frame = joined(records[:count], as_written=True)
+            count = len(records)
+            frame = joined(records, as_written=True)
             chosen, due = due[:count], due[count:]
             change = Copied(
                 [value for each in chosen for value in each.place],

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from operator import sub
 from typing import Final, NamedTuple, TypeVar, cast
 
-from laminar.batch import Batch, Column, Header
+from laminar.batch import Batch, Column, Header, Kind
 from laminar.http.api.records import Records
+from laminar.log.disk.errors import EntriesTrimmed, StorageError
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.delayed_records import (
     Added,
@@ -24,6 +25,10 @@ _T = TypeVar("_T")
 
 EARLIEST_MS: Final = -(1 << 63)
 LATEST_MS: Final = 1 << 63
+PUBLISH_BYTES: Final = 1 << 20
+"""Most bytes of records in one entry that the leader makes of them, unless one record alone has more."""
+HELD_BYTES: Final = 32 << 20
+"""About how many bytes of entries are in memory while records of them are put together."""
 # Entries that are kept in memory, and their bytes at most; one may be larger.
 _KEPT: Final = 16
 _KEPT_BYTES: Final = 16 << 20
@@ -42,7 +47,8 @@ class Contents:
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        self._kept: OrderedDict[int, Batch] = OrderedDict()
+        # By entry and its term: another leader may have put another entry in its place.
+        self._kept: OrderedDict[tuple[int, int | None], Batch] = OrderedDict()
         self._kept_bytes = 0
 
     @property
@@ -58,24 +64,28 @@ class Contents:
         """Return the batch of records in an entry.
 
         Raises:
-            EntriesTrimmed: the entry is trimmed.
+            EntriesTrimmed: the entry is trimmed, or was truncated meanwhile.
             DamagedRange: it is damaged here.
             StorageError: it cannot be read.
         """
-        found = self._kept.get(entry)
+        log = self._partition.log
+        key = (entry, log.term(entry))
+        found = self._kept.get(key)
         if found is not None:
-            self._kept.move_to_end(entry)
+            self._kept.move_to_end(key)
             return found
-        frames = await self._partition.log.read_promptly(entry, entry, max_bytes=1)
+        frames = await log.read_promptly(entry, entry, max_bytes=1)
+        if not frames or Header.unpack(frames[0]).kind is not Kind.DELAYED or log.term(entry) != key[1]:
+            raise EntriesTrimmed(f"{self._partition.context.name}: entry {entry} was truncated")
         change = delayed_change(frames[0])
         assert isinstance(change, (Added, Copied, Received)), f"entry {entry} holds no records"
         # The checksum of the entry is that of the batch in it, too.
         batch = Batch(change.frame, verified=True)
-        self._kept[entry] = batch
-        self._kept_bytes += len(change.frame)
+        self._kept[key] = batch
+        self._kept_bytes += plain_bytes(batch)
         while len(self._kept) > 1 and (len(self._kept) > _KEPT or self._kept_bytes > _KEPT_BYTES):
             _, dropped = self._kept.popitem(last=False)
-            self._kept_bytes -= len(dropped.frame)
+            self._kept_bytes -= plain_bytes(dropped)
         return batch
 
     async def due(
@@ -107,12 +117,33 @@ class Contents:
                 found.append(Due(due_ms, number, Place(held.index, row)))
         return found
 
-    async def records(self, chosen: Sequence[Due]) -> list[tuple[Due, Batch]]:
-        """Return these records, each with the batch that has it. Raises as `batch`."""
+    async def records(self, chosen: Sequence[Due], *, readable: bool = False) -> list[tuple[Due, Batch]]:
+        """Return the first of these records, each with the batch that has it: as many as one entry holds.
+
+        How many follows from the records and the log alone. With `readable` it stops before one that cannot
+        be read. At least one is returned. Raises as `batch`.
+        """
         batches: dict[int, Batch] = {}
-        for entry in {each.place.entry for each in chosen}:
-            batches[entry] = await self.batch(entry)
-        return [(each, batches[each.place.entry]) for each in chosen]
+        found: list[tuple[Due, Batch]] = []
+        size = held = 0
+        for each in chosen:
+            entry = each.place.entry
+            batch = batches.get(entry)
+            if batch is None:
+                if found and held > HELD_BYTES:
+                    break
+                try:
+                    batch = batches[entry] = await self.batch(entry)
+                except StorageError:
+                    if found and readable:
+                        break
+                    raise
+                held += plain_bytes(batch)
+            size += record_bytes(batch, each.place.row)
+            if found and size > PUBLISH_BYTES:
+                break
+            found.append((each, batch))
+        return found
 
 
 def joined(records: Iterable[tuple[Due, Batch]], *, as_written: bool = False) -> bytearray:
@@ -148,6 +179,27 @@ def _written(batch: Batch) -> list[int]:
     assert times is not None, f"{batch!r} has no times of delivery"
     # The leader took it because each of its records has one.
     return cast("list[int]", times)
+
+
+def next_ms(batch: Batch, from_ms: int) -> int:
+    """Return the earliest time (ms), as written, from this one on that a record of a batch had at first."""
+    return min((due_ms for due_ms in _written(batch) if due_ms >= from_ms), default=LATEST_MS)
+
+
+def plain_bytes(batch: Batch) -> int:
+    """Return the bytes of a batch when all of it is decompressed."""
+    return sum(entry.plain_length for entry in batch.directory().values())
+
+
+def record_bytes(batch: Batch, row: int) -> int:
+    """Return the bytes of a record: of its value, key, tag and headers."""
+    size = 0
+    for column in (Column.VALUE, Column.KEY, Column.TAG, Column.HEADERS):
+        cells = batch.cells(column)
+        if cells is not None:
+            ends, _ = cells
+            size += ends[row + 1] - ends[row]
+    return size
 
 
 def value_bytes(batch: Batch) -> list[int]:

@@ -23,11 +23,11 @@ from typing import Final
 
 import msgspec
 
-from laminar.batch import HEADER_SIZE, Batch, Kind
+from laminar.batch import HEADER_SIZE, Kind
 from laminar.batch.header import seal
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
-from laminar.node.delay.contents import Contents, Due, joined, tag_mask, written_ms
+from laminar.node.delay.contents import Contents, Due, joined, next_ms, tag_mask, written_ms
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.problems import too_much_delayed
 from laminar.node.partition.receipts import Receipt
@@ -47,8 +47,6 @@ NEAR_MS: Final = 60_000
 """Records that are due within this time are known one by one."""
 MAX_NEAR: Final = 250_000
 """Most records that are known one by one; when there are more, those due first are."""
-PUBLISH_BYTES: Final = 1 << 20
-"""Most bytes of values in one `PUBLISH`, unless one record alone has more."""
 PUBLISH_RECORDS: Final = 10_000
 """Most records in one `PUBLISH`."""
 UNDER_WAY: Final = 2
@@ -56,7 +54,7 @@ UNDER_WAY: Final = 2
 WAIT_S: Final = 1.0
 """How long the task sleeps at most: a wall clock may be set."""
 PAUSE_S: Final = 0.5
-"""How long it waits after a refusal, or when a record cannot be read."""
+"""How long it waits after a refusal, and before an entry is read again that could not be read."""
 
 
 class State(Enum):
@@ -93,6 +91,10 @@ class Publisher:
         self._near: list[Due] = []
         self._known_to_ms = 0
         self._known_entry = 0
+        # By entry: of its records those due before this time are known, or have ended, or were moved.
+        self._next_ms: dict[int, int] = {}
+        # By entry that could not be read: when (the loop's time) it is tried again.
+        self._unreadable: dict[int, float] = {}
         self._under_way: set[asyncio.Future[Receipt]] = set()
 
     @property
@@ -116,6 +118,7 @@ class Publisher:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+            self.forget()  # what it was about to publish, too
 
     # -- what a number stands for ----------------------------------------------------------
 
@@ -217,7 +220,8 @@ class Publisher:
         except Exception as error:  # noqa: BLE001  # stops this partition's replica
             self._partition.stop(error)
         finally:
-            self._task = None
+            if self._task is asyncio.current_task():
+                self._task = None
 
     def _begin_term(self) -> None:
         """Forget what an earlier term, or another table, left."""
@@ -233,6 +237,8 @@ class Publisher:
         self._near.clear()
         self._known_to_ms = 0
         self._known_entry = 0
+        self._next_ms.clear()
+        self._unreadable.clear()
 
     def _now_ms(self) -> int:
         return self._partition.replica.wall_ms()
@@ -240,11 +246,11 @@ class Publisher:
     async def _look(self) -> bool:
         """Learn which records are due soon; return whether that is known."""
         table, now_ms = self.delayed, self._now_ms()
-        everything = self._known_to_ms < now_ms + NEAR_MS // 2
-        if everything:
-            self._near.clear()
+        # While many are known that are due before the rest, the rest need not be known.
+        if self._known_to_ms < now_ms + NEAR_MS // 2 and len(self._near) < MAX_NEAR // 4:
             self._known_to_ms = now_ms + NEAR_MS
             self._known_entry = 0
+            self._next_ms = {entry: at for entry, at in self._next_ms.items() if entry in table.batches}
             for number, moved in table.moved.items():
                 self._note(Due(moved.due_ms, number, moved.place))
         fresh = []
@@ -252,17 +258,23 @@ class Publisher:
         for entry in reversed(table.batches):  # those of this term are at the end
             if entry <= known:
                 break
-            if table.batches[entry].first_due_ms < self._known_to_ms:
-                fresh.append(table.batches[entry])
+            batch = table.batches[entry]
+            if self._next_ms.get(entry, batch.first_due_ms) < self._known_to_ms:
+                fresh.append(batch)
+        fresh += [table.batches[entry] for entry in self._readable_again() if entry in table.batches]
         for batch in sorted(fresh, key=lambda batch: batch.first_due_ms):
+            if self._next_ms.get(batch.index, batch.first_due_ms) >= self._known_to_ms:
+                continue  # fewer are known than a moment ago
             try:
-                found = await self.contents.due(batch, before_ms=self._known_to_ms)
+                found = await self.contents.due(
+                    batch, from_ms=self._next_ms.get(batch.index), before_ms=self._known_to_ms
+                )
+                self._next_ms[batch.index] = next_ms(
+                    await self.contents.batch(batch.index), self._known_to_ms
+                )
             except StorageError as error:
-                # Another replica has it, as a rule, and it is repaired from there.
-                _log.warning("%s: delayed records wait: %s", self._partition.replica.name, error)
-                self._known_to_ms = 0
-                await asyncio.sleep(PAUSE_S)
-                return bool(self._near)
+                self._set_aside(batch.index, error)
+                continue
             for each in found:
                 self._note(each)
             if len(self._near) > MAX_NEAR:
@@ -274,8 +286,29 @@ class Publisher:
     def _know_less(self) -> None:
         """Forget the records that are due last, and look for them sooner."""
         self._near.sort()
+        dropped = self._near[MAX_NEAR // 2 :]
         del self._near[MAX_NEAR // 2 :]
-        self._known_to_ms = self._near[-1].due_ms
+        self._known_to_ms = dropped[0].due_ms
+        for due in dropped:
+            entry = due.place.entry
+            self._next_ms[entry] = min(due.due_ms, self._next_ms.get(entry, due.due_ms))
+
+    def _set_aside(self, entry: int, error: StorageError) -> None:
+        """Leave the records of an entry that cannot be read: the others do not wait for them.
+
+        Another replica has it, as a rule, and it is repaired from there.
+        """
+        if entry in self.delayed.batches:
+            _log.warning("%s: delayed records wait: %s", self._partition.replica.name, error)
+            self._next_ms.pop(entry, None)
+            self._unreadable[entry] = self._loop.time() + PAUSE_S
+
+    def _readable_again(self) -> list[int]:
+        """Return the entries that are to be read again now, after a failure."""
+        found = [entry for entry, at in self._unreadable.items() if at <= self._loop.time()]
+        for entry in found:
+            del self._unreadable[entry]
+        return found
 
     def _note(self, due: Due) -> None:
         if due.due_ms < self._known_to_ms:
@@ -296,20 +329,23 @@ class Publisher:
         while len(self._under_way) >= UNDER_WAY:
             await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
         try:
-            records = await self.contents.records(chosen)
+            records = await self.contents.records(chosen, readable=True)
             # What was published, cancelled or moved meanwhile is left out; from here on nothing waits.
+            rest = chosen[len(records) :]
             records = [each for each in records if self._is_due(each[0])]
-            count = fitting(records)
-            if count and self.publishes and self._term == self._partition.replica.core.term:
-                self._propose([due for due, _ in records[:count]], joined(records[:count]))
-                chosen = [due for due, _ in records[count:]]
-                for due in chosen:
-                    self._note(due)
-        except (Problem, StorageError) as error:
-            _log.debug("%s: delayed records wait: %s", self._partition.replica.name, error)
-            for due in chosen:
-                self._note(due)
+            if records and self.publishes and self._term == self._partition.replica.core.term:
+                self._propose([due for due, _ in records], joined(records))
+                records = []
+            chosen = [due for due, _ in records] + rest
+        except StorageError as error:
+            unreadable = chosen[0].place.entry
+            self._set_aside(unreadable, error)
+            chosen = [due for due in chosen if due.place.entry != unreadable]
+        except Problem as problem:
+            _log.debug("%s: delayed records wait: %s", self._partition.replica.name, problem)
             await asyncio.sleep(PAUSE_S)
+        for due in chosen:
+            heappush(self._near, due)
         return True
 
     def _chosen(self, now_ms: int) -> list[Due]:
@@ -346,13 +382,3 @@ class Publisher:
             await self._woken.wait()
         finally:
             handle.cancel()
-
-
-def fitting(records: Sequence[tuple[Due, Batch]]) -> int:
-    """Return how many of these records one entry holds."""
-    size = 0
-    for count, (due, batch) in enumerate(records):
-        size += len(batch.value(due.place.row))
-        if count and size > PUBLISH_BYTES:
-            return count
-    return len(records)

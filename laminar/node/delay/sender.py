@@ -1,9 +1,10 @@
 """Delayed records of a partition that has ended: they go to the partitions that follow it. The leader's part.
 
 A change of the topic's route seals a partition, and nothing is published in it any more. What is pending goes
-to the *outputs* of the change, each record to the one that holds its key now; one without a key by its
-number. Records keep their numbers. While a record is on its way it is pending in both: its time is not
-changed then, and only the later partition publishes.
+to the *outputs* of the change, each record to the one that holds its key now. One without a key goes by its
+own number, and so does one with a key of another partition, which was appended by this one's number. Records
+keep their numbers. While a record is on its way it is pending in both: its time is not changed then, and only
+the later partition publishes.
 
 It is sent once. The batches for an output are a *stream*, numbered from 0. Which records a batch has follows
 from the log alone, as the table of a sealed partition changes only by what is sent: so the next leader sends
@@ -23,9 +24,10 @@ import msgspec
 
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
-from laminar.node.delay.contents import Contents, Due, joined, written_ms
-from laminar.node.delay.publisher import PUBLISH_BYTES, PUBLISH_RECORDS
+from laminar.node.delay.contents import PUBLISH_BYTES, Contents, Due, joined, record_bytes, written_ms
+from laminar.node.delay.publisher import PUBLISH_RECORDS
 from laminar.node.partition.partition import Partition
+from laminar.node.partition.problems import not_leader
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.delayed_records import Received, Sent, delayed_entry
 from laminar.node.partition.state.succession import Output
@@ -140,7 +142,8 @@ class Sender:
                     _log.debug(
                         "%s: delayed records are not sent on yet: %s", self._partition.replica.name, error
                     )
-                    await asyncio.sleep(PAUSE_S)
+                if self._may_send():
+                    await asyncio.sleep(PAUSE_S)  # also if nothing was sent: else this would never wait
         except Exception as error:  # noqa: BLE001  # stops this partition's replica
             self._partition.stop(error)
         finally:
@@ -162,13 +165,19 @@ class Sender:
         stream = partition.replica.group + output.number.to_bytes(4, "little")
         first_entry = 0
         while self._may_send():
+            # The number of the batch and its records are of one state of the table: another leader may send
+            # this batch, and be deposed again, while its entries are read here.
+            term = partition.replica.core.term
+            sequence = partition.state.delayed.sent.get((output.number, target.number), 0)
             chosen = await self._chosen(wanted, first_entry)
             if not chosen:
                 break
             first_entry = chosen[0].place.entry
             records = await self._contents.records(chosen)
+            chosen = chosen[: len(records)]
+            if not self._may_send() or partition.replica.core.term != term:
+                raise not_leader(partition.context.name, outcome="not_applied")
             moved = partition.state.delayed.moved
-            sequence = partition.state.delayed.sent.get((output.number, target.number), 0)
             written = [written_ms(batch, each.place.row) for each, batch in records]
             batch = Received(
                 stream,
@@ -200,24 +209,29 @@ class Sender:
         found: list[Due] = []
         size = 0
         for entry in sorted(entry for entry in table.batches if entry >= first_entry):
-            held = table.batches[entry]
+            held = table.batches.get(entry)
+            if held is None:
+                continue  # another leader has sent it; what is chosen here is dropped
             batch = await self._contents.batch(entry)
             keys = batch.keys
             for each in await self._contents.due(held):
                 key = None if keys is None else keys[each.place.row]
                 if not wanted.holds(self._logical(key, each.number)):
                     continue
-                size += len(batch.value(each.place.row))
+                size += record_bytes(batch, each.place.row)
                 if found and (size > PUBLISH_BYTES or len(found) == PUBLISH_RECORDS):
                     return found
                 found.append(each)
         return found
 
     def _logical(self, key: bytes | None, number: int) -> int:
-        """Return the logical partition of a record; without a key it is one of this partition's own."""
-        if key is not None:
-            return logical_of_key(key)
+        """Return the logical partition of a record: one of this partition's own, whatever its key is.
+
+        An append that names a partition, or a logical partition, may have any key.
+        """
         seal = self._partition.context.final_seal
         assert seal is not None, "only what has ended sends"
         outputs = seal.record.outputs
-        return outputs[0].first + number % sum(each.size for each in outputs)
+        first, size = outputs[0].first, sum(each.size for each in outputs)
+        logical = first + number % size if key is None else logical_of_key(key)
+        return logical if first <= logical < first + size else first + number % size

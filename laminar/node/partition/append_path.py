@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from laminar.batch import NO_PRODUCER, Batch, Column, Header, has_column
+from laminar.batch import NO_PRODUCER, Batch, Column, Header, Kind, has_column, kind_of
 from laminar.http.api.problems import Outcome, Problem
 from laminar.http.api.records import Records
+from laminar.log.disk.errors import StorageError
 from laminar.node.partition.append_batcher import AppendBatcher
 from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.deduplication import find_duplicate
@@ -38,7 +39,7 @@ from laminar.node.partition.problems import (
     truncated,
 )
 from laminar.node.partition.receipts import Appends, Receipt, Waiter, Window, fail
-from laminar.node.partition.state.delayed_records import Added, delayed_entry
+from laminar.node.partition.state.delayed_records import Added, delayed_change, delayed_entry
 from laminar.wire.delayed import NUMBERS
 from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
 
@@ -104,16 +105,34 @@ class AppendPath:
         # records that are in the log.
         known = find_duplicate(self._context, header, key_made_ms=key_made_ms)
         if known is not None:
-            _, receipt = known
-            if receipt.delayed is not None:
-                # Its request is the same, so its times are.
-                receipt.due_ms = [time or 0 for time in Batch(frame, verified=True).delivery_times or ()]
+            if known[1].delayed is not None:
+                given = [time or 0 for time in Batch(frame, verified=True).delivery_times or ()]
+                return self._loop.create_task(self.delayed_before(*known, given))
             return self.when_committed(*known)
         if has_column(frame, Column.DELIVERY_TIME):
             times = self._times_ahead(frame)
             if times is not None:
                 return self._append_delayed(frame, header, times)
         return self._append(frame, header.count)
+
+    async def delayed_before(self, index: int, receipt: Receipt, given: Sequence[int]) -> Receipt:
+        """Return the receipt of delayed records that entry `index` took, as soon as that is committed.
+
+        Their ids have the times of then. `given` are those of this request, for want of better: a delay
+        counts from when it came, so they differ. Raises as `append_frame`.
+        """
+        receipt = await self.when_committed(index, receipt)
+        receipt.due_ms = given
+        try:
+            frames = await self._context.log.read_promptly(index, index, max_bytes=1)
+        except StorageError:
+            # It is trimmed, as a rule: what is pending was copied.
+            return receipt
+        change = delayed_change(frames[0]) if frames and kind_of(frames[0]) == Kind.DELAYED else None
+        if isinstance(change, Added) and change.first == receipt.delayed:
+            times = Batch(change.frame, verified=True).delivery_times
+            receipt.due_ms = [time or 0 for time in times or ()]
+        return receipt
 
     def accept_frame(self, frame: bytearray | memoryview, header: Header) -> Receipt:
         """Append a producer's batch without waiting for the commit.
@@ -404,7 +423,7 @@ class AppendPath:
         if times is None:
             return None
         known = [time for time in times if time is not None]
-        if max(known) <= context.replica.wall_ms():
+        if max(known, default=0) <= context.replica.wall_ms():
             return None
         if len(known) < len(times):
             field = f"records[{times.index(None)}].deliver_at"

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from laminar.batch import Batch, build
+from laminar.batch import Batch, Kind, build
 from laminar.batch.header import Header
 from laminar.http.api.problems import Problem
+from laminar.log.disk.errors import StorageError
 from laminar.node.delay.carrier import Carrier
 from laminar.node.delay.publisher import Publisher, State
 from laminar.node.partition.partition import Partition
@@ -138,6 +139,84 @@ async def test_a_retry_gets_the_numbers_of_the_first_attempt(tmp_path: Path) -> 
             assert (each.delayed, each.count, each.duplicate) == (0, 2, True)
         assert (following.offset, following.delayed) == (2, None)
         assert values(await read(partition, 3)) == [b"a", b"b", b"c"]
+
+
+async def test_a_retry_that_came_later_gets_the_times_of_the_first_attempt(tmp_path: Path) -> None:
+    """A delay counts from when a request comes, and the time is part of an id."""
+    async with publishing(tmp_path) as (partition, publisher):
+        first_ms = now_ms() + 3_600_000
+        producer = {"producer_id": b"p" * 16, "sequence": 0}
+        first = await append(partition, b"a", b"b", delivery_times=[first_ms, first_ms + 1], **producer)
+        again = await append(partition, b"a", b"b", delivery_times=[first_ms + 50, first_ms + 51], **producer)
+
+        assert again.duplicate and again.delayed_ids == first.delayed_ids
+        assert await publisher.written_ms(1) == first_ms + 1
+
+
+async def test_keys_and_headers_count_for_the_size_of_an_entry(tmp_path: Path) -> None:
+    """Else entries of records with small values and large headers would be too large, and never be taken."""
+    async with publishing(tmp_path) as (partition, _):
+        due_ms = now_ms() + 300
+        headers = [{"h": b"%04d" % place * 15_000} for place in range(60)]
+        await append(partition, *[b"v"] * 60, delivery_times=[due_ms] * 60, headers=headers)
+        await read(partition, 60)
+
+        sizes = [
+            row.size
+            for row in map(partition.log.index_entry, range(1, partition.log.last_index + 1))
+            if row.kind == Kind.PUBLISH
+        ]
+        assert len(sizes) >= 3 and max(sizes) < 1_200_000
+
+
+async def test_an_entry_that_cannot_be_read_keeps_no_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again, and published when it is repaired."""
+    async with publishing(tmp_path) as (partition, publisher):
+        due_ms = now_ms() + 300
+        await append(partition, b"damaged", delivery_times=[due_ms])
+        damaged = partition.log.last_index
+        await append(partition, b"next", delivery_times=[due_ms + 1])
+        broken = [True]
+        whole = publisher.contents.batch
+
+        async def batch(entry: int) -> Batch:
+            if broken and entry == damaged:
+                raise StorageError("a disk fault")
+            return await whole(entry)
+
+        monkeypatch.setattr(publisher.contents, "batch", batch)
+        publisher.forget()
+        assert values(await read(partition, 1)) == [b"next"]
+        broken.clear()
+        assert values(await read(partition, 2)) == [b"next", b"damaged"]
+
+
+async def test_more_records_than_are_known_one_by_one_are_published_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each entry is read a few times at most, though all are due within a second."""
+    monkeypatch.setattr("laminar.node.delay.publisher.MAX_NEAR", 400)
+    monkeypatch.setattr("laminar.node.delay.publisher.PUBLISH_RECORDS", 50)
+    async with publishing(tmp_path) as (partition, publisher):
+        due_ms, reads = now_ms() + 700, 0
+        due = publisher.contents.due
+
+        async def counted(*arguments: Any, **named: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            return await due(*arguments, **named)
+
+        monkeypatch.setattr(publisher.contents, "due", counted)
+        for first in range(0, 4_000, 200):
+            times = [due_ms + (first + place) % 7 for place in range(200)]
+            await append(partition, *[b"%d" % time for time in times], delivery_times=times)
+        found = values(await read(partition, 4_000))
+
+        assert len(found) == 4_000 and partition.end_offset == 4_000
+        assert found == sorted(found)
+        assert reads < 600
 
 
 async def test_a_batch_is_delayed_as_a_whole(tmp_path: Path) -> None:

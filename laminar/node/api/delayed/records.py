@@ -90,6 +90,13 @@ class DelayedRoutes:
                 DelayedQuestion(topic.name, number, named.number, named.due_ms, due_ms)
             )
             forgotten_ms = max(forgotten_ms, answer.forgotten_ms)
+            if answer.state == State.ELSEWHERE.value and not descendants_of(topic, number):
+                raise Problem(
+                    "changing",
+                    f"{topic.name}/{number} has ended, and this node does not know yet what follows it",
+                    retry_after_ms=500,
+                    outcome="not_applied",
+                )
             if answer.state in _FINAL:
                 break
         else:

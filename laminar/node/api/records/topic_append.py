@@ -85,12 +85,13 @@ class LookUpRequest(msgspec.Struct, frozen=True, array_like=True):
 class Found(msgspec.Struct, frozen=True, array_like=True):
     """The answer: the first offset and the count of the records; no records: nothing was appended.
 
-    `delayed` is the number of the first if they are delayed (`Receipt`).
+    `delayed` is the number of the first if they are delayed, and `due_ms` are their times (`Receipt`).
     """
 
     offset: int = 0
     count: int = 0
     delayed: int | None = None
+    due_ms: list[int] = []
 
 
 class _Part(NamedTuple):
@@ -343,7 +344,7 @@ class TopicAppends:
                             *(each.number, found.offset, found.count),
                             duplicate=True,
                             delayed=found.delayed,
-                            due_ms=() if found.delayed is None else whole.times_in(here),
+                            due_ms=found.due_ms or whole.times_in(here),
                         )
                     )
                     whole.keep([row for row, place in enumerate(whole.places) if place not in here])
@@ -452,8 +453,11 @@ async def _found_here(partition: Partition, asked: LookUpRequest) -> Found:
     known = find_key(partition.context, asked.key_id, content=asked.content, made_ms=asked.made_ms)
     if known is None:
         return Found()
+    if known[1].delayed is not None:
+        receipt = await partition.appends.delayed_before(*known, [])
+        return Found(receipt.offset, receipt.count, receipt.delayed, list(receipt.due_ms))
     receipt = await partition.appends.when_committed(*known)
-    return Found(receipt.offset, receipt.count, receipt.delayed)
+    return Found(receipt.offset, receipt.count)
 
 
 def _cannot_ask(unknown: Sequence[Problem], last: Problem) -> Problem:

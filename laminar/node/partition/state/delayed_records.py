@@ -382,8 +382,9 @@ class DelayedRecords:
             self._add(made)
 
     def _receive(self, index: int, size_bytes: int, change: Received) -> None:
-        if change.sequence != self.received.get(change.stream, 0):
+        if change.sequence < self.received.get(change.stream, 0):
             return  # the leader looks first; this only keeps a record from being taken twice
+        # A later one than the next: batches in between were lost here, with the power or by a person's will.
         self._put(self.received, change.stream, change.sequence + 1)
         numbers = array("Q", change.numbers)
         self._add(DelayedBatch(index, numbers, change.first_due_ms, change.last_due_ms, size_bytes))

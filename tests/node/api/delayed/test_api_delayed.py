@@ -230,3 +230,26 @@ def test_delayed_records_go_to_the_partitions_that_follow(http: httpx.Client, ne
     assert http.get(f"{path}/{ids[1]}").json()["state"] == "published"
     assert http.delete(f"/v1/topics/{topic}/partitions/0").status_code == 200
     assert http.get(f"{path}/{ids[5]}").json()["state"] == "published"
+
+
+def test_records_with_keys_of_other_partitions_are_sent_on_too(
+    http: httpx.Client, new_topic: NewTopic
+) -> None:
+    """An append that names a partition may have any key: no partition that follows holds it."""
+    topic = new_topic(2)
+    due_ms = now_ms() + HOUR_MS
+    keys = [f"k{n}" for n in range(30)]
+    assert {logical_of_key(key.encode()) < 32768 for key in keys} == {True, False}
+    lines = [{"value": key, "key": key, "deliver_at": due_ms} for key in keys]
+    path = f"/v1/topics/{topic}/partitions/0/records"
+    ids = [http.post(path, json=line, headers=ENVELOPES).json()["scheduled"][0] for line in lines]
+
+    body = {"after": 0, "inputs": [0], "cuts": [16384]}
+    changed = http.post(f"/v1/topics/{topic}/routes", json=body)
+    assert changed.status_code == 202, changed.text
+    for _ in range(1000):
+        listed = http.get(f"/v1/topics/{topic}/delayed").json()["records"]
+        if {each["partition"] for each in listed} == {2, 3}:
+            break
+    assert sorted(each["id"] for each in listed) == sorted(ids)
+    assert {each["partition"] for each in listed} == {2, 3}

@@ -101,19 +101,19 @@ def test_a_copy_leaves_out_what_ended_since_it_was_made() -> None:
 
 
 def test_what_another_partition_sends_is_taken_once() -> None:
-    """Batches count from 0 in each stream; one that comes again, or too early, changes nothing."""
+    """Batches count from 0 in each stream. One that comes again changes nothing; a gap was lost here."""
     table = DelayedRecords()
     numbers = [9 * NUMBERS + 4, 9 * NUMBERS + 1]
     batch = Received(b"g" * 20, 0, numbers, 5, 6, [1, 99], b"frame")
     apply(table, 4, batch)
     apply(table, 5, batch)
-    apply(table, 6, Received(b"g" * 20, 2, [7], 5, 6, [], b"frame"))
 
     assert (len(table), table.received) == (2, {b"g" * 20: 1})
     assert table.find(numbers[1]) == Place(4, 1)
     assert table.moved == {numbers[1]: Moved(99, Place(4, 1))}
-    apply(table, 7, Received(b"g" * 20, 1, [7], 5, 6, [], b"frame"))
-    assert (len(table), table.received) == (3, {b"g" * 20: 2})
+    apply(table, 7, Received(b"g" * 20, 2, [7], 5, 6, [], b"frame"))
+    apply(table, 8, Received(b"g" * 20, 1, [8], 5, 6, [], b"frame"))
+    assert (len(table), table.received) == (3, {b"g" * 20: 3})
 
 
 def test_what_was_sent_is_not_pending_any_more() -> None:
