@@ -15,8 +15,9 @@ A partition has one step at a time. But a dead or lost replica is replaced also 
 one may be waiting for it. Steps 3 and 4 are voluntary: at most `MOVES_AT_ONCE` partitions of the cluster take
 one. A move waits until every replica of the partition is on a node that is present, so an absent one comes
 back or is replaced; a partition loses a replica only if all others are present. A node gets at most `AT_ONCE`
-new replicas at a time, and only when it is settled (`presence`). While more than one node in four is gone
-nothing begins: then the network, or this leader, is more likely at fault than the nodes.
+new replicas at a time, and only when it is settled (`presence`). Those of partitions without a majority are
+counted apart: nothing fills them before an operator decides. While more than one node in four is gone nothing
+begins: then the network, or this leader, is more likely at fault than the nodes.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class Planned(NamedTuple):
     precedence: Precedence
     step: Step
     nodes: Sequence[str]
+    stuck: bool = False
+    """No majority of the partition is there that could fill them."""
 
 
 class Totals:
@@ -74,18 +77,21 @@ class Totals:
         """By node, the replicas that an operator has abandoned."""
         self.filling: Counter[str] = Counter()
         """By node, the new replicas of live partitions that are not made yet."""
+        self.stuck: Counter[str] = Counter()
+        """By node, such replicas of partitions without a majority: nothing fills them."""
         self.moving = 0
         """Partitions of which a replica leaves by choice."""
 
-    def add(self, partition: PartitionRecord, number: int = 1) -> None:
-        """Count a partition; with -1 count it no longer."""
+    def add(self, partition: PartitionRecord, number: int = 1, *, stuck: bool = False) -> None:
+        """Count a partition, `stuck` if it has no majority; with -1 count it no longer."""
         leaving = [each.replica for each in partition.leaving]
+        filling = self.stuck if stuck else self.filling
         for each in partition.replicas:
             # An abandoned replica is gone for good: its node holds nothing of it that counts.
             if not each.abandoned:
                 self.holding[each.node] += number
             if not each.made and partition.state == "live":
-                self.filling[each.node] += number
+                filling[each.node] += number
         for each in leaving:
             self.holding[each.node] += number
         for each in (*partition.replicas, *partition.removed, *leaving):
@@ -133,7 +139,8 @@ class Planner:
         self._nodes: object = None
         self.leaders = Leaders()
         self._totals = Totals()
-        self._looked_at: dict[str, PartitionRecord] = {}
+        # With whether it was stuck when it was counted.
+        self._looked_at: dict[str, tuple[PartitionRecord, bool]] = {}
         self._pending: dict[str, None] = {}
         self._found: dict[str, Planned] = {}
 
@@ -179,10 +186,10 @@ class Planner:
             known, partition = self._looked_at.pop(key, None), self._state.partitions.get(key)
             self.leaders.look(key, partition)
             if known is not None:
-                self._totals.add(known, -1)
+                self._totals.add(known[0], -1, stuck=known[1])
             if partition is not None:
-                self._looked_at[key] = partition
-                self._totals.add(partition)
+                self._looked_at[key] = partition, self.is_stuck(partition)
+                self._totals.add(partition, stuck=self._looked_at[key][1])
                 planned = self.step(key, partition)
                 if planned is not None:
                     self._found[key] = planned
@@ -240,8 +247,22 @@ class Planner:
             step = ReplaceReplica(
                 key, partition.group, partition.version, replica.replica_id, why, node, because
             )
-            return Planned(Precedence.REPLACE, step, [node])
+            return Planned(Precedence.REPLACE, step, [node], self.is_stuck(partition))
         return None
+
+    def is_stuck(self, partition: PartitionRecord) -> bool:
+        """Return whether a partition has no majority, as far as the catalog knows: so nobody leads it.
+
+        A replica that the catalog has seen made is a voter until its removal is reported, or an operator has
+        abandoned it.
+        """
+        abandoned = {each for loss in partition.losses for each in loss.abandoned}
+        members = [each for each in partition.replicas if each.made] + [
+            each.replica for each in partition.leaving
+        ]
+        voters = [each for each in members if each.replica_id not in abandoned]
+        fit = sum(self._why_unfit(each) is None for each in voters)
+        return bool(voters) and 2 * fit <= len(voters)
 
     def _why_unfit(self, replica: ReplicaRecord) -> Literal["dead", "lost"] | None:
         node = self._state.nodes.get(replica.node)
@@ -331,10 +352,11 @@ class Planner:
 
     def within_budgets(self, found: Sequence[Planned]) -> list[Step]:
         """Return the steps that may begin beside those that are under way."""
-        filling, moving = self._totals.filling.copy(), self._totals.moving
+        counts = self._totals.filling.copy(), self._totals.stuck.copy()
+        moving = self._totals.moving
         steps: list[Step] = []
-        for precedence, step, nodes in found:
-            voluntary = precedence >= Precedence.DRAIN
+        for precedence, step, nodes, stuck in found:
+            voluntary, filling = precedence >= Precedence.DRAIN, counts[stuck]
             if any(filling[node] >= AT_ONCE for node in nodes) or (voluntary and moving >= MOVES_AT_ONCE):
                 continue
             filling.update(nodes)

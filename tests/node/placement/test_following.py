@@ -202,10 +202,10 @@ class Follower(RuleBasedStateMachine):
         assert self.steps() == new
         totals = Totals()
         for partition in self.state.partitions.values():
-            totals.add(partition)
+            totals.add(partition, stuck=self.planner.is_stuck(partition))
         kept = self.planner._totals
         assert (+kept.holding, +kept.decided) == (totals.holding, totals.decided)
-        assert (+kept.filling, kept.moving) == (totals.filling, totals.moving)
+        assert (+kept.filling, +kept.stuck, kept.moving) == (totals.filling, totals.stuck, totals.moving)
 
     @invariant()
     def nothing_is_chosen_where_its_counts_are_even_and_complete(self) -> None:

@@ -12,9 +12,16 @@ from laminar.node.placement.planner import AT_ONCE, MOVES_AT_ONCE, Step, too_man
 from laminar.node.placement.presence import Presence
 from laminar.node.placement.wanted import Wanted, wanted_nodes
 from membership.placement_rules import change_placement
-from membership.records import CatalogState, LeavingReplica, Pin, ReplicaRecord
+from membership.records import AcceptedLoss, CatalogState, LeavingReplica, Pin, ReplicaRecord
 from membership.replica_rules import change_replicas
-from membership.requests import AddReplicas, ChangePlacement, ChangeReplicas, RemoveReplica, ReplaceReplica
+from membership.requests import (
+    AcceptLoss,
+    AddReplicas,
+    ChangePlacement,
+    ChangeReplicas,
+    RemoveReplica,
+    ReplaceReplica,
+)
 from tests.membership.nodes import node, state_of
 from tests.node.placement.at_once import plan
 
@@ -354,6 +361,45 @@ def test_a_node_gets_two_new_replicas_at_a_time() -> None:
     assert steps and all(isinstance(step, ReplaceReplica) for step in steps)
     given = [step.node for step in steps if isinstance(step, ReplaceReplica)]
     assert max(given.count(name) for name in "abd") == AT_ONCE
+
+
+def test_replicas_that_nothing_fills_keep_no_others_waiting() -> None:
+    """Partitions whose only replica died with a node wait for an operator, the others for a copy."""
+    state = many(state_of(*"abcd"), 30)
+    alone = {
+        key: replace(partition, replicas=[replace(partition.replicas[0], node="c")])
+        for key, partition in state.partitions.items()
+        if partition.number < 10
+    }
+    state = replace(state, partitions=state.partitions | alone)
+
+    def until_stuck(state: CatalogState) -> tuple[CatalogState, int]:
+        """Carry out all steps but those of partitions that have no leader; return how many these are."""
+        stuck = 0
+        while steps := planned(state, gone={"c"}):
+            for step in steps:
+                state = perform(state, step)
+                stuck += step.partition in alone
+            made = carried_out(state).partitions
+            others = {key: partition for key, partition in made.items() if key not in alone}
+            state = replace(state, partitions=state.partitions | others)
+        return state, stuck
+
+    state, stuck = until_stuck(state)
+    left = {key for key in state.partitions if "c" in nodes_of(state, key)}
+    assert left and left < alone.keys() and len(alone) - len(left) == stuck <= 3 * AT_ONCE
+
+    # An operator decides: each goes on with what is new, which is made by that.
+    for key in alone.keys() - left:
+        partition = state.partitions[key]
+        gone = [each.replica.replica_id for each in partition.leaving]
+        loss = AcceptedLoss(partition.replicas[0].replica_id, gone, 0, 0, 0, 0)
+        word = AcceptLoss(key, partition.group, partition.version, loss)
+        state, result = change_replicas(state, ChangeReplicas(word))
+        assert result.outcome == "updated", result
+    decided = {key: carried_out(state).partitions[key] for key in alone.keys() - left}
+    state, stuck = until_stuck(replace(state, partitions=state.partitions | decided))
+    assert stuck
 
 
 def test_voluntary_moves_of_the_whole_cluster_are_bounded_and_replacements_come_first() -> None:

@@ -306,6 +306,13 @@ _MUTANTS = (
         PLANNER,
     ),
     (
+        "replicas that nothing fills keep others waiting",
+        _BUDGETS,
+        "counts[stuck]",
+        "counts[False]",
+        PLANNER,
+    ),
+    (
         "any number of partitions move at a time",
         _BUDGETS,
         "(voluntary and moving >= MOVES_AT_ONCE)",
@@ -322,8 +329,8 @@ _MUTANTS = (
     (
         "replacements and growth wait for moves",
         _BUDGETS,
-        "voluntary = precedence >= Precedence.DRAIN",
-        "voluntary = True",
+        "voluntary, filling = precedence >= Precedence.DRAIN, counts[stuck]",
+        "voluntary, filling = True, counts[stuck]",
         PLANNER,
     ),
     # Nodes that are removed.
