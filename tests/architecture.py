@@ -215,7 +215,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.api.cluster": (
         *("laminar.node.api.common", "laminar.node.host", "laminar.node.transport", "laminar.node.consensus"),
         *("laminar.node.runtime", "laminar.node.partition", "laminar.node.catalog"),
-        *("laminar.node.transactions", "membership", "raft"),
+        *("laminar.node.transactions", "laminar.node.placement", "membership", "raft"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         "laminar.node.routes",
     ),

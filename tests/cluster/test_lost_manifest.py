@@ -73,8 +73,8 @@ def accept(url: str, number: int, capfd: pytest.CaptureFixture[str]) -> None:
         assert 503 == http.get(records, params={"offset": 0, "read": "leader"}).status_code
         assert EXIT_FAILED == run(["cluster", "status", "--url", url])
         assert f"{ALONE}/{number}" in capfd.readouterr().out
-        assert EXIT_FAILED == run(["group", "recover", f"{ALONE}/{number}", "--url", url])
-        assert EXIT_DONE == run(["group", "recover", "--all", "--accept-loss", "--url", url])
+        assert EXIT_FAILED == run(["group", "recover", f"{ALONE}/{number}", "--empty", "--url", url])
+        assert EXIT_DONE == run(["group", "recover", "--all", "--accept-loss", "--empty", "--url", url])
         deadline = time.monotonic() + 60
         while (answer := http.post(records, content=b"x")).status_code != 201:
             assert time.monotonic() < deadline, answer.text

@@ -22,6 +22,9 @@ def recover(
             help="Accept the loss of records that only absent replicas have. Without it, show them.",
         ),
     ] = False,
+    empty: Annotated[
+        bool, Parameter(negative="", help="Where no copy is left, go on without any record.")
+    ] = False,
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> int:
@@ -51,7 +54,8 @@ def recover(
                 for each in client.topic(topic["topic"]).partitions()
                 if each.raw.get("leader") is None
             ]
-        word = "?accept_loss=true" if accept_loss else ""
+        said = [name for name, is_said in (("accept_loss", accept_loss), ("empty", empty)) if is_said]
+        word = "?" + "&".join(f"{name}=true" for name in said) if said else ""
         rows: list[dict[str, Any]] = []
         refused: list[str] = []
         for name, which in wanted:

@@ -159,6 +159,7 @@ ACK: Final = Parameter("ack", one_of("committed", "accepted"), "`accepted`: answ
 BEFORE: Final = Parameter("before", whole(0, OFFSET_LIMIT), "Delete the records before this offset.")
 DRY_RUN: Final = Parameter("dry_run", FLAG, "Report what would be deleted, and delete nothing.")
 ACCEPT_LOSS: Final = Parameter("accept_loss", FLAG, "Accept the loss; without it, report what would be lost.")
+EMPTY: Final = Parameter("empty", FLAG, "Where no copy is left, go on without any record.")
 READ_REPLICA: Final = Parameter(
     "read", one_of("replica", "leader"), "`leader` asks a majority of the catalog."
 )

@@ -43,6 +43,7 @@ from laminar.http.api.parameters import (
     DELAYED_LISTING,
     DESCRIBE_WAIT,
     DRY_RUN,
+    EMPTY,
     EPOCH,
     FETCH,
     GUARANTEES,
@@ -328,7 +329,7 @@ ROUTES: Final = (
         _P + "/recover",
         "recover_partition",
         "Accept the loss of what only absent replicas hold, where a partition waits for them",
-        (ACCEPT_LOSS,),
+        (ACCEPT_LOSS, EMPTY),
         replies=(_json(partitions.LossReport),),
     ),
     Route(

@@ -251,7 +251,7 @@ class Planner:
         return None
 
     def is_stuck(self, partition: PartitionRecord) -> bool:
-        """Return whether a partition has no majority, as far as the catalog knows: so nobody leads it.
+        """Return whether a partition has no majority, as far as the catalog knows: so it has no leader.
 
         A replica that the catalog has seen made is a voter until its removal is reported, or an operator has
         abandoned it.

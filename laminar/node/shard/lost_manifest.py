@@ -85,8 +85,8 @@ class LostManifest:
         if alone:
             _log.critical(
                 "%d partitions have no other replica, so they have no leader any more: %s. What was written "
-                "of them is kept in folders of their names in logs/; `laminar group recover` lets them go "
-                "on, empty",
+                "of them is kept in folders of their names in logs/; `laminar group recover --accept-loss "
+                "--empty` lets them go on, empty",
                 len(alone),
                 _names(alone),
             )

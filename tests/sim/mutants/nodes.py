@@ -226,6 +226,14 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "a word for what is lost gives up all that a partition held",
+        "laminar.node.api.cluster.accept_loss:_Survey.refusal",
+        "if self.holds_nothing and not empty:",
+        "if False:",
+        tests=("tests/node/api/cluster/test_accept_loss.py",),
+        tests_only=True,
+    ),
+    case(
         "a replica that is no voter yet counts for the majority that answers",
         "laminar.node.api.cluster.accept_loss:_Survey.voters",
         "voters or (",

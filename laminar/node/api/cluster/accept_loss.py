@@ -5,12 +5,17 @@ replicas may have forgotten what they acknowledged: their votes then count, for 
 answer. In the second a majority is gone for good: the catalog records that the group continues with the best
 log that is left, and without the replicas that don't answer, which never take part again. The route reports
 what may be lost, and accepts the loss only with `accept_loss=true`. Nothing calls it automatically.
+
+Where no replica answers, or only new ones that hold nothing, there is nothing to go on with. With
+`empty=true` the group goes on without records: one of the replicas is replaced in the catalog first, if the
+planner has not, by a new one on a node that holds none.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -23,20 +28,22 @@ from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.catalog.service import ReplicaRequest
 from laminar.node.consensus.replica import Replica
+from laminar.node.placement.wanted import Wanted
 from laminar.node.transport.transport import Peer, TransportError
 from membership.records import (
     AcceptedLoss,
     PartitionRecord,
     ReplicaRecord,
 )
-from membership.requests import (
-    AcceptLoss,
-)
+from membership.requests import AcceptLoss, ReplaceReplica
 from raft.quorum import majority
 
 _log = logging.getLogger("laminar.recover")
 
 ASK_TIMEOUT_S = 5.0
+# How long a new replica has, to be made on its node and to answer; and the pause between two looks.
+PLACED_S = 10.0
+PLACED_PAUSE_S = 0.1
 
 
 class Release(Protocol):
@@ -105,6 +112,11 @@ class _Survey:
         return max(self._answering if self.has_majority else self.placed, key=self._end)
 
     @property
+    def holds_nothing(self) -> bool:
+        """Whether no copy is left: none answers, or only new ones that nothing has filled."""
+        return not self.here or not (self.has_majority or self._end(self.best)[1])
+
+    @property
     def _answering(self) -> list[ReplicaRecord]:
         return [each for each in self.members if each.node in self.here]
 
@@ -112,13 +124,22 @@ class _Survey:
         state = self.here[replica.node]
         return state.last_term, state.last_index
 
-    def refusal(self, alive: set[str]) -> str:
-        """Return why no loss may be accepted; "" if an operator may accept it. `alive` are node names."""
+    def refusal(self, alive: set[str], *, empty: bool) -> str:
+        """Return why no loss may be accepted; "" if an operator may accept it.
+
+        `alive` are node names. With `empty` the loss of all copies may be accepted, too.
+        """
         silent = [node for node in self.absent if node in alive and node not in self.lost]
         if any(state.leading for state in self.here.values()):
             return f"{self.place} has a leader: no loss needs to be accepted"
-        if not self.placed:
-            return f"no replica of {self.place} answers: there is nothing to go on with"
+        if self.here and not self.placed:
+            return f"of {self.place} only replicas that are to leave answer: start the nodes of the others"
+        if self.holds_nothing and not empty:
+            return (
+                f"no replica of {self.place} that answers holds anything: there is nothing to go on with. If "
+                f"no copy ever comes back, `laminar group recover {self.place} --accept-loss --empty` gives "
+                "its records up"
+            )
         if self.has_majority and not self.recovering:
             return (
                 f"a majority of the replicas of {self.place} answers, and none may have forgotten anything: "
@@ -152,33 +173,21 @@ class AcceptLossRoutes:
 
     async def recover(self, request: Request, topic: str, partition: str) -> Response:
         """Answer POST .../partitions/{partition}/recover?accept_loss=true; without it, what would be lost."""
-        accept = request.query.get("accept_loss", "false")
-        if accept not in ("true", "false"):
-            raise Problem(
-                "invalid",
-                "accept_loss must be true or false",
-                field="accept_loss",
-                value=accept,
-                limit="true, false",
-            )
-        record = self._topics.partition_record(topic, partition)
-        survey = _Survey(record, await self._states.of(topic))
-        alive = {each.node for each in survey.members if self._services.view.alive(each.node)}
-        if problem := survey.refusal(alive):
-            raise Problem(
-                "precondition_failed",
-                problem,
-                field="partition",
-                value=record.number,
-                limit=majority(len(survey.voters)),
-                outcome="not_applied",
-            )
+        accept, empty = _flag(request, "accept_loss"), _flag(request, "empty")
+        record, survey = await self._surveyed(topic, partition, empty=empty)
+        if not survey.here:
+            if not accept:
+                return Response.json(_all_lost(record, survey))
+            await self._place_empty(record, survey)
+            record, survey = await self._surveyed(topic, partition, empty=True)
+            if not survey.here:
+                raise Problem("no_leader", f"the new replica of {survey.place} does not answer: repeat it")
         best = survey.best
         state = survey.here[best.node]
         answer = documents.LossReport(
             topic=topic,
             partition=record.number,
-            accept_loss=accept == "true",
+            accept_loss=accept,
             answering=sorted(survey.here),
             recovering=survey.recovering,
             absent=survey.absent,
@@ -191,7 +200,7 @@ class AcceptLossRoutes:
             kept_offset=state.last_offset,
             accepted=[],
         )
-        if accept == "true" and survey.has_majority:
+        if accept and survey.has_majority:
             reached = {
                 each: await self._send_consent(each, topic, record.number, of=survey.here[each], latest=state)
                 for each in sorted(survey.here)
@@ -199,10 +208,73 @@ class AcceptLossRoutes:
             # The consent goes also to replicas that are not recovering and vote without it: one of them may
             # be a learner whose log is the best.
             answer.accepted = [node for node in survey.recovering if reached[node]]
-        elif accept == "true":
+        elif accept:
             await self._decide(record, survey, best, state)
             answer.accepted = [best.node]
         return Response.json(answer)
+
+    async def _surveyed(self, topic: str, partition: str, *, empty: bool) -> tuple[PartitionRecord, _Survey]:
+        """Return the partition, and the state of its group, of which an operator may accept a loss.
+
+        Raises:
+            Problem: 404; 412 `precondition_failed` with the reason why no loss may be accepted.
+        """
+        record = self._topics.partition_record(topic, partition)
+        survey = _Survey(record, await self._states.of(topic))
+        alive = {each.node for each in survey.members if self._services.view.alive(each.node)}
+        if problem := survey.refusal(alive, empty=empty):
+            raise _precondition_failed(problem, record, limit=majority(len(survey.voters)))
+        return record, survey
+
+    # -- no copy is left -----------------------------------------------------------------------
+
+    async def _place_empty(self, record: PartitionRecord, survey: _Survey) -> None:
+        """Replace one of the replicas, none of which answers, by a new one; return when that answers.
+
+        If one of the others comes back before the loss is accepted, the group goes on with it: it is still a
+        voter, and the new one is none.
+        """
+        # One that is not made itself has never voted, and keeps the others from being replaced.
+        old = min(survey.members, key=lambda each: (each not in record.replicas, each.made))
+        node = self._free_node(record, survey)
+        if node is None:
+            raise _precondition_failed(
+                f"no node without a replica of {survey.place} is there to go on with: start a new one", record
+            )
+        why: Literal["dead", "lost"] = "lost" if old.node in survey.lost else "dead"
+        because = "an operator gave up what all replicas held"
+        word = ReplaceReplica(survey.place, record.group, record.version, old.replica_id, why, node, because)
+        refused = ""
+        try:
+            await self._ask(word, record)
+        except Problem as problem:
+            if problem.code != "precondition_failed":
+                raise
+            refused = problem.detail  # the planner may have been quicker
+        try:
+            async with asyncio.timeout(PLACED_S):
+                await self._until_one_answers(record)
+        except TimeoutError:
+            detail = refused or f"the new replica of {survey.place} on {node} does not answer yet: repeat it"
+            raise Problem("no_leader", detail) from None
+
+    async def _until_one_answers(self, record: PartitionRecord) -> None:
+        while True:
+            await self._services.refresh_view()
+            newer = self._topics.partition_record(record.topic, str(record.number))
+            if _Survey(newer, await self._states.of(record.topic)).here:
+                return
+            await asyncio.sleep(PLACED_PAUSE_S)
+
+    def _free_node(self, record: PartitionRecord, survey: _Survey) -> str | None:
+        """Return the best node that is there and holds no replica of the partition, not even a lost one."""
+        view = self._services.view
+        assert view.message is not None, "the view has the partition"
+        taken = {each.node for each in survey.members}
+        order = Wanted(view.message.catalog).order(record)
+        return next((node for node in order if node not in taken and view.alive(node)), None)
+
+    # -- the decision --------------------------------------------------------------------------
 
     async def _decide(
         self, record: PartitionRecord, survey: _Survey, best: ReplicaRecord, state: ReplicaState
@@ -217,7 +289,14 @@ class AcceptLossRoutes:
             kept_offset=state.last_offset,
             decided_ms=self._services.clock.wall_ms(),
         )
-        word = AcceptLoss(survey.place, record.group, record.version, loss)
+        await self._ask(AcceptLoss(survey.place, record.group, record.version, loss), record)
+
+    async def _ask(self, word: AcceptLoss | ReplaceReplica, record: PartitionRecord) -> None:
+        """Have the catalog carry out a step of the decision.
+
+        Raises:
+            Problem: 503 `no_leader`; 412 `precondition_failed` when the partition has changed.
+        """
         try:
             answer = await self._services.ask_catalog(ReplicaRequest(word))
         except TransportError as error:
@@ -229,13 +308,8 @@ class AcceptLossRoutes:
                 "`laminar catalog recover` comes first",
             )
         if not answer.result.ok:
-            raise Problem(
-                "precondition_failed",
-                f"{survey.place} has changed in the meantime: {answer.result.detail}",
-                field="partition",
-                value=record.number,
-                outcome="not_applied",
-            )
+            detail = f"{word.partition} has changed in the meantime: {answer.result.detail}"
+            raise _precondition_failed(detail, record)
 
     async def _send_consent(
         self, node: str, topic: str, number: int, *, of: ReplicaState, latest: ReplicaState
@@ -280,3 +354,38 @@ class AcceptLossRoutes:
             *(replica.name, word.last_index, word.last_term),
         )
         return True
+
+
+def _flag(request: Request, name: str) -> bool:
+    text = request.query.get(name, "false")
+    if text not in ("true", "false"):
+        raise Problem("invalid", f"{name} must be true or false", field=name, value=text, limit="true, false")
+    return text == "true"
+
+
+def _precondition_failed(detail: str, record: PartitionRecord, *, limit: int | None = None) -> Problem:
+    return Problem(
+        "precondition_failed",
+        detail,
+        field="partition",
+        value=record.number,
+        limit=limit,
+        outcome="not_applied",
+    )
+
+
+def _all_lost(record: PartitionRecord, survey: _Survey) -> documents.LossReport:
+    """Return what going on without any copy would mean."""
+    return documents.LossReport(
+        topic=record.topic,
+        partition=record.number,
+        accept_loss=False,
+        answering=[],
+        recovering=[],
+        absent=survey.absent,
+        abandoned=survey.absent,
+        goes_on_from="",
+        committed_offset=0,
+        kept_offset=0,
+        accepted=[],
+    )

@@ -46,7 +46,7 @@ def test_a_replica_that_is_no_voter_yet_makes_no_majority(
     states = {(0, "a"): told("a", voters, 20), (0, "d"): told("d", voters if filled else [], filled)}
     survey = _Survey(record, states)
 
-    assert "" == survey.refusal({"a", "d"})
+    assert "" == survey.refusal({"a", "d"}, empty=False)
     assert not survey.has_majority
     assert ("a", absent) == (survey.best.node, survey.absent)
 
@@ -55,4 +55,22 @@ def test_voters_that_are_a_majority_elect_a_leader_by_themselves() -> None:
     record = PartitionRecord("t", 0, GROUP, "live", [replica(each) for each in (1, 2, 4)], 1)
     states = {(0, "a"): told("a", [1, 2], 20), (0, "b"): told("b", [1, 2], 20)}
 
-    assert "they elect a leader by themselves" in _Survey(record, states).refusal({"a", "b"})
+    assert "they elect a leader by themselves" in _Survey(record, states).refusal({"a", "b"}, empty=True)
+
+
+def test_the_loss_of_all_copies_is_accepted_only_by_its_name() -> None:
+    """None answers, or only a new replica that nothing has filled: all records are given up."""
+    record = PartitionRecord("t", 0, GROUP, "live", [replica(1)], 1)
+    assert "--empty" in _Survey(record, {}).refusal(set(), empty=False)
+    assert "" == _Survey(record, {}).refusal(set(), empty=True)
+    assert "are alive" in _Survey(record, {}).refusal({"a"}, empty=True)
+
+    replaced = PartitionRecord(
+        *("t", 0, GROUP, "live"), [replica(4, made=False)], 1, leaving=[LeavingReplica(replica(1), "dead")]
+    )
+    states = {(0, "d"): told("d", [], 0)}
+    assert "--empty" in _Survey(replaced, states).refusal({"d"}, empty=False)
+    assert "" == _Survey(replaced, states).refusal({"d"}, empty=True)
+
+    states[0, "a"] = told("a", [1], 20)
+    assert "elect a leader" in _Survey(replaced, states).refusal({"a", "d"}, empty=True), "it is back"
