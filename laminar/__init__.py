@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from laminar import aio, log, once, outbox, testing
     from laminar.client import errors
     from laminar.client.codecs import Codec, json
+    from laminar.client.delayed import DelayedCount, DelayedRecord, DelayedState
     from laminar.client.errors import (
         AlreadyExists,
         AuthError,
@@ -119,6 +120,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     **{name: ("laminar.client.sync.producer", name) for name in ("Delivery", "Producer")},
     "Reader": ("laminar.client.sync.reader", "Reader"),
     **{name: ("laminar.client.sync.sinks", name) for name in ("Sink", "Stager", "Transaction")},
+    **{name: ("laminar.client.delayed", name) for name in ("DelayedCount", "DelayedRecord", "DelayedState")},
     "Topic": ("laminar.client.sync.topic", "Topic"),
     "Value": ("laminar.client.sync.large_values", "Value"),
     "Subscription": ("laminar.client.sync.subscription", "Subscription"),
@@ -135,6 +137,9 @@ __all__ = [
     "ConfigError",
     "CursorInfo",
     "Datagrams",
+    "DelayedCount",
+    "DelayedRecord",
+    "DelayedState",
     "Delivery",
     "Error",
     "Fenced",

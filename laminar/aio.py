@@ -8,6 +8,7 @@ from laminar.client.consume.jobs import Job
 from laminar.client.consume.large_values import Value
 from laminar.client.consume.reader import Reader
 from laminar.client.consume.subscription import Subscription
+from laminar.client.delayed import DelayedCount, DelayedRecord, DelayedState
 from laminar.client.produce.datagrams import Datagrams
 from laminar.client.produce.producer import Delivery, Producer
 from laminar.client.records import (
@@ -30,6 +31,9 @@ __all__ = [
     "Channel",
     "Client",
     "Datagrams",
+    "DelayedCount",
+    "DelayedRecord",
+    "DelayedState",
     "Delivery",
     "Job",
     "PartitionInfo",

@@ -93,7 +93,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.batch", "laminar.http.protocol", "laminar.http.client", "laminar.http.api"),
     ),
     "laminar.client.produce": (
-        *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
+        *(
+            "laminar.client.delivery_time",
+            "laminar.client.errors",
+            "laminar.client.records",
+            "laminar.client.codecs",
+        ),
         *("laminar.client.policy", "laminar.client.net", *BELOW_THE_CLIENT),
     ),
     "laminar.client.consume": (
@@ -107,7 +112,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.client.route_changes": (
         *("laminar.client.errors", "laminar.client.records", "laminar.client.net", "laminar.wire"),
     ),
+    "laminar.client.delivery_time": ("laminar.client.errors", "laminar.wire"),
+    "laminar.client.delayed": ("laminar.client.delivery_time", "laminar.client.net"),
     "laminar.client.topic": (
+        *("laminar.client.delivery_time", "laminar.client.delayed"),
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.net"),
         *("laminar.client.route_changes", "laminar.client.produce", "laminar.client.consume", "laminar.wire"),
@@ -118,6 +126,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.client.topic", "laminar.http.api"),
     ),
     "laminar.client.sync": (
+        *("laminar.client.delivery_time", "laminar.client.delayed"),
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.produce", "laminar.client.consume"),
         *("laminar.client.transact", "laminar.client.topic", "laminar.client.client"),

@@ -31,13 +31,15 @@ class Receipt(NamedTuple):
 
     A majority of the partition's ``replicas``, and at least the topic's `min_replicas`, have the record: on
     disk if ``synced``, else perhaps only in memory. ``offset`` is -1 if an earlier run of a named producer
-    made the record durable.
+    made the record durable, and for a delayed record: that has the id ``scheduled``, and gets its offset when
+    it is published.
     """
 
     partition: int
     offset: int
     replicas: int
     synced: bool
+    scheduled: str | None = None
 
 
 class Record(Generic[T_co]):

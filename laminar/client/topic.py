@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -19,6 +19,8 @@ from laminar.client.consume.large_values import Value
 from laminar.client.consume.reader import Reader, Start, start_parameter
 from laminar.client.consume.row_filter import row_filter
 from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode, Subscription
+from laminar.client.delayed import DelayedCount, DelayedQuestions, DelayedRecord, DelayedState, asked_of
+from laminar.client.delivery_time import Delay, DeliverAt, delivery_time_ms
 from laminar.client.errors import AlreadyExists, ConfigError, OutcomeUnknown, PreconditionFailed
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.record_accumulator import RecordAccumulator
@@ -86,6 +88,8 @@ class Topic(Generic[T]):
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        delay: Delay | None = None,
+        deliver_at: DeliverAt | None = None,
         partition: int | None = None,
         timeout: float | None = None,
     ) -> Receipt:
@@ -93,10 +97,18 @@ class Topic(Generic[T]):
 
         Appends that run at the same time are joined into batches. A record is never appended twice.
 
+        With `delay`, in seconds or as a `timedelta`, or at `deliver_at`, a `datetime` or milliseconds since
+        the epoch, readers get the record later. Then the receipt has the record's id, `scheduled`, and no
+        offset; if the time has passed when it arrives, the record is appended at once. A delay counts from
+        this call, by this machine's clock.
+
         Raises:
+            ConfigError: both are given, or one that is no such time.
             OutcomeUnknown: the deadline passed without a receipt.
         """
         raw: Any = value if self.codec is None else self.codec.encode(value)
+        timed = delay is not None or deliver_at is not None
+        deliver_at_ms = delivery_time_ms(delay, deliver_at) if timed else None
         return await self._append_raw(
             raw,
             key,
@@ -105,6 +117,7 @@ class Topic(Generic[T]):
             timestamp_ms=timestamp_ms,
             partition=partition,
             timeout=timeout,
+            deliver_at_ms=deliver_at_ms,
         )
 
     async def _append_raw(
@@ -117,6 +130,7 @@ class Topic(Generic[T]):
         timestamp_ms: int | None,
         partition: int | None,
         timeout: float | None,
+        deliver_at_ms: int | None = None,
     ) -> Receipt:
         sender = await self._appending()
         accumulator = sender.accumulator
@@ -133,6 +147,7 @@ class Topic(Generic[T]):
             timestamp_ms=timestamp_ms,
             partition=partition,
             number=None,
+            deliver_at_ms=deliver_at_ms,
         )
         delivery = Delivery(pending, len(pending.values) - 1)
         sender.wake()
@@ -604,6 +619,71 @@ class Topic(Generic[T]):
 
     def _channel_path(self, name: str) -> str:
         return f"{topic_path(self.name)}/channels/{quote(name, safe='')}"
+
+    # -- delayed records ---------------------------------------------------------------------
+
+    async def delayed(self, id: str) -> DelayedState:
+        """Return what became of a delayed record, by the id in its receipt.
+
+        Raises:
+            NotFound: no delayed record of the topic has this id.
+            OffsetExpired: ``ended``, it was published or cancelled, and it is forgotten which.
+        """
+        return await DelayedQuestions(self._session, self.name).ask(id)
+
+    async def cancel_delayed(self, id: str, *, timeout: float | None = None) -> DelayedState:
+        """Cancel a delayed record: its state is ``cancelled``, or ``published`` if it is too late.
+
+        The answer is exact, and the call may be repeated. Raises as `delayed`.
+        """
+        return await DelayedQuestions(self._session, self.name).cancel(id, timeout_s=timeout)
+
+    async def move_delayed(
+        self, id: str, *, deliver_at: DeliverAt | Literal["now"], timeout: float | None = None
+    ) -> DelayedState:
+        """Give a delayed record another time; ``"now"`` publishes it.
+
+        Its state is ``pending``, or what it was already. The call may be repeated. Raises as `delayed`.
+        """
+        return await DelayedQuestions(self._session, self.name).move(id, deliver_at, timeout_s=timeout)
+
+    async def list_delayed(
+        self,
+        *,
+        start: DeliverAt | None = None,
+        end: DeliverAt | None = None,
+        key: str | bytes | None = None,
+    ) -> AsyncIterator[DelayedRecord]:
+        """Yield the records that are pending, in order of their times: from `start` to before `end`."""
+        after: str | None = None
+        while True:
+            found, after = await self.page_of_delayed(asked_of(start, end, key), after)
+            for each in found:
+                yield each
+            if after is None:
+                return
+
+    async def page_of_delayed(
+        self, asked: Mapping[str, str], after: str | None
+    ) -> tuple[list[DelayedRecord], str | None]:
+        """Return a page of `list_delayed`, and where the next one begins."""
+        return await DelayedQuestions(self._session, self.name).page(asked, after)
+
+    async def count_delayed(
+        self,
+        *,
+        bucket: Delay | None = None,
+        start: DeliverAt | None = None,
+        end: DeliverAt | None = None,
+    ) -> list[DelayedCount]:
+        """Count what is pending by spans of `bucket` (seconds, or a `timedelta`); without it all at once.
+
+        Spans without records are left out. With a short `bucket` give `start` and `end` too.
+
+        Raises:
+            Error: ``invalid``, there are more than 10,000 spans between `start` and `end`.
+        """
+        return await DelayedQuestions(self._session, self.name).count(asked_of(start, end), bucket)
 
     # -- describing ----------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 
 NUMBERS: Final = 1 << 40
 """How many delayed records one partition can number."""
+MAX_DELAY_MS: Final = 10 * 365 * 24 * 3_600_000
+"""How long a record may be delayed: ten years."""
 ID_TEXT: Final = r"[0-9]{1,9}\.-?[0-9]{1,15}\.[0-9]{1,13}"
 """The pattern of an id."""
 

@@ -15,6 +15,7 @@ from laminar.cli.errors import Failed, UsageError, code_of, complain, line_of
 from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PARTLY
 from laminar.cli.lines import Pointer
 from laminar.cli.options import ANY_CLUSTER, Cluster
+from laminar.cli.times import due_of
 
 if TYPE_CHECKING:
     from laminar.client.errors import ProduceError
@@ -38,6 +39,12 @@ def produce(
     partition: Annotated[
         int | None, Parameter(name=["--partition", "-p"], help="Only into this partition.")
     ] = None,
+    delay: Annotated[
+        str | None, Parameter(help="Readers get the records after this time, as 30s, 5m, 2h or 7d.")
+    ] = None,
+    deliver_at: Annotated[
+        str | None, Parameter(help="Or at this time: RFC 3339, as 2030-01-31T12:00:00Z.")
+    ] = None,
     batch: Annotated[int, Parameter(help="Bytes of a full batch.")] = 256 << 10,
     window: Annotated[int, Parameter(help="Batches of a partition in flight.")] = 4,
     json: Annotated[bool, Parameter(negative="", help="Print what was appended, as JSON.")] = False,
@@ -50,6 +57,7 @@ def produce(
         raise UsageError("--key and --key-from are mutually exclusive")
     key_at = Pointer(key_from, flag="--key-from") if key_from is not None else None
     tag_at = Pointer(tag_from, flag="--tag-from") if tag_from is not None else None
+    due = due_of("--deliver-at", deliver_at, delay)
     sent = keyed = 0
     code = EXIT_DONE
     with input_of(file) as lines, cluster.connect(timeout=60) as client:
@@ -66,7 +74,7 @@ def produce(
                         picked = key_at.pick(value, number=number) if key_at is not None else key
                         tag = tag_at.pick(value, number=number) if tag_at is not None else None
                         keyed += picked is not None
-                        producer.send(value, key=picked, tag=tag, partition=partition)
+                        producer.send(value, key=picked, tag=tag, partition=partition, deliver_at=due)
                         sent = number
                         advance(len(line))
                 except Failed as error:

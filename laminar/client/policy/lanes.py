@@ -91,10 +91,12 @@ class Cutter:
         pending = made[-1] if made else None
         if (
             pending is None
+            or pending.delayed is not source.delayed
             or pending.size_bytes + size_bytes > self._batch_bytes
             or len(pending.values) >= self._max_records
         ):
             pending = Pending(queue.partition)
+            pending.delayed = source.delayed
             made.append(pending)
         return pending, copy_record(source, position, pending)
 
@@ -116,6 +118,8 @@ def copy_record(source: Pending, position: int, pending: Pending) -> int:
         pending.headers = extended(pending.headers, place, headers)
     if (timestamp_ms := _cell(source.timestamps, position)) is not None:
         pending.timestamps = extended(pending.timestamps, place, timestamp_ms)
+    if source.delayed:
+        pending.delivery_times.append(source.delivery_times[position])
     if source.numbers is not None:
         pending.number(source.numbers[position])
     if source.deadline_ms >= 0 and not 0 <= pending.deadline_ms <= source.deadline_ms:

@@ -46,7 +46,8 @@ class Pending:
     `last_number` are the program's own numbers of the first and last record, 0 without numbers; `numbers` has
     them all. `named` has the positions of the records whose partition the caller named. `order` is the place
     of the batch in the order of sending. `deadline_ms`, `sequence` and `base_offset` are -1 until they are
-    known.
+    known. All records of a `delayed` batch have a time of delivery, those of others have none: a leader takes
+    no mixed batch. `scheduled` has the ids in its receipt; it is empty if the times had passed.
 
     The records of a batch that its partition did not take, because it has ended, are moved to other batches:
     `parts` says where each one is, and they have the receipts.
@@ -57,6 +58,8 @@ class Pending:
         "base_offset",
         "callbacks",
         "deadline_ms",
+        "delayed",
+        "delivery_times",
         "epoch",
         "error",
         "first_number",
@@ -71,6 +74,7 @@ class Pending:
         "partition",
         "parts",
         "replicas",
+        "scheduled",
         "sent_ms",
         "sequence",
         "settled",
@@ -95,6 +99,9 @@ class Pending:
         self.tags: list[str | None] | None = None
         self.headers: list[Mapping[str, bytes] | None] | None = None
         self.timestamps: list[int | None] | None = None
+        self.delayed = False
+        self.delivery_times: list[int] = []
+        self.scheduled: list[str] = []
         self.size_bytes = 0
         self.deadline_ms = -1
         self.sequence = -1
@@ -122,7 +129,8 @@ class Pending:
             raise self.error
         assert self.settled, "asked for a receipt before the batch was settled"
         offset = self.base_offset + position if self.base_offset >= 0 else -1
-        return Receipt(self.partition, offset, self.replicas, self.synced)
+        scheduled = self.scheduled[position] if self.scheduled else None
+        return Receipt(self.partition, offset, self.replicas, self.synced, scheduled)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the batch is settled, at once if it is already.
@@ -150,6 +158,7 @@ class Pending:
         self.parts = parts
         self.values, self.keys, self.size_bytes = [], [], 0
         self.tags = self.headers = self.timestamps = self.named = self.numbers = None
+        self.delivery_times = []
         for part in {id(part): part for part, _ in parts}.values():
             part.when_settled(self._part_settled)
 

@@ -17,13 +17,15 @@ each ended. The clock, the connections and the building of frames belong to `sen
 4. A batch that was accepted keeps its records here until it is known to be durable: when the
    leader that accepted it reports, in the same term, a committed end after it. If the term
    changes or the leader is lost before that, the batch is sent again by rule 2.
-5. A partition that has ended refuses what is new as sealed. What then becomes of its batches is said in
+5. A batch is delayed or not: where a record with a time of delivery follows one without, or the other way
+   round, the open batch is closed. Delayed batches have sequence numbers like the others.
+6. A partition that has ended refuses what is new as sealed. What then becomes of its batches is said in
    `lanes`: `sealed` notes such an answer, and `adopt` takes over the route that follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from laminar.client.errors import Error, OutcomeUnknown, Sealed, error_of_batch
 from laminar.client.policy.lanes import (
@@ -147,22 +149,28 @@ class RecordAccumulator:
         queue.epoch = self.epoch
         return queue
 
-    def _new_batch(self, queue: PartitionQueue) -> Pending:
+    def _new_batch(self, queue: PartitionQueue, *, delayed: bool) -> Pending:
         pending = Pending(queue.partition)
+        pending.delayed = delayed
         self._last_order = pending.order = self._last_order + 1
         return pending
 
-    def put(self, value: bytes, key: bytes | None, queue: PartitionQueue) -> Pending:
+    def put(
+        self, value: bytes, key: bytes | None, queue: PartitionQueue, *, delayed: bool = False
+    ) -> Pending:
         """Add a record to `queue`; return its batch, in which it is the last record.
+
+        To a `delayed` one `put_with` adds its time.
 
         Raises:
             Error: the value is larger than a record may be, or the queue has failed for good.
         """
         pending = queue.open
-        if pending is None:
+        if pending is None or pending.delayed is not delayed:
             if queue.error is not None:
                 raise queue.error
-            pending = queue.open = self._new_batch(queue)
+            queue.close_open()
+            pending = queue.open = self._new_batch(queue, delayed=delayed)
             self.active[queue.partition] = queue
         size_bytes = len(value)
         if size_bytes > self._max_record_bytes:
@@ -173,7 +181,7 @@ class RecordAccumulator:
             size_bytes += len(key)
         if pending.size_bytes + size_bytes > self._batch_bytes and pending.values:
             queue.close_open()
-            pending = queue.open = self._new_batch(queue)
+            pending = queue.open = self._new_batch(queue, delayed=delayed)
             pending.keyed = key is not None
         pending.values.append(value)
         pending.keys.append(key)
@@ -196,9 +204,12 @@ class RecordAccumulator:
         tag: str | None,
         headers: Mapping[str, bytes] | None,
         timestamp_ms: int | None,
+        deliver_at_ms: int | None = None,
     ) -> Pending:
-        """Do as `put`, for a record with a tag, headers or a timestamp of its own."""
-        pending = self.put(value, key, queue)
+        """Do as `put`, for a record with a tag, headers, a timestamp or a time of delivery of its own."""
+        pending = self.put(value, key, queue, delayed=deliver_at_ms is not None)
+        if deliver_at_ms is not None:
+            pending.delivery_times.append(deliver_at_ms)
         before = len(pending.values) - 1
         if tag is not None:
             pending.tags = extended(pending.tags, before, tag)
@@ -249,14 +260,25 @@ class RecordAccumulator:
         return pending
 
     def acknowledged(
-        self, queue: PartitionQueue, pending: Pending, *, base_offset: int, replicas: int, synced: bool
+        self,
+        queue: PartitionQueue,
+        pending: Pending,
+        *,
+        base_offset: int,
+        replicas: int,
+        synced: bool,
+        scheduled: Sequence[str] = (),
     ) -> None:
-        """Settle `pending` with its receipt: it is durable from `base_offset` on."""
+        """Settle `pending` with its receipt: it is durable from `base_offset` on.
+
+        Or it is delayed: `scheduled` has the ids of its records, and they have no offset.
+        """
         if queue.answered(pending):
             queue.drop(pending)
             pending.base_offset = base_offset
             pending.replicas = replicas
             pending.synced = synced
+            pending.scheduled = list(scheduled)
             self._settle(pending, None)
         if queue.idle():
             self.active.pop(queue.partition, None)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from laminar.client.codecs import not_bytes
+from laminar.client.delivery_time import Delay, DeliverAt, delivery_time_ms
 from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, Undelivered
 from laminar.client.policy.partition_queue import PartitionQueue, Pending
 from laminar.client.policy.record_accumulator import RecordAccumulator, sealed_error
@@ -108,6 +109,7 @@ def put_record(
     timestamp_ms: int | None,
     partition: int | None,
     number: int | None,
+    deliver_at_ms: int | None = None,
 ) -> Pending:
     """Put a record into the queue of its partition; return its batch, in which it is the last record.
 
@@ -138,10 +140,18 @@ def put_record(
         queue = queue_for(accumulator, key, partition)
     else:
         queue = accumulator.queue_of_block(number // BLOCK)
-    if tag is None and headers is None and timestamp_ms is None:
+    if tag is None and headers is None and timestamp_ms is None and deliver_at_ms is None:
         pending = accumulator.put(value, key, queue)
     else:
-        pending = accumulator.put_with(value, key, queue, tag=tag, headers=headers, timestamp_ms=timestamp_ms)
+        pending = accumulator.put_with(
+            value,
+            key,
+            queue,
+            tag=tag,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            deliver_at_ms=deliver_at_ms,
+        )
     if numbers is not None and number is not None:
         numbers.sent(number)
         pending.number(number)
@@ -251,10 +261,14 @@ class Producer(Generic[T_in]):
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        delay: Delay | None = None,
+        deliver_at: DeliverAt | None = None,
         partition: int | None = None,
         number: int | None = None,
     ) -> Delivery:
         """Send a record and return at once, without waiting.
+
+        With `delay` or `deliver_at` readers get it later, as with `Topic.append`.
 
         `number` is the program's own number, for a producer with a name: from 1, and higher than that of the
         record before. A record that an earlier run of the same name made durable is not sent: its receipt has
@@ -264,9 +278,12 @@ class Producer(Generic[T_in]):
             Overloaded: (``buffer_full``) far more was sent than the buffer holds, without awaiting `room`.
             Error: what stopped the record's partition, if anything did.
         """
-        if partition is None and tag is None and headers is None and timestamp_ms is None and number is None:
+        timed = delay is not None or deliver_at is not None
+        plain = partition is None and tag is None and headers is None and timestamp_ms is None
+        if plain and number is None and not timed:
             pending = self._put(value, key)
         else:
+            deliver_at_ms = delivery_time_ms(delay, deliver_at) if timed else None
             accumulator, sender, raw = self._ready(value)
             pending = put_record(
                 accumulator,
@@ -277,6 +294,7 @@ class Producer(Generic[T_in]):
                 timestamp_ms=timestamp_ms,
                 partition=partition,
                 number=number,
+                deliver_at_ms=deliver_at_ms,
             )
             sender.wake()
         return Delivery(pending, len(pending.values) - 1)

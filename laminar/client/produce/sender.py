@@ -47,6 +47,7 @@ class _Durable(msgspec.Struct):
 class _AppendAnswer(msgspec.Struct):
     placed: list[_Placed]
     durable: _Durable = msgspec.field(default_factory=_Durable)
+    scheduled: list[str] = msgspec.field(default_factory=list)
 
 
 class _Accepted(msgspec.Struct):
@@ -107,7 +108,7 @@ class Sender:
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
         self._urls: dict[int, str] = {}  # by partition, the URL that appends are sent to now
-        self._heads: dict[tuple[int, str], bytes] = {}
+        self._heads: dict[tuple[int, str, bool], bytes] = {}
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._backoffs: dict[int, Backoff] = {}
         self._redirects: dict[int, int] = {}
@@ -190,7 +191,7 @@ class Sender:
                 self.on_progress()
                 return
             connection.request(
-                self._head(queue, url, len(frame)),
+                self._head(queue, url, len(frame), accepts=self._accepts and not pending.delayed),
                 (frame,),
                 self._on_answer(queue, pending, url),
                 timeout_s=min(CLIENT_ATTEMPT_S, max(0.001, (pending.deadline_ms - now) / 1000)),
@@ -205,6 +206,7 @@ class Sender:
             timestamps=padded(pending.timestamps, count),
             tags=padded(pending.tags, count),
             headers=padded(pending.headers, count),
+            delivery_times=pending.delivery_times or None,
             producer_id=self._producer_id,
             producer_epoch=pending.epoch,
             sequence=pending.sequence,
@@ -212,15 +214,16 @@ class Sender:
             floor=self.accumulator.checkpoint() if pending.last_number else 0,
         )
 
-    def _head(self, queue: PartitionQueue, url: str, length: int) -> bytes:
-        # Everything but the length is the same for all batches of a queue.
-        known = self._heads.get((queue.partition, url))
+    def _head(self, queue: PartitionQueue, url: str, length: int, *, accepts: bool) -> bytes:
+        # Everything but the length is the same for all batches of a queue that are answered at the same time:
+        # delayed ones always when they are durable.
+        known = self._heads.get((queue.partition, url, accepts))
         if known is None:
             target = f"{topic_path(self.topic)}/partitions/{queue.partition}/records"
-            target += "?ack=accepted" if self._accepts else ""
+            target += "?ack=accepted" if accepts else ""
             headers = {"Content-Type": BATCH_TYPE, ROUTE: str(self.accumulator.route.version)}
             known = self.session.head(url, "POST", target, headers)[:-2]
-            self._heads[(queue.partition, url)] = known
+            self._heads[(queue.partition, url, accepts)] = known
         return b"%bContent-Length: %d\r\n\r\n" % (known, length)
 
     # -- finding the leader --------------------------------------------------------------------
@@ -480,9 +483,7 @@ class Sender:
         partition = queue.partition
         try:
             receipt = _APPEND_ANSWER.decode(answer.body)
-            placed = receipt.placed[0]
-            if placed.partition != partition or placed.count != len(pending.values):
-                raise ValueError(f"{placed} is not the batch that was sent")
+            offset = _offset_of(receipt, pending)
         except (msgspec.MsgspecError, ValueError, IndexError) as fault:
             error = OutcomeUnknown(
                 f"{self.topic}/{partition}: a receipt that cannot be read: {fault}",
@@ -491,7 +492,8 @@ class Sender:
             )
             self.accumulator.failed(queue, pending, error, maybe_applied=True)
             return
-        self.session.seen.advance(self.topic, partition, placed.offset + placed.count)
+        if offset >= 0:
+            self.session.seen.advance(self.topic, partition, offset + len(pending.values))
         if partition in self._backoffs:
             self._backoffs[partition].reset()
             self._redirects.pop(partition, None)
@@ -499,9 +501,10 @@ class Sender:
         self.accumulator.acknowledged(
             queue,
             pending,
-            base_offset=placed.offset,
+            base_offset=offset,
             replicas=receipt.durable.replicas,
             synced=receipt.durable.synced,
+            scheduled=receipt.scheduled,
         )
 
     def _refused(self, queue: PartitionQueue, pending: Pending, url: str, answer: Answer) -> None:
@@ -639,6 +642,21 @@ class Sender:
                         pending.maybe_applied |= pending.attempts > 0
                         self.accumulator.fail(queue, pending, error)
         self.on_progress()
+
+
+def _offset_of(receipt: _AppendAnswer, pending: Pending) -> int:
+    """Return the offset of a batch's first record; -1 for delayed ones. Raises ValueError if it is another's.
+
+    Delayed records whose times had passed when they arrived are appended as if they had none.
+    """
+    if receipt.scheduled:
+        if len(receipt.scheduled) != len(pending.values) or receipt.placed:
+            raise ValueError(f"{receipt} is not the delayed batch that was sent")
+        return -1
+    placed = receipt.placed[0]
+    if placed.partition != pending.partition or placed.count != len(pending.values):
+        raise ValueError(f"{placed} is not the batch that was sent")
+    return placed.offset
 
 
 def _nothing() -> None:

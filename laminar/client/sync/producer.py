@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from laminar.client.codecs import not_bytes
+from laminar.client.delivery_time import Delay, DeliverAt, delivery_time_ms
 from laminar.client.errors import ConfigError, Error
 from laminar.client.policy.partition_queue import Pending
 from laminar.client.policy.record_accumulator import RecordAccumulator
@@ -103,10 +104,14 @@ class Producer(Generic[T_in]):
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        delay: Delay | None = None,
+        deliver_at: DeliverAt | None = None,
         partition: int | None = None,
         number: int | None = None,
     ) -> Delivery:
         """Send a record; wait only for room in the buffer.
+
+        With `delay` or `deliver_at` readers get it later, as with `Topic.append`.
 
         `number` is the program's own number, for a producer with a name: from 1, and higher than that of the
         record before. A record that an earlier run of the same name made durable is not sent: its receipt has
@@ -124,11 +129,13 @@ class Producer(Generic[T_in]):
             raise wrong
         if isinstance(key, str):
             key = key.encode()
+        timed = delay is not None or deliver_at is not None
+        deliver_at_ms = delivery_time_ms(delay, deliver_at) if timed else None
         with self._lock:
             if accumulator.buffered_bytes >= self._buffer_bytes:
                 self._until(lambda: accumulator.buffered_bytes < self._buffer_bytes or sender.closed)
             plain = partition is None and tag is None and headers is None and timestamp_ms is None
-            if plain and number is None and accumulator.numbers is None:
+            if plain and number is None and accumulator.numbers is None and not timed:
                 pending = accumulator.put(
                     raw, key, accumulator.sticky if key is None else accumulator.queue_of(key)
                 )
@@ -142,6 +149,7 @@ class Producer(Generic[T_in]):
                     timestamp_ms=timestamp_ms,
                     partition=partition,
                     number=number,
+                    deliver_at_ms=deliver_at_ms,
                 )
             position = len(pending.values) - 1
         sender.wake_from_thread()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from laminar.client import topic as aio_topic
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, OnDamage, OnExpired
 from laminar.client.consume.reader import Start
 from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode
+from laminar.client.delayed import DelayedCount, DelayedRecord, DelayedState, asked_of
+from laminar.client.delivery_time import Delay, DeliverAt
 from laminar.client.produce.producer import DEFAULT_BATCH_BYTES, DEFAULT_BUFFER_BYTES, Key
 from laminar.client.produce.uploads import PART_BYTES, joined_chunks_of
 from laminar.client.records import (
@@ -91,7 +93,23 @@ class Topic(Generic[T]):
             run(upload.abort)
             raise
 
-    # generated from laminar.client.topic.Topic, without begin_upload open_sender
+    def list_delayed(
+        self,
+        *,
+        start: DeliverAt | None = None,
+        end: DeliverAt | None = None,
+        key: str | bytes | None = None,
+    ) -> Iterator[DelayedRecord]:
+        """Yield the records that are pending, in order of their times: from `start` to before `end`."""
+        asked = asked_of(start, end, key)
+        after: str | None = None
+        while True:
+            found, after = self._portal.run(partial(self._twin.page_of_delayed, asked, after))
+            yield from found
+            if after is None:
+                return
+
+    # generated from laminar.client.topic.Topic, without begin_upload open_sender page_of_delayed
 
     def __repr__(self) -> str:
         return repr(self._twin)
@@ -104,6 +122,8 @@ class Topic(Generic[T]):
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        delay: Delay | None = None,
+        deliver_at: DeliverAt | None = None,
         partition: int | None = None,
         timeout: float | None = None,
     ) -> Receipt:
@@ -111,7 +131,13 @@ class Topic(Generic[T]):
 
         Appends that run at the same time are joined into batches. A record is never appended twice.
 
+        With `delay`, in seconds or as a `timedelta`, or at `deliver_at`, a `datetime` or milliseconds since
+        the epoch, readers get the record later. Then the receipt has the record's id, `scheduled`, and no
+        offset; if the time has passed when it arrives, the record is appended at once. A delay counts from
+        this call, by this machine's clock.
+
         Raises:
+            ConfigError: both are given, or one that is no such time.
             OutcomeUnknown: the deadline passed without a receipt.
         """
         return self._portal.run(
@@ -121,6 +147,8 @@ class Topic(Generic[T]):
                 tag=tag,
                 headers=headers,
                 timestamp_ms=timestamp_ms,
+                delay=delay,
+                deliver_at=deliver_at,
                 partition=partition,
                 timeout=timeout,
             )
@@ -372,6 +400,43 @@ class Topic(Generic[T]):
     def delete_channel(self, name: str) -> None:
         """Delete a channel, and what it knows of each record; do nothing if there is none."""
         self._portal.run(lambda: self._twin.delete_channel(name))
+
+    def delayed(self, id: str) -> DelayedState:
+        """Return what became of a delayed record, by the id in its receipt.
+
+        Raises:
+            NotFound: no delayed record of the topic has this id.
+            OffsetExpired: ``ended``, it was published or cancelled, and it is forgotten which.
+        """
+        return self._portal.run(lambda: self._twin.delayed(id))
+
+    def cancel_delayed(self, id: str, *, timeout: float | None = None) -> DelayedState:
+        """Cancel a delayed record: its state is ``cancelled``, or ``published`` if it is too late.
+
+        The answer is exact, and the call may be repeated. Raises as `delayed`.
+        """
+        return self._portal.run(lambda: self._twin.cancel_delayed(id, timeout=timeout))
+
+    def move_delayed(
+        self, id: str, *, deliver_at: DeliverAt | Literal["now"], timeout: float | None = None
+    ) -> DelayedState:
+        """Give a delayed record another time; ``"now"`` publishes it.
+
+        Its state is ``pending``, or what it was already. The call may be repeated. Raises as `delayed`.
+        """
+        return self._portal.run(lambda: self._twin.move_delayed(id, deliver_at=deliver_at, timeout=timeout))
+
+    def count_delayed(
+        self, *, bucket: Delay | None = None, start: DeliverAt | None = None, end: DeliverAt | None = None
+    ) -> list[DelayedCount]:
+        """Count what is pending by spans of `bucket` (seconds, or a `timedelta`); without it all at once.
+
+        Spans without records are left out. With a short `bucket` give `start` and `end` too.
+
+        Raises:
+            Error: ``invalid``, there are more than 10,000 spans between `start` and `end`.
+        """
+        return self._portal.run(lambda: self._twin.count_delayed(bucket=bucket, start=start, end=end))
 
     def describe(self) -> TopicInfo:
         """Return the topic's description."""

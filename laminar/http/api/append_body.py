@@ -19,7 +19,6 @@ from laminar.batch.arrow.ipc_reader import read_stream
 from laminar.batch.header import BATCH_TYPE, NO_PRODUCER, Flag, Header, set_producer
 from laminar.http.api.json_envelope import parse_envelope_lines, parse_envelopes
 from laminar.http.api.ndjson import check_json, parse_lines
-from laminar.http.api.parameters import MAX_DELAY_MS
 from laminar.http.api.problem_response import problem_of
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
@@ -27,6 +26,7 @@ from laminar.http.api.timestamps import delivery_time, parse_time, parse_trace_i
 from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.messages import OFF_LOOP_BYTES, Request
 from laminar.http.protocol.request_head import decode_percent
+from laminar.wire.delayed import MAX_DELAY_MS
 
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 JSON_TYPE: Final = "application/json"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from laminar.http.api.names import TOPIC_PATTERN
-from laminar.wire.delayed import ID_TEXT
+from laminar.wire.delayed import ID_TEXT, MAX_DELAY_MS
 
 # Largest values of numbers in requests. Offsets fit into a JSON number without loss (RFC 8259, section 6).
 OFFSET_LIMIT: Final = 2**53
@@ -23,8 +23,6 @@ MAX_WAIT_MS: Final = 30_000
 # A description of partitions asks other nodes, and waits no longer for them.
 MAX_DESCRIBE_WAIT_MS: Final = 2_000
 MAX_PAGE: Final = 1000
-# How long a record may be delayed: ten years.
-MAX_DELAY_MS: Final = 10 * 365 * 24 * 3_600_000
 # From the year 1 to the year 9999.
 LONGEST_MS: Final = 315_537_897_600_000
 MAX_UPLOAD_PARTS: Final = 50_000

@@ -9,8 +9,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from laminar.http.api.parameters import MAX_DELAY_MS
 from laminar.http.api.problems import Problem
+from laminar.wire.delayed import MAX_DELAY_MS
 
 # Year 1 to 9999, the range that RFC 3339 can print.
 EARLIEST_MS: Final = -62_135_596_800_000

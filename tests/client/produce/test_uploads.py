@@ -59,7 +59,7 @@ async def test_a_stream_becomes_one_record_and_comes_back_as_it_was(client: Clie
         chunks(DATA), "k", tag="t", headers={"h": b"x"}, timestamp_ms=1_000, part_bytes=PART
     )
     await topic.append(b"after", key="k")
-    assert (expected.partition, 1, 1, True) == receipt
+    assert (expected.partition, 1, 1, True) == receipt[:4]
 
     async with topic.read(partitions=[receipt.partition]) as records:
         found = [record async for record in records]

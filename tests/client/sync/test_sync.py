@@ -59,6 +59,7 @@ ONLY_ASYNC = {
     "ready",
     "expect",
     "begin_upload",
+    "page_of_delayed",
 }
 
 

@@ -1,0 +1,44 @@
+"""Times and spans of time, as options say them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from laminar.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    import datetime
+
+_SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,3})?)(ms|s|m|h|d)\Z", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def due_of(option: str, at: str | None, delay: str | None) -> datetime.datetime | None:
+    """Return the time that is said by one of two options; None without both. Raises `UsageError`."""
+    import datetime
+
+    if at is not None and delay is not None:
+        raise UsageError(f"{option} and --delay are mutually exclusive")
+    if delay is None:
+        return moment(option, at)
+    span = _SPAN.match(delay)
+    if span is None:
+        raise UsageError(f"--delay {delay!r}: say a span of time, as 30s, 5m, 2h or 7d")
+    seconds = float(span[1]) * _SECONDS[span[2]]
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
+
+
+def moment(option: str, text: str | None) -> datetime.datetime | None:
+    """Return a time; None without one. Raises `UsageError`."""
+    import datetime
+
+    if text is None:
+        return None
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise UsageError(f"{option} {text!r}: say a time with an offset, as 2030-01-31T12:00:00Z")
+    return found
