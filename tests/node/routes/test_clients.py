@@ -241,7 +241,9 @@ async def test_records_without_an_answer_are_not_doubled_by_a_change(node: Embed
     # As if its answer were lost: it is appended, and the producer does not know.
     url = await session.leader_connection("t", queue.partition)
     frame = sender._frame(again)
-    await session.pool.ask(url, sender._head(queue, url, len(frame), accepts=False), (bytes(frame),), timeout_s=5)
+    await session.pool.ask(
+        url, sender._head(queue, url, len(frame), accepts=False), (bytes(frame),), timeout_s=5
+    )
     end = partition_of(node, queue.partition).end_offset
     await topic.move(queue.partition, wait=10)
     box.retry(queue, again, until_ms=0, maybe_applied=True)
