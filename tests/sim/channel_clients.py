@@ -225,7 +225,8 @@ class Person(ChannelClient):
         for name in NAMES:
             await self.create(name)
         while not self.stopping:
-            await asyncio.sleep(self.rng.expovariate(1 / pause_s))
+            # A world waits a minute for it to end.
+            await asyncio.sleep(min(self.rng.expovariate(1 / pause_s), 4 * pause_s))
             deed = self.rng.choice(
                 (
                     *("set",) * 4,

@@ -64,12 +64,20 @@ class KilledQuery:
                     self.happened["ended"] += 1
                     self.sentences.append(f"ended by itself with {driver.returncode}: {self._last_words()}")
 
-    async def drain(self, lineage: Lineage, *, timeout_s: float) -> None:
-        """Have a last driver copy what is missing; nothing is appended any more."""
+    async def drain(self, lineage: Lineage) -> None:
+        """Have a last driver copy what is missing, as long as it gets on; nothing is appended any more."""
         self.changes_before_drain = self._changes_gone_over(lineage)
         driver = self._query.start(master=MASTER, until_done=True)
         try:
-            await asyncio.to_thread(driver.wait, timeout_s)
+            batches, deadline = self._query.batches(), time.monotonic() + BATCH_LIMIT_S
+            while driver.poll() is None:
+                if (count := self._query.batches()) > batches:
+                    batches, deadline = count, time.monotonic() + BATCH_LIMIT_S
+                if time.monotonic() >= deadline:
+                    raise RuntimeError(
+                        f"the query copied nothing for {BATCH_LIMIT_S:g} s: {self._last_words()}"
+                    )
+                await asyncio.sleep(1.0)
         finally:
             if driver.poll() is None:
                 kill(driver)

@@ -50,8 +50,6 @@ BESIDE = "synced"
 PARTITIONS_BESIDE = 3
 COPY = "copied"
 PARTITIONS_COPY = 4
-# A last driver copies what is missing, in batches that take seconds.
-DRAIN_S = 600.0
 MOST = 8
 WRITERS = 6
 KEYS = 5
@@ -457,7 +455,7 @@ async def run_routes(
                 await load.finish(timeout_s=2 * CONVERGE_S)
                 if query is not None:
                     lineage = await _lineage(cluster.urls)
-                    await query.drain(lineage, timeout_s=DRAIN_S)
+                    await query.drain(lineage)
                 wrong += await settle(cluster, workload, topics)
                 read = await _read_all(cluster.urls, TOPIC)
                 sentences = load.sent.wrong(read)
