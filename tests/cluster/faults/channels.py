@@ -262,14 +262,16 @@ async def _until_worked_off(urls: Sequence[str], channel: str, staff: Staff) -> 
     Raises:
         RuntimeError: it gets no less for long, or a consumer has ended.
     """
-    least, deadline = sys.maxsize, 0.0
+    least, deadline = sys.maxsize, time.monotonic() + CONVERGE_S
     while True:
         staff.check_alive()
         shown = await _asked(urls, "GET", channel)
         left = {name: shown[name] for name in ("depth", "out", "aside", "lost", "opening", "unanswered")}
         if not any(left.values()):
             return
-        if shown["depth"] < least:
+        # The depth of some partitions only says nothing of all.
+        whole = not shown["opening"] and not shown["unanswered"]
+        if whole and shown["depth"] < least:
             least, deadline = shown["depth"], time.monotonic() + CONVERGE_S
         if time.monotonic() >= deadline:
             raise RuntimeError(f"channel {channel} is not worked off after {CONVERGE_S:g} s: {shown}")
