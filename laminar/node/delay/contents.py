@@ -96,7 +96,9 @@ class Contents:
         With `from_ms` those due at that time or later, with `before_ms` those due before.
 
         Raises:
-            EntriesTrimmed, DamagedRange, StorageError: as `batch`.
+            EntriesTrimmed: as `batch`.
+            DamagedRange: as `batch`.
+            StorageError: as `batch`.
         """
         batch = await self.batch(held.index)
         first = EARLIEST_MS if from_ms is None else from_ms

@@ -288,8 +288,8 @@ TRANSACTIONS = [
     case(
         "the log begins between a stage and its publish",
         "laminar.node.partition.start_mover:StartMover.possible_start",
-        "whole = stages.possible_start(index)",
-        "whole = index",
+        "min(state.stages.possible_start(index), state.delayed.possible_start(index))",
+        "state.delayed.possible_start(index)",
         tests=STAGES,
     ),
     case(
