@@ -293,6 +293,13 @@ TRANSACTIONS = [
         tests=STAGES,
     ),
     case(
+        "the log begins after delayed records that are pending",
+        "laminar.node.partition.start_mover:StartMover.possible_start",
+        "min(state.stages.possible_start(index), state.delayed.possible_start(index))",
+        "state.stages.possible_start(index)",
+        tests=("tests/node/delay/test_publisher.py",),
+    ),
+    case(
         "a publish for another group of the name counts as done",
         "laminar.node.api.transactions.sinks:SinkRoutes._do",
         """raise Problem("not_leader", detail, outcome="not_applied")""",
