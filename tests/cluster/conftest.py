@@ -27,6 +27,19 @@ def cluster(real_disk: Path) -> Iterator[LocalCluster]:
         yield own
 
 
+@pytest.fixture
+def replacing_cluster(real_disk: Path) -> Iterator[LocalCluster]:
+    """Four nodes that give up a dead one after three seconds; small segments, short retention."""
+    settings = {
+        "segment_size_bytes": 1 << 20,
+        "journal_file_bytes": 4 << 20,
+        "retention_check_ms": 50,
+        "replace_after_ms": 3000,
+    }
+    with LocalCluster(real_disk / "cluster", nodes=4, shards=1, settings=settings) as own:
+        yield own
+
+
 def until_all_vote(cluster: LocalCluster) -> None:
     """On the catalog: right after its founding one or two do, and the loss of one of two stops it."""
     deadline = time.monotonic() + 30

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from laminar.testing.cluster import LocalCluster
 from tests.cluster.test_replacement_cluster import holders
@@ -17,19 +14,6 @@ MIB = 1 << 20
 TWO_YEARS_MS = 2 * 365 * 24 * 3_600_000
 PATIENCE_S = 60.0
 TOPIC = "later"
-
-
-@pytest.fixture
-def cluster(real_disk: Path) -> Iterator[LocalCluster]:
-    """Four nodes that give up a dead one after three seconds; small segments, short retention."""
-    settings = {
-        "segment_size_bytes": MIB,
-        "journal_file_bytes": 4 * MIB,
-        "retention_check_ms": 50,
-        "replace_after_ms": 3000,
-    }
-    with LocalCluster(real_disk / "cluster", nodes=4, shards=1, settings=settings) as own:
-        yield own
 
 
 def asked(urls: list[str], method: str, path: str, **more: Any) -> httpx.Response:
@@ -67,9 +51,11 @@ def until(what: str, holds: Any) -> None:
         time.sleep(0.05)
 
 
-def test_a_record_that_is_due_in_two_years_is_kept_and_published_once(cluster: LocalCluster) -> None:
+def test_a_record_that_is_due_in_two_years_is_kept_and_published_once(
+    replacing_cluster: LocalCluster,
+) -> None:
     """The log before it goes, every process is killed, a node is replaced, its partition ends."""
-    urls = list(cluster.urls)
+    urls = list(replacing_cluster.urls)
     settings = {"partitions": 1, "replicas": 3, "settings": {"retention_bytes": 2 * MIB}}
     assert asked(urls, "PUT", f"/v1/topics/{TOPIC}", json=settings).status_code == 201
     path = f"/v1/topics/{TOPIC}/partitions/0/records"
@@ -85,16 +71,16 @@ def test_a_record_that_is_due_in_two_years_is_kept_and_published_once(cluster: L
 
     # Every node is killed and starts again.
     for number in range(4):
-        cluster.kill(number)
+        replacing_cluster.kill(number)
     for number in range(4):
-        cluster.spawn(number)
-    cluster.wait_ready()
+        replacing_cluster.spawn(number)
+    replacing_cluster.wait_ready()
     assert asked(urls, "GET", delayed).json()["state"] == "pending"
 
     # One dies for good, and another takes its place.
-    nodes = [member.name for member in cluster.members]
+    nodes = [member.name for member in replacing_cluster.members]
     gone = next(number for number in (3, 2, 1) if nodes[number] in holders(urls[0], TOPIC))
-    cluster.kill(gone)
+    replacing_cluster.kill(gone)
     rest = [url for number, url in enumerate(urls) if number != gone]
     until(
         "no other node takes its place",

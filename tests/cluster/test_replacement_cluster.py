@@ -18,19 +18,6 @@ MIB = 1 << 20
 LOADED, KEPT = "loaded", "kept"
 
 
-@pytest.fixture
-def cluster(real_disk: Path) -> Iterator[LocalCluster]:
-    """Four nodes that give up a dead one after three seconds; small segments, short retention."""
-    settings = {
-        "segment_size_bytes": MIB,
-        "journal_file_bytes": 4 * MIB,
-        "retention_check_ms": 50,
-        "replace_after_ms": 3000,
-    }
-    with LocalCluster(real_disk / "cluster", nodes=4, shards=1, settings=settings) as own:
-        yield own
-
-
 def partition(url: str, topic: str) -> dict[str, Any]:
     described: dict[str, Any] = get_json(f"{url}/v1/topics/{topic}/partitions")["partitions"][0]
     return described
@@ -91,28 +78,30 @@ def fill(cluster: LocalCluster) -> None:
             time.sleep(0.05)
 
 
-async def test_replicas_of_a_node_that_dies_for_good_live_elsewhere_soon(cluster: LocalCluster) -> None:
+async def test_replicas_of_a_node_that_dies_for_good_live_elsewhere_soon(
+    replacing_cluster: LocalCluster,
+) -> None:
     """Three replicas each on four nodes, kill -9 of one under load, and it never comes back."""
-    await asyncio.to_thread(fill, cluster)
-    in_both = holders(cluster.urls[0], LOADED) & holders(cluster.urls[0], KEPT)
-    nodes = [member.name for member in cluster.members]
+    await asyncio.to_thread(fill, replacing_cluster)
+    in_both = holders(replacing_cluster.urls[0], LOADED) & holders(replacing_cluster.urls[0], KEPT)
+    nodes = [member.name for member in replacing_cluster.members]
     number = next(n for n in (3, 2, 1) if nodes[n] in in_both)
-    load = Load(cluster.urls, LOADED)
+    load = Load(replacing_cluster.urls, LOADED)
     load.start()
     await load.more(1000)
-    cluster.kill(number)
+    replacing_cluster.kill(number)
 
-    await until_moved(cluster.urls[0], LOADED, gone=nodes[number])
-    await until_moved(cluster.urls[0], KEPT, gone=nodes[number])
+    await until_moved(replacing_cluster.urls[0], LOADED, gone=nodes[number])
+    await until_moved(replacing_cluster.urls[0], KEPT, gone=nodes[number])
 
     await load.more(1000)
     await load.finish()
     rest = [n for n in range(4) if n != number]
-    assert received_bytes(cluster, rest) > MIB
-    urls = [cluster.urls[n] for n in rest]
+    assert received_bytes(replacing_cluster, rest) > MIB
+    urls = [replacing_cluster.urls[n] for n in rest]
     assert [] == await violations(urls, LOADED, load)
-    assert [] == await converged(cluster, LOADED, 1, replicas=3)
-    assert [] == await converged(cluster, KEPT, 1, replicas=3)
+    assert [] == await converged(replacing_cluster, LOADED, 1, replicas=3)
+    assert [] == await converged(replacing_cluster, KEPT, 1, replicas=3)
 
 
 @pytest.fixture
@@ -145,12 +134,12 @@ async def test_machines_that_lose_their_folders_one_after_the_other_are_replaced
     assert [] == await converged(three, LOADED, 1, replicas=3)
 
 
-def test_a_topic_made_right_after_a_nodes_death_is_placed_elsewhere(cluster: LocalCluster) -> None:
+def test_a_topic_made_right_after_a_nodes_death_is_placed_elsewhere(replacing_cluster: LocalCluster) -> None:
     """Gossip needs a second or two to notice; the catalog's leader sees its connections break."""
-    until_three_vote(cluster.urls[0])
-    url = cluster.urls[0]
-    dead = cluster.members[3]
-    cluster.kill(dead.number)
+    until_three_vote(replacing_cluster.urls[0])
+    url = replacing_cluster.urls[0]
+    dead = replacing_cluster.members[3]
+    replacing_cluster.kill(dead.number)
     with httpx.Client(base_url=url, timeout=30, trust_env=False) as http:
         made = http.put("/v1/topics/new", json={"partitions": 8, "replicas": 3})
         assert 201 == made.status_code, made.text
