@@ -98,7 +98,10 @@ class Fenced(Error):
 
 
 class Late(Error):
-    """What was said of a job changed nothing: its time is over, and another consumer has it or may get it."""
+    """What was said of a job changed nothing: its time is over, and another consumer has it or may get it.
+
+    For a nack or a release it can also mean that an earlier try, whose answer was lost, was carried out.
+    """
 
 
 class Retry(Exception):

@@ -222,6 +222,7 @@ def check_channel(
     for held in of_place.values():
         held.sort(key=lambda each: (each.delivery, each.got_us))
     troubles = _Troubles(faults, heard.unheard)
+    _mark_repeated(heard, troubles)
     _check_content(promise, of_place, found)
     _check_ends(promise, of_place, dead, found)
     for place, held in of_place.items():
@@ -236,6 +237,22 @@ def check_channel(
         text = f"{found.redelivered} came again, and {found.in_flight} were in flight while something failed"
         found.sentences.append(f"unexplained: {text}")
     return found
+
+
+def _mark_repeated(heard: Heard, troubles: _Troubles) -> None:
+    """Take a late nack or release for unknown if something failed meanwhile.
+
+    A node sends it again when its leader dies. If the first one was carried out, the second one is late.
+    """
+    for holding in heard.holdings:
+        for word in holding.words:
+            answered_us = word.asked_us if word.answered_us is None else word.answered_us
+            if (
+                word.outcome == "late"
+                and word.verb in ("nack", "release")
+                and troubles.touch(word.asked_us, answered_us)
+            ):
+                word.outcome = "unknown"
 
 
 class _Troubles:

@@ -207,6 +207,22 @@ def test_an_anomaly_is_named(change: Callable[[Seen], None], kind: str) -> None:
     assert kind in KINDS and found.count(kind) == len(found.sentences)
 
 
+def test_a_late_nack_may_be_done_while_something_failed() -> None:
+    """A node sent it a second time, as the leader that had carried it out died. Otherwise it was refused."""
+    repeated, refused = Seen(), Seen()
+    repeated.holdings["x"] = given(3, 75, 1, 20.5, "nack", "late", who="c-2")
+    repeated.change("killed", attempt=1, asked_us=S * 14, got_us=S * 14)
+    repeated.change("after the kill", attempt=3, asked_us=22 * S, got_us=22 * S)
+    repeated.holdings["x"].attempt = 2
+    repeated.max_attempts = 3
+    repeated.dead = {(0, 2): 3}
+    repeated.unheard.append((6 * S, 7 * S))
+    refused.holdings["nacked"].words[0].outcome = "late"
+
+    assert repeated.found().sentences == []
+    assert {each.partition(":")[0] for each in refused.found().sentences} == {"early", "unexplained"}
+
+
 def test_what_consumers_wrote_is_read(tmp_path: Path) -> None:
     """A range of tokens, late and unknown ones, an answer that never came, a line that a kill cut off."""
 

@@ -45,8 +45,8 @@ class Job(Record[T_co]):
     """A record that was given to this consumer alone, until its time is over.
 
     Say what became of it before that, by `ack`, `nack` or `release`; `extend` gives it more time. Each
-    raises `Late` when the time is over: another consumer has the job, or will get it, and nothing was
-    changed.
+    raises `Late` when the delivery is over: another consumer has the job, or will get it, and nothing was
+    changed now.
     """
 
     __slots__ = ("_delivery", "_until_s")
@@ -120,7 +120,10 @@ class Job(Record[T_co]):
         await self._say("nack", delay_ms=delay_ms, reason=reason_of(reason))
 
     async def release(self) -> None:
-        """Give the job back: it comes again at once, and the attempt does not count. Raises `Late`."""
+        """Give the job back: it comes again at once, and the attempt does not count.
+
+        Raises `Late` as `nack` does.
+        """
         await self._say("release")
 
     async def extend(self, timeout: float | None = None) -> None:

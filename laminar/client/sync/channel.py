@@ -106,7 +106,10 @@ class Job(Record[T_co]):
         self._portal.run(lambda: self._twin.nack(delay=delay, reason=reason))
 
     def release(self) -> None:
-        """Give the job back: it comes again at once, and the attempt does not count. Raises `Late`."""
+        """Give the job back: it comes again at once, and the attempt does not count.
+
+        Raises `Late` as `nack` does.
+        """
         self._portal.run(lambda: self._twin.release())
 
     def extend(self, timeout: float | None = None) -> None:
