@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,14 @@ async def told(asked: asyncio.Future[Response], heal: Callable[[], None]) -> tup
     with pytest.raises(Problem) as problem:
         await asked
     return problem.value.code, problem.value.outcome
+
+
+async def all_told_not_leader(answers: Iterable[Awaitable[Any]]) -> None:
+    """What was proposed by the member that is deposed ends with `not_leader`."""
+    for answer in answers:
+        with pytest.raises(Problem) as problem:
+            await answer
+        assert "not_leader" == problem.value.code
 
 
 @pytest.mark.parametrize(
@@ -96,10 +105,7 @@ async def test_what_was_proposed_and_is_lost_fences_no_producer() -> None:
         assert 1 == (await send(new, batch(1, b"x"))).offset
 
         assert ANOTHER_LEADS == await told(fenced, cluster.heal)
-        for future in (lost, begun):
-            with pytest.raises(Problem) as problem:
-                await future
-            assert "not_leader" == problem.value.code
+        await all_told_not_leader((lost, begun))
 
 
 async def test_a_key_that_another_leader_knows_has_not_expired_and_one_that_is_lost_was_not_used() -> None:
@@ -119,10 +125,7 @@ async def test_a_key_that_another_leader_knows_has_not_expired_and_one_that_is_l
         )
 
         assert ANOTHER_LEADS == await told(expired, cluster.heal)
-        for future in (lost, reused):
-            with pytest.raises(Problem) as problem:
-                await future
-            assert "not_leader" == problem.value.code
+        await all_told_not_leader((lost, reused))
         again = await ask(new, build([b"c"]), idempotency_key="known", laminar_key_time=OLD_MS)
         assert first.body == again.body
         assert 201 == (await ask(new, build([b"b"]), idempotency_key="lost")).status
@@ -160,10 +163,7 @@ async def test_a_condition_and_a_cursor_are_compared_by_a_leader_that_leads() ->
         deleted = CursorRequest(TOPIC, 0, "delete", "new")
         answers = [asyncio.ensure_future(steps._perform(old.partition, step)) for step in (moved, deleted)]
         assert ANOTHER_LEADS == await told(condition, cluster.heal)
-        for answer in answers:
-            with pytest.raises(Problem) as problem:
-                await answer
-            assert "not_leader" == problem.value.code
+        await all_told_not_leader(answers)
 
 
 async def test_a_datagram_is_refused_by_a_leader_that_leads() -> None:
