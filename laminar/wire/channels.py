@@ -27,6 +27,8 @@ CHANNEL_HEADER = "Laminar-Channel"
 """Header of an answer of that type: the number of the channel that gave them out."""
 MAX_CHANNELS = 64
 """Most channels of one topic."""
+CURSOR_START_SINCE = 5
+"""The code version at which all nodes know a channel that begins where a cursor stands."""
 
 _Timeout = Annotated[int, msgspec.Meta(ge=1_000, le=MAX_TIMEOUT_MS)]
 _Delay = Annotated[int, msgspec.Meta(ge=0, le=MAX_DELAY_MS)]
@@ -46,20 +48,30 @@ class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return all(headers.get(name) == value.encode() for name, value in self.headers.items())
 
 
+class CursorStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a channel begins: in each partition where the topic's cursor of this name stands.
+
+    Where there is none, at the earliest record.
+    """
+
+    cursor: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
+
+
 class ChannelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The settings of a channel; times in ms. What has its default is left out of the encoding.
 
-    `start`: where the channel begins in each partition: ``"earliest"``, ``"latest"``, or a time (ms since the
-    epoch). `until`: where it ends, for the replay of a range: None for never, or a time. `order` ``"key"``:
-    of each key one record is out at a time, in the order of the log. `timeout_ms`: how long a consumer has
-    for a record, unless it says otherwise. `max_attempts`: how often a record is tried before it is dead, 0:
-    for ever. `on_dead` ``"park"``: the later records of its key wait for a person. `dead_ms`: how long a dead
-    record is kept. `retry_ms` doubles with each attempt, up to `retry_max_ms`. `max_in_flight`: most records
-    of one partition that are out at a time. `hold_ms`: how long retention waits for records that were never
-    out. `paused`: nothing is given out; acknowledgements are taken.
+    `start`: where the channel begins in each partition: ``"earliest"``, ``"latest"``, a time (ms since the
+    epoch), or where a cursor stands. `until`: where it ends, for the replay of a range: None for never, or a
+    time. `order` ``"key"``: of each key one record is out at a time, in the order of the log. `timeout_ms`:
+    how long a consumer has for a record, unless it says otherwise. `max_attempts`: how often a record is
+    tried before it is dead, 0: for ever. `on_dead` ``"park"``: the later records of its key wait for a
+    person. `dead_ms`: how long a dead record is kept. `retry_ms` doubles with each attempt, up to
+    `retry_max_ms`. `max_in_flight`: most records of one partition that are out at a time. `hold_ms`: how long
+    retention waits for records that were never out. `paused`: nothing is given out; acknowledgements are
+    taken.
     """
 
-    start: Literal["earliest", "latest"] | Annotated[int, msgspec.Meta(ge=0)] = "earliest"
+    start: Literal["earliest", "latest"] | Annotated[int, msgspec.Meta(ge=0)] | CursorStart = "earliest"
     until: Annotated[int, msgspec.Meta(ge=0)] | None = None
     order: Literal["none", "key"] = "none"
     timeout_ms: _Timeout = 30_000

@@ -50,6 +50,27 @@ def test_a_channel_is_created_shown_changed_and_deleted(topic: str, laminar: Com
     assert "" == laminar("channel", "list", topic, "-o", "names").text
 
 
+def test_a_channel_begins_where_it_is_said(topic: str, laminar: Command) -> None:
+    """Earliest, latest, at a time, or where a cursor stands."""
+    assert 0 == laminar("cursor", "set", topic, "readers", "--offset", "1", "-p", "0").code
+    before = {}
+    for name, start in (("a", "cursor:readers"), ("b", "latest"), ("c", "2030-01-31T12:00:00Z")):
+        assert 0 == laminar("channel", "create", topic, name, "--start", start).code
+        before[name] = described(laminar, topic, name)
+    ends = {number: each["end"] for number, each in before["b"]["partitions"].items()}
+    nexts = {
+        name: {n: each["next"] for n, each in found["partitions"].items()} for name, found in before.items()
+    }
+
+    assert {"a": {"0": 1, "1": 0}, "b": ends, "c": ends} == nexts
+    assert {"start": {"cursor": "readers"}} == before["a"]["settings"]
+    for wrong in ("soon", "cursors:a", "2030-01-31"):
+        refused = laminar("channel", "create", topic, "d", "--start", wrong)
+        assert 2 == refused.code and "--start" in refused.err, wrong
+    both = laminar("channel", "create", topic, "d", "--start", "latest", "--setting", "start=latest")
+    assert 2 == both.code and "mutually exclusive" in both.err
+
+
 def test_a_channel_is_paused_and_resumed(topic: str, laminar: Command) -> None:
     assert 0 == laminar("channel", "create", topic, "billing").code
 

@@ -43,6 +43,17 @@ async def test_what_it_has_to_do_is_shown(topic: Topic[bytes]) -> None:
     assert both[1].oldest_age_s is None
 
 
+async def test_a_channel_begins_where_a_cursor_stands(topic: Topic[bytes]) -> None:
+    receipts = [await topic.append(b"%d" % number, partition=0) for number in range(3)]
+    await topic.set_cursor("readers", {0: receipts[1].offset})
+
+    channel = await topic.channel("c", start={"cursor": "readers"})
+
+    assert [b"1", b"2"] == [job.value for job in await channel.receive_batch()]
+    with pytest.raises(laminar.NotFound, match="no cursor 'reader'"):
+        await topic.channel("d", start={"cursor": "reader"})
+
+
 async def test_a_change_names_what_it_changes_and_others_stay(topic: Topic[bytes]) -> None:
     made = await topic.create_channel("c", settings={"retry_ms": 5})
     changed = await topic.set_channel("c", {"paused": True})

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
-from laminar.wire.channels import ChannelSettings, settings_of, stored
+import msgspec
+import pytest
+
+from laminar.wire.channels import ChannelSettings, CursorStart, settings_of, stored
 
 
 def test_a_setting_with_its_default_is_not_stored_though_it_was_sent() -> None:
@@ -13,3 +16,18 @@ def test_a_setting_with_its_default_is_not_stored_though_it_was_sent() -> None:
 
     assert {"order": "key"} == stored(settings_of(sent))
     assert ChannelSettings(order="key") == settings_of(stored(settings_of(sent)))
+
+
+def test_a_start_at_a_cursor_is_stored_as_it_was_said() -> None:
+    """In the catalog, and in the entry of the log that opens the channel."""
+    sent = {"start": {"cursor": "billing"}}
+    settings = settings_of(sent)
+
+    assert CursorStart("billing") == settings.start and sent == stored(settings)
+    assert settings == msgspec.msgpack.decode(msgspec.msgpack.encode(settings), type=ChannelSettings)
+
+
+@pytest.mark.parametrize("start", [{}, {"cursor": ""}, {"cursor": "a b"}, {"cursor": "c", "more": 1}])
+def test_a_start_that_names_no_cursor_is_refused(start: object) -> None:
+    with pytest.raises(msgspec.ValidationError, match="start"):
+        settings_of({"start": start})

@@ -175,7 +175,7 @@ class Api:
         reclaims = Reclaims(host, leaders, topics, steps)
         channel_states = ChannelStates(host, leaders)
         lookup = ChannelLookup(host, topics)
-        channels = ChannelRoutes(host, lookup, channel_states, placement)
+        channels = ChannelRoutes(host, lookup, channel_states, placement, steps)
         channel_steps = ChannelSteps(host.deliveries, leaders)
         jobs = JobRoutes(host, lookup, channel_steps)
         channel_gates = ChannelGates(host, leaders, gates, host.deliveries)

@@ -48,7 +48,7 @@ from laminar.node.partition.state.channels import (
     spaced,
     spaced_runs,
 )
-from laminar.wire.channels import ChannelSettings, Named
+from laminar.wire.channels import ChannelSettings, CursorStart, Named
 
 MAX_JOBS: Final = 10_000
 """Most records that one request is given."""
@@ -162,6 +162,10 @@ class Delivery:
             return await self._seen()
         if known is None:
             self._check_fence()
+        if isinstance(settings.start, CursorStart) and not from_start:
+            # The bounds were confirmed before: what a client was answered to have set is committed here.
+            cursor = partition.cursor_commands.get(settings.start.cursor)
+            first = bounds.start if cursor is None else cursor.position
         first = max(first, partition.state.next_start)
         future = self._propose([Opened(channel, name, version, settings, first, until)])
         self._renew(channel)

@@ -21,7 +21,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.channels import Acknowledged, Why, channel_entry
 from laminar.node.partition.state.succession import Output, SealRecord
-from laminar.wire.channels import ChannelSettings, Filter, Named
+from laminar.wire.channels import ChannelSettings, CursorStart, Filter, Named
 from tests.node.alone import lone_partition
 
 CHANNEL = 7
@@ -327,6 +327,49 @@ async def test_what_is_out_survives_a_restart_with_its_whole_time(tmp_path: Path
         assert (sorted(channel.out), sorted(channel.aside)) == ([0, 2], [1])
         named = Named(0, 0, 1, jobs.runs[0].delivery)
         assert await delivery.settle(CHANNEL, [Step("ack", named)]) == (1, [])
+        delivery.stop()
+
+
+async def test_a_channel_begins_where_a_cursor_stood_when_it_was_opened(tmp_path: Path) -> None:
+    """The place is in the log: the cursor may move or go, and the next leader gives out from there."""
+    start = CursorStart("billing")
+    async with lone_partition(tmp_path) as partition:
+        delivery = Delivery(partition)
+        await append(partition, b"a", b"b", b"c", b"d")
+        await set_cursor(partition, "billing", 2)
+        await delivery.open(CHANNEL, "new", 1, ChannelSettings(start=start))
+        await delivery.open(8, "other", 2, ChannelSettings(start=CursorStart("unknown")))
+        await delivery.open(9, "later", 3, ChannelSettings(start=start), from_start=True)
+        await set_cursor(partition, "billing", 4)
+        await delivery.open(CHANNEL, "new", 4, ChannelSettings(start=start, retry_ms=0))
+        delivery.stop()
+
+    async with lone_partition(tmp_path) as partition:
+        delivery = Delivery(partition)
+        await set_cursor(partition, "billing", None)
+        found = partition.state.channels.by_id
+        assert {CHANNEL: 2, 8: 0, 9: 0} == {number: each.next for number, each in found.items()}
+        assert ChannelSettings(start=start, retry_ms=0) == found[CHANNEL].settings
+        assert values(await given(delivery)) == [b"c", b"d"]
+        delivery.stop()
+
+
+async def set_cursor(partition: Partition, name: str, position: int | None) -> None:
+    await partition.cursor_commands.set(
+        name, position, expected=None, check=False, owner="", now_ms=partition.context.now_ms()
+    )
+
+
+async def test_a_channel_at_a_cursor_that_is_behind_begins_with_what_is_left(tmp_path: Path) -> None:
+    async with lone_partition(tmp_path) as partition:
+        delivery = Delivery(partition)
+        await append(partition, b"a")
+        first = partition.log.last_index
+        await append(partition, b"b")
+        await set_cursor(partition, "billing", 0)
+        await partition.start_mover.propose(first)
+        await delivery.open(CHANNEL, "new", 1, ChannelSettings(start=CursorStart("billing")))
+        assert values(await given(delivery)) == [b"b"]
         delivery.stop()
 
 

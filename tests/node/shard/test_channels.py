@@ -16,6 +16,7 @@ from laminar.node.channels.delivery import Delivery
 from laminar.node.partition.partition import Partition
 from laminar.node.shard.channels import differences
 from laminar.node.shard.shard import Shard
+from laminar.wire.channels import CURSOR_START_SINCE
 from membership.records import ChannelRecord, TopicRecord
 from tests.node.api.consumers.changed import until
 from tests.node.catalog.test_route_requests import until_enabled
@@ -178,3 +179,19 @@ async def test_a_channel_that_cannot_be_opened_is_503_and_goes_on_opening(
         assert [0, 1] == shown["opening"], caught.value
     await until(lambda: all(ids(node, number) for number in (0, 1)))
     assert [] == (await node.client.request_json("GET", "/v1/topics/t/channels/c"))["opening"]
+
+
+async def test_a_start_that_an_older_program_cannot_read_is_not_written(
+    node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would stop at the entry that opens the channel."""
+    await node.client.topic("t").set_cursor("readers", {0: 0})
+    await until_enabled(node, version=CURSOR_START_SINCE)
+    monkeypatch.setattr("laminar.node.api.channels.channels.CURSOR_START_SINCE", CURSOR_START_SINCE + 1)
+    with pytest.raises(laminar.Error, match=f"needs code version {CURSOR_START_SINCE + 1}") as refused:
+        await create(node, start={"cursor": "readers"})
+
+    assert ("not_enabled", 503) == (refused.value.code, refused.value.status)
+    assert [[], []] == [ids(node, 0), ids(node, 1)]
+    monkeypatch.undo()
+    assert [(await create(node, start={"cursor": "readers"}))["id"]] == ids(node)

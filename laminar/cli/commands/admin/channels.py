@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from laminar.cli.commands.topic import confirm, settings_of
 from laminar.cli.errors import UsageError, complain
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
+from laminar.cli.times import moment
 
 if TYPE_CHECKING:
     from laminar.client.records import ChannelInfo
@@ -34,6 +35,13 @@ def create(
     topic: Topic,
     name: Name,
     *,
+    start: Annotated[
+        str | None,
+        Parameter(
+            help="Where it begins: earliest, latest, a time as 2026-01-31T12:00:00Z, or cursor:NAME, where "
+            "that cursor stands. [default: earliest]"
+        ),
+    ] = None,
     setting: Annotated[
         tuple[str, ...], Parameter(help="A setting, as NAME=VALUE; may be repeated.", negative="")
     ] = (),
@@ -43,8 +51,25 @@ def create(
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
     """Create a channel; return when it is open in all partitions."""
+    settings = settings_of(setting)
+    if start is not None:
+        if "start" in settings:
+            raise UsageError("--start and --setting start=... are mutually exclusive")
+        settings["start"] = start_of(start)
     with cluster.connect() as client:
-        client.topic(topic).create_channel(name, settings=settings_of(setting), exist_ok=if_not_exists)
+        client.topic(topic).create_channel(name, settings=settings, exist_ok=if_not_exists)
+
+
+def start_of(text: str) -> str | int | dict[str, str]:
+    """Return the setting that a start means. Raises `UsageError` if it is none."""
+    if text in ("earliest", "latest"):
+        return text
+    kind, colon, name = text.partition(":")
+    if kind == "cursor" and colon:
+        return {"cursor": name}
+    time = moment("--start", text)
+    assert time is not None
+    return round(time.timestamp() * 1000)
 
 
 def describe(

@@ -24,9 +24,16 @@ from laminar.node.api.common.json_body import document_of, json_body
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import ShardServices
+from laminar.node.api.consumers.cursor_steps import CursorSteps
 from laminar.node.catalog.service import CatalogAnswer, ChannelRequest
 from laminar.node.transport.transport import TransportError
-from laminar.wire.channels import ChannelSettings, settings_of, stored
+from laminar.wire.channels import (
+    CURSOR_START_SINCE,
+    ChannelSettings,
+    CursorStart,
+    settings_of,
+    stored,
+)
 from membership.catalog_rules import FIXED, MOST_SETTINGS_BYTES
 from membership.records import ChannelRecord, TopicRecord
 from membership.requests import CreateChannel, DeleteChannel, Result, UpdateChannel
@@ -45,11 +52,13 @@ class ChannelRoutes:
         channels: ChannelLookup,
         states: ChannelStates,
         placement: PlacementCall,
+        cursors: CursorSteps,
     ) -> None:
         self._services = services
         self._channels = channels
         self._states = states
         self._placement = placement
+        self._cursors = cursors
 
     # -- descriptions --------------------------------------------------------------------
 
@@ -143,10 +152,13 @@ class ChannelRoutes:
             Problem: 503 `being_created` if it is not open everywhere after `OPEN_WAIT_S`; it exists, and the
                 leaders go on.
         """
-        self._channels.topic(topic)
-        wanted = stored(json_body(request, documents.NewChannel).settings)
+        record = self._channels.topic(topic)
+        settings = json_body(request, documents.NewChannel).settings
+        wanted = stored(settings)
         _check_size(wanted)
         self._check_until(wanted)
+        if isinstance(settings.start, CursorStart) and channel not in (record.channels or {}):
+            await self._check_cursor(topic, settings.start.cursor)
         result = await self._ask(ChannelRequest(CreateChannel(topic, channel, wanted)), topic)
         known = _channel_of(result, channel)
         if result.outcome == "already_exists" and known is not None:
@@ -175,6 +187,33 @@ class ChannelRoutes:
                 field="settings.until",
                 value=until,
                 limit=now_ms,
+                outcome="not_applied",
+            )
+
+    async def _check_cursor(self, topic: str, cursor: str) -> None:
+        """Refuse to begin at a cursor that is in no partition: all records would be given out.
+
+        Raises:
+            Problem: 404 `no_such_cursor`; 503 `not_enabled` while a node's program does not know such a
+                start; 503 while a leader does not answer.
+        """
+        if self._services.view.code_version < CURSOR_START_SINCE:
+            await self._services.refresh_view()
+        enabled = self._services.view.code_version
+        if enabled < CURSOR_START_SINCE:
+            raise Problem(
+                "not_enabled",
+                f"to begin at a cursor needs code version {CURSOR_START_SINCE}; {enabled} is enabled until "
+                f"all nodes are upgraded",
+                outcome="not_applied",
+            )
+        states, _ = await self._cursors.everywhere(topic, cursor)
+        if not states:
+            raise Problem(
+                "no_such_cursor",
+                f"topic {topic!r} has no cursor {cursor!r} in any partition",
+                field="settings.start.cursor",
+                value=cursor,
                 outcome="not_applied",
             )
 
@@ -336,8 +375,8 @@ def _check_fixed(known: ChannelRecord, settings: ChannelSettings) -> None:
                 "invalid",
                 f"{name} never changes: create another channel",
                 field=f"settings.{name}",
-                value=asked,
-                limit=is_,
+                value=msgspec.to_builtins(asked),
+                limit=msgspec.to_builtins(is_),
                 outcome="not_applied",
             )
 

@@ -91,7 +91,7 @@ def _invalid(text: str, document: Any, kind: type[msgspec.Struct]) -> Problem:
             "there is no such field",
             field=f"{path}.{name}" if path else name,
             value=_at(document, f"{path}.{name}"),
-            limit=_limit(_kind_at(kind, path)),
+            limit=_limit([each for each in _kind_at(kind, path) if isinstance(each, inspect.StructType)]),
         )
     kinds = _kind_at(kind, path)
     return Problem(
@@ -144,7 +144,7 @@ def _alternatives(kind: Type) -> list[Type]:
 
 
 def _limit(kinds: list[Type], text: str = "") -> int | str | None:
-    """Return the problem's limit: the bound that `text` names, the permitted names, or the maximum.
+    """Return the problem's limit: the bound that `text` names, permitted names, the maximum or the pattern.
 
     None if there is none of these.
     """
@@ -158,6 +158,8 @@ def _limit(kinds: list[Type], text: str = "") -> int | str | None:
             return ", ".join(map(str, kind.values))
         if isinstance(kind, inspect.IntType) and kind.le is not None:
             return kind.le
+        if isinstance(kind, inspect.StrType) and kind.pattern is not None:
+            return kind.pattern
     return None
 
 

@@ -74,6 +74,42 @@ def test_where_it_begins_is_as_its_settings_say(http: httpx.Client, partition: P
     assert (0, 0, 0, 0, False) == tuple(early[name] for name in ("out", "aside", "dead", "lost", "blocked"))
 
 
+def test_it_begins_where_a_cursor_stands(http: httpx.Client, new_topic: NewTopic) -> None:
+    """In each partition by itself; where the cursor is not, with the earliest record."""
+    topic = new_topic(3)
+    for number in range(3):
+        Partition(http, topic, number).append(*"abcd")
+    cursor = f"/v1/topics/{topic}/cursors/billing"
+    assert 200 == http.put(cursor, json={"positions": {"0": 3, "1": 4}}).status_code
+    made = create(http, topic, start={"cursor": "billing"})
+    assert 200 == http.put(cursor, json={"positions": {"0": 1}}).status_code
+
+    assert {"start": {"cursor": "billing"}} == made["settings"]
+    assert [3, 4, 0] == [each["next"] for each in made["partitions"].values()]
+    jobs = http.post(f"{path_of(topic)}/receive", json={"max": 10}).json()["jobs"]
+    jobs += http.post(f"{path_of(topic)}/receive", json={"max": 10}).json()["jobs"]
+    assert ["a", "b", "c", "d", "d"] == sorted(job["value"] for job in jobs)
+
+    # The same again is the same channel, also when the cursor is gone; it never begins elsewhere.
+    assert 204 == http.delete(cursor).status_code
+    assert made["id"] == create(http, topic, start={"cursor": "billing"})["id"]
+    other = http.put(path_of(topic), json={"settings": {"start": {"cursor": "others"}}})
+    problem(other, 409, "already_exists", field="settings.start", limit={"cursor": "billing"})
+    change = {"settings": {"start": {"cursor": "others"}}}
+    etag = {"If-Match": f'"{made["version"]}"'}
+    refused = http.patch(path_of(topic), json=change, headers=etag)
+    problem(refused, 422, "invalid", field="settings.start", limit={"cursor": "billing"})
+
+
+def test_a_cursor_that_is_nowhere_is_refused(http: httpx.Client, new_topic: NewTopic) -> None:
+    """A name with a mistake in it would give out all records."""
+    topic = new_topic(2)
+    refused = http.put(path_of(topic), json={"settings": {"start": {"cursor": "biling"}}})
+
+    problem(refused, 404, "no_such_cursor", field="settings.start.cursor", value="biling")
+    assert [] == http.get(f"/v1/topics/{topic}/channels").json()["channels"]
+
+
 def test_an_empty_channel_has_no_oldest_record(http: httpx.Client, new_topic: NewTopic) -> None:
     made = create(http, new_topic())
 
@@ -110,6 +146,8 @@ def test_of_equal_creations_that_race_one_is_the_first(api_url: str, new_topic: 
         ({"max_attempts": -1}, "settings.max_attempts", -1, 0),
         ({"order": "fifo"}, "settings.order", "fifo", "key, none"),
         ({"start": "middle"}, "settings.start", "middle", "earliest, latest"),
+        ({"start": {"cursor": "a b"}}, "settings.start.cursor", "a b", "^[A-Za-z0-9._-]{1,200}$"),
+        ({"start": {"cursr": "a"}}, "settings.start.cursr", "a", "cursor"),
         ({"filter": {"tag": ["a"]}}, "settings.filter.tag", "['a']", "tags, headers"),
         ({"filter": {"tags": ["x" * 1000] * 5}}, "settings", None, 4096),
         ({"colour": 1}, "settings.colour", 1, None),
