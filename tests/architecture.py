@@ -87,6 +87,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.client.errors": ("laminar.http.api",),
     "laminar.client.records": ("laminar.client.errors", "laminar.batch.*"),
     "laminar.client.codecs": (),
+    "laminar.client.trace_id": ("laminar.client.errors",),
     "laminar.client.policy": ("laminar.client.errors", "laminar.client.records", "laminar.wire"),
     "laminar.client.net": (
         *("laminar.client.errors", "laminar.client.policy"),
@@ -95,6 +96,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.client.produce": (
         *(
             "laminar.client.delivery_time",
+            "laminar.client.trace_id",
             "laminar.client.errors",
             "laminar.client.records",
             "laminar.client.codecs",
@@ -106,7 +108,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.client.produce", *BELOW_THE_CLIENT),
     ),
     "laminar.client.transact": (
-        *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
+        *(
+            "laminar.client.trace_id",
+            "laminar.client.errors",
+            "laminar.client.records",
+            "laminar.client.codecs",
+        ),
         *("laminar.client.policy", "laminar.client.net", "laminar.client.produce", *BELOW_THE_CLIENT),
     ),
     "laminar.client.route_changes": (
@@ -115,7 +122,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.client.delivery_time": ("laminar.client.errors", "laminar.wire"),
     "laminar.client.delayed": ("laminar.client.delivery_time", "laminar.client.net"),
     "laminar.client.topic": (
-        *("laminar.client.delivery_time", "laminar.client.delayed"),
+        *("laminar.client.trace_id", "laminar.client.delivery_time", "laminar.client.delayed"),
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.net"),
         *("laminar.client.route_changes", "laminar.client.produce", "laminar.client.consume", "laminar.wire"),
@@ -126,7 +133,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.client.topic", "laminar.http.api"),
     ),
     "laminar.client.sync": (
-        *("laminar.client.delivery_time", "laminar.client.delayed"),
+        *("laminar.client.trace_id", "laminar.client.delivery_time", "laminar.client.delayed"),
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.produce", "laminar.client.consume"),
         *("laminar.client.transact", "laminar.client.topic", "laminar.client.client"),

@@ -1,7 +1,7 @@
 """Records larger than a batch: the stub that stands for one, and the checksum of its whole value.
 
 The value of such a record is kept in parts, in entries of their own. A reader of batches gets a *stub* in its
-place: a batch of one record with the key, the tag, the time and the headers of the large one, an empty value,
+place: a batch of one record with the key, tag, time, trace id and headers of the large one, an empty value,
 `Flag.LARGE` in its header, and two more record headers that give the value's length and checksum. The
 value is read by the record's offset, in pieces. This module decides what a stub is; it does not know where
 parts are kept.
@@ -31,13 +31,19 @@ def build_stub(
     tag: str | None,
     headers: Mapping[str, bytes] | None,
     timestamp_ms: int | None,
+    trace_id: bytes | None = None,
     size_bytes: int,
     crc32c: int,
 ) -> bytearray:
     """Return the unstamped stub of a record whose value has `size_bytes` bytes with this checksum."""
     added = {SIZE_HEADER: b"%d" % size_bytes, CRC_HEADER: b"%08x" % crc32c}
     return build(
-        [b""], keys=[key], tags=[tag], timestamps=[timestamp_ms], headers=[{**(headers or {}), **added}]
+        [b""],
+        keys=[key],
+        tags=[tag],
+        timestamps=[timestamp_ms],
+        headers=[{**(headers or {}), **added}],
+        trace_ids=[trace_id],
     )
 
 

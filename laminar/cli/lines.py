@@ -15,7 +15,10 @@ import msgspec
 from laminar.cli.errors import Failed, UsageError
 
 DEFAULT_FORMAT = r"%v\n"
-PLACES = "%t topic, %p partition, %o offset, %k key, %v value, %T time, %g tag, %h headers, %% percent"
+PLACES = (
+    "%t topic, %p partition, %o offset, %k key, %v value, %T time, %g tag, %h headers, %i trace id, "
+    "%% percent"
+)
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
@@ -51,6 +54,10 @@ class Record(Protocol):
         """Its tag; None if it has none."""
 
     @property
+    def trace_id(self) -> str | None:
+        """Its trace id in hexadecimal digits; None if it has none."""
+
+    @property
     def timestamp(self) -> int:
         """Its time in ms since the epoch."""
 
@@ -81,6 +88,7 @@ _SHOWN: Mapping[str, Show] = {
     "T": lambda record: rfc3339(record.timestamp).encode(),
     "g": lambda record: (record.tag or "").encode(),
     "h": _headers,
+    "i": lambda record: (record.trace_id or "").encode(),
 }
 
 
@@ -118,6 +126,8 @@ def as_json(record: Record) -> bytes:
         shown |= _text_or_base64("key", record.key)
     if record.tag is not None:
         shown["tag"] = record.tag
+    if record.trace_id is not None:
+        shown["trace_id"] = record.trace_id
     if record.headers:
         shown["headers"] = {name: value.decode("utf-8", "replace") for name, value in record.headers.items()}
     large_bytes = record.large_bytes
@@ -133,7 +143,7 @@ def _text_or_base64(name: str, raw: bytes) -> dict[str, str]:
 
 
 class Pointer:
-    """A JSON pointer (RFC 6901) that picks a key or a tag out of a line."""
+    """A JSON pointer (RFC 6901) that picks a key, a tag or a trace id out of a line."""
 
     def __init__(self, text: str, *, flag: str) -> None:
         if text and not text.startswith("/"):

@@ -115,6 +115,13 @@ class Record(Generic[T_co]):
         return {} if headers is None else headers[self._position]
 
     @property
+    def trace_id(self) -> str | None:
+        """Trace id that its producer gave, as 32 hexadecimal digits; None if it gave none."""
+        traces = self._batch.frame.trace_ids
+        found = None if traces is None else traces[self._position]
+        return None if found is None else found.hex()
+
+    @property
     def timestamp(self) -> int:
         """The time that the producer gave the record, else the time of its append; epoch milliseconds."""
         return self._batch.frame.timestamps[self._position]

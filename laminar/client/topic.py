@@ -55,6 +55,7 @@ from laminar.client.route_changes import (
     routes_of,
     until_done,
 )
+from laminar.client.trace_id import TraceId, trace_id_bytes
 from laminar.wire.key_route import Route
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Topic(Generic[T]):
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        trace_id: TraceId | None = None,
         delay: Delay | None = None,
         deliver_at: DeliverAt | None = None,
         partition: int | None = None,
@@ -96,6 +98,7 @@ class Topic(Generic[T]):
         """Append one record; return its receipt when it is durable as the topic's settings require.
 
         Appends that run at the same time are joined into batches. A record is never appended twice.
+        `trace_id`, 32 hexadecimal digits or 16 bytes, is kept with the record.
 
         With `delay`, in seconds or as a `timedelta`, or at `deliver_at`, a `datetime` or milliseconds since
         the epoch, readers get the record later. Then the receipt has the record's id, `scheduled`, and no
@@ -103,7 +106,7 @@ class Topic(Generic[T]):
         this call, by this machine's clock.
 
         Raises:
-            ConfigError: both are given, or one that is no such time.
+            ConfigError: both are given, or one that is no such time; or `trace_id` is none.
             OutcomeUnknown: the deadline passed without a receipt.
         """
         raw: Any = value if self.codec is None else self.codec.encode(value)
@@ -117,6 +120,7 @@ class Topic(Generic[T]):
             timestamp_ms=timestamp_ms,
             partition=partition,
             timeout=timeout,
+            trace_id=trace_id_bytes(trace_id),
             deliver_at_ms=deliver_at_ms,
         )
 
@@ -130,6 +134,7 @@ class Topic(Generic[T]):
         timestamp_ms: int | None,
         partition: int | None,
         timeout: float | None,
+        trace_id: bytes | None = None,
         deliver_at_ms: int | None = None,
     ) -> Receipt:
         sender = await self._appending()
@@ -147,6 +152,7 @@ class Topic(Generic[T]):
             timestamp_ms=timestamp_ms,
             partition=partition,
             number=None,
+            trace_id=trace_id,
             deliver_at_ms=deliver_at_ms,
         )
         delivery = Delivery(pending, len(pending.values) - 1)
@@ -277,6 +283,7 @@ class Topic(Generic[T]):
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        trace_id: TraceId | None = None,
         partition: int | None = None,
         part_bytes: int = PART_BYTES,
         timeout: float | None = None,
@@ -293,6 +300,7 @@ class Topic(Generic[T]):
             tag=tag,
             headers=headers,
             timestamp_ms=timestamp_ms,
+            trace_id=trace_id,
             partition=partition,
             part_bytes=part_bytes,
             timeout=timeout,
@@ -312,6 +320,7 @@ class Topic(Generic[T]):
         tag: str | None,
         headers: Mapping[str, bytes] | None,
         timestamp_ms: int | None,
+        trace_id: TraceId | None,
         partition: int | None,
         part_bytes: int,
         timeout: float | None,
@@ -321,6 +330,7 @@ class Topic(Generic[T]):
             raise ConfigError(
                 "a part has at least one byte", code="bad_part", field="part_bytes", value=part_bytes, limit=1
             )
+        trace = trace_id_bytes(trace_id)
         places = await self._session.topic_map(self.name, timeout_s=timeout)
         route = places.route
         raw_key = key.encode() if isinstance(key, str) else key
@@ -341,6 +351,7 @@ class Topic(Generic[T]):
                 timestamp_ms=timestamp_ms,
                 partition=partition,
                 timeout=timeout,
+                trace_id=trace,
             )
 
         return Upload(
@@ -353,6 +364,7 @@ class Topic(Generic[T]):
             tag=tag,
             headers=headers,
             timestamp_ms=timestamp_ms,
+            trace_id=trace,
             first_bytes=part_bytes,
             timeout_s=self._session.timeout_s if timeout is None else timeout,
             small=small,

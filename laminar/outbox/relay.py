@@ -29,6 +29,7 @@ from laminar.client.errors import (
 )
 from laminar.client.sync.producer import Producer
 from laminar.client.sync.topic import Topic
+from laminar.client.trace_id import trace_id_bytes
 from laminar.outbox.databases import Database
 from laminar.outbox.table import Claim, OutboxTable, TakenOver
 
@@ -69,6 +70,8 @@ class _Record(NamedTuple):
     tag: str | None
     headers: Mapping[str, bytes] | None
     timestamp_ms: int | None
+    trace_id: bytes | None
+    deliver_at_ms: int | None
 
 
 class Relay:
@@ -260,6 +263,8 @@ class Relay:
                     tag=record.tag,
                     headers=record.headers,
                     timestamp_ms=record.timestamp_ms,
+                    trace_id=record.trace_id,
+                    deliver_at=record.deliver_at_ms,
                     number=number,
                 )
                 if self._one_by_one:
@@ -313,7 +318,7 @@ def _age_ms(claim: Claim) -> int:
 
 def _record(table: str, row: tuple[Any, ...]) -> _Record:
     """Return what is to be appended for a row. Raises BadRow."""
-    row_id, value, key, tag, headers, timestamp_ms = row
+    row_id, value, key, tag, headers, timestamp_ms, trace_id, deliver_at_ms = row
     if isinstance(headers, str | bytes):
         try:
             headers = _headers.decode(headers)
@@ -325,8 +330,13 @@ def _record(table: str, row: tuple[Any, ...]) -> _Record:
         raise BadRow(table, row_id, "headers are no JSON object of strings", field="headers")
     if tag is not None and not isinstance(tag, str):
         raise BadRow(table, row_id, f"tag is {type(tag).__name__}, not text", field="tag")
-    if timestamp_ms is not None and not isinstance(timestamp_ms, int):
-        raise BadRow(table, row_id, f"timestamp_ms is {type(timestamp_ms).__name__}", field="timestamp_ms")
+    for name, time_ms in (("timestamp_ms", timestamp_ms), ("deliver_at_ms", deliver_at_ms)):
+        if time_ms is not None and not isinstance(time_ms, int):
+            raise BadRow(table, row_id, f"{name} is {type(time_ms).__name__}", field=name)
+    try:
+        trace = trace_id_bytes(trace_id)
+    except ConfigError as error:
+        raise BadRow(table, row_id, error.message, field="trace_id") from None
     raw = _bytes(table, row_id, "value", value)
     if raw is None:
         raise BadRow(table, row_id, "it has no value", field="value")
@@ -336,6 +346,8 @@ def _record(table: str, row: tuple[Any, ...]) -> _Record:
         tag,
         None if headers is None else {name: cell.encode() for name, cell in headers.items()},
         timestamp_ms,
+        trace,
+        deliver_at_ms,
     )
 
 

@@ -13,7 +13,9 @@ CREATE TABLE {table} (
     key text,
     tag text,
     headers jsonb CHECK (jsonb_typeof(headers) = 'object'),
-    timestamp_ms bigint DEFAULT (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+    timestamp_ms bigint DEFAULT (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
+    trace_id text CHECK (trace_id ~ '^[0-9a-fA-F]{{32}}$'),
+    deliver_at_ms bigint CHECK (deliver_at_ms >= 0)
 );
 CREATE TABLE {table}_relay (
     id integer PRIMARY KEY CHECK (id = 1),
@@ -33,7 +35,9 @@ CREATE TABLE {table} (
     key text,
     tag text,
     headers text CHECK (json_type(headers) = 'object'),
-    timestamp_ms integer DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 AS integer))
+    timestamp_ms integer DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 AS integer)),
+    trace_id text CHECK (length(trace_id) = 32 AND trace_id NOT GLOB '*[^0-9a-fA-F]*'),
+    deliver_at_ms integer CHECK (deliver_at_ms >= 0)
 );
 CREATE TABLE {table}_relay (
     id integer PRIMARY KEY CHECK (id = 1),

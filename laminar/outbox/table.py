@@ -22,7 +22,7 @@ from laminar.outbox.databases import Database, checked_name
 
 _ids = msgspec.json.Decoder(list[int | None])
 
-COLUMNS = "id, value, key, tag, headers, timestamp_ms"
+COLUMNS = "id, value, key, tag, headers, timestamp_ms, trace_id, deliver_at_ms"
 
 
 class TakenOver(Exception):

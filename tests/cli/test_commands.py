@@ -112,6 +112,21 @@ def test_a_file_is_produced_by_key_and_each_key_keeps_its_order(
         assert sorted(numbers) == numbers
 
 
+def test_trace_ids_are_produced_and_shown(topic: str, laminar: Command) -> None:
+    """One for all records, or that in each line; a line with another one ends it, and is named."""
+    traces = [f"{number:032x}" for number in range(2)]
+    lines = b"".join(b'{"trace": "%s"}\n' % trace.encode() for trace in traces) + b"{}\n"
+    assert 0 == laminar("produce", topic, "--trace-id-from", "/trace", stdin=lines).code
+    assert 0 == laminar("produce", topic, "--trace-id", "ab" * 16, stdin=b"{}\n").code
+    wrong = laminar("produce", topic, "--trace-id-from", "/trace", stdin=b'{"trace": "7"}\n')
+    shown = [json.loads(line) for line in laminar("consume", topic, "--json").out.splitlines()]
+    printed = laminar("consume", topic, "--format", r"%i\n").text.splitlines()
+
+    assert sorted([*traces, "ab" * 16, ""]) == sorted(printed)
+    assert {*traces, "ab" * 16, None} == {record.get("trace_id") for record in shown}
+    assert 0 != wrong.code and "line 1" in wrong.err and "32 hexadecimal digits" in wrong.err
+
+
 def test_only_one_tag_and_one_header(topic: str, laminar: Command) -> None:
     """--tag and --header filter, with --last, --limit and a cursor, which passes what is left out."""
     laminar("produce", topic, "--tag-from", "/origin", stdin=FLIGHTS)
@@ -323,6 +338,8 @@ def test_waiting_for_a_cluster_is_said(laminar: Command, monkeypatch: pytest.Mon
         (["consume", "t", "--header", "source"], "NAME=VALUE"),
         (["produce", "t", "--key", "a", "--key-from", "/b"], "--key-from"),
         (["produce", "t", "--key-from", "b"], "JSON pointer"),
+        (["produce", "t", "--trace-id", "a1"], "32 hexadecimal digits"),
+        (["produce", "t", "--trace-id", "a" * 32, "--trace-id-from", "/b"], "--trace-id-from"),
         (["topic", "create", "t", "--setting", "flush"], "NAME=VALUE"),
         (["topic", "list", "--url", "nonsense"], "nonsense"),
         (["consume", "t", "--since", "yesterday"], "yesterday"),

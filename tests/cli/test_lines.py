@@ -28,6 +28,7 @@ class Shown:
     timestamp: int = 981_173_106_789
     headers: Mapping[str, bytes] = field(default_factory=lambda: {"trace": b"7"})
     large_bytes: int | None = None
+    trace_id: str | None = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 @pytest.mark.parametrize(
@@ -36,19 +37,21 @@ class Shown:
         (r"%v\n", b"hi\n"),
         (r"%t %p %o %k %v\n", b"flights 3 812 SFO hi\n"),
         (r"%T\t%g\t%h", b"2001-02-03T04:05:06.789Z\tlate\ttrace=7"),
+        ("%i", b"4bf92f3577b34da6a3ce929d0e0e4736"),
         (r"100%%\\", b"100%\\"),
         (r"\d", b"\\d"),
         ("", b""),
     ],
 )
 def test_a_format_shows_each_place(text: str, expected: bytes) -> None:
-    r"""%t %p %o %k %v %T %g %h are the record's, %% is a percent sign, \n and \t are as in C."""
+    r"""%t %p %o %k %v %T %g %h %i are the record's, %% is a percent sign, \n and \t are as in C."""
     assert expected == compile_format(text)(Shown())
 
 
 def test_what_a_record_does_not_have_is_shown_as_nothing() -> None:
     """A record without key, tag and headers leaves their places empty."""
-    assert b"[][][]" == compile_format("[%k][%g][%h]")(Shown(key=None, tag=None, headers={}))
+    bare = Shown(key=None, tag=None, headers={}, trace_id=None)
+    assert b"[][][][]" == compile_format("[%k][%g][%h][%i]")(bare)
 
 
 @pytest.mark.parametrize("text", ["%x", "%", "%v%"])

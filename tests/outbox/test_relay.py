@@ -38,7 +38,15 @@ def table_of(application: Application) -> OutboxTable:
 
 def test_committed_rows_are_sent_with_all_their_columns(application: Application, topic: Topic) -> None:
     with application.opened() as connection:
-        application.insert(connection, b"one", key="alice", tag="new", headers={"by": "Zoë"}, timestamp_ms=17)
+        application.insert(
+            connection,
+            b"one",
+            key="alice",
+            tag="new",
+            headers={"by": "Zoë"},
+            timestamp_ms=17,
+            trace_id="4bf92f3577b34da6a3ce929d0e0e4736",
+        )
         application.insert(connection, b"\x00\xff")
 
     assert 2 == send(application, topic)
@@ -50,11 +58,30 @@ def test_committed_rows_are_sent_with_all_their_columns(application: Application
         first.tag,
         dict(first.headers),
     )
-    assert 17 == first.timestamp
+    assert (17, "4bf92f3577b34da6a3ce929d0e0e4736") == (first.timestamp, first.trace_id)
+    assert second.trace_id is None
     assert (b"\x00\xff", None, None) == (second.value, second.key, second.tag)
     assert abs(second.timestamp - time.time() * 1000) < 60_000  # its default: when it was inserted
     assert [] == application.rows("SELECT id FROM outbox")
     assert 0 == send(application, topic)
+
+
+def test_a_row_with_a_time_is_read_when_it_is_due(application: Application, topic: Topic) -> None:
+    """It is deleted when the topic has it; one whose time has passed is there at once."""
+    due_ms = time.time_ns() // 1_000_000 + 3_600_000
+    with application.opened() as connection:
+        application.insert(connection, b"later", deliver_at_ms=due_ms)
+        application.insert(connection, b"now", deliver_at_ms=17)
+        application.insert(connection, b"plain")
+
+    assert 3 == send(application, topic)
+
+    assert [] == application.rows("SELECT id FROM outbox")
+    assert [b"now", b"plain"] == values(topic)
+    (later,) = topic.list_delayed()
+    assert due_ms == round(later.deliver_at.timestamp() * 1000)
+    topic.move_delayed(later.id, deliver_at="now")
+    assert b"later" == next(iter(topic.read({0: 2}, follow=True))).value
 
 
 def test_what_is_rolled_back_is_never_sent(application: Application, topic: Topic) -> None:

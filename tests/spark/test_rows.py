@@ -23,6 +23,7 @@ TYPES = {
     "partition": pyarrow.int32(),
     "tag": pyarrow.utf8(),
     "timestamp": pyarrow.timestamp("us", tz="UTC"),
+    "traceid": pyarrow.binary(),
     "headers": pyarrow.list_(pyarrow.struct([("key", pyarrow.utf8()), ("value", pyarrow.binary())])),
 }
 PARTITIONS = 3
@@ -123,10 +124,17 @@ def test_a_column_names_topic_and_partition() -> None:
     assert sorted(everything, key=str) == sorted((r for each in named.values() for r in each), key=str)
 
 
-def test_tags_times_and_headers_are_written() -> None:
+def test_tags_times_headers_and_trace_ids_are_written() -> None:
     """Times to the millisecond below, also before 1970."""
+    traces = [bytes(range(16)), None, b"t" * 16]
     headers = [[{"key": "h", "value": b"1"}], None, []]
-    rows = batch(value=[b"0", b"1", b"2"], tag=["x", None, "y"], timestamp=[1_999, None, -1], headers=headers)
+    rows = batch(
+        value=[b"0", b"1", b"2"],
+        tag=["x", None, "y"],
+        timestamp=[1_999, None, -1],
+        headers=headers,
+        traceid=traces,
+    )
 
     [(_, _, frame, _)] = staged(rows)
 
@@ -134,6 +142,7 @@ def test_tags_times_and_headers_are_written() -> None:
     assert ["x", None, "y"] == made.tags
     assert (1, None, -1) == tuple(made.given_timestamps or ())
     assert [{"h": b"1"}, {}, {}] == list(made.headers or ())
+    assert traces == made.trace_ids
 
 
 def test_a_stage_keeps_to_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +169,7 @@ def test_a_stage_keeps_to_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ({"value": [b""], "topic": ["t"], "partition": [-1]}, "column partition: there is no partition -1"),
         ({"value": [b""], "topic": ["t"], "headers": [[{"key": "a", "value": None}]]}, "column headers"),
+        ({"value": [b""], "topic": ["t"], "traceid": [b"t" * 15]}, "column traceId: .* 16 bytes, not 15"),
         (
             {"value": [b""], "topic": ["t"], "headers": [[{"key": "a", "value": b""}] * 2]},
             "column headers: one record has 'a' twice",

@@ -56,12 +56,13 @@ def test_what_an_ended_partition_refuses_is_cut_anew(url: str, client: laminar.C
                 "value": [b"%d" % number + b"." * 2_000 for number in range(first, first + 500)],
                 "key": keys[first : first + 500],
                 "tag": [f"tag {number}" for number in range(first, first + 500)],
+                "traceId": [number.to_bytes(16) for number in range(first, first + 500)],
             }
         )
         for first in range(0, 3_000, 500)
     ]
     stager = TaskStager(here, "cutter", number=0, epoch=1, task=3)
-    staged = stager.stage(rows, {"value": 0, "key": 1, "tag": 2}, topic="cut-anew")
+    staged = stager.stage(rows, {"value": 0, "key": 1, "tag": 2, "traceid": 3}, topic="cut-anew")
     assert staged is not None and 3_000 == staged.records
     sink = client.sink("cutter")
     sink.begin(epoch=1)
@@ -72,7 +73,7 @@ def test_what_an_ended_partition_refuses_is_cut_anew(url: str, client: laminar.C
     last: dict[bytes | None, int] = {}
     for record in read:
         number = int(record.value.rstrip(b"."))
-        assert f"tag {number}" == record.tag
+        assert (f"tag {number}", f"{number:032x}") == (record.tag, record.trace_id)
         key = keys[number]
         assert (None if key is None else key.encode()) == record.key
         if record.key is not None:

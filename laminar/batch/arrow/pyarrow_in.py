@@ -19,6 +19,7 @@ from laminar.batch.header import Kind, malformed, seal
 _ENCODER = msgspec.msgpack.Encoder()
 _OFFSET_BYTES = 4
 _NUMBER_BYTES = 8
+_TRACE_BYTES = 16
 
 
 def frame(
@@ -27,11 +28,13 @@ def frame(
     keys: pyarrow.Array | None = None,
     tags: pyarrow.Array | None = None,
     timestamps: pyarrow.Array | None = None,
+    trace_ids: pyarrow.Array | None = None,
     headers: list[dict[str, bytes] | None] | None = None,
 ) -> bytearray:
     """Return an unstamped frame of records, as `laminar.batch.build` makes it of the same cells.
 
-    `values` and `keys` are binary, `tags` text, `timestamps` in milliseconds; all have one length.
+    `values` and `keys` are binary, `tags` text, `timestamps` in milliseconds, `trace_ids` binary of 16 bytes;
+    all have one length.
 
     Raises:
         BatchError: there are no records, a value is null, or the frame would pass 2 GiB.
@@ -50,6 +53,9 @@ def frame(
     if tags is not None and _some(tags, count):
         hashes, tag_mask = _hashes(tags)
         columns += [hashes, _variable(Column.TAG, tags)]
+    if trace_ids is not None and _some(trace_ids, count):
+        fixed = trace_ids.cast(pyarrow.binary(_TRACE_BYTES))
+        columns.append(_fixed(Column.TRACE_ID, fixed, _TRACE_BYTES, missing=bytes(_TRACE_BYTES)))
     if headers is not None and any(headers):
         assert count == len(headers), f"{len(headers)} headers of {count} records"
         columns.append(
@@ -83,9 +89,14 @@ def _variable(column: Column, cells: pyarrow.Array) -> Cells:
 
 
 def _numbers(column: Column, cells: pyarrow.Array) -> Cells:
+    return _fixed(column, cells, _NUMBER_BYTES, missing=0)
+
+
+def _fixed(column: Column, cells: pyarrow.Array, width: int, *, missing: int | bytes) -> Cells:
+    """Return a column whose cells have `width` bytes each; `missing` stands where there is none."""
     validity, nulls = _validity(cells), cells.null_count
-    data = _bytes(pyarrow.compute.fill_null(cells, 0) if nulls else cells, _NUMBER_BYTES)
-    return Cells(column, Codec.NONE, _NUMBER_BYTES, validity, b"", (data,), len(data), len(data), nulls)
+    data = _bytes(pyarrow.compute.fill_null(cells, missing) if nulls else cells, width)
+    return Cells(column, Codec.NONE, width, validity, b"", (data,), len(data), len(data), nulls)
 
 
 def _hashes(tags: pyarrow.Array) -> tuple[Cells, int]:

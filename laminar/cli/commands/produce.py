@@ -36,6 +36,10 @@ def produce(
         str | None, Parameter(help="Where in each line's JSON its key is, as /origin (a JSON pointer).")
     ] = None,
     tag_from: Annotated[str | None, Parameter(help="Where in each line's JSON its tag is.")] = None,
+    trace_id: Annotated[
+        str | None, Parameter(help="The trace id of every record: 32 hexadecimal digits.")
+    ] = None,
+    trace_id_from: Annotated[str | None, Parameter(help="Where in each line's JSON its trace id is.")] = None,
     partition: Annotated[
         int | None, Parameter(name=["--partition", "-p"], help="Only into this partition.")
     ] = None,
@@ -55,8 +59,12 @@ def produce(
 
     if key is not None and key_from is not None:
         raise UsageError("--key and --key-from are mutually exclusive")
+    if trace_id is not None and trace_id_from is not None:
+        raise UsageError("--trace-id and --trace-id-from are mutually exclusive")
+    check_trace_id(trace_id)
     key_at = Pointer(key_from, flag="--key-from") if key_from is not None else None
     tag_at = Pointer(tag_from, flag="--tag-from") if tag_from is not None else None
+    trace_at = Pointer(trace_id_from, flag="--trace-id-from") if trace_id_from is not None else None
     due = due_of("--deliver-at", deliver_at, delay)
     sent = keyed = 0
     code = EXIT_DONE
@@ -74,7 +82,15 @@ def produce(
                         picked = key_at.pick(value, number=number) if key_at is not None else key
                         tag = tag_at.pick(value, number=number) if tag_at is not None else None
                         keyed += picked is not None
-                        producer.send(value, key=picked, tag=tag, partition=partition, deliver_at=due)
+                        trace = trace_at.pick(value, number=number) if trace_at is not None else trace_id
+                        producer.send(
+                            value,
+                            key=picked,
+                            tag=tag,
+                            trace_id=trace,
+                            partition=partition,
+                            deliver_at=due,
+                        )
                         sent = number
                         advance(len(line))
                 except Failed as error:
@@ -104,6 +120,17 @@ def produce(
     elif sys.stderr.isatty():
         print(f"{sent:,} records appended to {topic}", file=sys.stderr)
     return code
+
+
+def check_trace_id(text: str | None) -> None:
+    """Refuse a trace id that is none before anything is sent. Raises `UsageError`."""
+    from laminar.client.errors import ConfigError
+    from laminar.client.trace_id import trace_id_bytes
+
+    try:
+        trace_id_bytes(text)
+    except ConfigError as error:
+        raise UsageError(f"--trace-id {text!r}: {error.message}") from None
 
 
 def _say_undelivered(client: Client, topic: str, error: ProduceError, sent: int) -> int:

@@ -118,6 +118,8 @@ def copy_record(source: Pending, position: int, pending: Pending) -> int:
         pending.headers = extended(pending.headers, place, headers)
     if (timestamp_ms := _cell(source.timestamps, position)) is not None:
         pending.timestamps = extended(pending.timestamps, place, timestamp_ms)
+    if (trace_id := _cell(source.trace_ids, position)) is not None:
+        pending.trace_ids = extended(pending.trace_ids, place, trace_id)
     if source.delayed:
         pending.delivery_times.append(source.delivery_times[position])
     if source.numbers is not None:

@@ -83,6 +83,7 @@ class Pending:
         "tags",
         "term",
         "timestamps",
+        "trace_ids",
         "under_way",
         "values",
     )
@@ -99,6 +100,7 @@ class Pending:
         self.tags: list[str | None] | None = None
         self.headers: list[Mapping[str, bytes] | None] | None = None
         self.timestamps: list[int | None] | None = None
+        self.trace_ids: list[bytes | None] | None = None
         self.delayed = False
         self.delivery_times: list[int] = []
         self.scheduled: list[str] = []
@@ -157,7 +159,7 @@ class Pending:
         """
         self.parts = parts
         self.values, self.keys, self.size_bytes = [], [], 0
-        self.tags = self.headers = self.timestamps = self.named = self.numbers = None
+        self.tags = self.headers = self.timestamps = self.trace_ids = self.named = self.numbers = None
         self.delivery_times = []
         for part in {id(part): part for part, _ in parts}.values():
             part.when_settled(self._part_settled)

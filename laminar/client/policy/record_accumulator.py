@@ -204,9 +204,10 @@ class RecordAccumulator:
         tag: str | None,
         headers: Mapping[str, bytes] | None,
         timestamp_ms: int | None,
+        trace_id: bytes | None = None,
         deliver_at_ms: int | None = None,
     ) -> Pending:
-        """Do as `put`, for a record with a tag, headers, a timestamp or a time of delivery of its own."""
+        """Do as `put`, for a record with a tag, headers, a timestamp, trace id or time of delivery."""
         pending = self.put(value, key, queue, delayed=deliver_at_ms is not None)
         if deliver_at_ms is not None:
             pending.delivery_times.append(deliver_at_ms)
@@ -217,6 +218,8 @@ class RecordAccumulator:
             pending.headers = extended(pending.headers, before, headers)
         if timestamp_ms is not None:
             pending.timestamps = extended(pending.timestamps, before, timestamp_ms)
+        if trace_id is not None:
+            pending.trace_ids = extended(pending.trace_ids, before, trace_id)
         return pending
 
     def checkpoint(self) -> int:

@@ -45,6 +45,7 @@ class Row(NamedTuple):
     tag: str | None = None
     headers: Mapping[str, bytes] | None = None
     timestamp_ms: int | None = None
+    trace_id: bytes | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -168,6 +169,8 @@ class Stages:
             pending.headers = extended(pending.headers, before, row.headers)
         if row.timestamp_ms is not None:
             pending.timestamps = extended(pending.timestamps, before, row.timestamp_ms)
+        if row.trace_id is not None:
+            pending.trace_ids = extended(pending.trace_ids, before, row.trace_id)
         pending.size_bytes += row.size_bytes
         if pending.size_bytes >= self._batch_bytes or len(pending.values) >= MAX_RECORDS:
             self._close(topic, place, pending)
@@ -299,11 +302,12 @@ def _rows_of(pending: Pending) -> list[Row]:
     none = [None] * count
     tags, headers = padded(pending.tags, count) or none, padded(pending.headers, count) or none
     timestamps = padded(pending.timestamps, count) or none
+    traces = padded(pending.trace_ids, count) or none
     named = pending.named or set()
     return [
-        Row(value, key, pending.partition if position in named else None, tag, header, timestamp_ms)
-        for position, (value, key, tag, header, timestamp_ms) in enumerate(
-            zip(pending.values, pending.keys, tags, headers, timestamps, strict=True)
+        Row(value, key, pending.partition if position in named else None, *cells)
+        for position, (value, key, *cells) in enumerate(
+            zip(pending.values, pending.keys, tags, headers, timestamps, traces, strict=True)
         )
     ]
 

@@ -35,6 +35,7 @@ from laminar.client.policy.retry import REDIRECTS_AT_ONCE, Backoff, Step, judge_
 from laminar.client.policy.routing import newest_route
 from laminar.client.produce.named_producer import lineage_of
 from laminar.client.records import Receipt
+from laminar.client.trace_id import TraceId, trace_id_bytes
 from laminar.http.api.problems import CODES
 from laminar.wire.datagram import (
     NUMBER_BYTES,
@@ -80,7 +81,18 @@ class _Ended(Exception):
 class _Record:
     """One record that has no receipt yet. `named`: its caller named the partition."""
 
-    __slots__ = ("deadline", "future", "headers", "key", "named", "sent", "tag", "timestamp_ms", "value")
+    __slots__ = (
+        "deadline",
+        "future",
+        "headers",
+        "key",
+        "named",
+        "sent",
+        "tag",
+        "timestamp_ms",
+        "trace_id",
+        "value",
+    )
 
     def __init__(
         self,
@@ -89,6 +101,7 @@ class _Record:
         tag: str | None,
         headers: Mapping[str, bytes] | None,
         timestamp_ms: int | None,
+        trace_id: bytes | None,
         *,
         deadline: float,
         future: asyncio.Future[Receipt],
@@ -100,6 +113,7 @@ class _Record:
         self.tag = tag
         self.headers = headers
         self.timestamp_ms = timestamp_ms
+        self.trace_id = trace_id
         self.deadline = deadline
         self.future = future
         self.sent = False  # true if a datagram with it may have been sent
@@ -216,6 +230,7 @@ class Datagrams(Generic[T]):
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        trace_id: TraceId | None = None,
         partition: int | None = None,
         timeout: float | None = None,
     ) -> Receipt:
@@ -241,6 +256,7 @@ class Datagrams(Generic[T]):
             tag,
             headers,
             timestamp_ms,
+            trace_id_bytes(trace_id),
             deadline=loop.time() + timeout_s,
             future=loop.create_future(),
             named=partition is not None,
@@ -475,6 +491,7 @@ class Datagrams(Generic[T]):
             timestamps=[record.timestamp_ms for record in batch],
             tags=[record.tag for record in batch],
             headers=[record.headers for record in batch],
+            trace_ids=[record.trace_id for record in batch],
             producer_id=self._producer_id,
             producer_epoch=epoch,
             sequence=sequence,

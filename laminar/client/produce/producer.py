@@ -21,6 +21,7 @@ from laminar.client.policy.record_accumulator import RecordAccumulator, sealed_e
 from laminar.client.policy.resume_numbers import BLOCK, Numbers
 from laminar.client.produce.sender import Sender
 from laminar.client.records import Receipt
+from laminar.client.trace_id import TraceId, trace_id_bytes
 from laminar.wire.key_route import logical_of_block, logical_of_key
 
 T = TypeVar("T")
@@ -109,6 +110,7 @@ def put_record(
     timestamp_ms: int | None,
     partition: int | None,
     number: int | None,
+    trace_id: bytes | None = None,
     deliver_at_ms: int | None = None,
 ) -> Pending:
     """Put a record into the queue of its partition; return its batch, in which it is the last record.
@@ -140,7 +142,8 @@ def put_record(
         queue = queue_for(accumulator, key, partition)
     else:
         queue = accumulator.queue_of_block(number // BLOCK)
-    if tag is None and headers is None and timestamp_ms is None and deliver_at_ms is None:
+    plain = tag is None and headers is None and timestamp_ms is None
+    if plain and trace_id is None and deliver_at_ms is None:
         pending = accumulator.put(value, key, queue)
     else:
         pending = accumulator.put_with(
@@ -150,6 +153,7 @@ def put_record(
             tag=tag,
             headers=headers,
             timestamp_ms=timestamp_ms,
+            trace_id=trace_id,
             deliver_at_ms=deliver_at_ms,
         )
     if numbers is not None and number is not None:
@@ -261,6 +265,7 @@ class Producer(Generic[T_in]):
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        trace_id: TraceId | None = None,
         delay: Delay | None = None,
         deliver_at: DeliverAt | None = None,
         partition: int | None = None,
@@ -268,7 +273,8 @@ class Producer(Generic[T_in]):
     ) -> Delivery:
         """Send a record and return at once, without waiting.
 
-        With `delay` or `deliver_at` readers get it later, as with `Topic.append`.
+        With `delay` or `deliver_at` readers get it later, and `trace_id` is kept with it, as with
+        `Topic.append`.
 
         `number` is the program's own number, for a producer with a name: from 1, and higher than that of the
         record before. A record that an earlier run of the same name made durable is not sent: its receipt has
@@ -280,10 +286,11 @@ class Producer(Generic[T_in]):
         """
         timed = delay is not None or deliver_at is not None
         plain = partition is None and tag is None and headers is None and timestamp_ms is None
-        if plain and number is None and not timed:
+        if plain and number is None and trace_id is None and not timed:
             pending = self._put(value, key)
         else:
             deliver_at_ms = delivery_time_ms(delay, deliver_at) if timed else None
+            trace = trace_id_bytes(trace_id)
             accumulator, sender, raw = self._ready(value)
             pending = put_record(
                 accumulator,
@@ -294,6 +301,7 @@ class Producer(Generic[T_in]):
                 timestamp_ms=timestamp_ms,
                 partition=partition,
                 number=number,
+                trace_id=trace,
                 deliver_at_ms=deliver_at_ms,
             )
             sender.wake()

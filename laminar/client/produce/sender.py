@@ -207,6 +207,7 @@ class Sender:
             tags=padded(pending.tags, count),
             headers=padded(pending.headers, count),
             delivery_times=pending.delivery_times or None,
+            trace_ids=padded(pending.trace_ids, count),
             producer_id=self._producer_id,
             producer_epoch=pending.epoch,
             sequence=pending.sequence,

@@ -81,6 +81,7 @@ class Upload:
         tag: str | None,
         headers: Mapping[str, bytes] | None,
         timestamp_ms: int | None,
+        trace_id: bytes | None,
         first_bytes: int,
         timeout_s: float,
         small: Callable[[bytes], Awaitable[Receipt]],
@@ -92,7 +93,14 @@ class Upload:
         self._chosen = chosen
         self._id = os.urandom(16).hex()
         try:
-            self._record = build([b""], keys=[key], tags=[tag], headers=[headers], timestamps=[timestamp_ms])
+            self._record = build(
+                [b""],
+                keys=[key],
+                tags=[tag],
+                headers=[headers],
+                timestamps=[timestamp_ms],
+                trace_ids=[trace_id],
+            )
         except (BatchError, TypeError, ValueError) as error:
             raise unbuildable(error) from None
         self._first_bytes = self._limit_bytes = first_bytes

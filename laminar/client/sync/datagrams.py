@@ -9,6 +9,7 @@ from typing import Generic, Self, TypeVar
 from laminar.client.produce import datagrams as aio_datagrams
 from laminar.client.records import Receipt
 from laminar.client.sync.portal import Portal
+from laminar.client.trace_id import TraceId
 
 T = TypeVar("T")
 
@@ -55,6 +56,7 @@ class Datagrams(Generic[T]):
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        trace_id: TraceId | None = None,
         partition: int | None = None,
         timeout: float | None = None,
     ) -> Receipt:
@@ -74,6 +76,7 @@ class Datagrams(Generic[T]):
                 tag=tag,
                 headers=headers,
                 timestamp_ms=timestamp_ms,
+                trace_id=trace_id,
                 partition=partition,
                 timeout=timeout,
             )

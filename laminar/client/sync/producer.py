@@ -21,6 +21,7 @@ from laminar.client.produce.producer import Key, produce_error, put_record
 from laminar.client.produce.sender import Sender
 from laminar.client.records import Receipt
 from laminar.client.sync.portal import Portal, wait_until
+from laminar.client.trace_id import TraceId, trace_id_bytes
 
 T_in = TypeVar("T_in", contravariant=True)
 
@@ -104,6 +105,7 @@ class Producer(Generic[T_in]):
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        trace_id: TraceId | None = None,
         delay: Delay | None = None,
         deliver_at: DeliverAt | None = None,
         partition: int | None = None,
@@ -111,7 +113,8 @@ class Producer(Generic[T_in]):
     ) -> Delivery:
         """Send a record; wait only for room in the buffer.
 
-        With `delay` or `deliver_at` readers get it later, as with `Topic.append`.
+        With `delay` or `deliver_at` readers get it later, and `trace_id` is kept with it, as with
+        `Topic.append`.
 
         `number` is the program's own number, for a producer with a name: from 1, and higher than that of the
         record before. A record that an earlier run of the same name made durable is not sent: its receipt has
@@ -131,11 +134,12 @@ class Producer(Generic[T_in]):
             key = key.encode()
         timed = delay is not None or deliver_at is not None
         deliver_at_ms = delivery_time_ms(delay, deliver_at) if timed else None
+        trace = None if trace_id is None else trace_id_bytes(trace_id)
         with self._lock:
             if accumulator.buffered_bytes >= self._buffer_bytes:
                 self._until(lambda: accumulator.buffered_bytes < self._buffer_bytes or sender.closed)
             plain = partition is None and tag is None and headers is None and timestamp_ms is None
-            if plain and number is None and accumulator.numbers is None and not timed:
+            if plain and number is None and trace is None and accumulator.numbers is None and not timed:
                 pending = accumulator.put(
                     raw, key, accumulator.sticky if key is None else accumulator.queue_of(key)
                 )
@@ -149,6 +153,7 @@ class Producer(Generic[T_in]):
                     timestamp_ms=timestamp_ms,
                     partition=partition,
                     number=number,
+                    trace_id=trace,
                     deliver_at_ms=deliver_at_ms,
                 )
             position = len(pending.values) - 1

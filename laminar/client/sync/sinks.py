@@ -15,6 +15,7 @@ from laminar.client.errors import ConfigError
 from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES, Key
 from laminar.client.records import SinkInfo, Staged
 from laminar.client.sync.portal import Portal, wait_until
+from laminar.client.trace_id import TraceId
 from laminar.client.transact import sinks as aio_sinks
 from laminar.client.transact.sinks import DEFAULT_STAGE_BYTES, CommitResult
 from laminar.client.transact.stage_sender import Named, StageSender
@@ -160,6 +161,7 @@ class Stager:
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        trace_id: TraceId | None = None,
         partition: int | None = None,
     ) -> None:
         """Add a record for `topic`: bytes if it is a name, else a value for the codec of the `Topic`.
@@ -177,6 +179,7 @@ class Stager:
                 tag=tag,
                 headers=headers,
                 timestamp_ms=timestamp_ms,
+                trace_id=trace_id,
                 partition=partition,
             )
         if wake:

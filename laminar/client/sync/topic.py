@@ -30,6 +30,7 @@ from laminar.client.sync.portal import Portal
 from laminar.client.sync.producer import Producer
 from laminar.client.sync.reader import Reader
 from laminar.client.sync.subscription import Subscription
+from laminar.client.trace_id import TraceId
 
 if TYPE_CHECKING:
     import datetime
@@ -62,6 +63,7 @@ class Topic(Generic[T]):
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        trace_id: TraceId | None = None,
         partition: int | None = None,
         part_bytes: int = PART_BYTES,
         timeout: float | None = None,
@@ -80,6 +82,7 @@ class Topic(Generic[T]):
                 tag=tag,
                 headers=headers,
                 timestamp_ms=timestamp_ms,
+                trace_id=trace_id,
                 partition=partition,
                 part_bytes=part_bytes,
                 timeout=timeout,
@@ -122,6 +125,7 @@ class Topic(Generic[T]):
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        trace_id: TraceId | None = None,
         delay: Delay | None = None,
         deliver_at: DeliverAt | None = None,
         partition: int | None = None,
@@ -130,6 +134,7 @@ class Topic(Generic[T]):
         """Append one record; return its receipt when it is durable as the topic's settings require.
 
         Appends that run at the same time are joined into batches. A record is never appended twice.
+        `trace_id`, 32 hexadecimal digits or 16 bytes, is kept with the record.
 
         With `delay`, in seconds or as a `timedelta`, or at `deliver_at`, a `datetime` or milliseconds since
         the epoch, readers get the record later. Then the receipt has the record's id, `scheduled`, and no
@@ -137,7 +142,7 @@ class Topic(Generic[T]):
         this call, by this machine's clock.
 
         Raises:
-            ConfigError: both are given, or one that is no such time.
+            ConfigError: both are given, or one that is no such time; or `trace_id` is none.
             OutcomeUnknown: the deadline passed without a receipt.
         """
         return self._portal.run(
@@ -147,6 +152,7 @@ class Topic(Generic[T]):
                 tag=tag,
                 headers=headers,
                 timestamp_ms=timestamp_ms,
+                trace_id=trace_id,
                 delay=delay,
                 deliver_at=deliver_at,
                 partition=partition,

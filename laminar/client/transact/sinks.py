@@ -25,6 +25,7 @@ from laminar.client.policy.retry import Backoff
 from laminar.client.policy.staging import MAX_FIRST_STAGE, Epoch, Stages, joined
 from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES, OVERFLOW, Key
 from laminar.client.records import SinkInfo, Staged, StagedPart
+from laminar.client.trace_id import TraceId
 from laminar.client.transact.stage_sender import Named, StageSender, batch_path, sink_path
 
 # Larger than a producer's batches: no caller waits for a single stage, and each stage is an entry in the log.
@@ -373,6 +374,7 @@ class Stager:
         tag: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int | None = None,
+        trace_id: TraceId | None = None,
         partition: int | None = None,
     ) -> None:
         """Add a record for `topic`: bytes if it is a name, else a value for the codec of the `Topic`.
@@ -399,6 +401,7 @@ class Stager:
             tag=tag,
             headers=headers,
             timestamp_ms=timestamp_ms,
+            trace_id=trace_id,
             partition=partition,
         ):
             sender.wake()

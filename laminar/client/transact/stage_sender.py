@@ -26,6 +26,7 @@ from laminar.client.policy.staging import Row, Stages
 from laminar.client.produce.named_producer import lineage_of
 from laminar.client.produce.sender import unbuildable
 from laminar.client.records import Staged
+from laminar.client.trace_id import TraceId, trace_id_bytes
 
 # Number of stages in flight: while a partition replicates one, others are on their way.
 WIDTH = 16
@@ -88,6 +89,7 @@ class StageSender:
         tag: str | None,
         headers: Mapping[str, bytes] | None,
         timestamp_ms: int | None,
+        trace_id: TraceId | None,
         partition: int | None,
     ) -> bool:
         """Gather a record; return whether the caller has to call `wake`. The caller holds the guard.
@@ -108,7 +110,9 @@ class StageSender:
         if self.already:
             return False
         raw = key.encode() if isinstance(key, str) else key
-        return self.stages.put(name, Row(value, raw, partition, tag, headers, timestamp_ms))
+        return self.stages.put(
+            name, Row(value, raw, partition, tag, headers, timestamp_ms, trace_id_bytes(trace_id))
+        )
 
     @property
     def full(self) -> bool:
@@ -215,6 +219,7 @@ class StageSender:
             pending.values,
             keys=pending.keys if pending.keyed else None,
             timestamps=padded(pending.timestamps, count),
+            trace_ids=padded(pending.trace_ids, count),
             tags=padded(pending.tags, count),
             headers=padded(pending.headers, count),
         )

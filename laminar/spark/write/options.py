@@ -37,7 +37,9 @@ SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "headers": (_HEADERS,),
     "tag": ("string",),
     "timestamp": ("timestamp",),
+    "traceId": ("binary",),
 }
+_TYPES: Final = {name.lower(): types for name, types in SINK_COLUMNS.items()}
 # Options that Spark itself adds to those of a stream.
 _SPARKS_OWN: Final = ("checkpointlocation", "queryname", "path")
 
@@ -100,7 +102,7 @@ def check_sink_schema(schema: StructType, *, topic: str | None) -> dict[str, int
     positions: dict[str, int] = {}
     for position, column in enumerate(schema.fields):
         name = column.name.lower()
-        if name not in SINK_COLUMNS:
+        if name not in _TYPES:
             raise ValueError(
                 f"column {column.name} cannot be written; a record has {', '.join(SINK_COLUMNS)}:"
                 " select those, and put the rest into value, for instance by to_json"
@@ -108,8 +110,8 @@ def check_sink_schema(schema: StructType, *, topic: str | None) -> dict[str, int
         if name in positions:
             raise ValueError(f"column {name} is given twice")
         given = column.dataType.simpleString()
-        if given not in SINK_COLUMNS[name]:
-            raise ValueError(f"column {name} must be {' or '.join(SINK_COLUMNS[name])}, not {given}")
+        if given not in _TYPES[name]:
+            raise ValueError(f"column {column.name} must be {' or '.join(_TYPES[name])}, not {given}")
         positions[name] = position
     if "value" not in positions:
         raise ValueError("column value is missing")

@@ -17,6 +17,7 @@ import pyarrow.compute
 
 from laminar.batch.arrow.pyarrow_in import frame
 from laminar.client.policy.record_accumulator import MAX_RECORD_BYTES
+from laminar.client.trace_id import TRACE_ID_BYTES
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 
 # The largest stage. Each stage is an entry in its partition's log; `bench_state` measures what smaller ones
@@ -116,6 +117,7 @@ class StageBuffer:
                 f"column value: a value has {longest} bytes; the sink writes values of up to"
                 f" {MAX_RECORD_BYTES}. Append larger ones by a client (append_stream)"
             )
+        _check_trace_ids(columns.get("traceid"))
         topics = columns.pop("topic", None)
         names = [name for name in columns if name != "partition"]
         rows = pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=names)
@@ -177,6 +179,7 @@ class StageBuffer:
             keys=columns.get("key"),
             tags=columns.get("tag"),
             timestamps=columns.get("timestamp"),
+            trace_ids=columns.get("traceid"),
             headers=None if headers is None else [_header_map(cell) for cell in headers.to_pylist()],
         )
         return (*where, made, len(columns["value"]))
@@ -184,7 +187,7 @@ class StageBuffer:
 
 def _plain(name: str, column: pyarrow.Array) -> pyarrow.Array:
     """Return a column cast to the type that the frame's builder takes; times are floored to milliseconds."""
-    if name in ("key", "value"):
+    if name in ("key", "value", "traceid"):
         return column.cast(pyarrow.binary())
     if name in ("tag", "topic"):
         return column.cast(pyarrow.utf8())
@@ -192,6 +195,16 @@ def _plain(name: str, column: pyarrow.Array) -> pyarrow.Array:
         floored = pyarrow.compute.floor_temporal(column, unit="millisecond")
         return floored.cast(pyarrow.timestamp("ms", tz="UTC"))
     return column
+
+
+def _check_trace_ids(column: pyarrow.Array | None) -> None:
+    """Refuse a trace id of another length. Raises `ValueError`."""
+    if column is None or column.null_count == len(column):
+        return
+    sizes = pyarrow.compute.min_max(pyarrow.compute.binary_length(column)).as_py()
+    for size in (sizes["min"], sizes["max"]):
+        if size != TRACE_ID_BYTES:
+            raise ValueError(f"column traceId: a trace id has {TRACE_ID_BYTES} bytes, not {size}")
 
 
 def _split(

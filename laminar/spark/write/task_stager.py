@@ -242,6 +242,7 @@ def cut_anew(stage: Stage, route: Route, *, spread: int) -> list[Stage]:
                 timestamps=chosen(batch.given_timestamps, positions),
                 tags=chosen(batch.tags, positions),
                 headers=chosen(batch.headers, positions),
+                trace_ids=chosen(batch.trace_ids, positions),
             ),
             len(positions),
         )

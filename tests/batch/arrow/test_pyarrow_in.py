@@ -26,6 +26,7 @@ def records(draw: st.DrawFn) -> dict[str, Any]:
         "keys": st.none() | st.binary(max_size=12),
         "tags": st.none() | st.text(max_size=5),
         "timestamps": st.none() | st.integers(-(2**40), 2**40),
+        "trace_ids": st.none() | st.binary(min_size=16, max_size=16),
         "headers": st.none() | st.dictionaries(st.text(max_size=4), st.binary(max_size=8), max_size=3),
     }
     wanted = ["values", *(name for name in every if name != "values" and draw(st.booleans()))]

@@ -446,7 +446,7 @@ def test_a_stream_of_which_a_batch_is_rejected_ends_there_for_its_keys(seed: int
 
 
 def test_columns_move_with_their_records() -> None:
-    """Tags, headers and times, and the deadline: it does not begin again."""
+    """Tags, headers, times and trace ids, and the deadline: it does not begin again."""
     box = RecordAccumulator(route=Route.even(1), batch_bytes=1000)
     route = Route(1, [0, 30_000, LOGICAL_PARTITIONS], [1, 2])
     sent = []
@@ -459,6 +459,7 @@ def test_columns_move_with_their_records() -> None:
             tag=None if number % 3 else f"tag {number}",
             headers=None if number % 4 else {"n": b"%d" % number},
             timestamp_ms=None if number % 2 else number,
+            trace_id=None if number % 5 else number.to_bytes(16),
         )
         sent.append((pending, len(pending.values) - 1))
     sent[0][0].deadline_ms = 777
@@ -474,6 +475,7 @@ def test_columns_move_with_their_records() -> None:
             (pending.tags, None if number % 3 else f"tag {number}"),
             (pending.headers, None if number % 4 else {"n": b"%d" % number}),
             (pending.timestamps, None if number % 2 else number),
+            (pending.trace_ids, None if number % 5 else number.to_bytes(16)),
         ):
             cell = column[place] if column is not None and place < len(column) else None
             assert wanted == cell

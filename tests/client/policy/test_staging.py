@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.client.errors import ConfigError, Error, Sealed
-from laminar.client.policy.partition_queue import Pending
+from laminar.client.policy.partition_queue import Pending, padded
 from laminar.client.policy.staging import MAX_FIRST_STAGE, Epoch, Row, Stages, joined
 from laminar.client.records import Staged, StagedPart
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
@@ -187,7 +187,8 @@ def test_what_ended_partitions_did_not_take_is_cut_anew_in_order(seed: int, max_
         action = rng.choice(["put", "put", "take", "take", "answer", "answer", "change", "renew"])
         if action == "put" and left:
             key, number = left.pop(0)
-            made.put("t", Row(b"%b %d" % (key, number), key, None, f"tag {number}"))
+            trace = number.to_bytes(16) if number % 2 else None
+            made.put("t", Row(b"%b %d" % (key, number), key, None, f"tag {number}", trace_id=trace))
         elif action == "put" and not closed:
             closed = True
             made.close_all()
@@ -222,10 +223,14 @@ def test_what_ended_partitions_did_not_take_is_cut_anew_in_order(seed: int, max_
         last: dict[bytes, int] = {}
         for pending in mine:
             assert pending.tags is not None
-            for placed, value, tag in zip(pending.keys, pending.values, pending.tags, strict=True):
+            traces = padded(pending.trace_ids, len(pending.values)) or [None] * len(pending.values)
+            for placed, value, tag, trace in zip(
+                pending.keys, pending.values, pending.tags, traces, strict=True
+            ):
                 number = int(value.split()[1])
                 assert placed is not None and partition == now.partition_of_key(placed)
                 assert last.get(placed, -1) < number and f"tag {number}" == tag
+                assert trace == (number.to_bytes(16) if number % 2 else None)
                 last[placed] = number
 
 

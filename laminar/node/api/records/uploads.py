@@ -160,6 +160,7 @@ class UploadRoutes:
             tag=records.tags[0] if records.tags else None,
             headers=headers,
             timestamp_ms=records.timestamps[0] if records.timestamps else None,
+            trace_id=records.trace_ids[0] if records.trace_ids else None,
             size_bytes=size_bytes,
             crc32c=checksum,
         )
