@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from laminar.batch import Batch, Buffer, Header, Kind
+from laminar.batch import Batch, Buffer, Header, Kind, as_due
 from laminar.node.channels.ends import TIME_OUT
 from laminar.node.channels.scanner import key_hash
 from laminar.node.consensus.log_start import log_start_record
@@ -30,6 +30,7 @@ from laminar.node.partition.state.channels import (
     Why,
     channel_changes,
 )
+from laminar.node.partition.state.staged_batches import publish_record
 from laminar.wire.channels import ChannelSettings
 from tests.sim.watch import Group, Watch
 from tests.sim.world import World
@@ -158,6 +159,8 @@ class ChannelRules:
         log = self.log(int(number))
         if header.kind == Kind.DATA and header.count:
             self._append(log, Batch(frame))
+        elif header.kind == Kind.PUBLISH and (due := publish_record(frame).due) is not None:
+            self._append(log, Batch(as_due(due.frame, publish=header)))
         elif header.kind == Kind.LOG_START:
             self._begin_at(log, log_start_record(frame).offset, header)
         elif header.kind == Kind.CHANNEL:

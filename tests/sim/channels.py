@@ -18,6 +18,7 @@ from tests.sim.administrators import Administrators
 from tests.sim.channel_clients import NAMES, KeyedProducer, Person, Worker
 from tests.sim.channel_rules import ChannelRules
 from tests.sim.clients import REQUEST_TIMEOUT_S
+from tests.sim.delayed import DelayedClient, DelayRules, finish
 from tests.sim.nemesis import Nemesis
 from tests.sim.simulation import TOPIC, Outcome
 from tests.sim.watch import Watch
@@ -96,6 +97,9 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         person = Person(world, watch, 80, topic=TOPIC, rules=rules)
         for client in (*producers, *workers):
             client.start(pause_s=options.client_pause_s)
+        delays = DelayRules(world, watch, TOPIC)
+        delayer = DelayedClient(world, watch, 90, rules=delays)
+        delayer.start(pause_s=options.client_pause_s)
         managed = person.start(pause_s=options.channel_pause_s)
         _compare(world, rules)
         nemesis.start()
@@ -111,6 +115,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
             worker.in_order = True
         world.loop.run_for(2 * REQUEST_TIMEOUT_S)
         assert world.loop.run_until(managed.done, at_most_s=60.0), "the person never ends"
+        finish(world, delays, delayer)
         _work_off(world, rules, person)
         for worker in workers:
             worker.stopping = True
@@ -141,6 +146,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
     outcome.exercised += watch.exercised() + nemesis.moving.exercised() + administrators.exercised()
     for name, count in rules.happened.items():
         outcome.exercised[f"channels: {name}"] += count
+    outcome.exercised.update({f"delayed: {name}": count for name, count in delays.happened.items()})
     for client in (*workers, person):
         for name, count in client.answers.items():
             outcome.exercised[f"channels: {name}"] += count

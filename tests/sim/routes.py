@@ -37,6 +37,7 @@ from tests.sim import simulation
 from tests.sim.administrators import Administrators
 from tests.sim.clients import BATCH, REQUEST_TIMEOUT_S, Client
 from tests.sim.consumers import Consumer, Gates
+from tests.sim.delayed import DelayedClient, DelayRules, finish
 from tests.sim.loop import Life
 from tests.sim.machine import Machine
 from tests.sim.nemesis import Nemesis
@@ -523,8 +524,11 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         if reclaims is not None:
             reclaims.start(members)
         changer.start()
+        delays = DelayRules(world, watch, TOPIC)
+        delayer = DelayedClient(world, watch, 90, rules=delays)
         if not options.is_interval:
             stager.start()
+            delayer.start(pause_s=options.client_pause_s)
         nemesis.start()
         if options.admin_pause_s:
             administrators.start()
@@ -541,6 +545,8 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         for producer in (*producers, *to_topics, *members):
             producer.stopping = True
         world.loop.run_for(2 * REQUEST_TIMEOUT_S)
+        if not options.is_interval:
+            finish(world, delays, delayer)
         topic = _topic(world)
         assert topic is not None and topic.change is None
         _converge(world, watch, topic, simulation.replicas_of(options))
@@ -576,6 +582,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
     outcome.exercised["batches that went to an output"] = sum(producer.moved for producer in producers)
     outcome.exercised["stages"] = stager.staged
     outcome.exercised += gates.happened
+    outcome.exercised.update({f"delayed: {name}": count for name, count in delays.happened.items()})
     if reclaims is not None:
         outcome.exercised += reclaims.exercised()
     for member in members:

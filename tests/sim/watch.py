@@ -159,8 +159,10 @@ class Watcher:
         if header.kind == Kind.CONFIGURATION:
             self._configured.append(header.index)
         if self._replica.core.is_leader:
-            if header.kind == Kind.PUBLISH and publish_record(frame).large is None:
-                self._watch.ledger.publishing(self._who(), frame)
+            if header.kind == Kind.PUBLISH:
+                published = publish_record(frame)
+                if published.large is None and published.due is None:
+                    self._watch.ledger.publishing(self._who(), frame)
             if header.kind in (Kind.SEAL, Kind.OPEN):
                 assert isinstance(self._inner, Partition)
                 stages = len(self._inner.state.stages)
@@ -351,7 +353,9 @@ class Watch:
             )
             if header.kind == Kind.PUBLISH:
                 record = publish_record(frame)
-                if record.large is None:
+                if record.due is not None:
+                    values = [bytes(value) for value in Batch(record.due.frame).values]
+                elif record.large is None:
                     values = self.ledger.published(who, group.name, header, frame)
                 else:
                     values = self.uploads.published(who, group.name, header, record, record.large)
