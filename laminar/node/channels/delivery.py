@@ -379,9 +379,18 @@ class Delivery:
                 if channel in self._lines:
                     self._lines[channel].is_open = False
         for channel, line in list(self._lines.items()):
-            if line.queue.lost != line.queue.channel.lost:
-                self._renew(channel)  # the log's start has passed some of its records
+            # The log's start has passed some of its records, or a snapshot made its table again.
+            if line.queue.lost != line.queue.channel.lost or self._is_stale(channel, line):
+                self._renew(channel)
         return True
+
+    def _is_stale(self, channel: int, line: _Line) -> bool:
+        """Return whether a line orders the records of a table that is not in force.
+
+        A snapshot rolls back what is not committed, and does it again: if that includes the channel's
+        opening, the table is another object then.
+        """
+        return line.queue.channel is not self._partition.state.channels.by_id.get(channel)
 
     def _refuse_all(self, problem: Problem) -> None:
         lines, self._lines = self._lines, {}
@@ -413,8 +422,10 @@ class Delivery:
         return held
 
     def _line(self, channel: int) -> _Line:
-        line = self._lines.get(channel)
         held = self._channel(channel)
+        line = self._lines.get(channel)
+        if line is not None and self._is_stale(channel, line):
+            self._renew(channel)
         if line is None:
             line = self._lines[channel] = _Line(self._queue_of(held), Scanner(self._partition, self._wake))
         return line
@@ -487,9 +498,9 @@ class Delivery:
             for number, found in overdue.items():
                 self._lines[number].queue.put_back(found, now_s + TICK_S)
             return
-        self._note_ends(ends, now_s)
         if future is not None:
             future.add_done_callback(partial(_answer, answers))
+        self._note_ends(ends, now_s)
 
     def _note_ends(self, ends: Ends, now_s: float) -> None:
         self.late += ends.late
@@ -508,6 +519,8 @@ class Delivery:
         """Give records more time; return those that are not out any more."""
         channel = self._partition.state.channels.by_id.get(settler.channel)
         line = self._lines.get(settler.channel)
+        if line is not None and self._is_stale(settler.channel, line):
+            self._renew(settler.channel)
         now_s = self._loop.time() - self._stalled_s
         missed: list[Named] = []
         for offset, out, timeout_ms in settler.extends:

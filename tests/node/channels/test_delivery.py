@@ -111,6 +111,34 @@ async def test_a_consumer_waits_for_a_record_and_gets_it_when_it_is_committed(tm
         assert values(await given(delivery)) == [b"b"]
 
 
+async def test_a_snapshot_made_while_a_channel_is_opened_changes_nothing(tmp_path: Path) -> None:
+    """It rolls the opening back and does it again; consumers that wait by then get each record once."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await nothing(delivery)  # the memory of this term begins with the first turn
+        opening = asyncio.ensure_future(delivery.open(CHANNEL + 1, "mails", 2, QUICK))
+        committed = partition.log.last_index
+        # The opening is proposed after two turns of the loop, and committed when its bytes are on the disk.
+        for _ in range(10):
+            if CHANNEL + 1 not in partition.state.channels.by_id:
+                await asyncio.sleep(0)
+        waiting = asyncio.ensure_future(delivery.receive(CHANNEL + 1, wanted=1, wait_s=5.0))
+        await asyncio.sleep(0)
+        assert not opening.done(), "it is committed already: the snapshot has nothing to roll back"
+
+        stored = partition.state.channels.stored_at(committed)
+
+        assert [each.channel for each in stored] == [CHANNEL]
+        await opening
+        await append(partition, b"a", b"b")
+        first = await waiting
+        second = await delivery.receive(CHANNEL + 1, wanted=10, wait_s=5.0)
+        assert first is not None and second is not None
+        assert (offsets(first), offsets(second)) == ([0], [1])
+        assert await delivery.settle(CHANNEL + 1, steps("nack", first)) == (1, [])
+        again = await delivery.receive(CHANNEL + 1, wanted=10, wait_s=5.0)
+        assert again is not None and (offsets(again), attempts(again)) == ([0], [2])
+
+
 async def test_a_record_comes_again_until_it_is_dead(tmp_path: Path) -> None:
     """By nack with its attempts counted, by release without; the dead wait for a person."""
     async with delivering(tmp_path, ChannelSettings(retry_ms=0, max_attempts=3)) as (partition, delivery):
