@@ -227,7 +227,9 @@ class DelayedClient(Client):
         body = b"" if due_ms is None else msgspec.json.encode({"deliver_at": max(1, due_ms)})
         head = {"content-type": "application/json"}
         answer = await self.request(*self._somebody(0), method, target, head if body else {}, body)
-        assert answer.status in EXPECTED or answer.code == "ended", f"{method} {target}: {answer}"
+        assert answer.status in EXPECTED or answer.code == "delayed_record_ended", (
+            f"{method} {target}: {answer}"
+        )
         assert answer.code != "no_such_delayed_record", f"{method} {target}: {answer}"
         if answer.status != 200:
             return

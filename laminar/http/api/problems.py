@@ -209,6 +209,13 @@ _ROWS: Final = (
         hint="`limit` is the id of the partition that has the name now.",
         family="NotFound",
     ),
+    _row(
+        "delayed_record_ended",
+        410,
+        "The delayed record was published or cancelled",
+        hint="It is not remembered which.",
+        family="NotFound",
+    ),
     _row("precondition_failed", 412, "The condition of the request is not met"),
     _row("too_large", 413, "The body or a record is too large", hint="GET /v1/limits lists all limits."),
     _row("target_too_long", 414, "The request target is too long"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +17,8 @@ from laminar.http.api.problem_response import problem_response
 from laminar.http.api.problems import CODES, LISTED, Problem, code_of_status
 from laminar.http.api.routes import ROUTES, check_query, match
 
-PROTOCOL = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+ROOT = Path(__file__).parents[3]
+PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -28,6 +30,23 @@ def test_a_problem_survives_the_wire(code: str) -> None:
     assert problem.document() == back.document()
     assert CODES[code].retriable == (problem.retry_after_ms is not None)
     assert len(problem.value) < 250
+
+
+def test_every_problem_that_is_raised_has_a_code_of_the_table() -> None:
+    """One of another code would be answered as a defect of the server."""
+    raised = {
+        (node.args[0].value, str(path.relative_to(ROOT)))
+        for path in (ROOT / "laminar").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Problem"
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    }
+
+    assert len(raised) > 150
+    assert [each for each in raised if each[0] not in CODES] == []
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,9 @@ class DelayedRoutes:
         forgotten_ms = -1
         for number in [named.partition, *followers]:
             if number not in there:
-                continue  # it is reclaimed: what it had is sent on
+                # It is reclaimed: what was pending there is sent on, what was cancelled there is forgotten.
+                forgotten_ms = named.due_ms
+                continue
             answer = await self._steps.ask(
                 DelayedQuestion(topic.name, number, named.number, named.due_ms, due_ms)
             )
@@ -103,7 +105,7 @@ class DelayedRoutes:
             answer = DelayedAnswer(State.PUBLISHED.value)
         if answer.state == State.PUBLISHED.value and named.due_ms <= forgotten_ms:
             raise Problem(
-                "ended",
+                "delayed_record_ended",
                 "this delayed record was published or cancelled; it is not remembered which",
                 field="id",
                 value=str(named),
