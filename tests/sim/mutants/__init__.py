@@ -6,6 +6,7 @@ from tests.sim.mutants.appends import APPENDS
 from tests.sim.mutants.balance import BALANCE
 from tests.sim.mutants.channels import CHANNELS
 from tests.sim.mutants.consumers import CONSUMERS
+from tests.sim.mutants.delayed import DELAYED
 from tests.sim.mutants.lanes import LANE_RULES
 from tests.sim.mutants.nodes import NODES
 from tests.sim.mutants.placement import PLACEMENT
@@ -31,5 +32,6 @@ CASES = [
     *CONSUMERS,
     *RECLAIMS,
     *CHANNELS,
+    *DELAYED,
     *LANE_RULES,
 ]
