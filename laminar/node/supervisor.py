@@ -412,7 +412,8 @@ class Supervisor:
         if self._shared_port_end < 0:
             return  # it listens
         try:
-            self._sockets.listen_on_shared_port()
+            given_up = [child.role for child in shards if child.state is ChildState.GIVEN_UP]
+            self._sockets.listen_on_shared_port(given_up=given_up)
         except OSError as error:
             log.critical("%s, so this node ends", error)
             self._unrecoverable = True
@@ -453,6 +454,7 @@ class Supervisor:
         pause_ms = child.policy.died(now_ms=_now_ms())
         if pause_ms is None:
             self._set_state(child, ChildState.GIVEN_UP)
+            self._sockets.stop_listening(child.role)
             name, limit = role_name(child.role), RESTARTS_IN_WINDOW
             log.critical(
                 "%s (pid %d) ended: %s; not started again after %d restarts in a minute",

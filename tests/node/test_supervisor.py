@@ -163,6 +163,19 @@ def test_the_shared_port_does_not_wait_for_a_shard_that_died(start: Callable[...
                 answered += 1
 
 
+def test_a_shard_that_is_given_up_is_connected_to_no_more(start: Callable[..., Node]) -> None:
+    """Its own port and that for peers refuse; all that reach the shared port are served by the others."""
+    host = free_host()
+    node = start("7070", "2", "half", host)
+    node.wait_for_line("not started again after")
+
+    for port in (7072, 7172):
+        with pytest.raises(ConnectionRefusedError):
+            ask(port, host=host)
+    for _ in range(40):
+        assert "shard 0" == ask(7070, host=host)[0]
+
+
 def test_children_have_one_thread(start: Callable[..., Node]) -> None:
     """Nothing that the zygote imports may start one."""
     node = start("0", "1").ready()

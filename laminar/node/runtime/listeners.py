@@ -7,7 +7,7 @@ evenly. It is not `port mod shards`, because Linux's `connect` gives out even po
 goes to the shard that owns the datagram's partition. The program's answer is a position in the kernel's list
 of that port's sockets. They are listed in the order in which they began to listen (UDP: were bound), and when
 one is closed, the last takes its position. Hence they begin to listen in shard order, and are kept while
-children come and go.
+children come and go. Where the program's answer is no position in the list, the kernel chooses one by itself.
 
 Each shard has a port of its own too, and each process one for its peers. The protocols on them are not known
 here.
@@ -24,6 +24,7 @@ import contextlib
 import errno
 import logging
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -104,16 +105,28 @@ class NodeSockets:
             gossip_port=ports.gossip,
         )
 
-    def listen_on_shared_port(self) -> None:
-        """Begin to listen on the shared port's sockets, in shard order.
+    def listen_on_shared_port(self, *, given_up: Collection[Role] = ()) -> None:
+        """Begin to listen on the shared port's sockets, in shard order, without those of shards `given_up`.
 
         Raises:
             OSError: another program has taken the port.
         """
         for sock in self.shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # all, before the first listens
-        for sock in self.shared:
-            begin_to_listen(sock)
+        for shard, sock in enumerate(self.shared):
+            if shard not in given_up:
+                begin_to_listen(sock)
+
+    def stop_listening(self, role: Role) -> None:
+        """Refuse connections to a child that is not started again; its ports stay bound.
+
+        On the shared port the other shards get them. A socket that listened on would have the kernel accept
+        what nobody answers.
+        """
+        kept = self.for_child(role)
+        for sock in (kept.http_shared, kept.http_own, kept.peer):
+            if sock is not None and listens(sock):
+                sock.shutdown(socket.SHUT_RD)
 
     def for_child(self, role: Role) -> ChildSockets:
         """Return the sockets that a child needs."""
