@@ -23,8 +23,12 @@ MAX_NAMED = 1024
 """Most ranges of tokens in one request."""
 JOBS_TYPE = "application/vnd.laminar.jobs"
 """The media type of records that are given out, as batches."""
+STREAM_TYPE = "text/event-stream"
+"""The media type of a stream of jobs: server-sent events."""
+MAX_CREDIT = 1_000
+"""Most jobs that a stream may have out at a time."""
 CHANNEL_HEADER = "Laminar-Channel"
-"""Header of an answer of that type: the number of the channel that gave them out."""
+"""Header of an answer of these types: the number of the channel that gave them out."""
 MAX_CHANNELS = 64
 """Most channels of one topic."""
 CURSOR_START_SINCE = 5

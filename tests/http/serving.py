@@ -33,6 +33,7 @@ class Mirror:
         self.handled: list[str] = []
         self.gate = asyncio.Event()
         self.cancelled = 0
+        self.ended = asyncio.Event()
         self.paths: dict[str, Callable[[Request], Response | Awaitable[Response]]] = {
             "/gate": self._wait,
             "/bug": self._bug,
@@ -44,6 +45,7 @@ class Mirror:
             "/short-stream": lambda request: Response(200, body=_stream(), length=200_001),
             "/long-stream": lambda request: Response(200, body=_stream(), length=199_999),
             "/broken-stream": lambda request: Response(200, body=_broken_stream()),
+            "/endless-stream": lambda request: Response(200, body=self._endless(), endless=True),
             "/nothing": lambda request: Response(204),
             "/close": lambda request: Response(200, body=b"bye", close=True),
         }
@@ -82,6 +84,14 @@ class Mirror:
             self.cancelled += 1
             raise
         return Response.json({"query": request.query})
+
+    async def _endless(self) -> AsyncIterator[Buffer]:
+        """One part, and then nothing until it is closed."""
+        try:
+            yield b"begun"
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
 
     def _bug(self, request: Request) -> Response:
         raise RuntimeError("a mistake")

@@ -27,6 +27,7 @@ from laminar.http.api.json_envelope import Envelope, Envelopes
 from laminar.http.api.parameters import PATH, Parameter
 from laminar.http.api.problems import LISTED, PROBLEM_TYPE
 from laminar.http.api.routes import ROUTES, Body, Reply, Route
+from laminar.wire.channels import STREAM_TYPE
 
 _NAME: Final = re.compile(r"\{(\w+)\}")
 _ABOUT: Final = (
@@ -35,7 +36,7 @@ _ABOUT: Final = (
 )
 _BYTES: Final[dict[str, Any]] = {"type": "string", "format": "binary"}
 _TEXT: Final[dict[str, Any]] = {"type": "string"}
-_TEXTS: Final = (NDJSON_TYPE, ENVELOPE_LINES_TYPE, "text/plain", "text/html")
+_TEXTS: Final = (NDJSON_TYPE, ENVELOPE_LINES_TYPE, STREAM_TYPE, "text/plain", "text/html")
 _PROBLEM: Final = {"$ref": "#/components/responses/Problem"}
 
 

@@ -77,7 +77,7 @@ from laminar.http.api.problem_response import problem_of
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.request_head import split_path
-from laminar.wire.channels import JOBS_TYPE
+from laminar.wire.channels import JOBS_TYPE, STREAM_TYPE
 
 # Numbers with more digits than any partition or offset has are refused before they are converted.
 _NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z", re.ASCII)
@@ -487,8 +487,8 @@ ROUTES: Final = (
         replies=(
             Reply(
                 200,
-                "What was given out; none if there was nothing in time.",
-                MappingProxyType({JSON_TYPE: jobs.Received, JOBS_TYPE: None}),
+                "What was given out; none if there was nothing in time. Or a stream of it.",
+                MappingProxyType({JSON_TYPE: jobs.Received, JOBS_TYPE: None, STREAM_TYPE: None}),
             ),
         ),
     ),

@@ -114,10 +114,11 @@ class Response:
 
     A `body` of several buffers is written without joining; an async iterator
     is sent chunked (or until the connection's end in HTTP/1.0), unless its
-    `length` is known. `close` ends the connection after it.
+    `length` is known. An `endless` one is ended when the peer closes its side
+    or the server drains. `close` ends the connection after it.
     """
 
-    __slots__ = ("body", "close", "header_block", "headers", "length", "status")
+    __slots__ = ("body", "close", "endless", "header_block", "headers", "length", "status")
 
     def __init__(
         self,
@@ -128,7 +129,9 @@ class Response:
         header_block: bytes = b"",
         close: bool = False,
         length: int | None = None,
+        endless: bool = False,
     ) -> None:
+        self.endless = endless
         self.status = status
         self.headers = headers
         self.body = body

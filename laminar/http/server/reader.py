@@ -449,10 +449,14 @@ class Connection(asyncio.BufferedProtocol):
             self._resume_reading()
 
     def drain(self) -> None:
-        """Close the connection if it is idle; else it is closed after the answers that are owed."""
+        """Close the connection if it is idle; else it is closed after the answers that are owed.
+
+        An endless one is ended.
+        """
         if self.idle and self.transport is not None:
             self._writer.stopped = True
             self.transport.close()
+        self._writer.end_stream()
 
     def _pause_reading(self) -> None:
         if self._paused_reading or self._at_eof or self._body_view is not None:

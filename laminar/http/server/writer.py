@@ -74,6 +74,7 @@ class ResponseWriter:
 
     __slots__ = (
         "_end",
+        "_endless",
         "_held",
         "_resume",
         "_room",
@@ -108,6 +109,7 @@ class ResponseWriter:
         self._unwritten: deque[Buffer] = deque()  # rest of a large answer, its exchange done
         self._unwritten_held = 0
         self._stream: asyncio.Task[None] | None = None
+        self._endless = False  # the stream has no end by itself
         self._resume: asyncio.Event | None = None
         self.write_callback = self._write_due
         self.stopped = False  # no further request is taken; the last answer says so
@@ -122,8 +124,8 @@ class ResponseWriter:
 
     @property
     def ends_with_peer(self) -> bool:
-        """True while an answer is owed that is useless once the peer sends nothing more."""
-        return any(exchange.ends_with_peer for exchange in self.pending)
+        """True while an answer is owed, or sent, that is useless once the peer sends nothing more."""
+        return self._endless or any(exchange.ends_with_peer for exchange in self.pending)
 
     @property
     def answer_bytes(self) -> int:
@@ -368,9 +370,28 @@ class ResponseWriter:
         block.append(b"\r\n" if length is None else _length_line(length))
         self.out.append(b"".join(block))
         self.flush_joined()
+        self._endless = response.endless
+        if self._endless:
+            self._notice_silence()
         self._stream = asyncio.get_running_loop().create_task(
             self._send_stream(head, body, chunked=chunked, length=length), name=f"stream {head.target}"
         )
+
+    def _notice_silence(self) -> None:
+        """Have the kernel end the connection when its peer acknowledges nothing for a while.
+
+        Otherwise a machine that is gone would be sent events for a quarter of an hour.
+        """
+        sock = self.transport.get_extra_info("socket") if self.transport is not None else None
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            wait_ms = round(1000 * self._server.limits.write_timeout_s)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait_ms)
+
+    def end_stream(self) -> None:
+        """End a stream that has no end by itself, and its connection after it."""
+        if self._endless and self._stream is not None:
+            self.stopped = True
+            self._stream.cancel()
 
     async def _send_stream(
         self, head: RequestHead, body: AsyncIterator[Buffer], *, chunked: bool, length: int | None
@@ -388,7 +409,11 @@ class ResponseWriter:
                 if chunked:
                     self._write_pieces([LAST_CHUNK])
         except asyncio.CancelledError:
-            raise
+            if self.transport is None or not self._endless:
+                raise
+            # The server drains. What was sent is whole, so the body ends as one that is.
+            if chunked:
+                self._write_pieces([LAST_CHUNK])
         except Exception:
             log.exception("streaming the answer to %s %s failed", head.method, head.target)
             self.abort()
@@ -397,6 +422,7 @@ class ResponseWriter:
             if close is not None:
                 await close()
             self._stream = None
+            self._endless = False
         self._write_due()
 
     def _write_pieces(self, pieces: Sequence[Buffer]) -> None:

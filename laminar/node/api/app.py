@@ -294,6 +294,7 @@ class Api:
             "channel_drained": answering(channel_gates.on_channel_drained),
             "channel_receive": answering(channel_steps.on_receive),
             "channel_settle": answering(channel_steps.on_settle),
+            "channel_ended": answering(channel_steps.on_ended),
             "channel_seek": answering(channel_steps.on_seek),
             "channel_aside": answering(channel_steps.on_aside),
             "delayed": answering(delayed_steps.on_delayed),

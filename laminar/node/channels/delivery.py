@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,11 +24,12 @@ from typing import Any, Final
 
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange
-from laminar.node.channels.ends import Ends
+from laminar.node.channels.ends import TIME_OUT, Ends
 from laminar.node.channels.jobs import Jobs, Run, frames_of
 from laminar.node.channels.queue import Chosen, Queue
 from laminar.node.channels.requests import Settled, Step, Verb
 from laminar.node.channels.scanner import Scanner
+from laminar.node.channels.watchers import Watchers
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.problems import not_leader
 from laminar.node.partition.receipts import Receipt
@@ -72,6 +73,8 @@ class _Receiver:
     timeout_ms: int | None
     deadline_s: float
     future: asyncio.Future[list[Run] | None]
+    # Of what it is given: the records whose last consumer was late.
+    late: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -128,6 +131,7 @@ class Delivery:
         # How long this process has stood still, which does not count for consumers.
         self._stalled_s = 0.0
         self._watch: asyncio.Task[None] | None = None
+        self._watchers = Watchers()
         self.given = 0
         self.repeated = 0
         self.acknowledged = 0
@@ -195,14 +199,15 @@ class Delivery:
         self._partition.check_leads()
         line = self._line(channel)
         future: asyncio.Future[list[Run] | None] = self._loop.create_future()
-        line.waiting.append(_Receiver(min(wanted, MAX_JOBS), timeout_ms, self._loop.time() + wait_s, future))
+        receiver = _Receiver(min(wanted, MAX_JOBS), timeout_ms, self._loop.time() + wait_s, future)
+        line.waiting.append(receiver)
         self._wake()
         runs: list[Run] | None = None
         try:
             runs = await future
             if runs is None:
                 return None
-            return await self._read(channel, runs)
+            return await self._read(channel, runs, receiver.late)
         except asyncio.CancelledError:
             # The caller is gone: what it was given is released, also if that is committed only now.
             if future.done() and not future.cancelled() and future.exception() is None:
@@ -220,16 +225,7 @@ class Delivery:
         """
         self._partition.check_leads()
         self._line(channel)
-        named = sum(step.named.end - step.named.first for step in steps)
-        if named > MAX_RANGE:
-            raise Problem(
-                "invalid",
-                "a request names fewer records",
-                field="tokens",
-                value=named,
-                limit=MAX_RANGE,
-                outcome="not_applied",
-            )
+        _check_range([step.named for step in steps])
         settler = _Settler(channel, steps, self._loop.create_future())
         self._settlers.append(settler)
         self._wake()
@@ -242,6 +238,41 @@ class Delivery:
                 await self._seen()  # what ended them is not committed yet, perhaps
                 settled = Settled(settled.done - len(missed), settled.late + missed)
         return settled
+
+    async def ended(
+        self, channel: int, stream: int, named: Sequence[Named], *, wait_s: float
+    ) -> tuple[list[Named], int]:
+        """Return which of these deliveries are over, and how many of their records because they were late.
+
+        It waits, up to `wait_s`, until one is over, and returns when that is committed. So it is never taken
+        back; what is not named may be over meanwhile. Of a `stream` one question waits: a later one ends it.
+
+        Raises:
+            Problem: as `receive`; 422 `invalid` when too many records are named.
+        """
+        deadline_s = self._loop.time() + wait_s
+        _check_range(named)
+        offsets = [offset for each in named for offset in range(each.first, each.end)]
+        while True:
+            self._partition.check_leads()
+            held = self._line(channel).queue.channel
+            self._wake()  # time-outs are looked at, also if no consumer asks this leader for records
+            over: list[Named] = []
+            late = 0
+            for each in named:
+                out = [
+                    offset
+                    for offset in range(each.first, each.end)
+                    if (known := held.out.get(offset)) is None or known.delivery != each.delivery
+                ]
+                over += [each._replace(first=first, end=first + count) for first, count in runs_of(out)]
+                late += sum(_was_late(held, offset) for offset in out)
+            if over:
+                await self._seen()
+                return over, late
+            left_s = deadline_s - self._loop.time()
+            if left_s <= 0 or not await self._watchers.wait(channel, stream, offsets, left_s):
+                return [], 0
 
     async def seek(self, channel: int, offset: int, *, drop: bool = False) -> Receipt:
         """Give out from `offset` on, whatever was done there; see `Sought`. Raises `Problem`."""
@@ -395,6 +426,7 @@ class Delivery:
     def _refuse_all(self, problem: Problem) -> None:
         lines, self._lines = self._lines, {}
         settlers, self._settlers = self._settlers, []
+        self._watchers.refuse(problem)
         for line in lines.values():
             self._end_tasks(line)
             for receiver in line.waiting:
@@ -436,6 +468,7 @@ class Delivery:
 
     def _renew(self, channel: int) -> None:
         """Order a channel's records again by the table; consumers go on waiting."""
+        self._watchers.ended(channel)
         line = self._lines.get(channel)
         if line is None:
             return
@@ -507,10 +540,12 @@ class Delivery:
         self.died += ends.died
         for channel, acked in ends.acked.items():
             self.acknowledged += len(acked)
+            self._watchers.ended(channel, acked)
             queue = self._line(channel).queue
             for offset, out in acked.items():
                 queue.ended(offset, out, None)
         for (channel, _), items in ends.failed.items():
+            self._watchers.ended(channel, [offset for offset, *_ in items])
             queue = self._line(channel).queue
             for offset, out, delay_ms, _ in items:
                 queue.put_aside(offset, out, now_s + max(0, delay_ms) / 1000)
@@ -628,6 +663,10 @@ class Delivery:
             {offset: line.queue.channel.aside[offset].attempts for offset in chosen.again}
             for line, chosen, _, _ in given
         ]
+        late = [
+            {offset for offset in chosen.again if _was_late(line.queue.channel, offset)}
+            for line, chosen, _, _ in given
+        ]
         try:
             self._partition.appends.flush()  # else the batcher's records would get this index
             index = self._partition.log.last_index + 1
@@ -638,12 +677,13 @@ class Delivery:
                     _fail(receiver.future, problem)
                 self._renew(line.queue.channel.id)
             return
-        for (line, chosen, served, timeout_ms), attempts in zip(given, before, strict=True):
+        for (line, chosen, served, timeout_ms), attempts, overdue in zip(given, before, late, strict=True):
             line.queue.given_out(chosen, index, now_s + timeout_ms / 1000)
             shares = _shares(chosen, attempts, served, index)
             self.given += chosen.total
             self.repeated += len(chosen.again)
             for receiver, _ in shares:
+                receiver.late = overdue
                 line.waiting.remove(receiver)
             channel = line.queue.channel.id
             future.add_done_callback(partial(self._hand_over, channel, shares))
@@ -691,7 +731,7 @@ class Delivery:
 
     # -- reading -------------------------------------------------------------------------------
 
-    async def _read(self, channel: int, runs: list[Run]) -> Jobs:
+    async def _read(self, channel: int, runs: list[Run], late: Collection[int]) -> Jobs:
         """Return what was given out with its batches; what they do not hold goes back."""
         number = self._partition.number
         held = self._partition.state.channels.by_id.get(channel)
@@ -713,7 +753,12 @@ class Delivery:
             return Jobs(number, floor, [], [])  # they were deleted meanwhile
         if count < len(runs):
             self._release(channel, runs[count:])
-        return Jobs(number, floor, runs[:count], frames)
+        again = (
+            [offset for run in runs[:count] for offset in range(run.first, run.end) if offset in late]
+            if late
+            else []
+        )
+        return Jobs(number, floor, runs[:count], frames, again)
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -762,6 +807,26 @@ class Delivery:
         aside = {} if held is None else held.aside
         wanted = aside.keys() if offsets is None else set(offsets) & aside.keys()
         return sorted(offset for offset in wanted if aside[offset].why is Why.DEAD)
+
+
+def _check_range(named: Iterable[Named]) -> None:
+    """Raise 422 `invalid` when too many records are named."""
+    total = sum(each.end - each.first for each in named)
+    if total > MAX_RANGE:
+        raise Problem(
+            "invalid",
+            "a request names fewer records",
+            field="tokens",
+            value=total,
+            limit=MAX_RANGE,
+            outcome="not_applied",
+        )
+
+
+def _was_late(channel: Channel, offset: int) -> bool:
+    """Return whether a record is aside because its consumer's time was over."""
+    aside = channel.aside.get(offset)
+    return aside is not None and aside.reason == TIME_OUT
 
 
 def _given_out(channel: int, chosen: Chosen, timeout_ms: int) -> GivenOut:

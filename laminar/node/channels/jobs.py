@@ -31,13 +31,15 @@ class Jobs(NamedTuple):
     """What a consumer is given of one partition.
 
     `frames` are batches that hold all records of `runs`, each at its offset, and maybe others. `floor` is
-    the lowest offset that the channel has not done.
+    the lowest offset that the channel has not done. `late` are those of the records, by offset, whose last
+    consumer was late.
     """
 
     partition: int
     floor: int
     runs: list[Run]
     frames: list[Buffer]
+    late: Sequence[int] = ()
 
     @property
     def total(self) -> int:

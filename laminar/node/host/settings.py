@@ -219,6 +219,9 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
             1_000_000,
         ),
     ] = 10_000
+    max_job_streams: Annotated[
+        int, _about("streams of a channel's jobs that each process of the node serves at a time", 1, 100_000)
+    ] = 1_000
     max_append_bytes: Annotated[int, _about("largest body of one append", 1024, 32 * _MI)] = 16 * _MI
     max_upload_bytes: Annotated[
         int,

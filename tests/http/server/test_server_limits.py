@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from functools import partial
 
 import msgspec
@@ -164,6 +165,54 @@ async def test_draining_answers_what_was_asked_and_closes() -> None:
             await connect(url)
         idle_writer.close()
         writer.close()
+
+
+async def test_an_endless_stream_ends_with_its_peer() -> None:
+    """Also where that closes only its own side: a process that is killed looks like this."""
+    for leave in ("close", "write_eof"):
+        app = Mirror()
+        async with serving(app) as (_, url):
+            reader, writer = await connect(url)
+            writer.write(GET % b"endless-stream")
+            await reader.readuntil(b"5\r\nbegun\r\n")
+            assert not app.ended.is_set()
+            getattr(writer, leave)()
+            async with asyncio.timeout(20):
+                await app.ended.wait()
+            writer.close()
+
+
+async def test_draining_ends_an_endless_stream() -> None:
+    """Its body is whole, and its connection closes; what was asked behind it is answered before."""
+    app = Mirror()
+    async with serving(app) as (server, url):
+        reader, writer = await connect(url)
+        writer.write(GET % b"endless-stream" + GET % b"a")
+        await reader.readuntil(b"5\r\nbegun\r\n")
+
+        assert await server.drain(timeout_s=20)
+
+        rest = await reader.read()
+        assert app.ended.is_set()
+        assert rest.startswith(b"0\r\n\r\nHTTP/1.1 200 OK\r\n") and b"Connection: close" in rest
+        writer.close()
+
+
+async def test_an_endless_stream_ends_when_its_peer_acknowledges_nothing() -> None:
+    """The kernel is told how long that may be: else a machine that is gone is sent to for a long time."""
+    times: list[int] = []
+    async with serving(Mirror(), write_timeout_s=7.0) as (server, url):
+        for path in (b"stream", b"endless-stream"):
+            reader, writer = await connect(url)
+            writer.write(GET % path)
+            await reader.readuntil(b"\r\n\r\n")
+            (connection,) = server._connections
+            sock = connection.transport.get_extra_info("socket")  # type: ignore[attr-defined]
+            times.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+            writer.close()
+            await until(lambda: not server._connections)
+
+    assert [0, 7_000] == times
 
 
 async def test_draining_has_an_end() -> None:

@@ -116,6 +116,36 @@ async def test_a_leader_that_is_cut_off_gives_out_nothing() -> None:
         consumers.stop()
 
 
+async def test_a_leader_that_is_cut_off_tells_no_stream_of_an_end() -> None:
+    """Its entry is never committed: the record is out yet, and the stream's credit is used up."""
+    async with trio() as cluster:
+        consumers = Consumers(cluster)
+        await consumers.open(ChannelSettings())
+        await append(cluster, [b"a"], [None])
+        old = await cluster.leader()
+        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=10.0)
+        assert jobs is not None
+        named = Named(0, 0, 1, jobs.runs[0].delivery)
+        cluster.cut_off(old.node)
+        said = asyncio.create_task(consumers.of(old).settle(CHANNEL, [Step("ack", named)]))
+        await asyncio.sleep(0.02)
+        assert not old.partition.state.channels.by_id[CHANNEL].out, "as of its log's end it is done"
+        asked = asyncio.create_task(consumers.of(old).ended(CHANNEL, 1, [named], wait_s=20.0))
+
+        new = await cluster.leader(among=[node for node in cluster.members if node != old.node])
+        assert ([], 0) == await consumers.of(new).ended(CHANNEL, 1, [named], wait_s=0.1)
+        waits = asyncio.create_task(consumers.of(new).ended(CHANNEL, 1, [named], wait_s=20.0))
+        await asyncio.sleep(0)
+        await consumers.of(new).settle(CHANNEL, [Step("ack", named)])
+        assert ([named], 0) == await waits
+
+        cluster.heal()
+        for each in (said, asked):
+            with pytest.raises(Problem):
+                await asyncio.wait_for(each, 20)
+        consumers.stop()
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_leaders_that_die_lose_no_job_and_double_none(seed: int) -> None:
     """While leaders are killed, cut off and lose power: done is done, and of a key one record is out."""

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from laminar.http.api.documents.cursors import Positions
 from laminar.http.api.documents.shared import Answer, Count, Request, Time
-from laminar.wire.channels import MAX_DELAY_MS, MAX_NAMED, MAX_TIMEOUT_MS
+from laminar.wire.channels import MAX_CREDIT, MAX_DELAY_MS, MAX_NAMED, MAX_TIMEOUT_MS
 
 MAX_JOBS: Final = 10_000
 MAX_NAMED_RECORDS: Final = MAX_JOBS
@@ -56,13 +56,15 @@ class Settled(Answer):
 class Receive(Request):
     """A request for records of a channel: up to `max`, after up to `wait_ms`, each for `timeout_ms`.
 
-    `settle` is carried out first.
+    `settle` is carried out first. `credit` is of a stream: the most that are out of it at a time; `max` and
+    `wait_ms` mean nothing then.
     """
 
     max: Annotated[int, Meta(ge=1, le=MAX_JOBS)] = 32
     wait_ms: Annotated[int, Meta(ge=0, le=30_000)] = 0
     timeout_ms: _Timeout | None = None
     settle: Acks | UnsetType = UNSET
+    credit: Annotated[int, Meta(ge=1, le=MAX_CREDIT)] | None = None
 
 
 class Received(Answer):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from bisect import bisect_right
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,13 +17,12 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from laminar.batch import Batch
 from laminar.http.api.documents import jobs as documents
-from laminar.http.api.fetch_body import record_document
 from laminar.http.api.parameters import MAX_PAGE, MAX_WAIT_MS
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time, parse_time
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.channels.job_documents import documents_of
 from laminar.node.api.channels.lookup import ChannelLookup
 from laminar.node.api.channels.steps import (
     ASK_S,
@@ -35,11 +33,20 @@ from laminar.node.api.channels.steps import (
     ReceiveRequest,
     SettleRequest,
 )
+from laminar.node.api.channels.streams import JobStreams
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.channels.requests import Step
-from laminar.wire.channels import CHANNEL_HEADER, JOBS_TYPE, MAX_NAMED, Named, parse_token, token
+from laminar.wire.channels import (
+    CHANNEL_HEADER,
+    JOBS_TYPE,
+    MAX_NAMED,
+    STREAM_TYPE,
+    Named,
+    parse_token,
+    token,
+)
 from membership.records import TopicRecord
 
 FIRST_S: Final = 0.5
@@ -61,6 +68,7 @@ class JobRoutes:
         # The place in the list of partitions at which the next request begins, so that all get their turn.
         self._turn = 0
         self._releases: set[asyncio.Task[None]] = set()
+        self._streams = JobStreams(services, channels, steps, self)
 
     # -- receive and settle --------------------------------------------------------------
 
@@ -76,17 +84,30 @@ class JobRoutes:
         asked = json_body(request, documents.Receive)
         known = await self._channels.record(topic, channel)
         record = self._channels.topic(topic)
+        streams = STREAM_TYPE in request.headers.get("accept", "")
+        if streams:
+            await self._streams.check()
+        elif asked.credit is not None:
+            raise Problem(
+                "invalid",
+                f"credit is of a stream: accept {STREAM_TYPE}",
+                field="credit",
+                value=asked.credit,
+                outcome="not_applied",
+            )
         settled = None
         if asked.settle is not UNSET:
             settled = await self._settle(record, known.id, asked.settle)
-        given = await self._receive(record, known.id, asked)
+        if streams:
+            return self._streams.response(topic, channel, known.id, asked)
+        given = await self.receive_from(record, known.id, asked)
         if JOBS_TYPE in request.headers.get("accept", ""):
             body = msgspec.msgpack.encode(
                 [[[each.partition, each.floor, each.runs, each.frames] for each in given], settled]
             )
             return Response(200, [("Content-Type", JOBS_TYPE), (CHANNEL_HEADER, f"{known.id}")], body)
         try:
-            jobs = await self._services.off_loop(_documents, given)
+            jobs = await self._services.off_loop(documents_of, given)
         except asyncio.CancelledError:
             self._release(topic, known.id, given)
             raise
@@ -95,7 +116,7 @@ class JobRoutes:
             answer.settled = settled
         return Response.json(answer)
 
-    async def _receive(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
+    async def receive_from(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
         """Return what the leaders give, of the partition whose turn it is first."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(asked.wait_ms, MAX_WAIT_MS) / 1000
@@ -167,14 +188,22 @@ class JobRoutes:
     def _release(self, topic: str, channel: int, given: Iterable[Given]) -> None:
         """Give back, in the background, what was taken for a consumer that is gone."""
         for each in given:
-            steps = [
-                Step("release", Named(each.partition, run.first, run.end, run.delivery)) for run in each.runs
-            ]
-            task = asyncio.create_task(
-                self._settled_quietly(SettleRequest(topic, each.partition, channel, steps))
+            self.release(
+                topic,
+                channel,
+                [Named(each.partition, run.first, run.end, run.delivery) for run in each.runs],
             )
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
+
+    def release(self, topic: str, channel: int, named: Sequence[Named]) -> None:
+        """Give back, in the background, records of one partition."""
+        if not named:
+            return
+        steps = [Step("release", each) for each in named]
+        task = asyncio.create_task(
+            self._settled_quietly(SettleRequest(topic, named[0].partition, channel, steps))
+        )
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
 
     async def _settled_quietly(self, request: SettleRequest) -> None:
         with suppress(Problem):  # else the records' time ends it
@@ -461,26 +490,3 @@ def _after(text: str) -> tuple[int, int]:
     if not (number.isdecimal() and offset.isdecimal() and len(text) < 40):
         raise Problem("invalid", "give what `next` of the last page said", field="after", value=text[:80])
     return int(number), int(offset)
-
-
-def _documents(given: Sequence[Given]) -> list[dict[str, Any]]:
-    """Return the records as JSON answers have them, each with its token and attempt."""
-    found: list[dict[str, Any]] = []
-    for part in given:
-        batches = [Batch(frame, verified=True) for frame in part.frames]
-        bases = [batch.base_offset for batch in batches]
-        for run in part.runs:
-            offset = run.first
-            while offset < run.end:
-                batch = batches[bisect_right(bases, offset) - 1]
-                end = min(run.end, batch.next_offset)
-                assert batch.base_offset <= offset < end, f"no batch holds offset {offset}"
-                for record in batch.records(offset, end):
-                    document = {
-                        "token": token(part.partition, record.offset, run.delivery),
-                        "attempt": run.attempt,
-                        "partition": part.partition,
-                    }
-                    found.append(document | record_document(record, batch))
-                offset = end
-    return found

@@ -47,6 +47,7 @@ class Given(msgspec.Struct, frozen=True, array_like=True):
     floor: int
     runs: list[Run]
     frames: list[bytes]
+    late: list[int] = []
 
 
 class SettleRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +64,24 @@ class SettleAnswer(msgspec.Struct, frozen=True, array_like=True):
 
     done: int
     late: list[Named]
+
+
+class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Ask which deliveries of a stream are over, up to `wait_ms` until one is. `stream` is its number."""
+
+    topic: str
+    partition: int
+    channel: int
+    stream: int
+    named: list[Named]
+    wait_ms: int
+
+
+class EndedAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The deliveries that are over, by committed entries; of how many records because they were late."""
+
+    ended: list[Named]
+    late: int
 
 
 class PlaceRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -139,7 +158,8 @@ class ChannelSteps:
         )
         if jobs is None:
             return None
-        return Given(jobs.partition, jobs.floor, jobs.runs, list(map(bytes, jobs.frames)))
+        frames = list(map(bytes, jobs.frames))
+        return Given(jobs.partition, jobs.floor, jobs.runs, frames, list(jobs.late))
 
     async def on_receive(self, peer: Peer, payload: bytes) -> Given | None:
         """Carry out a step for another shard, on a partition that is led here."""
@@ -167,6 +187,30 @@ class ChannelSteps:
         """Carry out a step for another shard, on a partition that is led here."""
         request = msgspec.msgpack.decode(payload, type=SettleRequest)
         return await self._settle(self._leaders.led_here(request.topic, request.partition), request)
+
+    # -- what is over --------------------------------------------------------------------
+
+    async def ended(self, request: EndedRequest) -> EndedAnswer:
+        """Return which deliveries are over; none if all are out after the wait. Raises `Problem`."""
+        return await self._leaders.ask(
+            "channel_ended",
+            request,
+            EndedAnswer,
+            here=self._ended,
+            policy=_ASK,
+            timeout_s=FORWARDED_APPEND_S + request.wait_ms / 1000,
+        )
+
+    async def _ended(self, partition: Partition, request: EndedRequest) -> EndedAnswer:
+        ended, late = await self._deliveries.of(partition).ended(
+            request.channel, request.stream, request.named, wait_s=request.wait_ms / 1000
+        )
+        return EndedAnswer(ended, late)
+
+    async def on_ended(self, peer: Peer, payload: bytes) -> EndedAnswer:
+        """Answer another shard's question, on a partition that is led here."""
+        request = msgspec.msgpack.decode(payload, type=EndedRequest)
+        return await self._ended(self._leaders.led_here(request.topic, request.partition), request)
 
     # -- places --------------------------------------------------------------------------
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import random
+from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +13,12 @@ import pytest
 from laminar.http.api.documents.jobs import Receive
 from laminar.http.api.problems import Problem
 from laminar.node.api.channels import jobs as module
+from laminar.node.api.channels import streams
+from laminar.node.api.channels.job_documents import HEARTBEAT
 from laminar.node.api.channels.jobs import JobRoutes
 from laminar.node.api.channels.steps import Given, ReceiveRequest, SettleRequest
 from laminar.node.channels.jobs import Run
-from membership.records import TopicRecord
+from membership.records import ChannelRecord, TopicRecord
 
 CHANNEL = 7
 PARTITIONS = (0, 1)
@@ -53,7 +57,7 @@ def given(request: ReceiveRequest) -> Given:
 
 
 async def received(found: JobRoutes, wait_ms: int = 20_000) -> list[Given]:
-    return await found._receive(topic(), CHANNEL, Receive(max=1, wait_ms=wait_ms))
+    return await found.receive_from(topic(), CHANNEL, Receive(max=1, wait_ms=wait_ms))
 
 
 async def test_a_partition_without_a_leader_keeps_no_other_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,3 +108,40 @@ async def test_a_channel_that_is_nowhere_open_yet_is_not_asked_for_in_a_loop() -
     leaders = Leaders(receive)
     assert await received(routes(leaders), 400) == []
     assert len(leaders.asked) < 100, "it is asked as fast as it answers"
+
+
+async def test_a_stream_says_now_and_then_that_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while its leader has no answer: it goes on when there is one."""
+    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(streams, "ASK_S", 0.02)
+    monkeypatch.setattr(streams, "PAUSE_S", 0.01)
+    led = False
+
+    async def receive(request: ReceiveRequest) -> Given | None:
+        if not led:
+            raise Problem("no_leader", "nobody leads", outcome="not_applied")
+        return None
+
+    leaders = Leaders(receive)
+
+    async def record(name: str, channel: str) -> ChannelRecord:
+        return ChannelRecord(CHANNEL, CHANNEL, {}, 2)
+
+    services = SimpleNamespace(
+        settings=SimpleNamespace(max_job_streams=1),
+        view=SimpleNamespace(code_version=streams.STREAMS_SINCE),
+        rng=random.Random(1),
+    )
+    channels = SimpleNamespace(record=record, topic=lambda name: topic())
+    jobs = JobRoutes(services, channels, leaders)  # type: ignore[arg-type]
+    body = jobs._streams.response("t", "c", CHANNEL, Receive(credit=1)).body
+    assert isinstance(body, AsyncGenerator)
+
+    async with asyncio.timeout(20):
+        assert HEARTBEAT == await anext(body)
+        with pytest.raises(Problem, match="quota"):
+            await jobs._streams.check()
+        led = True
+        assert [HEARTBEAT] * 2 == [await anext(body), await anext(body)]
+    await body.aclose()
+    assert 0 == jobs._streams.open

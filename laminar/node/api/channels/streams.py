@@ -1,0 +1,269 @@
+"""Streams of jobs: one answer without end, whose consumer has a bounded number of jobs out.
+
+A stream gives jobs as server-sent events, as long as its connection stands. Its *credit* is how many may be
+out: what is acknowledged, refused, released or late by the word of the partition's leader makes room for as
+many others. The node that serves the stream remembers what it gave, and asks the leaders which of that is
+over, so it makes no difference who says so to which node. What the leader says is committed: no change of
+leaders takes an end back, so no credit is given twice.
+
+1. *Nothing is taken that the consumer has no credit for*, and nothing while it does not read: the writer of
+   the connection asks for the next event when the one before has gone out.
+2. *A stream ends with its connection*, and what is out of it is released at once.
+3. *A consumer that lets all its jobs be late is taken for one that stands still*, and its stream ends: else
+   it would use up the attempts of job after job. One that lets a few be late goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, Protocol
+
+from laminar.http.api.documents import jobs as documents
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.messages import Response
+from laminar.node.api.channels.job_documents import HEARTBEAT, events_of, problem_event
+from laminar.node.api.channels.lookup import ChannelLookup, no_such_channel
+from laminar.node.api.channels.steps import ASK_S, ChannelSteps, EndedAnswer, EndedRequest, Given
+from laminar.node.api.common.services import ShardServices
+from laminar.node.partition.state.channels import runs_of
+from laminar.wire.channels import CHANNEL_HEADER, STREAM_TYPE, Named
+from membership.records import TopicRecord
+
+HEARTBEAT_S: Final = 10.0
+"""How long a stream says nothing at most; by what is not acknowledged it is found that a peer is gone."""
+PAUSE_S: Final = 0.5
+"""The pause after a leader could not be asked."""
+LATE_ROUNDS: Final = 3
+"""A stream ends when, one after the other, this many times as many jobs are late as it had at a time."""
+DEFAULT_CREDIT: Final = 100
+STREAMS_SINCE: Final = 5
+"""The code version at which all leaders can be asked which deliveries are over."""
+
+
+class Jobs(Protocol):
+    """What a stream needs of the requests for jobs."""
+
+    async def receive_from(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
+        """Return what the leaders give, [] if none has anything in time; cancelled, it gives all back."""
+        raise NotImplementedError
+
+    def release(self, topic: str, channel: int, named: Sequence[Named]) -> None:
+        """Give back, in the background, records of one partition."""
+
+
+class Held:
+    """The jobs that a stream has out, by partition and offset, with the numbers of their deliveries."""
+
+    def __init__(self, credit: int) -> None:
+        self._credit = credit
+        self._out: dict[int, dict[int, int]] = {}
+        # How many were late since another end was seen, and the most that were out at a time since then.
+        self._late = 0
+        self._most = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._out.values()))
+
+    @property
+    def free(self) -> int:
+        """How many more jobs the consumer may have."""
+        return self._credit - len(self)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the consumer has let job after job be late."""
+        return self._late > 0 and self._late >= LATE_ROUNDS * self._most
+
+    def give(self, given: Given) -> None:
+        """Note that jobs are out."""
+        out = self._out.setdefault(given.partition, {})
+        late = set(given.late)
+        for run in given.runs:
+            for offset in range(run.first, run.end):
+                # One that comes again was over before this stream has heard of it.
+                if offset in out and offset in late:
+                    self._late += 1
+                elif offset in out:
+                    self._late = self._most = 0
+                out[offset] = run.delivery
+        self._most = max(self._most, len(self))
+
+    def end(self, partition: int, answer: EndedAnswer) -> int:
+        """Note that deliveries are over; return how many of them were out."""
+        out = self._out.get(partition, {})
+        found = 0
+        for named in answer.ended:
+            for offset in range(named.first, named.end):
+                if out.get(offset) == named.delivery:
+                    del out[offset]
+                    found += 1
+        self._late += answer.late
+        if found > answer.late:
+            self._late, self._most = 0, len(self)
+        return found
+
+    def keep(self, partitions: Sequence[int]) -> None:
+        """Forget what was in partitions that are gone: a partition is reclaimed when all in it is done."""
+        for number in self._out.keys() - set(partitions):
+            del self._out[number]
+
+    def named(self) -> dict[int, list[Named]]:
+        """Return what is out by partition, as ranges of one delivery."""
+        found: dict[int, list[Named]] = {}
+        for number, out in self._out.items():
+            by_delivery: dict[int, list[int]] = {}
+            for offset, delivery in out.items():
+                by_delivery.setdefault(delivery, []).append(offset)
+            ranges = [
+                Named(number, first, first + count, delivery)
+                for delivery, offsets in by_delivery.items()
+                for first, count in runs_of(sorted(offsets))
+            ]
+            if ranges:
+                found[number] = ranges
+        return found
+
+
+class JobStreams:
+    """The streams of one shard."""
+
+    def __init__(
+        self, services: ShardServices, channels: ChannelLookup, steps: ChannelSteps, jobs: Jobs
+    ) -> None:
+        self._services = services
+        self._channels = channels
+        self._steps = steps
+        self._jobs = jobs
+        self.open = 0
+
+    async def check(self) -> None:
+        """Refuse a stream that there is no room for, or that a leader would not understand.
+
+        Raises:
+            Problem: 429 `quota`; 503 `not_enabled`.
+        """
+        limit = self._services.settings.max_job_streams
+        if self.open >= limit:
+            raise Problem(
+                "quota",
+                f"this process of the node serves {self.open} streams of jobs",
+                field="max_job_streams",
+                value=self.open + 1,
+                limit=limit,
+                hint="Ask another node, or end a stream that is not used any more.",
+                outcome="not_applied",
+            )
+        if self._services.view.code_version < STREAMS_SINCE:
+            await self._services.refresh_view()
+        enabled = self._services.view.code_version
+        if enabled < STREAMS_SINCE:
+            raise Problem(
+                "not_enabled",
+                f"streams of jobs need code version {STREAMS_SINCE}; {enabled} is enabled until all nodes "
+                f"are upgraded",
+                outcome="not_applied",
+            )
+
+    def response(self, topic: str, channel: str, channel_id: int, asked: documents.Receive) -> Response:
+        """Return the answer of a stream, which begins when it is sent."""
+        headers = [
+            ("Content-Type", STREAM_TYPE),
+            ("Cache-Control", "no-store"),
+            (CHANNEL_HEADER, f"{channel_id}"),
+        ]
+        return Response(200, headers, self._events(topic, channel, channel_id, asked), endless=True)
+
+    async def _events(
+        self, topic: str, channel: str, channel_id: int, asked: documents.Receive
+    ) -> AsyncIterator[bytes]:
+        """Yield the events of a stream until it is closed; the last one may be a problem."""
+        try:
+            await self.check()  # again: others may have begun since
+        except Problem as problem:
+            yield problem_event(problem)
+            return
+        self.open += 1
+        held = Held(asked.credit or DEFAULT_CREDIT)
+        # Of this stream alone, at every leader.
+        number = self._services.rng.getrandbits(63)
+        loop = asyncio.get_running_loop()
+        said_s = loop.time()
+        try:
+            while True:
+                given: list[Given] = []
+                try:
+                    known = await self._channels.record(topic, channel)
+                    if known.id != channel_id:
+                        raise no_such_channel(topic, channel)
+                    record = self._channels.topic(topic)
+                    held.keep(record.all_numbers)
+                    if held.free > 0:
+                        more = documents.Receive(
+                            max=held.free, wait_ms=round(1000 * ASK_S), timeout_ms=asked.timeout_ms
+                        )
+                        given = await self._jobs.receive_from(record, channel_id, more)
+                    else:
+                        await self._until_one_ends(topic, channel_id, number, held)
+                except Problem as problem:
+                    if problem.status < 500 and not problem.retriable:
+                        yield problem_event(problem)
+                        return
+                    # What was given out in an answer that was lost comes again when its time is over.
+                    await asyncio.sleep(PAUSE_S)
+                for each in given:
+                    held.give(each)
+                if held.stands_still:
+                    yield problem_event(_stands_still(len(held)))
+                    return
+                if given:
+                    for event in await self._services.off_loop(events_of, given):
+                        yield event
+                        said_s = loop.time()
+                elif loop.time() - said_s >= HEARTBEAT_S:
+                    yield HEARTBEAT
+                    said_s = loop.time()
+        finally:
+            self.open -= 1
+            for named in held.named().values():
+                self._jobs.release(topic, channel_id, named)
+
+    async def _until_one_ends(self, topic: str, channel: int, stream: int, held: Held) -> None:
+        """Wait, up to `ASK_S`, until a leader says that something is over; note what is.
+
+        Raises:
+            Problem: the first one, if no leader could be asked.
+        """
+        wait_ms = round(1000 * ASK_S)
+        asked = {
+            asyncio.create_task(
+                self._steps.ended(EndedRequest(topic, number, channel, stream, named, wait_ms))
+            ): number
+            for number, named in held.named().items()
+        }
+        pending = set(asked)
+        ended = 0
+        problems: list[Problem] = []
+        try:
+            while pending and not ended:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    try:
+                        ended += held.end(asked[task], task.result())
+                    except Problem as problem:
+                        problems.append(problem)
+        finally:
+            for task in pending:
+                task.cancel()
+        if problems and len(problems) == len(asked):
+            raise problems[0]
+
+
+def _stands_still(out: int) -> Problem:
+    return Problem(
+        "request_timeout",
+        "the consumer of this stream let one job after the other be late; it ends, and they go to others",
+        field="credit",
+        value=out,
+        hint="Acknowledge jobs in time, extend them, or ask for fewer.",
+    )
