@@ -14,13 +14,16 @@ from dataclasses import dataclass, field
 from laminar.batch import Batch, Buffer, Header, Kind, as_due
 from laminar.node.channels.ends import TIME_OUT
 from laminar.node.channels.scanner import key_hash
-from laminar.node.consensus.log_start import log_start_record
+from laminar.node.consensus.log_start import LogStartRecord, log_start_record
 from laminar.node.partition.state.channels import (
     NO_KEY,
     Acknowledged,
     Aside,
     Change,
     Closed,
+    Copied,
+    Copy,
+    Deleted,
     Failed,
     GivenOut,
     Opened,
@@ -59,6 +62,14 @@ class Log:
     records: list[Record] = field(default_factory=list)
     # By id: the channels that are open here.
     channels: dict[int, Known] = field(default_factory=dict)
+    # By offset: the last copy of a record that is open.
+    copies: dict[int, Copy] = field(default_factory=dict)
+
+    def forget_copies(self) -> None:
+        """Forget the copies of what has ended in all channels."""
+        for offset in list(self.copies):
+            if not any(offset in known.out or offset in known.aside for known in self.channels.values()):
+                del self.copies[offset]
 
 
 @dataclass(slots=True)
@@ -162,11 +173,18 @@ class ChannelRules:
         elif header.kind == Kind.PUBLISH and (due := publish_record(frame).due) is not None:
             self._append(log, Batch(as_due(due.frame, publish=header)))
         elif header.kind == Kind.LOG_START:
-            self._begin_at(log, log_start_record(frame).offset, header)
+            self._begin_at(log, log_start_record(frame), header)
+            log.forget_copies()
         elif header.kind == Kind.CHANNEL:
             taken_s = self._taken_s[group.name, header.index, header.term]
             for change in channel_changes(frame):
-                self._change(log, change, header, taken_s)
+                if isinstance(change, Copied):
+                    self._copied(log, change, header)
+                elif isinstance(change, Deleted):
+                    self._deleted(log, change)
+                else:
+                    self._change(log, change, header, taken_s)
+            log.forget_copies()
 
     @staticmethod
     def _append(log: Log, batch: Batch) -> None:
@@ -181,13 +199,43 @@ class ChannelRules:
                 )
             )
 
-    def _begin_at(self, log: Log, start: int, header: Header) -> None:
-        """The log begins at `start` from now on."""
+    def _copied(self, log: Log, change: Copied, header: Header) -> None:
+        """A copy is the record; what has ended in all channels has none."""
+        who = f"{self.topic}/{log.number}: entry {header.index} copies"
+        batch = Batch(change.frame)
+        keys, tags = batch.keys, batch.tags
+        headers = batch.headers
+        for row, (offset, time_ms) in enumerate(zip(_summed(change.offsets), change.times, strict=True)):
+            record = log.records[offset]
+            key = keys[row] if keys else None
+            assert (None if key is None else bytes(key)) == record.key, f"{who} {offset}: {key!r}"
+            assert (tags[row] if tags else None) == record.tag, f"{who} {offset}"
+            fields = {name: bytes(value) for name, value in headers[row].items()} if headers else {}
+            assert fields == record.headers, f"{who} {offset}: {fields}"
+            self.happened["copied again" if offset in log.copies else "copied"] += 1
+            log.copies[offset] = Copy(header.index, row, change.size, time_ms)
+
+    def _deleted(self, log: Log, change: Deleted) -> None:
+        assert change.before <= self.asked.trims[log.number], f"nobody deletes what is before {change.before}"
+        for known in log.channels.values():
+            gone = [
+                each for each in (*known.out, *known.aside) if each < change.before and each in log.copies
+            ]
+            known.end(gone)
+            known.lost += len(gone)
+            self.happened["copies deleted"] += len(gone)
+
+    def _begin_at(self, log: Log, record: LogStartRecord, header: Header) -> None:
+        """The log begins elsewhere from now on."""
+        start = record.offset
         by_hand = start <= self.asked.trims[log.number]
         log.start = max(log.start, start)
         for known in log.channels.values():
             who = f"{self.topic}/{log.number} begins at {start} by entry {header.index}: {known.name}"
-            gone = [offset for offset in (*known.out, *known.aside) if offset < start]
+            copied = {offset for offset, copy in log.copies.items() if copy.entry > record.index}
+            before = {offset for offset in (*known.out, *known.aside) if offset < start}
+            gone = before - copied
+            self.happened["passed by the start"] += len(before & copied)
             unread = range(known.next, max(known.next, start))
             if not by_hand:
                 assert not gone, f"{who} has {sorted(gone)} open"
@@ -265,7 +313,8 @@ class ChannelRules:
         ]
         assert sorted((*fresh, *busy)) == wanted, f"{who}: from {first} on it has {wanted}"
         for offset in (*again, *fresh):
-            assert offset >= log.start, f"{who}: the log begins at {log.start}"
+            assert offset >= log.start or offset in log.copies, f"{who}: the log begins at {log.start}"
+            self.happened["given out of a copy"] += offset < log.start
         keys = {offset: key_hash(log.records[offset].key) if is_ordered else NO_KEY for offset in wanted}
         assert change.keys == ([keys[offset] for offset in fresh] if is_ordered else []), who
         assert busy == {offset: keys[offset] for offset in busy}, who
@@ -456,6 +505,13 @@ class ChannelRules:
                         for at in range(0, len(each.aside), 7)
                     }
                     assert asides == known.aside, f"{who}: {known.name}: {asides}, not {known.aside}"
+                    copies = {
+                        each.copies[at]: Copy(*each.copies[at + 1 : at + 5])
+                        for at in range(0, len(each.copies), 5)
+                    }
+                    open_here = known.out.keys() | known.aside.keys()
+                    wanted_copies = {at: copy for at, copy in log.copies.items() if at in open_here}
+                    assert copies == wanted_copies, f"{who}: {known.name}: {copies}, not {wanted_copies}"
                 self.happened["tables compared"] += 1
 
     def open_channels(self) -> list[str]:

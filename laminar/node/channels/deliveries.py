@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from laminar.node.channels.carrier import Carrier
 from laminar.node.channels.delivery import Delivery
 from laminar.node.partition.partition import Partition
 
@@ -20,16 +21,25 @@ class _Counted(NamedTuple):
     acknowledged: int = 0
     late: int = 0
     died: int = 0
+    copied: int = 0
 
-    def with_those_of(self, delivery: Delivery) -> _Counted:
+    def with_those_of(self, held: _Held) -> _Counted:
         """Return the sums with those of one more."""
+        delivery = held.delivery
         return _Counted(
             self.given + delivery.given,
             self.repeated + delivery.repeated,
             self.acknowledged + delivery.acknowledged,
             self.late + delivery.late,
             self.died + delivery.died,
+            self.copied + held.carrier.copied,
         )
+
+
+class _Held(NamedTuple):
+    partition: Partition
+    delivery: Delivery
+    carrier: Carrier
 
 
 async def _not_known(partition: Partition, channel: int) -> bool:
@@ -44,21 +54,28 @@ class Deliveries:
         # Whether a channel has ended all that is in the partitions before one (`Delivery`). Until the
         # application has set it, no ordered channel gives out what follows others.
         self.precedes: Callable[[Partition, int], Awaitable[bool]] = _not_known
-        self._held: dict[bytes, tuple[Partition, Delivery]] = {}
+        self._held: dict[bytes, _Held] = {}
         # What deliveries that ended have counted.
         self._before = _Counted()
 
     def of(self, partition: Partition) -> Delivery:
         """Return the delivery of a partition, which is made if there is none."""
+        return self._of(partition).delivery
+
+    def carry(self, partition: Partition, ends: Sequence[int]) -> None:
+        """Have what is open before the ends of segments copied, so that the log may begin after them."""
+        self._of(partition).carrier.carry(ends)
+
+    def _of(self, partition: Partition) -> _Held:
         group = partition.replica.group
         held = self._held.get(group)
-        if held is not None and held[0] is partition:
-            return held[1]
+        if held is not None and held.partition is partition:
+            return held
         if held is not None:
             self._end(group)  # the replica was opened again
         delivery = Delivery(partition, precedes=self._ask)
-        self._held[group] = (partition, delivery)
-        return delivery
+        held = self._held[group] = _Held(partition, delivery, Carrier(partition))
+        return held
 
     def check(self, partitions: Iterable[Partition]) -> None:
         """Look after time-outs and dead records where no consumer asks; end what is not led any more."""
@@ -74,16 +91,17 @@ class Deliveries:
             self._end(group)
 
     def statistics(self) -> dict[str, int]:
-        """Return what this process counted: records given out, those of them again, ended, late and dead."""
+        """Return what this process counted: given out, of these again, ended, late, dead, and copied."""
         found = _Counted(*self._before)
-        for _, delivery in self._held.values():
-            found = found.with_those_of(delivery)
+        for held in self._held.values():
+            found = found.with_those_of(held)
         return found._asdict()
 
     async def _ask(self, partition: Partition, channel: int) -> bool:
         return await self.precedes(partition, channel)
 
     def _end(self, group: bytes) -> None:
-        _, delivery = self._held.pop(group)
-        delivery.stop()
-        self._before = self._before.with_those_of(delivery)
+        held = self._held.pop(group)
+        held.delivery.stop()
+        held.carrier.stop()
+        self._before = self._before.with_those_of(held)

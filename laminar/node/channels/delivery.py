@@ -747,10 +747,13 @@ class Delivery:
             self._release(channel, [run for run in runs if run.first >= last])
             return Jobs(number, floor, [], [])
         except Problem as problem:
-            self._release(channel, runs)
             if problem.code != "offset_expired":
+                self._release(channel, runs)
                 raise
-            return Jobs(number, floor, [], [])  # they were deleted meanwhile
+            # It was deleted meanwhile, or its copy was lost on all replicas: then it is dead in the end.
+            self._settle_alone(channel, "nack", runs[:1], "damaged")
+            self._release(channel, runs[1:])
+            return Jobs(number, floor, [], [])
         if count < len(runs):
             self._release(channel, runs[count:])
         again = (

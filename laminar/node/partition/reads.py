@@ -21,6 +21,8 @@ from laminar.node.partition.state.staged_batches import publish_record
 
 # A request for a tag examines at most this many index entries; the client's next one continues after them.
 TAGGED_ROWS = 16_384
+# A `channel` entry of this size holds copies of records, as a rule: there may be more of them.
+COPIES_BYTES = 64 * 1024
 # Readers that a commit wakes in one turn of the loop.
 WOKEN_AT_ONCE = 64
 
@@ -106,7 +108,7 @@ async def frames(
                     return found
                 size += sum(map(len, published))
                 continue
-            if kind in (Kind.STAGED, Kind.DELAYED):
+            if kind in (Kind.STAGED, Kind.DELAYED) or (kind == Kind.CHANNEL and len(frame) >= COPIES_BYTES):
                 staged = True
                 continue
             size += len(frame)

@@ -15,8 +15,9 @@ any more. This hold ends after `hold_ms`, and at once while the disk is nearly f
 are trimmed gets a new log (`laminar.node.catch_up`); for one in catch-up the only entries held are those
 that it has yet to read from here.
 
-Nor does it move past records that a channel is not done with (`Retention._is_awaited`): not even then.
-Delayed records in expired segments are copied to the log's end first (`laminar.node.delay.carrier`).
+Nor does it move past records that a channel is not done with: not even then. What was never given out is
+waited for (`Retention._is_awaited`). What is out or aside is copied to the log's end first
+(`laminar.node.channels.carrier`), as are delayed records in expired segments (`laminar.node.delay.carrier`).
 """
 
 from __future__ import annotations
@@ -88,14 +89,17 @@ class Retention:
         hold_ms: int,
         reading_from: Callable[[bytes, int], int | None] = lambda group, member: None,
         keep_delayed: Callable[[Partition, int], None] = lambda partition, before: None,
+        carry: Callable[[Partition, Sequence[int]], None] = lambda partition, ends: None,
     ) -> None:
         """Make the retention of one shard.
 
         `rules_of(topic)` returns a topic's present rules. `reading_from(group, replica id)` returns the index
         that a replica in catch-up requested last, or None. `keep_delayed(partition, index)` has delayed
-        records in entries up to an index copied, so that the log may begin after it.
+        records in entries up to an index copied, so that the log may begin after it. `carry(partition, ends)`
+        does so with what channels have open before the end of a segment, where that frees room.
         """
         self._keep_delayed = keep_delayed
+        self._carry = carry
         self._clock = clock
         self._reading_from = reading_from
         self._rules_of = rules_of
@@ -173,12 +177,13 @@ class Retention:
                 self._held.pop(partition.replica.group, None)
             return
         highest = self.trimmable_index(partition, ends[-1])
-        self._make_way(partition, [end for end in ends if end <= highest])
+        ends = [end for end in ends if end <= highest]
+        self._make_way(partition, ends)
+        free = self._ends_before_open(partition, ends)
+        if len(free) < len(ends):
+            self._carry(partition, ends)
         # If the log may not begin after the end of one segment, an earlier one is used, or none for now.
-        index = max(
-            (end for end in ends if end <= highest and partition.start_mover.possible_start(end) == end),
-            default=0,
-        )
+        index = max((end for end in free if partition.start_mover.possible_start(end) == end), default=0)
         if index:
             try:
                 partition.start_mover.propose(index).add_done_callback(self._done)
@@ -223,10 +228,9 @@ class Retention:
         return ends
 
     def _is_awaited(self, partition: Partition, end: int) -> bool:
-        """Return whether a channel is not done with what is before entry `end`, itself included.
+        """Return whether a channel has yet to give out what is before entry `end`, itself included.
 
-        What is out, or to be tried again, waits for its consumer however long that takes, and the dead for a
-        person. What was never given out has the channel's `hold_ms` more than the rules give it.
+        It has its `hold_ms` more for that than the rules give it.
         """
         channels = partition.state.channels
         if not channels or partition.log.term(end) is None:
@@ -235,14 +239,30 @@ class Retention:
         age_ms = self._clock.wall_ms() - row.append_time_ms
         kept_ms = self._rules_of(partition.topic).retention_ms or 0
         for channel in channels.by_id.values():
-            if min((*channel.out, *channel.aside), default=row.next_offset) < row.next_offset:
-                return True
             unread = channel.next < (
                 row.next_offset if channel.until is None else min(row.next_offset, channel.until)
             )
             if unread and age_ms <= kept_ms + channel.settings.hold_ms:
                 return True
         return False
+
+    def _ends_before_open(self, partition: Partition, ends: Sequence[int]) -> list[int]:
+        """Return those of `ends` before which nothing is out or aside, but for what has a copy after them.
+
+        What is open waits for its consumer however long that takes, and the dead for a person.
+        """
+        log, channels = partition.log, partition.state.channels
+        if not channels.open:
+            return list(ends)
+        first_open = min(channels.uncopied(log.start.offset), default=log.next_offset)
+        first_copy = min((copy.entry for copy in channels.copies.values()), default=log.last_index + 1)
+        return [
+            end
+            for end in ends
+            if end < first_copy
+            and log.term(end) is not None
+            and log.index_entry(end).next_offset <= first_open
+        ]
 
     def _done(self, future: asyncio.Future[Receipt]) -> None:
         if future.cancelled():

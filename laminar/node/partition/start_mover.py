@@ -14,6 +14,7 @@ from laminar.node.consensus.log_start import LogStartRecord
 from laminar.node.partition.append_path import AppendPath
 from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.channels import Deleted, channel_entry
 from laminar.node.partition.state.derived_state import encode_state
 
 # Bytes of the active segment that a new start must delete for the segment to be sealed.
@@ -95,6 +96,13 @@ class StartMover:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         self._appends.propose(record.frame(), [(future, 0)], opens_segment=self._is_worth_a_segment(row))
         return future
+
+    def delete(self, index: int) -> asyncio.Future[Receipt]:
+        """Propose the same on a person's command: what channels have open is lost to them, copied or not."""
+        before = self._context.log.index_entry(index).next_offset
+        if any(offset < before for offset in self._context.state.channels.copies):
+            self._appends.propose(channel_entry([Deleted(0, before)], synced=True), [])
+        return self.propose(index)
 
     def _is_worth_a_segment(self, row: IndexEntry) -> bool:
         """Return whether the active segment should be sealed, as a start after entry `row` trims much of it.

@@ -169,6 +169,7 @@ class Shard(Process):
             hold_ms=settings.retention_hold_ms,
             reading_from=self.catch_up.source.reading_from,
             keep_delayed=self.publishers.keep,
+            carry=self.deliveries.carry,
         )
         meter = LoadMeter(boot.node, self.partitions, clock=self.clock, disk_is_low=lambda: self.space.low)
         self.methods["view"] = self._on_view

@@ -7,6 +7,7 @@ from tests.sim.mutants.case import case
 DELIVERY = ("tests/node/channels/test_delivery.py",)
 LEADERS = ("tests/node/channels/test_leaders.py",)
 RETENTION = ("tests/node/channels/test_retention.py",)
+CARRIER = ("tests/node/channels/test_carrier.py",)
 TABLE = ("tests/node/partition/state/test_channels.py",)
 _DELIVERY = "laminar.node.channels.delivery:Delivery"
 _QUEUE = "laminar.node.channels.queue:Queue"
@@ -116,20 +117,76 @@ CHANNELS = [
         channels=True,
     ),
     case(
-        "the start of the log passes a record that is out or aside",
-        "laminar.node.partition.retention:Retention._is_awaited",
-        "if min((*channel.out, *channel.aside), default=row.next_offset) < row.next_offset:",
-        "if False:",
+        "the start of the log passes a record that is out or aside, without a copy",
+        "laminar.node.partition.retention:Retention._ends_before_open",
+        "<= first_open",
+        "> 0",
         tests=RETENTION,
         channels=True,
     ),
     case(
-        "the start of the log passes a record that is aside",
-        "laminar.node.partition.retention:Retention._is_awaited",
-        "(*channel.out, *channel.aside)",
-        "(*channel.out,)",
+        "the start of the log passes a record that is aside, without a copy",
+        f"{_TABLE}.uncopied",
+        "(channel.out, channel.aside)",
+        "(channel.out,)",
         tests=RETENTION,
         channels=True,
+    ),
+    case(
+        "the start of the log passes the copy of a record that is open",
+        "laminar.node.partition.retention:Retention._ends_before_open",
+        "end < first_copy",
+        "True",
+        tests=CARRIER,
+        channels=True,
+    ),
+    case(
+        "the start of the log takes what has a copy",
+        f"{_TABLE}._start",
+        "(offset not in copies or copies[offset].entry <= start.last)",
+        "True",
+        tests=(*TABLE, *CARRIER),
+        channels=True,
+    ),
+    case(
+        "a copy is in the table though its record has ended",
+        f"{_TABLE}._do",
+        "if self.copies:",
+        "if False:",
+        tests=(*TABLE, *CARRIER),
+        channels=True,
+    ),
+    case(
+        "a copy goes with the first channel that has ended its record",
+        f"{_TABLE}._forget_copies",
+        "and not self.has_open(offset)",
+        "",
+        tests=(*TABLE, *CARRIER),
+        channels=True,
+    ),
+    case(
+        "a record is given out of the wrong row of its copy",
+        "laminar.node.channels.jobs:Source._copied",
+        "held.batch, first.row,",
+        "held.batch, 0,",
+        tests=CARRIER,
+        channels=True,
+    ),
+    case(
+        "copies are made that free nothing",
+        "laminar.node.channels.carrier:Carrier._wanted",
+        "2 * takes <= freed",
+        "True",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "a person's deletion leaves copies",
+        "laminar.node.partition.start_mover:StartMover.delete",
+        "offset < before for offset",
+        "False for offset",
+        tests=CARRIER,
+        tests_only=True,
     ),
     case(
         "the start of the log passes what was never given out",
@@ -142,7 +199,7 @@ CHANNELS = [
     case(
         "the start of the log leaves what it has passed in the table",
         "laminar.node.partition.state.state:PartitionState.appended",
-        "self.channels.started(header.index, record.offset)",
+        "self.channels.started(header.index, Started(record.index, record.offset))",
         "pass",
         channels=True,
     ),

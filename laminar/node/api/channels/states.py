@@ -124,6 +124,9 @@ async def state_of(partition: Partition, channel: Channel, *, end: int, full: bo
 
 async def _appended_ms(partition: Partition, offset: int) -> int:
     """Return when a record was appended, or the first one that is left; 0 if that cannot be read now."""
+    copy = partition.state.channels.copies.get(offset)
+    if copy is not None:
+        return copy.time_ms
     try:
         index = await partition.log.find_offset(max(offset, partition.start_offset))
         return 0 if index is None else (await partition.log.find_index_entry(index)).append_time_ms

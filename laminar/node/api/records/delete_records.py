@@ -68,7 +68,7 @@ class DeleteRecordsRoute:
         new_start = log.index_entry(index).next_offset if index > old_index else old_start
         held_back_by = partition.replica.lagging(border) if index < border else []
         if not dry_run and new_start > old_start:
-            await partition.start_mover.propose(index)
+            await partition.start_mover.delete(index)
         return Response.json(
             documents.DeletedRecords(
                 topic=partition.topic,

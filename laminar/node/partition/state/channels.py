@@ -13,12 +13,17 @@ A `channel` entry holds changes, which are applied in order; what does not fit t
 out, a channel that is closed) changes nothing. Like the table of cursors this one is a function of the log:
 changed when an entry is appended, rolled back when the entry is truncated. What to give out next, and when a
 consumer's time is over, is decided by the leader (`laminar.node.channels`). Reference: `docs/channels.md`.
+
+So that a record that is out or aside does not keep all that follows it in the log, the leader copies it to
+the log's end when retention would trim it (`laminar.node.channels.carrier`): in one entry, which is at once
+the copy and the change of the table. A copy changes nothing of what is open: what has ended when its entry is
+applied has no copy, and a copy is forgotten with the last channel that has its record open.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -69,6 +74,18 @@ class Aside(NamedTuple):
     key: int
     why: Why
     reason: str = ""
+
+
+class Copy(NamedTuple):
+    """A copy of a record that is open: the entry that has it, and its row there.
+
+    `size`: about how many bytes it takes; `time_ms`: the append time of the record itself.
+    """
+
+    entry: int
+    row: int
+    size: int
+    time_ms: int
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -146,7 +163,38 @@ class Retried(msgspec.Struct, frozen=True, array_like=True, tag=7):
     items: list[int]
 
 
-Change: TypeAlias = Opened | Closed | GivenOut | Acknowledged | Failed | Sought | Retried
+class Copied(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Copy records that are open in any channel: `frame` is a batch of them, in the order of `offsets`.
+
+    `channel` is 0: it is for all. `offsets` are ascending, as `spaced`; `times` are their append times in ms,
+    and `size` is about how many bytes each takes. The entry has no other change.
+    """
+
+    channel: int
+    offsets: list[int]
+    times: list[int]
+    size: int
+    frame: bytes
+
+
+class Deleted(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """Lose the records before an offset that have copies: a person deletes all that is before it.
+
+    `channel` is 0: it is for all. Records without copies are lost with the start of the log that follows.
+    """
+
+    channel: int
+    before: int
+
+
+class Started(NamedTuple):
+    """The log is to begin after entry `last`, at `offset`: what is before it, without a copy, is lost."""
+
+    last: int
+    offset: int
+
+
+Change: TypeAlias = Opened | Closed | GivenOut | Acknowledged | Failed | Sought | Retried | Copied | Deleted
 
 _decoder = msgspec.msgpack.Decoder(list[Change])
 
@@ -197,6 +245,11 @@ def _runs(spaced: Sequence[int]) -> Iterator[range]:
         end += distance + count
 
 
+def copied_offsets(change: Copied) -> list[int]:
+    """Return the offsets of the records that are copied, in the order of their batch."""
+    return list(_unspaced(change.offsets))
+
+
 def spaced(offsets: Iterable[int]) -> list[int]:
     """Return ascending offsets as distances, each from the one before, the first from 0."""
     found: list[int] = []
@@ -215,7 +268,10 @@ def _unspaced(distances: Iterable[int]) -> Iterator[int]:
 
 
 class StoredChannel(msgspec.Struct, frozen=True, array_like=True):
-    """One channel in a stored table; `out` and `aside` are flat, six and seven values for each record."""
+    """One channel in a stored table; `out`, `aside` and `copies` are flat: five, seven and five values each.
+
+    `copies` are of records that are open in this channel; one may be open in others, too.
+    """
 
     channel: int
     name: str
@@ -226,6 +282,7 @@ class StoredChannel(msgspec.Struct, frozen=True, array_like=True):
     lost: int
     out: list[int]
     aside: list[Any]
+    copies: list[int] = []
 
 
 class _Head(NamedTuple):
@@ -301,8 +358,12 @@ class Channel:
         """The lowest offset that is not done."""
         return min((self.next, *self.out, *self.aside))
 
-    def stored(self) -> StoredChannel:
-        """Return it as a value."""
+    def has_open(self, offset: int) -> bool:
+        """Return whether a record is out or aside."""
+        return offset in self.out or offset in self.aside
+
+    def stored(self, copies: Mapping[int, Copy]) -> StoredChannel:
+        """Return it as a value, with the copies of what is open in it."""
         out: list[int] = []
         for offset, each in sorted(self.out.items()):
             out += (offset, each.delivery, each.attempt, each.timeout_ms, each.key)
@@ -310,14 +371,17 @@ class Channel:
         for offset, item in sorted(self.aside.items()):
             aside += (offset, item.attempts, item.due_ms, item.delay_ms, item.key, int(item.why), item.reason)
         head = self._head
+        copied = sorted(filter(self.has_open, copies))
         return StoredChannel(
             *(self.id, self.name, head.version, head.settings, head.next, head.until, head.lost),
             *(out, aside),
+            [value for offset in copied for value in (offset, *copies[offset])],
         )
 
 
 _OUT_FIELDS: Final = 5
 _ASIDE_FIELDS: Final = 7
+_COPY_FIELDS: Final = 5
 
 # How to roll a step back: the channel with its former head; or a table with offsets, and what was there
 # (None: nothing); or an id with the channel that had it (None: none).
@@ -327,13 +391,15 @@ _Undo: TypeAlias = tuple[Any, ...]
 class Channels:
     """The channels of one partition by id."""
 
-    __slots__ = ("_log", "_steps", "by_id")
+    __slots__ = ("_log", "_steps", "by_id", "copies")
 
     def __init__(self) -> None:
         self.by_id: dict[int, Channel] = {}
-        # Of each entry that may be truncated: its index and time, its changes (an int: the start that it
-        # moved the log to), and how to roll them back.
-        self._log: deque[tuple[int, int, list[Change] | int, list[_Undo]]] = deque()
+        self.copies: dict[int, Copy] = {}
+        """By offset, the copies of records that are open in any channel."""
+        # Of each entry that may be truncated: its index and time, its changes, or where it has the log
+        # begin, and how to roll them back.
+        self._log: deque[tuple[int, int, list[Change] | Started, list[_Undo]]] = deque()
         self._steps: list[_Undo] = []
 
     def __len__(self) -> int:
@@ -356,19 +422,34 @@ class Channels:
                 found[channel.name] = channel.floor
         return found
 
+    def has_open(self, offset: int) -> bool:
+        """Return whether a record is out or aside in any channel."""
+        return any(channel.has_open(offset) for channel in self.by_id.values())
+
+    def uncopied(self, start: int) -> set[int]:
+        """Return the offsets from `start` on, the log's first, that are open and have no copy."""
+        return {
+            offset
+            for channel in self.by_id.values()
+            for table in (channel.out, channel.aside)
+            for offset in table.keys() - self.copies.keys()
+            if offset >= start
+        }
+
     # -- the log's changes -----------------------------------------------------------------
 
     def appended(self, header: Header, frame: Buffer) -> None:
         """Apply a `channel` entry that is now the log's last."""
-        self._do(header.index, header.append_time_ms, channel_changes(frame))
+        changes = channel_changes(frame)
+        self._do(header.index, header.append_time_ms, [_without_frame(change) for change in changes])
 
-    def started(self, index: int, offset: int) -> None:
-        """Apply the entry by which the log is to begin at `offset`: what was before it is lost to a channel.
+    def started(self, index: int, start: Started) -> None:
+        """Apply the entry by which the log is to begin elsewhere: what was before is lost, without a copy.
 
-        Retention waits for channels, so only a person's command, or a full disk, comes to this.
+        Retention waits for channels, so only a person's command comes to this.
         """
-        if any(channel.floor < offset for channel in self.by_id.values()):
-            self._do(index, 0, offset)
+        if any(channel.floor < start.offset for channel in self.by_id.values()):
+            self._do(index, 0, start)
 
     def truncated(self, index: int) -> None:
         """Roll back entry `index` and all after it, which were truncated."""
@@ -380,14 +461,16 @@ class Channels:
         while self._log and self._log[0][0] <= index:
             self._log.popleft()
 
-    def _do(self, index: int, time_ms: int, changes: list[Change] | int) -> None:
+    def _do(self, index: int, time_ms: int, changes: list[Change] | Started) -> None:
         self._steps = []
-        if isinstance(changes, int):
+        if isinstance(changes, Started):
             for channel in self.by_id.values():
-                self._lose(channel, changes)
+                self._start(channel, changes)
         else:
             for change in changes:
                 self._apply(change, index, time_ms)
+        if self.copies:
+            self._forget_copies()
         self._log.append((index, time_ms, changes, self._steps))
 
     def _undo(self, steps: list[_Undo]) -> None:
@@ -412,6 +495,11 @@ class Channels:
         channel = self.by_id.get(change.channel)
         if isinstance(change, Opened):
             self._open(channel, change)
+        elif isinstance(change, Copied):
+            self._copy(change, index)
+        elif isinstance(change, Deleted):
+            for each in self.by_id.values():
+                self._lose(each, lambda offset: offset < change.before and offset in self.copies)
         elif channel is None:
             return
         elif isinstance(change, GivenOut):
@@ -508,17 +596,46 @@ class Channels:
         self._remove(channel.aside, found)
         self._put(channel.aside, found, asides)
 
-    def _lose(self, channel: Channel, start: int) -> None:
-        """Forget what is before `start`, the first offset that is left."""
-        out = sorted(offset for offset in channel.out if offset < start)
-        aside = sorted(offset for offset in channel.aside if offset < start)
-        skipped = max(0, start - channel.next)
-        if not out and not aside and not skipped:
-            return
-        self._remove(channel.out, out)
-        self._remove(channel.aside, aside)
-        lost = channel.lost + len(out) + len(aside) + skipped
-        self._set_head(channel, next=max(channel.next, start), lost=lost)
+    def _start(self, channel: Channel, start: Started) -> None:
+        """Forget what is before the first record that is left, but for what has a copy that is left."""
+        copies = self.copies
+        self._lose(
+            channel,
+            lambda offset: (
+                offset < start.offset and (offset not in copies or copies[offset].entry <= start.last)
+            ),
+        )
+        skipped = start.offset - channel.next
+        if skipped > 0:
+            self._set_head(channel, next=start.offset, lost=channel.lost + skipped)
+
+    def _lose(self, channel: Channel, is_lost: Callable[[int], bool]) -> None:
+        out, aside = sorted(filter(is_lost, channel.out)), sorted(filter(is_lost, channel.aside))
+        if out or aside:
+            self._remove(channel.out, out)
+            self._remove(channel.aside, aside)
+            self._set_head(channel, lost=channel.lost + len(out) + len(aside))
+
+    # -- copies ----------------------------------------------------------------------------
+
+    def _copy(self, change: Copied, index: int) -> None:
+        """Note where copies are; that of a record which has ended since is forgotten in the same entry."""
+        rows = enumerate(zip(_unspaced(change.offsets), change.times, strict=True))
+        made = {offset: Copy(index, row, change.size, time_ms) for row, (offset, time_ms) in rows}
+        offsets = list(made)
+        self._remove(self.copies, offsets)
+        self._put(self.copies, offsets, list(made.values()))
+
+    def _forget_copies(self) -> None:
+        """Forget the copies of records that the entry which was applied now has ended in all channels."""
+        touched: set[int] = set()
+        for place, *before in self._steps:
+            if isinstance(place, dict):
+                touched.update(before[0])
+            elif isinstance(place, int) and before[0] is not None:
+                touched.update(before[0].out, before[0].aside)
+        ended = [offset for offset in touched if offset in self.copies and not self.has_open(offset)]
+        self._remove(self.copies, sorted(ended))
 
     # -- steps that can be rolled back -----------------------------------------------------
 
@@ -543,7 +660,7 @@ class Channels:
 
     def stored(self) -> list[StoredChannel]:
         """Return all channels as of the log's end, by id."""
-        return [channel.stored() for _, channel in sorted(self.by_id.items())]
+        return [channel.stored(self.copies) for _, channel in sorted(self.by_id.items())]
 
     def stored_at(self, index: int) -> list[StoredChannel]:
         """Return all channels as of entry `index`, which is the last committed one or a later one."""
@@ -557,7 +674,7 @@ class Channels:
     def restore(self, stored: Iterable[StoredChannel]) -> None:
         """Replace the table by a stored one; no change before this can be rolled back."""
         self._log.clear()
-        self.by_id = {}
+        self.by_id, self.copies = {}, {}
         for each in stored:
             head = _Head(each.version, each.settings, each.next, each.until, each.lost)
             channel = self.by_id[each.channel] = Channel(each.channel, each.name, head)
@@ -567,3 +684,11 @@ class Channels:
             for at in range(0, len(each.aside), _ASIDE_FIELDS):
                 offset, attempts, due_ms, delay_ms, key, why, reason = each.aside[at : at + _ASIDE_FIELDS]
                 channel.aside[offset] = Aside(attempts, due_ms, delay_ms, key, Why(why), reason)
+            for at in range(0, len(each.copies), _COPY_FIELDS):
+                offset, *copy = each.copies[at : at + _COPY_FIELDS]
+                self.copies[offset] = Copy(*copy)
+
+
+def _without_frame(change: Change) -> Change:
+    """Return what the table needs of a change."""
+    return msgspec.structs.replace(change, frame=b"") if isinstance(change, Copied) else change

@@ -19,7 +19,7 @@ from laminar.batch import Buffer, Header, Kind, body_of
 from laminar.batch.header import Flag
 from laminar.node.consensus.log_start import LogStartRecord, log_start_record
 from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
-from laminar.node.partition.state.channels import Channels
+from laminar.node.partition.state.channels import Channels, Started
 from laminar.node.partition.state.cursors import Cursors
 from laminar.node.partition.state.delayed_records import Added, DelayedRecords, delayed_change
 from laminar.node.partition.state.derived_state import DerivedState, decode_state
@@ -100,7 +100,7 @@ class PartitionState:
             if self._beheaded:
                 self._restore_tables(decode_state(record.state))
                 self._beheaded = False
-            self.channels.started(header.index, record.offset)
+            self.channels.started(header.index, Started(record.index, record.offset))
             self.channels.committed(header.committed_index)
             self.stages.started(header.index, record.index)
             self.stages.committed(header.committed_index)

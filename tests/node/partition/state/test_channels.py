@@ -13,12 +13,16 @@ from laminar.node.partition.state.channels import (
     Change,
     Channels,
     Closed,
+    Copied,
+    Copy,
+    Deleted,
     Failed,
     GivenOut,
     Opened,
     Out,
     Retried,
     Sought,
+    Started,
     StoredChannel,
     Why,
     channel_entry,
@@ -116,7 +120,7 @@ def test_the_start_of_the_log_takes_what_is_before_it() -> None:
     channels.appended(*entry(2, GivenOut(7, 4, 30_000, fresh=[0, 4])))
     channels.appended(*entry(3, Failed(7, [1, 0, 1])))
 
-    channels.started(4, 10)
+    channels.started(4, Started(3, 10))
 
     assert (channels.by_id[7].next, channels.by_id[7].open, channels.by_id[7].lost) == (10, 0, 10)
     assert (channels.by_id[8].next, channels.by_id[8].lost) == (50, 0)
@@ -139,6 +143,53 @@ def test_a_channel_is_closed_and_opened_again_under_another_id() -> None:
     assert channels.by_id[7].version == 9
 
 
+def copied(index: int, *offsets: int) -> Copied:
+    return Copied(0, spaced(offsets), [100 + offset for offset in offsets], 50, b"%d" % index)
+
+
+def test_a_copy_is_of_what_is_open_and_changes_nothing_else() -> None:
+    """What ended before its entry has none; it goes with the last channel that has the record open."""
+    channels = Channels()
+    channels.appended(*entry(1, opened(7), opened(8)))
+    channels.appended(*entry(2, GivenOut(7, 4, 30_000, fresh=[0, 4]), GivenOut(8, 2, 30_000, fresh=[0, 2])))
+    channels.appended(*entry(3, Failed(7, [1, -1, 1]), Acknowledged(7, spaced_runs([(2, 1)]))))
+    before = [(dict(each.out), dict(each.aside), each.next) for each in channels.by_id.values()]
+
+    channels.appended(*entry(4, copied(4, 0, 1, 2, 9)))
+
+    assert channels.copies == {0: Copy(4, 0, 50, 100), 1: Copy(4, 1, 50, 101)}
+    assert before == [(each.out, each.aside, each.next) for each in channels.by_id.values()]
+    assert channels.uncopied(0) == {3}
+    channels.appended(*entry(5, Acknowledged(7, spaced_runs([(0, 2)]))))
+    assert sorted(channels.copies) == [0, 1], "the other channel has them"
+    channels.appended(*entry(6, Retried(7, [1, 0]), copied(6, 1), Acknowledged(8, [0, 1])))
+    assert channels.copies == {1: Copy(6, 0, 50, 101)}, "the last copy counts"
+    channels.appended(*entry(7, Closed(8)))
+    assert not channels.copies
+    channels.truncated(6)
+    assert channels.copies == {0: Copy(4, 0, 50, 100), 1: Copy(4, 1, 50, 101)}
+
+
+def test_the_start_of_the_log_leaves_what_has_a_copy_after_it() -> None:
+    """What has none, or one that goes too, is lost; a person's deletion takes copies, too."""
+    channels = Channels()
+    channels.appended(*entry(1, opened()))
+    channels.appended(*entry(2, GivenOut(7, 9, 30_000, fresh=[0, 9])))
+    channels.appended(*entry(3, Failed(7, [0, -1, 1, 1, -1, 1, 1, 5, 1])))
+    channels.appended(*entry(4, copied(4, 0, 1)))
+    channels.appended(*entry(5, copied(5, 1, 3, 8)))
+
+    channels.started(6, Started(4, 6))
+
+    channel = channels.by_id[7]
+    assert (sorted(channel.aside), sorted(channel.out)) == ([1], [3, 6, 7, 8])
+    assert (channel.next, channel.lost) == (9, 4)
+    assert sorted(channels.copies) == [1, 3, 8]
+    channels.appended(*entry(7, Deleted(0, 8)))
+    assert (sorted(channel.aside), sorted(channel.out), channel.lost) == ([], [6, 7, 8], 6)
+    assert sorted(channels.copies) == [8]
+
+
 # -- properties ---------------------------------------------------------------------------------
 
 _OFFSETS = st.lists(st.integers(0, 12), unique=True, max_size=6).map(sorted)
@@ -147,7 +198,7 @@ _OFFSETS = st.lists(st.integers(0, 12), unique=True, max_size=6).map(sorted)
 @st.composite
 def _changes(draw: st.DrawFn) -> Change | _Draft:
     channel = draw(st.integers(1, 2))
-    what = draw(st.integers(0, 9))
+    what = draw(st.integers(0, 10))
     offsets = draw(_OFFSETS)
     if what == 0:
         return Opened(channel, "c", draw(st.integers(1, 5)), SETTINGS, draw(st.integers(0, 5)))
@@ -160,6 +211,8 @@ def _changes(draw: st.DrawFn) -> Change | _Draft:
         return Failed(channel, items, "x")
     if what == 6:
         return Sought(channel, draw(st.integers(0, 15)), draw(st.booleans()))
+    if what == 9:
+        return Deleted(0, draw(st.integers(0, 12))) if draw(st.integers(0, 3)) == 0 else copied(0, *offsets)
     if what == 7:
         return Retried(channel, [part for distance in spaced(offsets) for part in (distance, 5)])
     return Acknowledged(channel, spaced_runs(runs_of(offsets)))
@@ -200,7 +253,7 @@ def _logged(
     states: list[list[StoredChannel]] = [[]]
     for index, draft in enumerate(drafts, start=1):
         if index in starts:
-            channels.started(index, index)
+            channels.started(index, Started(index // 2, index))
         else:
             for each in draft:  # one after the other, as each is made by the table before it
                 made = each.made(channels) if isinstance(each, _Draft) else each
@@ -231,8 +284,10 @@ def test_truncation_leaves_what_a_rebuild_would_give(
     restored = Channels()
     restored.restore(channels.stored())
     assert restored.stored() == states[kept]
+    assert restored.copies == channels.copies
     for channel in channels.by_id.values():
         assert not channel.out.keys() & channel.aside.keys()
         assert all(offset < channel.next for offset in (*channel.out, *channel.aside))
+    assert all(map(channels.has_open, channels.copies)), "a copy is of what is open"
     channels.truncated(before + 1)
     assert channels.stored() == states[before]

@@ -1,0 +1,371 @@
+"""Records that channels have open leave old segments as copies, and nothing else of them changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laminar.batch import HEADER_SIZE, Batch
+from laminar.http.api.problems import Problem
+from laminar.node.api.channels.states import state_of
+from laminar.node.channels import carrier as carrier_module
+from laminar.node.channels.carrier import Carrier
+from laminar.node.channels.delivery import Delivery
+from laminar.node.channels.requests import Step, Verb
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.retention import Retention, Rules
+from laminar.node.partition.state.channels import Why
+from laminar.wire.channels import ChannelSettings, Named
+from tests.node.alone import lone_partition
+from tests.node.channels.test_delivery import append, given, nothing, offsets, steps, values
+from tests.node.channels.test_retention import EVERYTHING, clock_of, start_after
+from tests.node.partition.test_retention import HOUR_MS
+from tests.node.transactions.test_uploads import publish, put
+
+CHANNEL = 7
+OTHER = 8
+ONCE = ChannelSettings(retry_ms=0, max_attempts=1)
+MIB = 1 << 20
+TWO_YEARS_MS = 730 * 24 * HOUR_MS
+
+
+class Carried:
+    """A partition with a channel, its retention, and what makes the copies."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.delivery = Delivery(partition)
+        self.carrier = Carrier(partition)
+        self.carries = True
+
+    def retention(self, rules: Rules = EVERYTHING) -> Retention:
+        return Retention(
+            clock=clock_of(self.partition, later_ms=1_000 * HOUR_MS),
+            rules_of=lambda topic: rules,
+            space_is_low=lambda: False,
+            hold_ms=HOUR_MS,
+            carry=lambda partition, ends: self.carrier.carry(ends) if self.carries else None,
+        )
+
+    async def trimmed(self) -> int:
+        """Have retention do all that it can; return where the log begins then."""
+        retention = self.retention()
+        while True:
+            before = self.partition.log.start.index, self.carrier.copied
+            await start_after(retention, self.partition)
+            await self.carrier.finished()
+            if before == (self.partition.log.start.index, self.carrier.copied):
+                return self.partition.start_offset
+
+    async def fill(self, mebibytes: int) -> None:
+        """Append records of 256 KiB, and have all of them done in the channel."""
+        for _ in range(4 * mebibytes):
+            await append(self.partition, b"x" * (MIB // 4))
+        while await self.work():
+            pass
+
+    async def work(self, channel: int = CHANNEL) -> int:
+        """Acknowledge what there is to be had; return how many records."""
+        jobs = await self.delivery.receive(channel, wanted=100, wait_s=0)
+        if jobs is None:
+            return 0
+        await self.delivery.settle(channel, steps("ack", jobs))
+        return jobs.total
+
+    async def failed(self, *values: bytes, **columns: Any) -> list[int]:
+        """Append records that are dead, or wait, after their first attempt; return their offsets."""
+        await append(self.partition, *values, **columns)
+        jobs = await given(self.delivery, len(values))
+        await self.delivery.settle(CHANNEL, steps("nack", jobs, delay_ms=TWO_YEARS_MS, reason="no luck"))
+        return offsets(jobs)
+
+
+@asynccontextmanager
+async def carrying(folder: Path, settings: ChannelSettings = ONCE) -> AsyncIterator[Carried]:
+    async with lone_partition(folder) as partition:
+        held = Carried(partition)
+        try:
+            await held.delivery.open(CHANNEL, "billing", 1, settings)
+            yield held
+        finally:
+            held.delivery.stop()
+            held.carrier.stop()
+
+
+def retained(partition: Partition) -> int:
+    """The bytes of the segments that the log has."""
+    return sum(segment.size for segment in partition.log.segments())
+
+
+async def test_a_dead_record_does_not_keep_what_follows_it(tmp_path: Path) -> None:
+    """Without a copy one dead letter keeps the whole log; with one, a segment or two. It is replayed once."""
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        await append(partition, b"before")
+        await held.work()
+        (dead,) = await held.failed(
+            b"invoice 12", keys=[b"k"], tags=["eu"], headers=[{"h": b"v"}], timestamps=[77]
+        )
+        await held.fill(20)
+
+        held.carries = False
+        assert await held.trimmed() <= dead
+        assert retained(partition) > 20 * MIB
+        held.carries = True
+        assert await held.trimmed() > dead
+        assert retained(partition) < 2 * MIB, "the active segment, and the copy"
+        assert held.carrier.copied == 1
+
+    async with carrying(tmp_path) as held:
+        partition, delivery = held.partition, held.delivery
+        with pytest.raises(Problem, match="earliest"):
+            await partition.reader.frames(dead, max_bytes=1)
+        aside = partition.state.channels.by_id[CHANNEL].aside[dead]
+        assert (aside.why, aside.attempts, aside.reason) == (Why.DEAD, 1, "no luck")
+        assert await delivery.retry_dead(CHANNEL, None) == 1
+        jobs = await given(delivery)
+        assert (offsets(jobs), values(jobs)) == ([dead], [b"invoice 12"])
+        (batch,) = map(Batch, jobs.frames)
+        assert (batch.keys, batch.tags, batch.headers) == ([b"k"], ["eu"], [{"h": b"v"}])
+        assert list(batch.given_timestamps or ()) == [77]
+        assert (await delivery.settle(CHANNEL, steps("ack", jobs))).done == 1
+        assert not partition.state.channels.copies
+        await nothing(delivery)
+
+
+async def test_what_waits_two_years_is_copied_once_a_retention_and_comes_in_the_end(tmp_path: Path) -> None:
+    """Each copy is copied again before its own segment goes; the log does not grow."""
+    async with carrying(tmp_path, ChannelSettings(retry_ms=0)) as held:
+        partition = held.partition
+        waiting = await held.failed(*(b"job %d" % number for number in range(5)))
+        written = retained(partition)
+        append_ms = partition.log.index_entry(partition.log.last_index - 2).append_time_ms
+        places = []
+        for round_ in range(1, 5):
+            await held.fill(6)
+            await held.trimmed()
+            places.append(min(copy.entry for copy in partition.state.channels.copies.values()))
+            assert held.carrier.copied == 5 * round_
+            assert retained(partition) < written + 2 * MIB
+        assert sorted(set(places)) == places, "each time in another entry"
+        assert {copy.time_ms for copy in partition.state.channels.copies.values()} == {append_ms}
+        channel = partition.state.channels.by_id[CHANNEL]
+        state = await state_of(partition, channel, end=partition.end_offset, full=False)
+        assert (state.aside, state.oldest_ms) == (5, append_ms)
+
+        # `seek` back as far as the log goes brings nothing back that is done, and what waits at once.
+        await held.delivery.seek(CHANNEL, partition.start_offset)
+        for offset in waiting:
+            assert channel.aside[offset].attempts == 1
+        assert await held.trimmed() == partition.start_offset
+
+
+async def test_many_among_others_are_given_out_as_they_were(tmp_path: Path) -> None:
+    """In several entries, of several batches, next to each other or alone."""
+    async with carrying(tmp_path) as held:
+        partition, delivery = held.partition, held.delivery
+        wanted: dict[int, bytes] = {}
+        for number in range(60):
+            await append(partition, *(b"%d.%d" % (number, row) * 9_000 for row in range(4)))
+            jobs = await given(delivery, 4)
+            fails = {0, 1} if number % 3 == 0 else {2}
+            for row, offset in enumerate(offsets(jobs)):
+                verb: Verb = "nack" if row in fails and number % 2 == 0 else "ack"
+                one = Named(0, offset, offset + 1, jobs.runs[0].delivery)
+                await delivery.settle(CHANNEL, [Step(verb, one)])
+                if verb == "nack":
+                    wanted[offset] = b"%d.%d" % (number, row) * 9_000
+        await held.fill(4)
+
+        assert await held.trimmed() > max(wanted)
+        entries = {copy.entry for copy in partition.state.channels.copies.values()}
+        assert len(entries) > 1 and partition.state.channels.copies.keys() == wanted.keys()
+        assert max(partition.log.index_entry(entry).size for entry in entries) < MIB + 64 * 1024
+
+        assert await delivery.retry_dead(CHANNEL, None) == len(wanted)
+        jobs = await given(delivery, 1_000)
+        assert dict(zip(offsets(jobs), values(jobs), strict=True)) == wanted
+        await delivery.settle(CHANNEL, steps("ack", jobs))
+        assert not partition.state.channels.open and not partition.state.channels.copies
+
+
+async def test_what_ends_while_it_is_copied_stays_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log holds its copy, the table does not; so nothing keeps that copy."""
+    async with carrying(tmp_path) as held:
+        partition, delivery = held.partition, held.delivery
+        dropped, kept = await held.failed(b"dropped", b"kept")
+        await held.fill(5)
+        read = Carrier._append
+
+        async def appended_late(carrier: Carrier, chosen: Any) -> None:
+            assert await delivery.drop_dead(CHANNEL, [dropped]) == 1
+            await read(carrier, chosen)
+
+        monkeypatch.setattr(Carrier, "_append", appended_late)
+        assert await held.trimmed() > kept
+
+        assert held.carrier.copied == 2
+        assert list(partition.state.channels.copies) == [kept]
+        assert list(partition.state.channels.by_id[CHANNEL].aside) == [kept]
+        await delivery.drop_dead(CHANNEL, None)
+        await held.fill(5)
+        assert partition.log.start.index < await last_end(held)
+
+
+async def last_end(held: Carried) -> int:
+    """The last entry of the sealed segments, once retention has done what it can."""
+    end = max(last for last, _, _ in held.partition.log.sealed())
+    await held.trimmed()
+    assert held.partition.log.start.index >= end
+    return held.partition.log.last_index
+
+
+async def test_channels_share_a_copy_and_it_goes_with_the_last(tmp_path: Path) -> None:
+    """One of them is closed, the other has its record acknowledged."""
+    async with carrying(tmp_path) as held:
+        partition, delivery = held.partition, held.delivery
+        (dead,) = await held.failed(b"for both")
+        await delivery.open(OTHER, "audit", 2, ONCE)
+        jobs = await delivery.receive(OTHER, wanted=1, wait_s=5)
+        assert jobs is not None and offsets(jobs) == [dead]
+        await held.fill(5)
+        while await held.work(OTHER):
+            pass
+
+        assert await held.trimmed() > dead
+        assert held.carrier.copied == 1
+        await delivery.drop_dead(CHANNEL, None)
+        assert list(partition.state.channels.copies) == [dead], "the other has it out"
+        await delivery.settle(OTHER, steps("release", jobs))
+        again = await delivery.receive(OTHER, wanted=1, wait_s=5)
+        assert again is not None and values(again) == [b"for both"]
+        await delivery.close(OTHER)
+        assert not partition.state.channels.copies
+
+
+async def test_what_would_free_little_is_not_copied(tmp_path: Path) -> None:
+    """Where most records are open a copy of them takes what it frees: the log stays as it is."""
+    async with carrying(tmp_path) as held:
+        for _ in range(12):
+            await held.failed(b"x" * (MIB // 3), b"y")
+        before = held.partition.log.last_index
+
+        assert await held.trimmed() == 0
+        assert (held.carrier.copied, held.partition.log.last_index) == (0, before)
+
+
+async def test_a_record_larger_than_a_batch_keeps_the_log(tmp_path: Path) -> None:
+    """Others before it are copied; it is looked at once."""
+    async with carrying(tmp_path) as held:
+        partition, delivery = held.partition, held.delivery
+        (first,) = await held.failed(b"small")
+        await held.fill(4)
+        await put(partition, 0, b"z" * 1000)
+        await publish(partition, b"z" * 1000)
+        jobs = await given(delivery, 1)
+        await delivery.settle(CHANNEL, steps("nack", jobs))
+        (large,) = offsets(jobs)
+        await held.fill(6)
+
+        start = await held.trimmed()
+        assert first < start <= large
+        copied = held.carrier.copied
+        await held.fill(3)
+        assert await held.trimmed() == start and held.carrier.copied == copied
+        await delivery.drop_dead(CHANNEL, [large])
+        assert await held.trimmed() > large
+
+
+async def test_a_person_deletes_copies_too(tmp_path: Path) -> None:
+    """What is deleted by hand is lost to the channel, where it was copied and where it was not."""
+    async with carrying(tmp_path, ChannelSettings(retry_ms=0, order="key")) as held:
+        partition, delivery = held.partition, held.delivery
+        channel = partition.state.channels.by_id[CHANNEL]
+        (moved,) = await held.failed(b"its copy lies after what is deleted", keys=[b"m"])
+        await held.fill(5)
+        held.carrier.carry([last for last, _, _ in partition.log.sealed()])
+        await held.carrier.finished()
+        assert list(partition.state.channels.copies) == [moved] and partition.start_offset == 0
+        await partition.start_mover.delete(await partition.start_mover.index_before(moved + 1))
+        assert (channel.open, channel.lost, partition.start_offset) == (0, 1, moved + 1)
+
+        (copied,) = await held.failed(b"a", keys=[b"k"])
+        await held.fill(5)
+        assert await held.trimmed() > copied
+        (left,) = await held.failed(b"b", keys=[b"l"])
+        await held.fill(1)
+        lost = channel.lost
+
+        await partition.start_mover.delete(partition.committed_index)
+        assert (channel.open, channel.lost - lost) == (0, 2) and not partition.state.channels.copies
+        assert left < partition.start_offset == partition.end_offset
+        await append(partition, b"after", keys=[b"k"])
+        assert values(await given(delivery)) == [b"after"], "its key is free"
+
+
+async def test_a_copy_that_is_damaged_everywhere_is_a_dead_record(tmp_path: Path) -> None:
+    """As an original is: attempts fail, and then it waits for a person."""
+    async with carrying(tmp_path, ChannelSettings(retry_ms=0, max_attempts=2)) as held:
+        partition, delivery = held.partition, held.delivery
+        await append(partition, b"lost", b"kept")
+        jobs = await given(delivery)
+        await delivery.settle(CHANNEL, steps("nack", jobs, delay_ms=1_000))
+        await held.fill(5)
+        assert await held.trimmed() > 1
+        place = partition.state.channels.copies[0].entry
+        log, storage = partition.log, partition.context.driver._storage
+        await storage.sync()
+        await storage.checkpoint()
+        storage._changes.written = storage._changes.recorded
+        storage._changes.evict_written()
+        position = log.index_entry(place).position + HEADER_SIZE
+        with open(log.segment_of(place).file.path, "r+b") as file:  # noqa: ASYNC230  # a disk that errs
+            file.seek(position)
+            file.write(b"\xff\xff\xff\xff")
+
+        channel = partition.state.channels.by_id[CHANNEL]
+        async with asyncio.timeout(20):
+            while channel.dead != 2:
+                await delivery.receive(CHANNEL, wanted=1, wait_s=0.2)
+        assert {each.reason for each in channel.aside.values()} == {"damaged"}
+
+
+async def test_readers_skip_copies(tmp_path: Path) -> None:
+    """They have no offsets: a reader from the start gets what was appended, and no more."""
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        await held.failed(*[b"v" * 200_000] * 4)
+        await held.fill(9)
+        start = await held.trimmed()
+        await append(partition, b"last")
+        assert max(partition.log.index_entry(copy.entry).size for copy in copies(partition)) > 700_000
+
+        found: list[bytes] = []
+        while len(found) < partition.end_offset - start:
+            frames = await partition.reader.frames(start + len(found), max_bytes=MIB)
+            found += [bytes(value) for frame in frames for value in Batch(frame).values]
+        assert found[-1] == b"last" and b"v" * 200_000 not in found
+
+
+def copies(partition: Partition) -> list[Any]:
+    return list(partition.state.channels.copies.values())
+
+
+async def test_no_copy_is_written_before_all_nodes_know_it(tmp_path: Path) -> None:
+    """An older program would stop at the entry."""
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        await held.failed(b"a")
+        await held.fill(5)
+        partition.context._code_version = lambda: carrier_module.CARRIED_SINCE - 1
+
+        assert await held.trimmed() == 0 and not held.carrier.copied
+        partition.context._code_version = lambda: carrier_module.CARRIED_SINCE
+        assert await held.trimmed() > 0
