@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
 
 from laminar.testing.cluster import LocalCluster
+from tests.node.api.channels.test_streams import stream
 
 PARTITIONS = 6
 PATIENCE_S = 60
@@ -77,3 +79,48 @@ def test_channels_are_opened_set_and_closed_over_the_death_of_leaders(cluster: L
     cluster.restart(0)
     shown = whole(cluster, 0, path, again.json()["version"])
     assert channel["id"] < shown["id"] and 0 == shown["depth"], "another one, which begins as it is set"
+
+
+def test_a_stream_of_jobs_goes_on_over_the_death_of_leaders(cluster: LocalCluster) -> None:
+    """Each job is done, and never more are out of it than it has credit for."""
+    credit, records = 10, 300
+    wish = {"partitions": PARTITIONS, "replicas": 3}
+    assert call(cluster, 0, "PUT", "/v1/topics/streams", json=wish).status_code in (200, 201)
+    path = "/v1/topics/streams/channels/c"
+    # What a leader gave out in an answer that was lost comes again after this time.
+    settings = {"settings": {"timeout_ms": 20_000}}
+    assert call(cluster, 0, "PUT", path, json=settings).status_code in (200, 201)
+    values = {f"{number}" for number in range(records)}
+    for number in range(0, records, 50):
+        batch = [{"value": f"{each}", "key": f"k{each}"} for each in range(number, number + 50)]
+        kind = {"Content-Type": "application/vnd.laminar.records+json"}
+        sent = call(cluster, 0, "POST", "/v1/topics/streams/records", json={"records": batch}, headers=kind)
+        assert 200 == sent.status_code, sent.text
+
+    def done(tokens: list[str]) -> None:
+        said = call(cluster, 0, "POST", f"{path}/acks", json={"ack": tokens})
+        assert {"done": len(tokens), "late": []} == said.json()
+
+    held: list[str] = []
+    seen: dict[str, int] = {}
+    kills = [(60, 1), (160, 2)]
+    restarts: list[Future[None]] = []
+    with stream(cluster.urls[0], "streams", credit=credit) as jobs, ThreadPoolExecutor(1) as beside:
+        while values - seen.keys():
+            job = jobs.job()
+            held.append(job["token"])
+            assert len(held) <= credit
+            seen[job["value"]] = seen.get(job["value"], 0) + 1
+            if len(held) == credit - 4:
+                done([held.pop(0)])
+            # One at a time: without a majority nothing is acknowledged, and what is held would be late.
+            if kills and len(seen) >= kills[0][0] and all(each.done() for each in restarts):
+                _, node = kills.pop(0)
+                cluster.kill(node)
+                restarts.append(beside.submit(cluster.restart, node))
+        done(held)
+    for each in restarts:
+        each.result()
+
+    assert {1} == set(seen.values()), "none was late"
+    assert 0 == call(cluster, 0, "GET", path).json()["depth"]
