@@ -166,8 +166,9 @@ bench-raft: .venv/.core
 bench-recovery: .venv/.core
 	$(BIN)/python -m benches.bench_recovery $(OPTIONS)
 
-bench-routes: .venv/.core
+bench-routes: .venv/.core java build/peers/.libraries build/peers/.kafka
 	$(BIN)/python -m benches.bench_routes $(OPTIONS)
+	$(BIN)/python -m benches.bench_order
 
 bench-delay: .venv/.core
 	$(BIN)/python -m benches.bench_delay $(OPTIONS)

@@ -65,7 +65,7 @@ class Topics:
     def __init__(self, bootstrap: str) -> None:
         self._kafka = importlib.import_module("confluent_kafka")
         self._admin = importlib.import_module("confluent_kafka.admin")
-        self._servers = {"bootstrap.servers": bootstrap, "log_level": 2}
+        self.servers = {"bootstrap.servers": bootstrap, "log_level": 2}
 
     async def _alone(self, do: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(None, do)
@@ -74,13 +74,13 @@ class Topics:
         """Raise if a broker is not there yet."""
 
         def look() -> None:
-            found = self._admin.AdminClient(self._servers).list_topics(timeout=5)
+            found = self._admin.AdminClient(self.servers).list_topics(timeout=5)
             assert len(found.brokers) == NODES, "a broker is not there"
 
         await self._alone(look)
 
     def _make(self, name: str, jobs: int) -> None:
-        admin = self._admin.AdminClient(self._servers)
+        admin = self._admin.AdminClient(self.servers)
         made = admin.create_topics([self._admin.NewTopic(name, 3, NODES)])
         made[name].result(PATIENCE_S)
         entry = self._admin.ConfigEntry(
@@ -95,7 +95,7 @@ class Topics:
             if error is not None:
                 failed.append(error)
 
-        producer = self._kafka.Producer(self._servers | {"acks": "all", "linger.ms": 5})
+        producer = self._kafka.Producer(self.servers | {"acks": "all", "linger.ms": 5})
         for number in range(jobs):
             producer.produce(name, VALUE, partition=number % 3, on_delivery=answered)
             producer.poll(0)
@@ -109,7 +109,7 @@ class Topics:
     async def worker(self, name: str) -> AsyncIterator[Work]:
         """Return a consumer that is a member of the group."""
         consumer = self._kafka.ShareConsumer(
-            self._servers
+            self.servers
             | {"group.id": name, "share.acknowledgement.mode": "explicit", "max.poll.records": FETCH}
         )
         consumer.subscribe([name])
