@@ -53,3 +53,20 @@ def test_an_empty_partition_between_two_does_not_let_the_third_pass() -> None:
 def test_a_query_that_starts_after_the_change_reads_at_once() -> None:
     """Its start is the old partition's end."""
     assert at(p0=5, p1=9) == admitted(at(p0=5, p1=9), at(p0=5, p1=9), {("t", 1): at(p0=5)})
+
+
+def test_a_topic_that_was_split_and_merged_a_thousand_times_is_planned() -> None:
+    """Each change doubles the ways from the newest partition to the oldest: none may be gone twice."""
+    ends = at(p0=1)
+    replaced: dict[Partition, dict[Partition, int]] = {}
+    merged = 0
+    for _ in range(1000):
+        halves = (merged + 1, merged + 2)
+        replaced |= {("t", half): {("t", merged): 1} for half in halves}
+        merged += 3
+        replaced["t", merged] = {("t", half): 1 for half in halves}
+        ends |= {("t", number): 1 for number in (*halves, merged)}
+
+    assert ends == admitted(ends, ends, replaced)
+    assert at(p0=1) == admitted({}, ends, replaced)
+    assert at(p0=1, p1=1, p2=1) == admitted(at(p0=1, p1=1), ends, replaced)

@@ -39,12 +39,12 @@ def admitted(
     positions: Mapping[Partition, int], ends: Mapping[Partition, int], replaced: Replaced
 ) -> Positions:
     """Return `ends` without the partitions whose predecessors are not yet read to their ends."""
-
-    def is_due(partition: Partition) -> bool:
-        # A predecessor may itself be a successor, and empty: its own predecessors count as well.
-        return all(
-            positions.get(before, 0) >= end and is_due(before)
-            for before, end in replaced.get(partition, {}).items()
+    # A predecessor may itself be a successor, and empty: its own predecessors count as well. Each partition
+    # is looked at once, after those that it replaced, which have lower numbers.
+    is_due: dict[Partition, bool] = {}
+    for partition in sorted(replaced):
+        is_due[partition] = all(
+            positions.get(before, 0) >= end and is_due.get(before, True)
+            for before, end in replaced[partition].items()
         )
-
-    return {partition: end for partition, end in ends.items() if is_due(partition)}
+    return {partition: end for partition, end in ends.items() if is_due.get(partition, True)}
