@@ -9,7 +9,6 @@ value is not allowed, 413 if something is too large.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -54,18 +53,15 @@ class Append:
         self.places: list[int | None] | None = None
 
 
-def parse_append(
-    request: Request, *, limits: Limits, keyed: bool = False, now_ms: int | None = None
-) -> Append:
+def parse_append(request: Request, *, limits: Limits, now_ms: int, keyed: bool = False) -> Append:
     """Read a body by its content type. Raises 400, 413 or 422 naming the field, the value and the limit.
 
     `keyed` says that the request comes from another shard: then batches keep their idempotency keys. From the
-    batches of a client they are removed. `now_ms` is the time that delays count from; None: the wall clock's.
+    batches of a client they are removed. `now_ms` is the node's time, which delays count from.
     """
     kind = media_type(request)
     if kind == BATCH_TYPE:
         return Append(None, read_batches(request.body, limits, keyed=keyed))
-    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     records = _PARSERS.get(kind, _value)(request, limits, now_ms)
     records.check(limits)
     return Append(records, [])

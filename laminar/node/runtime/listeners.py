@@ -121,7 +121,7 @@ class NodeSockets:
         """Refuse connections to a child that is not started again; its ports stay bound.
 
         On the shared port the other shards get them. A socket that listened on would have the kernel accept
-        what nobody answers.
+        what is never answered.
         """
         kept = self.for_child(role)
         for sock in (kept.http_shared, kept.http_own, kept.peer):

@@ -171,9 +171,11 @@ class AppendRoutes:
         if request.parsed is not None:
             append: Append = request.parsed
             return append
+        now_ms = self._services.clock.wall_ms()
         if not _is_part(request):
-            return parse_append(request, limits=self.limits)
-        return parse_append(request, limits=self._part_limits, keyed=request.headers[PART] == KEYED)
+            return parse_append(request, limits=self.limits, now_ms=now_ms)
+        keyed = request.headers[PART] == KEYED
+        return parse_append(request, limits=self._part_limits, now_ms=now_ms, keyed=keyed)
 
     def _append_frames(
         self,

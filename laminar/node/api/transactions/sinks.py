@@ -177,7 +177,9 @@ class SinkRoutes:
         self._stale = StaleRoutes(topics)
         self._make_topic = make_topic
         self._decoding = BackgroundDecoding(
-            lambda request: request.parsed or parse_append(request, limits=limits),
+            lambda request: (
+                request.parsed or parse_append(request, limits=limits, now_ms=services.clock.wall_ms())
+            ),
             lambda *job: services.off_loop(*job),
         )
         self._loop = asyncio.get_running_loop()
