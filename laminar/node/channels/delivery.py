@@ -25,7 +25,7 @@ from typing import Any, Final
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange
 from laminar.node.channels.ends import TIME_OUT, Ends
-from laminar.node.channels.jobs import Jobs, Run, frames_of
+from laminar.node.channels.jobs import Jobs, Run, frames_of, split
 from laminar.node.channels.queue import Chosen, Queue
 from laminar.node.channels.requests import Settled, Step, Verb
 from laminar.node.channels.scanner import Scanner
@@ -741,10 +741,15 @@ class Delivery:
         try:
             frames, count = await frames_of(self._partition, runs)
         except DamagedRange as damage:
+            whole, rest = split(runs, damage.first_offset)
+            if whole and rest:
+                # What is damaged comes again at once, and then as the first.
+                self._release(channel, rest)
+                return await self._read(channel, whole, late)
             # The other replicas may have it; if none has, it is dead after some attempts.
-            last = max(damage.next_offset, runs[0].first + 1)
-            self._settle_alone(channel, "nack", [run for run in runs if run.first < last], "damaged")
-            self._release(channel, [run for run in runs if run.first >= last])
+            lost, rest = split(runs, max(damage.next_offset, runs[0].first + 1))
+            self._settle_alone(channel, "nack", lost, "damaged")
+            self._release(channel, rest)
             return Jobs(number, floor, [], [])
         except Problem as problem:
             if problem.code != "offset_expired":

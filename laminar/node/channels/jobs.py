@@ -35,6 +35,17 @@ class Run(NamedTuple):
         return self.first + self.length
 
 
+def split(runs: Sequence[Run], offset: int) -> tuple[list[Run], list[Run]]:
+    """Return what of ascending runs is before an offset, and the rest."""
+    before = [run._replace(length=min(run.length, offset - run.first)) for run in runs if run.first < offset]
+    rest = [
+        run._replace(first=max(run.first, offset), length=run.end - max(run.first, offset))
+        for run in runs
+        if run.end > offset
+    ]
+    return before, rest
+
+
 class Jobs(NamedTuple):
     """What a consumer is given of one partition.
 

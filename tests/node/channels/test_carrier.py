@@ -319,22 +319,45 @@ async def test_a_copy_that_is_damaged_everywhere_is_a_dead_record(tmp_path: Path
         await delivery.settle(CHANNEL, steps("nack", jobs, delay_ms=1_000))
         await held.fill(5)
         assert await held.trimmed() > 1
-        place = partition.state.channels.copies[0].entry
-        log, storage = partition.log, partition.context.driver._storage
-        await storage.sync()
-        await storage.checkpoint()
-        storage._changes.written = storage._changes.recorded
-        storage._changes.evict_written()
-        position = log.index_entry(place).position + HEADER_SIZE
-        with open(log.segment_of(place).file.path, "r+b") as file:  # noqa: ASYNC230  # a disk that errs
-            file.seek(position)
-            file.write(b"\xff\xff\xff\xff")
+        await damage(partition, partition.state.channels.copies[0].entry)
 
         channel = partition.state.channels.by_id[CHANNEL]
         async with asyncio.timeout(20):
             while channel.dead != 2:
                 await delivery.receive(CHANNEL, wanted=1, wait_s=0.2)
         assert {each.reason for each in channel.aside.values()} == {"damaged"}
+
+
+async def test_what_lies_beside_damage_is_given_out(tmp_path: Path) -> None:
+    """Only what cannot be read fails, though it was to be given out together with others."""
+    async with carrying(tmp_path, ChannelSettings(retry_ms=0, max_attempts=2)) as held:
+        partition, delivery = held.partition, held.delivery
+        for value in (b"before", b"damaged", b"after"):
+            await append(partition, value)
+        await damage(partition, partition.log.last_index - 1)
+
+        channel = partition.state.channels.by_id[CHANNEL]
+        found: list[bytes] = []
+        async with asyncio.timeout(20):
+            while len(found) < 2 or not channel.dead:
+                jobs = await delivery.receive(CHANNEL, wanted=3, wait_s=0.2)
+                if jobs is not None and jobs.total:
+                    found += values(jobs)
+                    await delivery.settle(CHANNEL, steps("ack", jobs))
+        assert found == [b"before", b"after"]
+        assert {offset: each.why for offset, each in channel.aside.items()} == {1: Why.DEAD}
+
+
+async def damage(partition: Partition, index: int) -> None:
+    """Have an entry read from its file, where it is not what it was."""
+    log, storage = partition.log, partition.context.driver._storage
+    await storage.sync()
+    await storage.checkpoint()
+    storage._changes.written = storage._changes.recorded
+    storage._changes.evict_written()
+    with open(log.segment_of(index).file.path, "r+b") as file:  # noqa: ASYNC230  # a disk that errs
+        file.seek(log.index_entry(index).position + HEADER_SIZE)
+        file.write(b"\xff\xff\xff\xff")
 
 
 async def test_readers_skip_copies(tmp_path: Path) -> None:
