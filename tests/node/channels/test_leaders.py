@@ -112,7 +112,11 @@ async def test_a_leader_that_is_cut_off_gives_out_nothing() -> None:
         with pytest.raises(Problem):
             await asyncio.wait_for(asked, 20)
         await cluster.settled()
-        assert list(new.partition.state.channels.by_id[CHANNEL].out) == [0]
+        channels = new.partition.state.channels
+        assert list(channels.by_id[CHANNEL].out) == [0]
+        assert old.partition.state.channels.stored() == channels.stored(), (
+            "what was truncated is in its table"
+        )
         consumers.stop()
 
 

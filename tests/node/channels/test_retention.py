@@ -49,6 +49,25 @@ async def test_an_open_record_holds_the_start_whatever_its_age(tmp_path: Path) -
         delivery.stop()
 
 
+async def test_a_command_takes_what_is_before_the_new_start_from_the_table(tmp_path: Path) -> None:
+    """A person has said so: it is counted, not given out again, and its consumer is late."""
+    async with lone_partition(tmp_path) as partition:
+        delivery = Delivery(partition)
+        await delivery.open(CHANNEL, "billing", 1, ChannelSettings())
+        await fill(partition, 12)
+        jobs = await delivery.receive(CHANNEL, wanted=6, wait_s=5)
+        assert jobs is not None and jobs.total == 6
+
+        await partition.start_mover.propose(await partition.start_mover.index_before(10))
+
+        channel = partition.state.channels.by_id[CHANNEL]
+        assert partition.start_offset == 10
+        assert (channel.open, channel.lost, channel.next) == (0, 10, 10)
+        settled = await delivery.settle(CHANNEL, [Step("nack", Named(0, 0, 6, jobs.runs[0].delivery))])
+        assert settled == (0, [Named(0, 0, 6, jobs.runs[0].delivery)])
+        delivery.stop()
+
+
 async def test_what_was_never_given_out_holds_the_start_for_a_time(tmp_path: Path) -> None:
     """For `hold_ms` beyond the rule; then it is lost to the channel, which counts it."""
     async with lone_partition(tmp_path) as partition:

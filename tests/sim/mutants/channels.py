@@ -201,6 +201,7 @@ CHANNELS = [
         "laminar.node.partition.state.state:PartitionState.appended",
         "self.channels.started(header.index, Started(record.index, record.offset))",
         "pass",
+        tests=RETENTION,
         channels=True,
     ),
     case(
