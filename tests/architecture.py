@@ -115,6 +115,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.client.codecs",
         ),
         *("laminar.client.policy", "laminar.client.net", "laminar.client.produce", *BELOW_THE_CLIENT),
+        "laminar.client.consume",
     ),
     "laminar.client.route_changes": (
         *("laminar.client.errors", "laminar.client.records", "laminar.client.net", "laminar.wire"),
@@ -257,7 +258,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        "laminar.node.routes",
+        *("laminar.node.routes", "laminar.node.channels"),
     ),
     "laminar.node.api": (
         *("laminar.node.api.*", "laminar.node.host", "laminar.node.transport", "laminar.node.runtime"),

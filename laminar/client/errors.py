@@ -218,6 +218,7 @@ _FAMILIES: dict[str, type[Error]] = {
         AlreadyExists,
         OffsetExpired,
         Fenced,
+        Late,
         NotDrained,
         Overloaded,
         Unavailable,

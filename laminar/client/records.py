@@ -365,10 +365,10 @@ class ChannelInfo:
     """A channel: how it is set, and what it has to do, over the partitions whose leaders answered.
 
     `settings` leaves out those that have their default. At most `depth` records are to be given out yet;
-    `out` are given out, `aside` wait for their next attempt, `dead` for a person. `lost` were trimmed before
-    they were done. `oldest_age_s` is the age of the oldest record that is neither done nor dead. Where
-    `blocked` is true, too many are out or aside for new ones. In `opening` the channel is not open yet, the
-    leaders of `unanswered` did not answer.
+    `out` are given out, and `pinned` of them wait for a transaction that acknowledges them; `aside` wait for
+    their next attempt, `dead` for a person. `lost` were trimmed before they were done. `oldest_age_s` is the
+    age of the oldest record that is neither done nor dead. Where `blocked` is true, too many are out or aside
+    for new ones. In `opening` the channel is not open yet, the leaders of `unanswered` did not answer.
     """
 
     channel: str
@@ -377,6 +377,7 @@ class ChannelInfo:
     settings: Mapping[str, Any]
     depth: int
     out: int
+    pinned: int
     aside: int
     dead: int
     lost: int
@@ -402,6 +403,7 @@ class ChannelInfo:
             settings=dict(answer["settings"]),
             depth=int(answer["depth"]),
             out=int(answer["out"]),
+            pinned=int(answer.get("pinned", 0)),
             aside=int(answer["aside"]),
             dead=int(answer["dead"]),
             lost=int(answer["lost"]),
@@ -532,11 +534,15 @@ class Trimmed:
 
 
 class StagedPart(NamedTuple):
-    """What was staged in one partition: the numbers of the stages, in ascending order."""
+    """What was staged in one partition: the numbers of the stages, in ascending order.
+
+    `acks` are the jobs that the batch acknowledges there: channels, each with the tokens of its jobs.
+    """
 
     topic: str
     partition: int
     stages: tuple[int, ...]
+    acks: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 class Staged(NamedTuple):

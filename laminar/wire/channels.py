@@ -29,6 +29,8 @@ MAX_CREDIT = 1_000
 """Most jobs that a stream may have out at a time."""
 CHANNEL_HEADER = "Laminar-Channel"
 """Header of an answer of these types: the number of the channel that gave them out."""
+MAX_ACKS = 10_000
+"""Most records that one batch of a sink acknowledges."""
 MAX_CHANNELS = 64
 """Most channels of one topic."""
 CURSOR_START_SINCE = 5

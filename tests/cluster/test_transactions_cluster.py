@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+
+import httpx
 
 import laminar
+from laminar.client.consume.jobs import Job
 from laminar.testing.cluster import LocalCluster
 from tests.cluster.load import converged, leaders
+from tests.cluster.test_stopped_leader import signalled
 
 TOPIC = "ledger"
 PARTITIONS = 6
@@ -67,3 +72,59 @@ async def test_pitfall_41_a_kill_of_a_leader_tears_doubles_and_reorders_no_trans
         places = range(partition, PARTITIONS * RECORDS, PARTITIONS)
         assert [b"%d %d" % (number, place) for number in applied for place in places] == found[partition]
     assert [] == await converged(cluster, TOPIC, PARTITIONS)
+
+
+async def test_a_job_that_is_pinned_ends_with_its_batch_though_its_leader_is_killed(
+    cluster: LocalCluster,
+) -> None:
+    """Between the pin and the decision, which waits for a target that stands still. It never comes again."""
+    async with laminar.aio.connect(cluster.urls, timeout=60.0) as client:
+        orders = await client.create_topic("orders", partitions=PARTITIONS, replicas=3)
+        await client.create_topic("results", partitions=1, replicas=1)
+        channel = await orders.channel("work", timeout_ms=10_000, exist_ok=True)
+        for partition in range(PARTITIONS):
+            await orders.append(b"%d" % partition, partition=partition)
+        sink = client.sink("worker")
+        await sink.begin()
+        names = {node.name: node.number for node in cluster.members}
+        given: list[Job[bytes]] = []
+        while len(given) < PARTITIONS:
+            given += await channel.receive_batch(PARTITIONS, wait=5)
+        holder = leaders(cluster.urls[0], "results")[0]
+        led = leaders(cluster.urls[0], "orders")
+        job = next(each for each in given if led[each.partition] != holder)
+        for each in given:
+            if each is not job:
+                await each.ack()
+        async with sink.stage(0) as stager:
+            stager.append("results", b"result")
+            await stager.ack(job)
+        victim = led[job.partition]
+        (third,) = (number for name, number in names.items() if name not in (holder, victim))
+        parts = [
+            {"topic": "results", "partition": 0, "stages": [*stager.staged.parts[1].stages]},
+            {"topic": "orders", "partition": job.partition}
+            | {"acks": [{"channel": "work", "tokens": [job.token]}]},
+        ]
+        signalled(cluster, names[holder], signal.SIGSTOP)
+        try:
+            # Asked of the third node: the client may ask the one that stands still, and wait for it.
+            async with httpx.AsyncClient(base_url=cluster.urls[third], timeout=60, trust_env=False) as http:
+                body = {"epoch": sink.epoch, "parts": parts}
+                commit = asyncio.create_task(http.put("/v1/sinks/worker/batches/0", json=body))
+                async with asyncio.timeout(60):
+                    while not (await http.get("/v1/topics/orders/channels/work")).json().get("pinned"):
+                        assert not commit.done(), (await commit).text
+                await asyncio.to_thread(cluster.kill, names[victim])
+                assert not commit.done(), "a target has not answered yet"
+                commit.cancel()
+        finally:
+            signalled(cluster, names[holder], signal.SIGCONT)
+        assert "applied" == await sink.commit(0, [stager.staged])
+        await asyncio.to_thread(cluster.restart, names[victim])
+
+        assert [] == await channel.receive_batch(PARTITIONS, wait=15)
+        told = await channel.describe()
+        assert (0, 0, 0) == (told.depth, told.pinned, len(told.unanswered))
+        async with client.topic("results").read() as records:
+            assert [b"result"] == [record.raw async for record in records]

@@ -33,6 +33,7 @@ from laminar.node.partition.state.channels import (
     Why,
     channel_changes,
 )
+from laminar.node.partition.state.pins import PinsEnded
 from laminar.node.partition.state.staged_batches import publish_record
 from laminar.wire.channels import ChannelSettings
 from tests.sim.watch import Group, Watch
@@ -248,6 +249,7 @@ class ChannelRules:
                 known.next = max(known.next, start)
 
     def _change(self, log: Log, change: Change, header: Header, taken_s: float) -> None:
+        assert not isinstance(change, PinsEnded), "no transaction of these worlds acknowledges jobs"
         known = log.channels.get(change.channel)
         who = f"{self.topic}/{log.number}: entry {header.index}: {change}"
         if isinstance(change, Opened):

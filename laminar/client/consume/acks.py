@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 
@@ -44,6 +45,7 @@ class Acks:
     def __init__(self, session: Session, topic: str, path: str) -> None:
         self.session = session
         self.loop = session.loop
+        self.channel = unquote(path.rpartition("/")[2])
         self._topic = topic
         self._path = path
         self._collected: dict[tuple[int, int, int], tuple[Said, asyncio.Future[None]]] = {}

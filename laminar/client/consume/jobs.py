@@ -70,6 +70,11 @@ class Job(Record[T_co]):
         return token(self.partition, self.offset, self._delivery.number)
 
     @property
+    def channel(self) -> str:
+        """Name of the channel that gave the job."""
+        return self._delivery.acks.channel
+
+    @property
     def channel_id(self) -> int:
         """The number of the channel that gave the job; one that is created again has another."""
         return self._delivery.channel_id

@@ -27,6 +27,7 @@ from laminar.client.errors import ConfigError, Error
 from laminar.client.policy.partition_queue import RECORD_OVERHEAD_BYTES, Pending, extended, padded
 from laminar.client.policy.record_accumulator import MAX_RECORD_BYTES, sealed_error
 from laminar.client.records import Staged, StagedPart
+from laminar.wire.channels import MAX_ACKS
 from laminar.wire.key_route import Route
 
 # A stage's number has 53 bits. The lower ones count the writer's stages, enough for 1 TiB in stages of 1 MiB;
@@ -92,6 +93,9 @@ class Stages:
         self._topics: dict[str, _Topic] = {}
         self._ready: deque[tuple[str, Pending]] = deque()
         self._staged: dict[tuple[str, int], list[int]] = {}
+        # By topic and partition, then by channel: tokens of jobs.
+        self._acks: dict[tuple[str, int], dict[str, list[str]]] = {}
+        self.acks = 0
         self._records = 0
         self._closing = False
 
@@ -116,6 +120,21 @@ class Stages:
         self._gather(topic, place, row)
         self.buffered_bytes += row.size_bytes
         return bool(self._ready) or self.buffered_bytes >= self.buffer_bytes
+
+    def ack(self, topic: str, partition: int, channel: str, token: str) -> None:
+        """Note a job that the batch acknowledges. Raises `Error` beyond the limit of one batch."""
+        if self.acks >= MAX_ACKS:
+            raise Error(
+                f"a batch acknowledges at most {MAX_ACKS} jobs",
+                code="invalid",
+                field="acks",
+                value=self.acks + 1,
+                limit=MAX_ACKS,
+                hint="commit more often",
+                outcome="not_applied",
+            )
+        self.acks += 1
+        self._acks.setdefault((topic, partition), {}).setdefault(channel, []).append(token)
 
     def unknown(self) -> list[str]:
         """Return the topics whose routes are not known yet: the caller finds them and calls `know`."""
@@ -289,10 +308,7 @@ class Stages:
 
     def result(self, sink: str, number: int, epoch: int) -> Staged:
         """Return what was staged, for the commit of batch `number` of `sink`."""
-        parts = tuple(
-            StagedPart(topic, partition, tuple(sorted(stages)))
-            for (topic, partition), stages in sorted(self._staged.items())
-        )
+        parts = _parts(self._staged, self._acks)
         return Staged(sink, number, epoch, parts, self._records)
 
 
@@ -319,6 +335,7 @@ def joined(stages: Iterable[Staged], *, sink: str, number: int, epoch: int) -> l
         ConfigError: an element was staged for another sink, number or epoch, or a stage is given twice.
     """
     found: dict[tuple[str, int], list[int]] = {}
+    acks: dict[tuple[str, int], dict[str, list[str]]] = {}
     for each in stages:
         for field, value, wanted in (
             ("sink", each.sink, sink),
@@ -334,6 +351,8 @@ def joined(stages: Iterable[Staged], *, sink: str, number: int, epoch: int) -> l
                     limit=wanted,
                 )
         for part in each.parts:
+            for channel, tokens in part.acks:
+                acks.setdefault((part.topic, part.partition), {}).setdefault(channel, []).extend(tokens)
             known = found.setdefault((part.topic, part.partition), [])
             known.extend(part.stages)
             if len(set(known)) != len(known):
@@ -344,10 +363,25 @@ def joined(stages: Iterable[Staged], *, sink: str, number: int, epoch: int) -> l
                     value=part.stages[0],
                     hint="of two attempts at one task, commit what one of them staged",
                 )
-    return [
-        StagedPart(topic, partition, tuple(sorted(numbers)))
-        for (topic, partition), numbers in sorted(found.items())
-    ]
+    return list(_parts(found, acks))
+
+
+def _parts(
+    stages: Mapping[tuple[str, int], list[int]], acks: Mapping[tuple[str, int], dict[str, list[str]]]
+) -> tuple[StagedPart, ...]:
+    """Return a part for each partition that has stages, or jobs to acknowledge."""
+    return tuple(
+        StagedPart(
+            topic,
+            partition,
+            tuple(sorted(stages.get((topic, partition), ()))),
+            tuple(
+                (channel, tuple(tokens))
+                for channel, tokens in sorted(acks.get((topic, partition), {}).items())
+            ),
+        )
+        for topic, partition in sorted(stages.keys() | acks.keys())
+    )
 
 
 @dataclass(slots=True)

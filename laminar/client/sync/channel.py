@@ -59,6 +59,11 @@ class Job(Record[T_co]):
         return self._twin.token
 
     @property
+    def channel(self) -> str:
+        """Name of the channel that gave the job."""
+        return self._twin.channel
+
+    @property
     def channel_id(self) -> int:
         """The number of the channel that gave the job; one that is created again has another."""
         return self._twin.channel_id

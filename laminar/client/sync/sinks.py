@@ -14,6 +14,7 @@ from typing import Any, Self
 from laminar.client.errors import ConfigError
 from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES, Key
 from laminar.client.records import SinkInfo, Staged
+from laminar.client.sync.channel import Job
 from laminar.client.sync.portal import Portal, wait_until
 from laminar.client.trace_id import TraceId
 from laminar.client.transact import sinks as aio_sinks
@@ -113,8 +114,9 @@ class Sink:
                 attempt of this commit may have been decided before that.
             OutcomeUnknown: no node could say in time whether the batch was committed. Call `begin` again:
                 after that `committed` says it.
+            Late: the time of a job that the batch acknowledges was over; nothing of it is committed.
             Error: (``no_stage``) stages are gone; (``other_batch``) this number is committed with
-                another fingerprint.
+                another fingerprint; (``in_progress``) another batch is acknowledging one of the jobs.
         """
         return self._portal.run(
             lambda: self._twin.commit(number, stages, epoch=epoch, fingerprint=fingerprint, timeout=timeout)
@@ -184,6 +186,21 @@ class Stager:
             )
         if wake:
             sender.wake_from_thread()
+
+    def ack(self, *jobs: Job[Any]) -> None:
+        """Acknowledge jobs of channels with this batch: all of it is committed, or nothing.
+
+        Nothing is sent before the commit, so their time must last until then. Then no time runs for them: if
+        the batch is committed they are done, and do not come again; else their time begins again. Do not
+        acknowledge them by `Job.ack`, too; that is late until the batch has ended.
+
+        Raises:
+            Error: (``already_committed``) this batch was committed before, so it can't be with these jobs;
+                (``invalid``) they are more than a batch may have.
+        """
+        self._open()
+        with self._lock:
+            self._stager.add_acks(job._twin for job in jobs)
 
     def append_all(self, topic: str | Named, records: Iterable[tuple[Key, Any]]) -> int:
         """Add every (key, value), waiting for room as needed; return the number of records."""

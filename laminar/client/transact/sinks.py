@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from laminar.client.consume.jobs import Job
 from laminar.client.errors import ConfigError, Error, Fenced, OutcomeUnknown, Overloaded, TimedOut
 from laminar.client.net.session import Session
 from laminar.client.policy.retry import Backoff
@@ -34,6 +35,8 @@ DEFAULT_STAGE_BYTES = 1 << 20
 # stages of each partition, and the commit itself has only their counts.
 ONE_REQUEST_BYTES = 1 << 20
 PINNED_AT_ONCE = 8
+# How long a transaction that was refused tries to begin a newer epoch, so that its jobs come again sooner.
+FREE_S = 5.0
 
 # `applied`: this commit committed the batch. `already`: this batch, or a later one, was committed before.
 CommitResult = Literal["applied", "already"]
@@ -175,8 +178,9 @@ class Sink:
                 attempt of this commit may have been decided before that.
             OutcomeUnknown: no node could say in time whether the batch was committed. Call `begin` again:
                 after that `committed` says it.
+            Late: the time of a job that the batch acknowledges was over; nothing of it is committed.
             Error: (``no_stage``) stages are gone; (``other_batch``) this number is committed with
-                another fingerprint.
+                another fingerprint; (``in_progress``) another batch is acknowledging one of the jobs.
         """
         own = self._epoch
         if epoch is None:
@@ -185,7 +189,7 @@ class Sink:
             epoch = own.number
         parts = joined(stages, sink=self.name, number=number, epoch=epoch)
         more = {"fingerprint": fingerprint} if fingerprint else {}
-        body = msgspec.json.encode({"epoch": epoch, "parts": [part._asdict() for part in parts]} | more)
+        body = msgspec.json.encode({"epoch": epoch, "parts": [_document(part) for part in parts]} | more)
         try:
             if len(body) > ONE_REQUEST_BYTES:
                 prepared = await self._prepare_all(number, epoch, parts, timeout)
@@ -214,7 +218,9 @@ class Sink:
         at_once = asyncio.Semaphore(PINNED_AT_ONCE)
 
         async def prepare(part: StagedPart) -> dict[str, Any]:
-            where = {"topic": part.topic, "partition": part.partition}
+            where: dict[str, Any] = {"topic": part.topic, "partition": part.partition}
+            if not part.stages:
+                return _document(part)
             async with at_once:
                 try:
                     await self._session.call(
@@ -228,7 +234,7 @@ class Sink:
                     # An earlier attempt committed the batch: the coordinator will answer that.
                     if error.code != "already_committed":
                         raise
-            return where | {"prepared": len(part.stages)}
+            return where | {"prepared": len(part.stages), "acks": _document(part)["acks"]}
 
         tasks = [asyncio.ensure_future(prepare(part)) for part in parts]
         try:
@@ -406,6 +412,37 @@ class Stager:
         ):
             sender.wake()
 
+    async def ack(self, *jobs: Job[Any]) -> None:
+        """Acknowledge jobs of channels with this batch: all of it is committed, or nothing.
+
+        Nothing is sent before the commit, so their time must last until then. Then no time runs for them: if
+        the batch is committed they are done, and do not come again; else their time begins again. Do not
+        acknowledge them by `Job.ack`, too; that is late until the batch has ended.
+
+        Raises:
+            Error: (``already_committed``) this batch was committed before, so it can't be with these jobs;
+                (``invalid``) they are more than a batch may have.
+        """
+        self.add_acks(jobs)
+
+    def add_acks(self, jobs: Iterable[Job[Any]]) -> None:
+        """Do as `ack`."""
+        sender = self.sender
+        for job in jobs:
+            if sender.already:
+                raise self._already()
+            sender.stages.ack(job.topic, job.partition, job.channel, job.token)
+
+    def _already(self) -> Error:
+        return Error(
+            f"batch {self.number} of sink {self._sink.name!r} was committed before",
+            code="already_committed",
+            field="number",
+            value=self.number,
+            hint="its records are not written again, so it acknowledges no more jobs: take the next number",
+            outcome="not_applied",
+        )
+
     async def append_all(
         self, topic: str | Named, records: Iterable[tuple[Key, Any]] | AsyncIterable[tuple[Key, Any]]
     ) -> int:
@@ -467,8 +504,27 @@ class Transaction(Stager):
         sender = self.sender
         await super().__aexit__(kind, error, trace)
         if kind is None:
+            if sender.already and sender.stages.acks:
+                raise self._already()
             # If the batch was committed before, nothing is staged: the commit only waits until it is
             # published.
             staged = self.staged
-            await self._sink.commit(self.number, [staged], epoch=staged.epoch, timeout=self._timeout)
+            try:
+                await self._sink.commit(self.number, [staged], epoch=staged.epoch, timeout=self._timeout)
+            except Error as failed:
+                if sender.stages.acks and failed.outcome == "not_applied" and self._given_epoch is None:
+                    # A newer epoch frees the jobs that some partitions may have pinned.
+                    with contextlib.suppress(Error):
+                        await self._sink.ready(timeout=FREE_S)
+                raise
             self.result = "already" if sender.already else "applied"
+
+
+def _document(part: StagedPart) -> dict[str, Any]:
+    """Return a part as a commit has it."""
+    return {
+        "topic": part.topic,
+        "partition": part.partition,
+        "stages": part.stages,
+        "acks": [{"channel": channel, "tokens": tokens} for channel, tokens in part.acks],
+    }

@@ -145,6 +145,13 @@ _ROWS: Final = (
         "A request with this idempotency key, or this batch's commit, is still running",
         hint="Send the same again a little later.",
     ),
+    _row(
+        "late",
+        409,
+        "A job's delivery is over",
+        hint="Nothing of this batch is committed. The job comes again, or another consumer has it.",
+        family="Late",
+    ),
     _row("no_stage", 409, "Stages of this batch are not there", hint="Stage the batch again."),
     _row(
         "stages_lost",

@@ -88,6 +88,7 @@ from laminar.node.api.records.record_value import RecordValueRoutes
 from laminar.node.api.records.stale_routes import route_said
 from laminar.node.api.records.topic_append import TopicAppends
 from laminar.node.api.records.uploads import UploadRoutes
+from laminar.node.api.transactions.abandoned_pins import AbandonedPins
 from laminar.node.api.transactions.abandoned_stages import AbandonedStages
 from laminar.node.api.transactions.producers import ProducerRoutes
 from laminar.node.api.transactions.sinks import SinkRoutes
@@ -186,8 +187,16 @@ class Api:
         fetch = FetchRoutes(host, self._exchange, leaders, topics)
         recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
         progress = ProducerProgressRoutes(host, fetch)
-        sinks = SinkRoutes(host, leaders, topics, make_topic=topic_routes.make, limits=self.limits)
+        sinks = SinkRoutes(
+            host,
+            leaders,
+            topics,
+            deliveries=host.deliveries,
+            make_topic=topic_routes.make,
+            limits=self.limits,
+        )
         AbandonedStages(host, sinks)
+        AbandonedPins(host, host.deliveries, sinks)
         self._datagrams = Datagrams(
             host, self._locator, topics, sock=host.datagram_socket, limits=self.limits
         )

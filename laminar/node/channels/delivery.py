@@ -26,6 +26,7 @@ from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange
 from laminar.node.channels.ends import TIME_OUT, Ends
 from laminar.node.channels.jobs import Jobs, Run, frames_of, split
+from laminar.node.channels.pinning import wanted_of
 from laminar.node.channels.queue import Chosen, Queue
 from laminar.node.channels.requests import Settled, Step, Verb
 from laminar.node.channels.scanner import Scanner
@@ -49,6 +50,8 @@ from laminar.node.partition.state.channels import (
     spaced,
     spaced_runs,
 )
+from laminar.node.partition.state.pins import PINS_SINCE, PartAcks, PinsEnded
+from laminar.node.partition.state.staged_batches import BatchKey
 from laminar.wire.channels import ChannelSettings, CursorStart, Named
 
 MAX_JOBS: Final = 10_000
@@ -132,6 +135,8 @@ class Delivery:
         self._stalled_s = 0.0
         self._watch: asyncio.Task[None] | None = None
         self._watchers = Watchers()
+        # When a batch last asked for its pins, by the loop's time; not of those that an earlier leader made.
+        self.pinned_s: dict[BatchKey, float] = {}
         self.given = 0
         self.repeated = 0
         self.acknowledged = 0
@@ -274,6 +279,81 @@ class Delivery:
             if left_s <= 0 or not await self._watchers.wait(channel, stream, offsets, left_s):
                 return [], 0
 
+    # -- transactions --------------------------------------------------------------------------
+
+    async def pin(self, batch: BatchKey, acks: Sequence[PartAcks]) -> int:
+        """Pin records for a batch of a sink; return the entry's index when it is committed.
+
+        From then on they are out until `end_pins`: no time runs for them, and no consumer may end them. To
+        ask again for the same changes nothing.
+
+        Raises:
+            Problem: as `wanted_of`; 422 `invalid` when the flush policy is `interval`; 503 `not_enabled`;
+                503 `not_leader`, or the log takes no entry.
+        """
+        partition = self._partition
+        partition.check_leads()
+        partition.context.check_knows(PINS_SINCE, "acknowledgements in transactions")
+        if partition.log.policy.is_interval:
+            # An entry that is lost with the power would give out again what a decision counts as done.
+            raise Problem(
+                "invalid",
+                "transactions require partitions with the flush policy `commit`",
+                field="flush",
+                value="interval",
+                limit="commit",
+                outcome="not_applied",
+            )
+        changes = wanted_of(partition.state.channels, batch, acks)
+        for change in changes:
+            self._line(change.channel)
+        future = self._propose([*changes]) if changes else self._seen()
+        held = partition.state.channels.pins.get(batch)
+        self.pinned_s[batch] = self._loop.time()
+        await future
+        return 0 if held is None else held.entry
+
+    async def end_pins(self, batch: BatchKey, *, done: bool, index: int | None = None) -> None:
+        """End what a batch has pinned here; return when that is committed. To ask again changes nothing.
+
+        With `done` the records are acknowledged: the caller knows that the batch is decided. Else their time
+        begins again: the caller knows that it is not decided, and can't be any more. `index` is that of the
+        entry that pinned them, if only what that entry pinned is meant.
+
+        Raises:
+            Problem: 503 `not_leader`, or the log takes no entry.
+        """
+        partition = self._partition
+        partition.check_leads()
+        held = partition.state.channels.pins.get(batch)
+        if held is None or index not in (None, held.entry):
+            # A leader that was deposed may lack what is to be ended, and must not say that it was.
+            await partition.reader.confirmed_bounds()
+            held = partition.state.channels.pins.get(batch)
+            if held is None or index not in (None, held.entry):
+                await self._seen()
+                return
+        ended: list[tuple[Queue, dict[int, Out]]] = []
+        for channel, offsets in partition.state.channels.pinned(batch).items():
+            queue, outs = self._line(channel).queue, self._channel(channel).out
+            ended.append((queue, {offset: outs[offset] for offset in offsets}))
+        future = self._propose([PinsEnded(*batch, done=done)])
+        self.pinned_s.pop(batch, None)
+        now_s = self._loop.time() - self._stalled_s
+        for queue, before in ended:
+            for offset, out in before.items():
+                if done:
+                    queue.ended(offset, out, None)
+                else:
+                    queue.extend(offset, out.delivery, now_s + out.timeout_ms / 1000)
+            if done:
+                self.acknowledged += len(before)
+                self._watchers.ended(queue.channel.id, before)
+        self._wake()
+        await future
+
+    # -- places and the dead -------------------------------------------------------------------
+
     async def seek(self, channel: int, offset: int, *, drop: bool = False) -> Receipt:
         """Give out from `offset` on, whatever was done there; see `Sought`. Raises `Problem`."""
         self._partition.check_leads()
@@ -352,6 +432,8 @@ class Delivery:
         """End dead records that were kept long enough. To be called now and then."""
         if not self._partition.leads:
             return
+        pins = self._partition.state.channels.pins
+        self.pinned_s = {batch: at_s for batch, at_s in self.pinned_s.items() if batch in pins}
         now_ms = self._partition.context.now_ms()
         for channel in list(self._partition.state.channels.by_id.values()):
             old = [

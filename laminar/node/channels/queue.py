@@ -279,6 +279,8 @@ class Queue:
                 out = self.channel.out.get(offset)
                 if out is None or out.delivery != delivery:
                     continue
+                if offset in self.channel.pins:
+                    continue  # it has a deadline again if its batch is not committed
                 extended = self._extended.get(offset)
                 if extended is not None and extended[0] == delivery and extended[1] != deadline_s:
                     continue  # it has another deadline, later or earlier

@@ -200,7 +200,8 @@ class Reconciler:
             if partition is None or topic is None:
                 continue
             policy = policy_of(topic.settings)
-            if policy.is_interval and partition.state.stages.prepared:
+            state = partition.state
+            if policy.is_interval and (state.stages.prepared or state.channels.pins):
                 asyncio.get_running_loop().call_later(PINNED_S, shard.request_reconcile)
                 continue
             try:

@@ -26,6 +26,7 @@ from laminar.batch import Kind, build_control
 from laminar.http.api.problems import Problem
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.pins import PartAcks
 from laminar.node.partition.state.sinks import (
     FIRST_ONCE_EPOCH,
     MAX_KEPT,
@@ -64,20 +65,31 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a commit in one partition.
 
     `stages` are the numbers of the stages to prepare. If it is empty, they were prepared before, and
-    `prepared` is their count.
+    `prepared` is their count; if that is 0, too, there are none. `acks` are the jobs of channels that it
+    acknowledges.
     """
 
     topic: str
     partition: int
     stages: list[int] = []
     prepared: int = 0
+    acks: list[PartAcks] = []
+
+    @property
+    def has_records(self) -> bool:
+        """Whether the part has stages."""
+        return bool(self.stages or self.prepared)
 
 
 class Prepared(msgspec.Struct, frozen=True, array_like=True):
-    """The promise of a partition: its group's id, and the index of the `prepare` entry in its log."""
+    """The promise of a partition: its group's id, and the index of the `prepare` entry in its log.
+
+    `pin_index` is that of the entry that pinned what is to be acknowledged.
+    """
 
     group: bytes
     prepare_index: int
+    pin_index: int = 0
 
 
 class Targets(Protocol):
@@ -291,6 +303,19 @@ class Coordinator:
             return await self.status(sink_id)
         return await self._raise(sink_id, sink, "")
 
+    async def fence(self, sink_id: bytes, epoch: int, number: int) -> Sink:
+        """Rule out that batch `number` of a sink is still decided under `epoch`; return the sink.
+
+        It is for a driver that pinned jobs and was silent for too long: its epoch is raised. A sink that has
+        another epoch, or has decided the batch, is returned as it is committed.
+        """
+        sink = self._sink(sink_id)
+        if sink.epoch == 0:
+            sink = self._new_once()  # as in `end`
+        elif sink.epoch != epoch or sink.number >= number:
+            return await self.status(sink_id)
+        return await self._raise(sink_id, sink, "")
+
     async def take_name(self, sink_id: bytes, name: str, producer: bytes, request: str = "") -> Sink:
         """Raise the epoch of a producer's name and return the name's entry, as `begin` does for a sink.
 
@@ -325,11 +350,12 @@ class Coordinator:
 
         Raises:
             Problem: 409 `fenced` for an older epoch; 409 `no_stage` where a partition no longer holds a
-                stage; 422 `invalid` for an epoch that never began; 404 `no_such_sink` for an epoch of a sink
-                that was forgotten; 504 `outcome_unknown` when it is not known whether the batch is decided
-                and published everywhere; `stages_lost` when this or the previous batch was decided and can't
-                be published any more; 409 `other_batch` when this number is decided with another
-                fingerprint, so that what is committed is not this batch.
+                stage; 409 `late` where a job is not out under its delivery any more; 422 `invalid` for an
+                epoch that never began; 404 `no_such_sink` for an epoch of a sink that was forgotten; 504
+                `outcome_unknown` when it is not known whether the batch is decided and published
+                everywhere; `stages_lost` when this or the previous batch was decided and can't be published
+                any more; 409 `other_batch` when this number is decided with another fingerprint, so that
+                what is committed is not this batch.
         """
         if epoch > self._sink(sink_id).epoch:
             # A deposed leader that has not noticed does not know of a newer epoch. Only a confirmed leader
@@ -365,7 +391,14 @@ class Coordinator:
                 raise
             return await self.commit(sink_id, number, epoch, parts, fingerprint)
         targets = tuple(
-            Target(part.topic, part.partition, answer.group, answer.prepare_index)
+            Target(
+                part.topic,
+                part.partition,
+                answer.group,
+                answer.prepare_index,
+                answer.pin_index,
+                part.has_records,
+            )
             for part, answer in zip(parts, answers, strict=True)
             if isinstance(answer, Prepared)
         )

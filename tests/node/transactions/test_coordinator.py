@@ -20,6 +20,7 @@ from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.transactions import sinks
 from laminar.node.api.transactions.sinks import PrepareRequest, PublishRequest, SinkRequest, SinkRoutes
+from laminar.node.channels.deliveries import Deliveries
 from laminar.node.host.clock import Clock
 from laminar.node.partition.retention import Retention, Rules
 from laminar.node.partition.state.sinks import Decision, Sink, SinkChange, Target
@@ -302,6 +303,7 @@ def routes(services: Services | None = None, **others: Callable[[str, bytes], Aw
         services,
         LeaderCall(services, Locator(services, asking)),
         TopicLookup(services.view),
+        deliveries=Deliveries(),
         make_topic=no_topic,
         limits=Limits(),
     )

@@ -17,6 +17,7 @@ from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.transactions import abandoned_stages
 from laminar.node.api.transactions.sinks import PrepareRequest, PublishRequest, SinkRoutes
+from laminar.node.channels.deliveries import Deliveries
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Decision, Sink, Target
 from laminar.node.partition.state.staged_batches import (
@@ -360,6 +361,7 @@ def routes() -> SinkRoutes:
         services,
         LeaderCall(services, Locator(services, asking)),
         TopicLookup(services.view),
+        deliveries=Deliveries(),
         make_topic=no_topic,
         limits=Limits(),
     )

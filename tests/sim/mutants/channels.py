@@ -8,6 +8,8 @@ DELIVERY = ("tests/node/channels/test_delivery.py",)
 LEADERS = ("tests/node/channels/test_leaders.py",)
 RETENTION = ("tests/node/channels/test_retention.py",)
 CARRIER = ("tests/node/channels/test_carrier.py",)
+PINS = ("tests/node/channels/test_pins.py",)
+PINNED_BATCHES = ("tests/node/transactions/test_pins.py",)
 TABLE = ("tests/node/partition/state/test_channels.py",)
 _DELIVERY = "laminar.node.channels.delivery:Delivery"
 _QUEUE = "laminar.node.channels.queue:Queue"
@@ -215,8 +217,8 @@ CHANNELS = [
     case(
         "a seek leaves out what it goes back behind",
         f"{_TABLE}._seek",
-        "self._remove(channel.out, [offset for offset, _ in out])",
-        "self._remove(channel.out, [offset for offset, _ in out if offset < change.next])",
+        "self._remove_out(channel, [offset for offset, _ in out])",
+        "self._remove_out(channel, [offset for offset, _ in out if offset < change.next])",
         channels=True,
     ),
     case(
@@ -361,6 +363,110 @@ CHANNELS = [
         "self._release(channel, runs)",
         "pass",
         tests=DELIVERY,
+        tests_only=True,
+    ),
+    case(
+        "a pinned job times out",
+        f"{_QUEUE}.overdue",
+        "if offset in self.channel.pins:",
+        "if False:",
+        tests=PINS,
+        tests_only=True,
+    ),
+    case(
+        "a pinned job is ended by its token alone",
+        f"{_ENDS}.settle",
+        "if offset in channel.pins:",
+        "if False:",
+        tests=PINS,
+        tests_only=True,
+    ),
+    case(
+        "what is not out under its delivery is pinned",
+        "laminar.node.channels.pinning:wanted_of",
+        "or out.delivery != named.delivery",
+        "",
+        tests=PINS,
+        tests_only=True,
+    ),
+    case(
+        "a batch that is not decided acknowledges its jobs",
+        f"{_TABLE}._end_pins",
+        "if change.done:",
+        "if True:",
+        tests=(*TABLE, *PINS),
+        tests_only=True,
+    ),
+    case(
+        "an older epoch ends what a newer one has pinned",
+        f"{_TABLE}._end_pins",
+        "batch = (change.sink, change.number, change.epoch)",
+        "batch = next((each for each in self.pins if each[:2] == (change.sink, change.number)), None)",
+        tests=(*TABLE, *PINS),
+        tests_only=True,
+    ),
+    case(
+        "a job whose batch is not committed has no time again",
+        f"{_DELIVERY}.end_pins",
+        "queue.extend(offset, out.delivery, now_s + out.timeout_ms / 1000)",
+        "pass",
+        tests=PINS,
+        tests_only=True,
+    ),
+    case(
+        "a publish ends what another entry has pinned",
+        f"{_DELIVERY}.end_pins",
+        "index not in (None, held.entry)",
+        "False",
+        tests=PINS,
+        tests_only=True,
+    ),
+    case(
+        "a leader that was deposed says that pins have ended",
+        f"{_DELIVERY}.end_pins",
+        "await partition.reader.confirmed_bounds()",
+        "pass",
+        tests=PINS,
+        tests_only=True,
+    ),
+    case(
+        "a pin is answered before it is committed",
+        f"{_DELIVERY}.pin",
+        "await future",
+        "pass",
+        tests=PINS,
+        tests_only=True,
+    ),
+    case(
+        "pins are lost with a stored table",
+        f"{_TABLE}.restore",
+        "for held in pins:",
+        "for held in ():",
+        tests=TABLE,
+        tests_only=True,
+    ),
+    case(
+        "pins are ended by time",
+        "laminar.node.api.transactions.abandoned_pins:AbandonedPins._ask",
+        "if over:",
+        "if now_s - tried_s >= SILENT_S:",
+        tests=PINNED_BATCHES,
+        tests_only=True,
+    ),
+    case(
+        "a driver that is gone keeps its jobs for ever",
+        "laminar.node.api.transactions.abandoned_pins:AbandonedPins._ask",
+        "if not over and known.number < number and now_s - tried_s >= SILENT_S:",
+        "if False:",
+        tests=PINNED_BATCHES,
+        tests_only=True,
+    ),
+    case(
+        "pins stay when their batch is published",
+        "laminar.node.api.transactions.sinks:SinkRoutes._do",
+        "if request.pin_index:",
+        "if False:",
+        tests=PINNED_BATCHES,
         tests_only=True,
     ),
     case(

@@ -84,7 +84,7 @@ TRANSACTIONS = [
     ),
     case(
         "a prepare is answered before it is committed",
-        "laminar.node.api.transactions.sinks:SinkRoutes._do",
+        "laminar.node.api.transactions.sinks:SinkRoutes._prepare",
         "await preparing",
         "preparing.add_done_callback(lambda done: done.exception())",
         tests=COORDINATOR,
@@ -259,8 +259,8 @@ TRANSACTIONS = [
     ),
     case(
         "a leader that was deposed says that a prepare is lost",
-        "laminar.node.api.transactions.sinks:SinkRoutes._do",
-        "if not staging.knows(batch, request.prepare_index):",
+        "laminar.node.api.transactions.sinks:SinkRoutes._publish",
+        "if not staging.knows(batch, prepare_index):",
         "if False:",
         tests=PUBLISHED_ONCE,
     ),

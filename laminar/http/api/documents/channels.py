@@ -32,10 +32,10 @@ class ChannelPartition(Answer):
     """Where a channel stands in one partition.
 
     `version`: of the settings in force. `next`: the first record that was never given out; `end`: the
-    partition's end offset. `depth`: at most that many records are to be given out yet. `aside`: records that
-    wait for their next attempt. `lost`: records that were trimmed before they were done. `oldest_age_ms`:
-    since the oldest record was appended that is neither done nor dead; null: there is none. `blocked`: too
-    many are out or aside for new ones.
+    partition's end offset. `depth`: at most that many records are to be given out yet. `pinned`: those of
+    `out` that a transaction is to acknowledge. `aside`: records that wait for their next attempt. `lost`:
+    records that were trimmed before they were done. `oldest_age_ms`: since the oldest record was appended
+    that is neither done nor dead; null: there is none. `blocked`: too many are out or aside for new ones.
     """
 
     version: Count
@@ -43,6 +43,7 @@ class ChannelPartition(Answer):
     end: Count
     depth: Count
     out: Count
+    pinned: Count
     aside: Count
     dead: Count
     lost: Count
@@ -64,6 +65,7 @@ class Channel(Answer):
     settings: _ChannelSettings
     depth: Count
     out: Count
+    pinned: Count
     aside: Count
     dead: Count
     lost: Count

@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from laminar.http.api.documents.shared import Answer, Count, Epoch, Id, Number, Request, Time
 from laminar.http.api.names import TOPIC_PATTERN
+from laminar.wire.channels import MAX_ACKS, MAX_CHANNELS
 
 MAX_FINGERPRINT: Final = 200
 # The largest number of stages of a batch in one partition, and of partitions that one batch may change.
@@ -75,13 +76,21 @@ class Prepared(Answer):
     prepared: Count
 
 
+class CommitAcks(Request):
+    """Jobs of one channel that a batch acknowledges, in one partition."""
+
+    channel: str
+    tokens: Annotated[list[str], Meta(min_length=1, max_length=MAX_ACKS)]
+
+
 class CommitPart(Request):
-    """What a batch commits in one partition: its stages, or how many were prepared."""
+    """What a batch commits in one partition: its stages, or how many were prepared; and acknowledgements."""
 
     topic: str
     partition: Number
     stages: list[Number] = field(default_factory=list)
     prepared: Number = 0
+    acks: Annotated[list[CommitAcks], Meta(max_length=MAX_CHANNELS)] = field(default_factory=list)
 
 
 class Commit(Request):

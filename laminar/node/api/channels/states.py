@@ -44,6 +44,7 @@ class ChannelState(msgspec.Struct, frozen=True, array_like=True):
     the end offset `end`. `depth`: how many are to be given out yet, at most. `aside`: without the dead ones.
     `lost`: how many left the log before they were done. `oldest_ms`: when the oldest record was
     appended that is neither done nor dead; 0: there is none. `blocked`: too many are open for new ones.
+    `pinned`: those of `out` that a transaction is to acknowledge.
     """
 
     partition: int
@@ -58,6 +59,7 @@ class ChannelState(msgspec.Struct, frozen=True, array_like=True):
     lost: int
     oldest_ms: int
     blocked: bool
+    pinned: int = 0
 
 
 class ChannelStates:
@@ -117,6 +119,7 @@ async def state_of(partition: Partition, channel: Channel, *, end: int, full: bo
         lost=channel.lost,
         oldest_ms=0,
         blocked=full or channel.open >= MAX_OPEN,
+        pinned=len(channel.pins),
     )
     # The table may change while the log is read: what is said is of one moment.
     return state if oldest >= last else replace(state, oldest_ms=await _appended_ms(partition, oldest))

@@ -157,7 +157,7 @@ class AbandonedStages:
 
     async def _is_over(self, key: BatchKey, partition: Partition, prepared_for_ms: int) -> bool:
         """Return whether a batch can no longer be published here, by what its coordinator has committed."""
-        sink, number, epoch = key
+        sink, _, epoch = key
         known = self._statuses[sink]
         if isinstance(known, Problem):
             raise known
@@ -167,11 +167,17 @@ class AbandonedStages:
                 # The driver is presumably gone; if the sink was forgotten, perhaps for long. But only the
                 # commit of a newer epoch prevents that the driver, or a request it sent, still decides this.
                 known = await self._coordinators.end(sink, epoch)
-        if known.number < number:
-            # The second case: a single-use sink that was forgotten, and that was begun again as a usual one.
-            # Its epochs then began again below FIRST_ONCE_EPOCH, and so below all epochs of single use.
-            return known.epoch > epoch or 0 < known.epoch < FIRST_ONCE_EPOCH <= epoch
-        decision = known.undone
-        if decision is None or (decision.number, decision.epoch) != (number, epoch):
-            return True
-        return all(target.group != partition.replica.group for target in decision.targets)
+        return is_over(known, key, partition.replica.group)
+
+
+def is_over(known: Sink, key: BatchKey, group: bytes) -> bool:
+    """Return whether a batch can't be published in a group any more, by its sink as it is committed."""
+    _, number, epoch = key
+    if known.number < number:
+        # The second case: a single-use sink that was forgotten, and that was begun again as a usual one.
+        # Its epochs then began again below FIRST_ONCE_EPOCH, and so below all epochs of single use.
+        return known.epoch > epoch or 0 < known.epoch < FIRST_ONCE_EPOCH <= epoch
+    decision = known.undone
+    if decision is None or (decision.number, decision.epoch) != (number, epoch):
+        return True
+    return all(target.group != group for target in decision.targets)

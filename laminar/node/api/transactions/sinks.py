@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -26,8 +26,13 @@ from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.background_decoding import BackgroundDecoding
 from laminar.node.api.records.idempotency import key_of
 from laminar.node.api.records.stale_routes import NOT_SAID, StaleRoutes, has_keys, route_said
+from laminar.node.api.transactions.abandoned_stages import is_over
+from laminar.node.api.transactions.acks import tokens_of
+from laminar.node.channels.deliveries import Deliveries
+from laminar.node.channels.pinning import others_of
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.pins import PartAcks
 from laminar.node.partition.state.sinks import Deletion, Sink, Target
 from laminar.node.transactions.coordinator import (
     TOPIC,
@@ -40,6 +45,7 @@ from laminar.node.transactions.coordinator import (
 )
 from laminar.node.transactions.participant import Batch, Participant
 from laminar.node.transport.transport import Peer
+from laminar.wire.channels import MAX_ACKS, Named
 from laminar.wire.key_route import Route, logical_of_key
 
 COORDINATORS = 8
@@ -73,6 +79,8 @@ class PrepareRequest(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     stages: list[int]
     prepared: int = 0
+    # What the batch acknowledges there, which is pinned. Without stages it is all.
+    acks: list[PartAcks] = []
 
 
 class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -85,6 +93,9 @@ class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     group: bytes
     prepare_index: int = 0
+    # See `Target`.
+    pin_index: int = 0
+    has_records: bool = True
 
 
 class ForgetRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -119,8 +130,9 @@ class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
     """To a coordinator: carry out an `operation` on a sink.
 
     `begin`: begin an epoch. `status`: return the sink. `end`: end an epoch. `commit`: commit `parts` as batch
-    `number`. `name`: take a producer's name, with the id `producer` if the name is new. `delete`: begin to
-    delete the sink. `deleted`: all partitions have forgotten it.
+    `number`. `fence`: rule out that batch `number` is decided under `epoch`. `name`: take a producer's name,
+    with the id `producer` if the name is new. `delete`: begin to delete the sink. `deleted`: all partitions
+    have forgotten it.
     """
 
     topic: str
@@ -168,10 +180,12 @@ class SinkRoutes:
         leaders: LeaderCall,
         topics: TopicLookup,
         *,
+        deliveries: Deliveries,
         make_topic: MakeTopic,
         limits: Limits,
     ) -> None:
         self._services = services
+        self._deliveries = deliveries
         self._leaders = leaders
         self._topics = topics
         self._stale = StaleRoutes(topics)
@@ -364,20 +378,17 @@ class SinkRoutes:
     async def commit(self, request: Request, sink: str, number: str) -> Response:
         """Answer PUT /v1/sinks/{sink}/batches/{number}."""
         body = json_body(request, documents.Commit)
-        parts = [
-            Part(topic=part.topic, partition=part.partition, stages=part.stages, prepared=part.prepared)
-            for part in body.parts
-        ]
+        parts = body.parts
         await self._refresh_for(
             {part.topic for part in parts}, [(part.topic, str(part.partition)) for part in parts]
         )
         for place, part in enumerate(parts):
             _refuse_system(part.topic, field=f"parts.{place}.topic")
             self._topics.partition_record(part.topic, str(part.partition))
-            if bool(part.stages) == bool(part.prepared):
+            if bool(part.stages) + bool(part.prepared) != 1 and not (part.acks and not part.stages):
                 raise Problem(
                     "invalid",
-                    "a part must name its stages, or say how many are prepared",
+                    "a part must name its stages, or say how many are prepared, or have only `acks`",
                     field=f"parts.{place}.stages",
                     value=len(part.stages),
                 )
@@ -389,12 +400,53 @@ class SinkRoutes:
             id_of(sink),
             number=int(number),
             epoch=body.epoch,
-            parts=parts,
+            parts=await self._parts(parts),
             fingerprint=body.fingerprint,
         )
         return Response.json(
             documents.Committed(sink, int(number), "applied" if answer.applied else "already")
         )
+
+    async def _parts(self, parts: Sequence[documents.CommitPart]) -> list[Part]:
+        """Return the parts of a commit as its coordinator takes them. Raises `Problem`: 422 for tokens."""
+        named: dict[tuple[int, int], list[Named]] = {}
+        total = 0
+        for place, part in enumerate(parts):
+            for at, acks in enumerate(part.acks):
+                tokens = named[place, at] = tokens_of(part, acks, field=f"parts.{place}.acks.{at}")
+                total += sum(each.end - each.first for each in tokens)
+        if total > MAX_ACKS:
+            raise Problem(
+                "invalid",
+                "a batch acknowledges fewer jobs",
+                field="parts.acks",
+                value=total,
+                limit=MAX_ACKS,
+                hint="Commit more often.",
+            )
+        if not all(self._channel_id(part.topic, acks.channel) for part in parts for acks in part.acks):
+            await self._services.refresh_view()
+        return [
+            Part(
+                topic=part.topic,
+                partition=part.partition,
+                stages=part.stages,
+                prepared=part.prepared,
+                acks=[
+                    PartAcks(self._channel_id(part.topic, acks.channel), named[place, at])
+                    for at, acks in enumerate(part.acks)
+                ],
+            )
+            for place, part in enumerate(parts)
+        ]
+
+    def _channel_id(self, topic: str, name: str) -> int:
+        """Return the id of a channel in this view; 0: it has none. Whether that matters its partition says.
+
+        The channel of a batch that is repeated may be deleted, and the batch committed.
+        """
+        found = (self._topics.record(topic).channels or {}).get(name)
+        return 0 if found is None else found.id
 
     async def take_name(self, name: str, producer: bytes, request: str) -> Sink:
         """Raise the epoch of a producer's name at its coordinator; `producer` is the id of a new name."""
@@ -436,6 +488,10 @@ class SinkRoutes:
     async def end(self, sink: bytes, epoch: int) -> Sink:
         """End `epoch` of a single-use sink, so that no batch is decided under it; return the sink."""
         return (await self._ask_coordinator("end", sink, epoch=epoch)).sink
+
+    async def fence(self, sink: bytes, epoch: int, number: int) -> Sink:
+        """Rule out that batch `number` is decided under `epoch`; return the sink."""
+        return (await self._ask_coordinator("fence", sink, epoch=epoch, number=number)).sink
 
     # -- finding leaders -------------------------------------------------------------------
 
@@ -488,6 +544,9 @@ class SinkRoutes:
             # forgotten.
             await partition.reader.confirmed_end()
             await Participant(partition).forget(request.sink, request.epoch)
+            for key in [each for each in partition.state.channels.pins if each[0] == request.sink]:
+                if key[2] <= request.epoch:
+                    await self._deliveries.of(partition).end_pins(key, done=False)
             return None
         batch = Batch(sink=request.sink, number=request.number, epoch=request.epoch)
         staging = Participant(partition)
@@ -500,26 +559,62 @@ class SinkRoutes:
             await staging.stage(batch, request.stage, frame, header)
             return header.count
         if isinstance(request, PrepareRequest):
-            preparing = (
-                staging.confirm_prepared(batch, request.prepared)
-                if request.prepared
-                else staging.prepare(batch, request.stages)
-            )
-            # Before any await: meanwhile the batch may be published, and its prepare used up.
-            index = staging.prepare_index_of(batch)
-            await preparing
-            return Prepared(partition.replica.group, index)
+            return await self._prepare(partition, batch, request)
         if partition.replica.group != request.group:
             # This is another partition of that name. Only the catalog can say whether the one that is meant
             # was deleted.
             detail = f"{request.topic}/{request.partition} here is another group's"
             raise Problem("not_leader", detail, outcome="not_applied")
-        if not staging.knows(batch, request.prepare_index):
+        steps: list[Coroutine[Any, Any, None]] = []
+        if request.has_records:
+            steps.append(self._publish(partition, batch, request.prepare_index))
+        if request.pin_index:
+            delivery = self._deliveries.of(partition)
+            steps.append(delivery.end_pins(batch.key, done=True, index=request.pin_index))
+        # Jobs of a decided batch are done, also where its records are lost.
+        for done in await asyncio.gather(*steps, return_exceptions=True):
+            if isinstance(done, BaseException):
+                raise done
+        return None
+
+    async def _prepare(self, partition: Partition, batch: Batch, request: PrepareRequest) -> Prepared:
+        """Prepare the stages of a part, if it has some, and pin what it acknowledges."""
+        group, staging = partition.replica.group, Participant(partition)
+        if request.acks:
+            await self._end_older(partition, batch, request.acks)
+            if not request.stages and not request.prepared:
+                return Prepared(group, 0, await self._deliveries.of(partition).pin(batch.key, request.acks))
+        preparing = (
+            staging.confirm_prepared(batch, request.prepared)
+            if request.prepared
+            else staging.prepare(batch, request.stages)
+        )
+        # Before any await: meanwhile the batch may be published, and its prepare used up.
+        index = staging.prepare_index_of(batch)
+        if not request.acks:
+            await preparing
+            return Prepared(group, index)
+        pinning = self._deliveries.of(partition).pin(batch.key, request.acks)
+        _, pin_index = await asyncio.gather(preparing, pinning)
+        return Prepared(group, index, pin_index)
+
+    async def _end_older(self, partition: Partition, batch: Batch, acks: Sequence[PartAcks]) -> None:
+        """End what the sink's earlier batches have pinned of these jobs, of those that can't be decided.
+
+        So a driver that tries again under a new epoch need not wait for `AbandonedPins`.
+        """
+        for key in others_of(partition.state.channels, batch.key, acks):
+            if is_over(await self.status(key[0]), key, partition.replica.group):
+                await self._deliveries.of(partition).end_pins(key, done=False)
+
+    @staticmethod
+    async def _publish(partition: Partition, batch: Batch, prepare_index: int) -> None:
+        staging = Participant(partition)
+        if not staging.knows(batch, prepare_index):
             # Confirmed first: a deposed leader that has not noticed may not know of the prepare, and must not
             # call it lost.
             await partition.reader.confirmed_end()
-        await staging.publish(batch, request.prepare_index)
-        return None
+        await staging.publish(batch, prepare_index)
 
     async def _coordinate(self, coordinator: Coordinator, request: SinkRequest) -> SinkAnswer:
         if request.operation == "begin":
@@ -539,6 +634,8 @@ class SinkRoutes:
             return SinkAnswer(await coordinator.deleted(request.sink, request.epoch))
         if request.operation == "end":
             return SinkAnswer(await coordinator.end(request.sink, request.epoch))
+        if request.operation == "fence":
+            return SinkAnswer(await coordinator.fence(request.sink, request.epoch, request.number))
         if request.operation != "commit":
             # The request comes from a node of a newer version.
             detail = f"this node knows no operation {request.operation!r} of sinks"
@@ -559,7 +656,9 @@ class SinkRoutes:
 
     async def prepare(self, sink: bytes, number: int, epoch: int, part: Part) -> Prepared:
         """Have a partition prepare its part of a batch, at its leader. Raises `Problem`."""
-        request = PrepareRequest(part.topic, part.partition, sink, number, epoch, part.stages, part.prepared)
+        request = PrepareRequest(
+            part.topic, part.partition, sink, number, epoch, part.stages, part.prepared, part.acks
+        )
         prepared: Prepared = await self._at_leader(request, Prepared)
         return prepared
 
@@ -568,7 +667,9 @@ class SinkRoutes:
         if await self._is_gone(target):
             return
         request = PublishRequest(
-            target.topic, target.partition, sink, number, epoch, target.group, target.prepare_index
+            *(target.topic, target.partition, sink, number, epoch, target.group, target.prepare_index),
+            pin_index=target.pin_index,
+            has_records=target.has_records,
         )
         await self._at_leader(request, type(None))
 

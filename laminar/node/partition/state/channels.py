@@ -25,13 +25,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from laminar.batch import BatchError, Buffer, Header, Kind, body_of, build_control
 from laminar.batch.header import Flag
+from laminar.node.partition.state.pins import Pinned, PinnedBatch, PinsEnded, StoredPins
+from laminar.node.partition.state.staged_batches import BatchKey
 from laminar.wire.channels import ChannelSettings
+
+T = TypeVar("T")
 
 MAX_OPEN: Final = 100_000
 """Most records of one channel that are out or aside; beyond it none is given out for the first time."""
@@ -194,7 +198,19 @@ class Started(NamedTuple):
     offset: int
 
 
-Change: TypeAlias = Opened | Closed | GivenOut | Acknowledged | Failed | Sought | Retried | Copied | Deleted
+Change: TypeAlias = (
+    Opened
+    | Closed
+    | GivenOut
+    | Acknowledged
+    | Failed
+    | Sought
+    | Retried
+    | Copied
+    | Deleted
+    | Pinned
+    | PinsEnded
+)
 
 _decoder = msgspec.msgpack.Decoder(list[Change])
 
@@ -298,16 +314,18 @@ class _Head(NamedTuple):
 class Channel:
     """One channel in one partition, as of the log's end.
 
-    `out` and `aside` are by offset. `lost` is how many records left the log before they were done.
+    `out` and `aside` are by offset; `pins` has the batch of each record of `out` that a transaction is to
+    acknowledge (`pins.py`). `lost` is how many records left the log before they were done.
     """
 
-    __slots__ = ("_head", "aside", "id", "name", "out")
+    __slots__ = ("_head", "aside", "id", "name", "out", "pins")
 
     def __init__(self, channel: int, name: str, head: _Head) -> None:
         self.id = channel
         self.name = name
         self.out: dict[int, Out] = {}
         self.aside: dict[int, Aside] = {}
+        self.pins: dict[int, BatchKey] = {}
         self._head = head
 
     @property
@@ -391,12 +409,14 @@ _Undo: TypeAlias = tuple[Any, ...]
 class Channels:
     """The channels of one partition by id."""
 
-    __slots__ = ("_log", "_steps", "by_id", "copies")
+    __slots__ = ("_log", "_steps", "by_id", "copies", "pins")
 
     def __init__(self) -> None:
         self.by_id: dict[int, Channel] = {}
         self.copies: dict[int, Copy] = {}
         """By offset, the copies of records that are open in any channel."""
+        self.pins: dict[BatchKey, PinnedBatch] = {}
+        """What transactions have pinned, by batch, until that is ended."""
         # Of each entry that may be truncated: its index and time, its changes, or where it has the log
         # begin, and how to roll them back.
         self._log: deque[tuple[int, int, list[Change] | Started, list[_Undo]]] = deque()
@@ -492,6 +512,9 @@ class Channels:
     # -- one change ------------------------------------------------------------------------
 
     def _apply(self, change: Change, index: int, time_ms: int) -> None:
+        if isinstance(change, PinsEnded):
+            self._end_pins(change)
+            return
         channel = self.by_id.get(change.channel)
         if isinstance(change, Opened):
             self._open(channel, change)
@@ -506,7 +529,7 @@ class Channels:
             self._give_out(channel, change, index)
         elif isinstance(change, Acknowledged):
             for run in _runs(change.runs):
-                self._remove(channel.out, run)
+                self._remove_out(channel, run)
                 self._remove(channel.aside, run)
         elif isinstance(change, Failed):
             self._fail(channel, change, time_ms)
@@ -514,6 +537,8 @@ class Channels:
             self._seek(channel, change, time_ms)
         elif isinstance(change, Retried):
             self._retry(channel, change, time_ms)
+        elif isinstance(change, Pinned):
+            self._pin(channel, change, index)
         else:
             self._steps.append((channel.id, channel))
             del self.by_id[channel.id]
@@ -563,12 +588,12 @@ class Channels:
             else:
                 aside = Aside(attempts, time_ms + delay_ms, delay_ms, out.key, Why.RETRY, change.reason)
             asides.append(aside)
-        self._remove(channel.out, found)
+        self._remove_out(channel, found)
         self._put(channel.aside, found, asides)
 
     def _seek(self, channel: Channel, change: Sought, time_ms: int) -> None:
         out = sorted(channel.out.items())
-        self._remove(channel.out, [offset for offset, _ in out])
+        self._remove_out(channel, [offset for offset, _ in out])
         kept = [
             offset
             for offset, aside in channel.aside.items()
@@ -612,7 +637,7 @@ class Channels:
     def _lose(self, channel: Channel, is_lost: Callable[[int], bool]) -> None:
         out, aside = sorted(filter(is_lost, channel.out)), sorted(filter(is_lost, channel.aside))
         if out or aside:
-            self._remove(channel.out, out)
+            self._remove_out(channel, out)
             self._remove(channel.aside, aside)
             self._set_head(channel, lost=channel.lost + len(out) + len(aside))
 
@@ -637,24 +662,69 @@ class Channels:
         ended = [offset for offset in touched if offset in self.copies and not self.has_open(offset)]
         self._remove(self.copies, sorted(ended))
 
+    # -- pins ------------------------------------------------------------------------------
+
+    def _pin(self, channel: Channel, change: Pinned, index: int) -> None:
+        batch = (change.sink, change.number, change.epoch)
+        before = self.pins.get(batch)
+        if before is not None and before.entry != index:
+            return  # a batch is pinned by one entry: its decision names that
+        parts = () if before is None else before.parts
+        self._remove(self.pins, [batch])
+        self._put(self.pins, [batch], [PinnedBatch(index, (*parts, (channel.id, tuple(change.runs))))])
+        offsets = [
+            offset
+            for run in _runs(change.runs)
+            for offset in run
+            if offset in channel.out and offset not in channel.pins
+        ]
+        self._put(channel.pins, offsets, [batch] * len(offsets))
+
+    def _end_pins(self, change: PinsEnded) -> None:
+        batch = (change.sink, change.number, change.epoch)
+        pinned = self.pinned(batch)
+        self._remove(self.pins, [batch])
+        for channel_id, offsets in pinned.items():
+            channel = self.by_id[channel_id]
+            if change.done:
+                self._remove_out(channel, offsets)
+            else:
+                self._remove(channel.pins, offsets)
+
+    def pinned(self, batch: BatchKey) -> dict[int, list[int]]:
+        """Return by channel the offsets that a batch has pinned, and that are still pinned, ascending."""
+        held = self.pins.get(batch)
+        found: dict[int, list[int]] = {}
+        for channel_id, runs in () if held is None else held.parts:
+            channel = self.by_id.get(channel_id)
+            pins = {} if channel is None else channel.pins
+            offsets = {offset for run in _runs(runs) for offset in run if pins.get(offset) == batch}
+            if offsets:
+                found[channel_id] = sorted(offsets.union(found.get(channel_id, ())))
+        return found
+
     # -- steps that can be rolled back -----------------------------------------------------
 
     def _set_head(self, channel: Channel, **changes: Any) -> None:
         self._steps.append((channel, channel._head))
         channel._head = channel._head._replace(**changes)
 
-    def _put(self, table: dict[int, Any], offsets: Sequence[int], values: Sequence[Any]) -> None:
+    def _put(self, table: dict[Any, Any], offsets: Sequence[Any], values: Sequence[Any]) -> None:
         """Put records that are not in a table into it."""
         if offsets:
             table.update(zip(offsets, values, strict=True))
             self._steps.append((table, offsets, None))
 
-    def _remove(self, table: dict[int, Any], offsets: Sequence[int]) -> None:
+    def _remove(self, table: dict[Any, Any], offsets: Sequence[Any]) -> None:
         """Remove records from a table, those that are in it."""
         if table:
             found = [offset for offset in offsets if offset in table]
             if found:
                 self._steps.append((table, found, [table.pop(offset) for offset in found]))
+
+    def _remove_out(self, channel: Channel, offsets: Sequence[int]) -> None:
+        self._remove(channel.pins, offsets)
+        self._remove(channel.out, offsets)
 
     # -- stored ----------------------------------------------------------------------------
 
@@ -662,19 +732,41 @@ class Channels:
         """Return all channels as of the log's end, by id."""
         return [channel.stored(self.copies) for _, channel in sorted(self.by_id.items())]
 
+    def stored_pins(self) -> list[StoredPins]:
+        """Return the pins of all batches as of the log's end, by batch."""
+        return [
+            StoredPins(
+                batch,
+                held.entry,
+                [
+                    (channel, spaced_runs(runs_of(offsets)))
+                    for channel, offsets in sorted(self.pinned(batch).items())
+                ],
+            )
+            for batch, held in sorted(self.pins.items())
+        ]
+
     def stored_at(self, index: int) -> list[StoredChannel]:
         """Return all channels as of entry `index`, which is the last committed one or a later one."""
+        return self._at(index, self.stored)
+
+    def stored_pins_at(self, index: int) -> list[StoredPins]:
+        """Return the pins of all batches as of entry `index`, as `stored_at`."""
+        return self._at(index, self.stored_pins)
+
+    def _at(self, index: int, stored: Callable[[], T]) -> T:
         later = [each for each in self._log if each[0] > index]
         self.truncated(index + 1)
-        found = self.stored()
+        found = stored()
         for at, time_ms, changes, _ in later:
             self._do(at, time_ms, changes)
         return found
 
-    def restore(self, stored: Iterable[StoredChannel]) -> None:
+    def restore(self, stored: Iterable[StoredChannel], pins: Iterable[StoredPins] = ()) -> None:
         """Replace the table by a stored one; no change before this can be rolled back."""
         self._log.clear()
         self.by_id, self.copies = {}, {}
+        self.pins = {}
         for each in stored:
             head = _Head(each.version, each.settings, each.next, each.until, each.lost)
             channel = self.by_id[each.channel] = Channel(each.channel, each.name, head)
@@ -687,6 +779,12 @@ class Channels:
             for at in range(0, len(each.copies), _COPY_FIELDS):
                 offset, *copy = each.copies[at : at + _COPY_FIELDS]
                 self.copies[offset] = Copy(*copy)
+        for held in pins:
+            parts = tuple((channel_id, tuple(runs)) for channel_id, runs in held.parts)
+            self.pins[held.batch] = PinnedBatch(held.entry, parts)
+            for channel_id, runs in parts:
+                for run in _runs(runs):
+                    self.by_id[channel_id].pins.update(dict.fromkeys(run, held.batch))
 
 
 def _without_frame(change: Change) -> Change:

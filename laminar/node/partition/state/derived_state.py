@@ -12,6 +12,7 @@ from laminar.node.partition.state.channels import StoredChannel
 from laminar.node.partition.state.cursors import CursorEntry
 from laminar.node.partition.state.delayed_records import StoredDelayed
 from laminar.node.partition.state.idempotency_keys import KeyEntry
+from laminar.node.partition.state.pins import StoredPins
 from laminar.node.partition.state.producers import ProducerEntry
 from laminar.node.partition.state.sinks import SinkEntry
 from laminar.node.partition.state.staged_batches import StoredStages
@@ -35,6 +36,7 @@ class DerivedState(msgspec.Struct, frozen=True, array_like=True):
     succession: StoredSuccession = StoredSuccession()
     channels: list[StoredChannel] = []
     delayed: StoredDelayed = StoredDelayed()
+    pins: list[StoredPins] = []
 
 
 _decoder = msgspec.msgpack.Decoder(DerivedState)

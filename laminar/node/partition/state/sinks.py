@@ -73,7 +73,9 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
     """A partition in which a decision is published.
 
     `group` is its group's id, which a later partition of the same name does not have. `prepare_index` is the
-    index of the `prepare` entry there, which stages that are prepared again later do not have.
+    index of the `prepare` entry there, which stages that are prepared again later do not have. `pin_index` is
+    that of the entry that pinned what the batch acknowledges there (0: nothing). `has_records`: it has stages
+    there.
     """
 
     topic: str
@@ -81,6 +83,9 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
     group: bytes
     # 0 in decisions of older versions, which did not name the prepare.
     prepare_index: int = 0
+    # The fields from here on came with acknowledgements: every target had records.
+    pin_index: int = 0
+    has_records: bool = True
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):

@@ -182,6 +182,7 @@ class PartitionState:
             succession=self.succession.stored(),
             channels=self.channels.stored(),
             delayed=self.delayed.stored(),
+            pins=self.channels.stored_pins(),
         )
 
     def state_at(self, index: int) -> DerivedState:
@@ -196,6 +197,7 @@ class PartitionState:
             succession=self.succession.stored_at(index),
             channels=self.channels.stored_at(index),
             delayed=self.delayed.stored_at(index),
+            pins=self.channels.stored_pins_at(index),
         )
 
     def configurations_up_to(self, index: int) -> list[tuple[int, ConfigurationRecord]]:
@@ -228,7 +230,7 @@ class PartitionState:
     def _restore_tables(self, state: DerivedState) -> None:
         self.producers.restore(state.producers)
         self.cursors.restore(state.cursors)
-        self.channels.restore(state.channels)
+        self.channels.restore(state.channels, state.pins)
         self.delayed.restore(state.delayed)
         self.stages.restore(state.stages)
         self.sinks.restore(state.sinks, state.sinks_floor)

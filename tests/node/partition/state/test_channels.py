@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,9 +32,11 @@ from laminar.node.partition.state.channels import (
     spaced,
     spaced_runs,
 )
+from laminar.node.partition.state.pins import Pinned, PinsEnded, StoredPins
 from laminar.wire.channels import ChannelSettings
 
 SETTINGS = ChannelSettings()
+BATCHES = [(b"s" * 16, 1, 1), (b"s" * 16, 1, 2), (b"s" * 16, 2, 2), (b"t" * 16, 1, 1)]
 
 
 def entry(index: int, *changes: Change, time_ms: int | None = None) -> tuple[Header, bytearray]:
@@ -190,6 +194,67 @@ def test_the_start_of_the_log_leaves_what_has_a_copy_after_it() -> None:
     assert sorted(channels.copies) == [8]
 
 
+def pinned(batch: tuple[bytes, int, int], *offsets: int, channel: int = 7) -> Pinned:
+    return Pinned(channel, *batch, runs=spaced_runs(runs_of(offsets)))
+
+
+def test_what_a_batch_has_pinned_ends_with_it_done_or_out_as_before() -> None:
+    """All of one batch at once, in all channels; another batch of the sink, or epoch, touches none of it."""
+    channels = Channels()
+    channels.appended(*entry(1, opened(), opened(8)))
+    channels.appended(*entry(2, GivenOut(7, 5, 30_000, fresh=[0, 5]), GivenOut(8, 2, 30_000, fresh=[0, 2])))
+    one, newer, next_, other = BATCHES
+    channels.appended(*entry(3, pinned(one, 0, 1, 3), pinned(one, 1, channel=8)))
+    channels.appended(*entry(4, pinned(newer, 3, 4)))
+    channel = channels.by_id[7]
+    assert channels.pinned(one) == {7: [0, 1, 3], 8: [1]}
+    assert channels.pinned(newer) == {7: [4]}, "3 is the other's"
+    assert sorted(channel.out) == [0, 1, 2, 3, 4]
+
+    for ended in (next_, other):
+        channels.appended(*entry(5, PinsEnded(*ended, done=True)))
+    assert channels.pinned(one) == {7: [0, 1, 3], 8: [1]}
+    channels.appended(*entry(6, PinsEnded(*newer, done=False)))
+    assert (sorted(channel.out), sorted(channel.pins)) == ([0, 1, 2, 3, 4], [0, 1, 3]), "out as before"
+    channels.appended(*entry(7, PinsEnded(*one, done=True)))
+    assert (sorted(channel.out), channel.pins, channels.pins) == ([2, 4], {}, {})
+    assert (sorted(channels.by_id[8].out), channels.by_id[8].aside) == ([0], {})
+    channels.truncated(7)
+    assert channels.pinned(one) == {7: [0, 1, 3], 8: [1]}
+
+
+def test_a_batch_is_pinned_by_one_entry() -> None:
+    """A late request does not add to what a decision may name; once ended it is another, by its index."""
+    channels = Channels()
+    channels.appended(*entry(1, opened()))
+    channels.appended(*entry(2, GivenOut(7, 5, 30_000, fresh=[0, 5])))
+    channels.appended(*entry(3, pinned(BATCHES[0], 0)))
+    channels.appended(*entry(4, pinned(BATCHES[0], 1)))
+
+    assert (channels.pinned(BATCHES[0]), channels.pins[BATCHES[0]].entry) == ({7: [0]}, 3)
+    channels.appended(*entry(5, PinsEnded(*BATCHES[0], done=True)))
+    channels.appended(*entry(6, pinned(BATCHES[0], 1)))
+    assert (channels.pinned(BATCHES[0]), channels.pins[BATCHES[0]].entry) == ({7: [1]}, 6)
+
+
+def test_what_is_moved_or_deleted_is_not_pinned_any_more() -> None:
+    """A seek, a close, or the start of the log takes records; the end of their batch finds the others."""
+    channels = Channels()
+    channels.appended(*entry(1, opened(), opened(8), opened(9)))
+    for index, channel in enumerate((7, 8, 9), start=2):
+        channels.appended(*entry(index, GivenOut(channel, 4, 30_000, fresh=[0, 4])))
+    channels.appended(*entry(5, *(pinned(BATCHES[0], 0, 1, channel=each) for each in (7, 8, 9))))
+    channels.appended(*entry(6, Sought(7, 1), Closed(8)))
+    channels.started(7, Started(6, 1))
+    assert channels.pinned(BATCHES[0]) == {9: [1]}
+
+    channels.appended(*entry(8, GivenOut(7, 4, 30_000, fresh=[1, 3])))
+    channels.appended(*entry(9, PinsEnded(*BATCHES[0], done=True)))
+    assert sorted(channels.by_id[7].out) == [1, 2, 3], "given out again by a person's word: another delivery"
+    assert sorted(channels.by_id[9].out) == [2, 3]
+    assert channels.pins == {}
+
+
 # -- properties ---------------------------------------------------------------------------------
 
 _OFFSETS = st.lists(st.integers(0, 12), unique=True, max_size=6).map(sorted)
@@ -198,7 +263,7 @@ _OFFSETS = st.lists(st.integers(0, 12), unique=True, max_size=6).map(sorted)
 @st.composite
 def _changes(draw: st.DrawFn) -> Change | _Draft:
     channel = draw(st.integers(1, 2))
-    what = draw(st.integers(0, 10))
+    what = draw(st.integers(0, 12))
     offsets = draw(_OFFSETS)
     if what == 0:
         return Opened(channel, "c", draw(st.integers(1, 5)), SETTINGS, draw(st.integers(0, 5)))
@@ -215,6 +280,11 @@ def _changes(draw: st.DrawFn) -> Change | _Draft:
         return Deleted(0, draw(st.integers(0, 12))) if draw(st.integers(0, 3)) == 0 else copied(0, *offsets)
     if what == 7:
         return Retried(channel, [part for distance in spaced(offsets) for part in (distance, 5)])
+    if what in (10, 11):
+        sink, number, epoch = draw(st.sampled_from(BATCHES))
+        if what == 10:
+            return Pinned(channel, sink, number, epoch, spaced_runs(runs_of(offsets)))
+        return PinsEnded(sink, number, epoch, draw(st.booleans()))
     return Acknowledged(channel, spaced_runs(runs_of(offsets)))
 
 
@@ -245,12 +315,17 @@ class _Draft(msgspec.Struct, frozen=True):
         )
 
 
-def _logged(
-    drafts: list[list[Change | _Draft]], starts: set[int]
-) -> tuple[Channels, list[list[StoredChannel]]]:
+def _state(channels: Channels) -> _State:
+    return channels.stored(), channels.stored_pins()
+
+
+_State: TypeAlias = tuple[list[StoredChannel], list[StoredPins]]
+
+
+def _logged(drafts: list[list[Change | _Draft]], starts: set[int]) -> tuple[Channels, list[_State]]:
     """The table after all entries, with every state on the way; the first is the empty one."""
     channels = Channels()
-    states: list[list[StoredChannel]] = [[]]
+    states: list[_State] = [([], [])]
     for index, draft in enumerate(drafts, start=1):
         if index in starts:
             channels.started(index, Started(index // 2, index))
@@ -258,7 +333,7 @@ def _logged(
             for each in draft:  # one after the other, as each is made by the table before it
                 made = each.made(channels) if isinstance(each, _Draft) else each
                 channels.appended(*entry(index, made))
-        states.append(channels.stored())
+        states.append(_state(channels))
     return channels, states
 
 
@@ -276,18 +351,26 @@ def test_truncation_leaves_what_a_rebuild_would_give(
     before = data.draw(st.integers(0, kept))
     channels.committed(before)
 
-    assert channels.stored_at(kept) == states[kept]
-    assert channels.stored() == states[-1], "to be asked changes nothing"
+    assert (channels.stored_at(kept), channels.stored_pins_at(kept)) == states[kept]
+    assert _state(channels) == states[-1], "to be asked changes nothing"
     channels.truncated(kept + 1)
 
-    assert channels.stored() == states[kept]
+    assert _state(channels) == states[kept]
     restored = Channels()
-    restored.restore(channels.stored())
-    assert restored.stored() == states[kept]
+    restored.restore(*_state(channels))
+    assert _state(restored) == states[kept]
     assert restored.copies == channels.copies
+    for batch in BATCHES:
+        for table in (channels, restored):  # they go on alike
+            table.appended(*entry(len(drafts) + 1, PinsEnded(*batch, done=True)))
+    assert _state(channels) == _state(restored)
+    channels.truncated(len(drafts) + 1)
     for channel in channels.by_id.values():
+        assert (
+            channel.pins.keys() <= channel.out.keys() and set(channel.pins.values()) <= channels.pins.keys()
+        )
         assert not channel.out.keys() & channel.aside.keys()
         assert all(offset < channel.next for offset in (*channel.out, *channel.aside))
     assert all(map(channels.has_open, channels.copies)), "a copy is of what is open"
     channels.truncated(before + 1)
-    assert channels.stored() == states[before]
+    assert _state(channels) == states[before]

@@ -1,0 +1,123 @@
+"""The end of pins whose batch is not decided: once it can't be any more, their jobs have their time again.
+
+A batch pins the jobs that it acknowledges before it is decided (`laminar.node.partition.state.pins`). Mostly
+the decision follows at once. When it does not, as a job of another partition was late or a coordinator died,
+the leader asks the coordinator each `timeout_ms` of the channel. A batch is over if a newer epoch began, or
+if its number was decided without it.
+
+Stages of a driver that is gone may wait for its next one; jobs may not, as no other consumer is given them.
+So after `SILENT_S` without another try to commit the batch the coordinator begins a newer epoch, which ends
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final, Protocol
+
+from laminar.http.api.problems import Problem
+from laminar.node.api.common.services import ShardServices
+from laminar.node.api.transactions.abandoned_stages import is_over
+from laminar.node.channels.deliveries import Deliveries
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.sinks import Sink
+from laminar.node.partition.state.staged_batches import BatchKey
+
+_log = logging.getLogger("laminar.transactions")
+
+PASS_S: Final = 1.0
+"""The pause between two passes: no channel has a shorter time."""
+SILENT_S: Final = 300.0
+"""A driver that has not tried to commit its batch for this long is taken for gone."""
+ASK_S: Final = 30.0
+"""How often the coordinator is asked when no channel has what is pinned any more."""
+ASKED_AT_ONCE: Final = 64
+"""Most batches of one partition that are asked for in one pass."""
+
+
+class Coordinators(Protocol):
+    """Access to the coordinators of sinks. Each method raises `Problem` if one cannot be asked."""
+
+    async def status(self, sink: bytes, /) -> Sink:
+        """Return the sink; see `Coordinator.status`."""
+
+    async def fence(self, sink: bytes, epoch: int, number: int, /) -> Sink:
+        """Rule out that a batch is decided; see `Coordinator.fence`."""
+
+
+class _Watched:
+    """A batch that has pinned jobs here: when that was first seen, and its coordinator was asked last."""
+
+    __slots__ = ("asked_s", "seen_s")
+
+    def __init__(self, now_s: float) -> None:
+        self.seen_s = self.asked_s = now_s
+
+
+class AbandonedPins:
+    """The end of what abandoned batches have pinned in the partitions that are led in this process."""
+
+    def __init__(self, services: ShardServices, deliveries: Deliveries, coordinators: Coordinators) -> None:
+        self._services = services
+        self._deliveries = deliveries
+        self._coordinators = coordinators
+        self._loop = asyncio.get_running_loop()
+        # By group, then by batch and the entry that pinned it.
+        self._watched: dict[bytes, dict[tuple[BatchKey, int], _Watched]] = {}
+        services.spawn(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(PASS_S)
+            led = [each for each in self._services.partitions.values() if each.leads]
+            holding = [each for each in led if each.state.channels.pins]
+            groups = {each.replica.group for each in holding}
+            for group in self._watched.keys() - groups:
+                del self._watched[group]
+            await asyncio.gather(*map(self.check, holding))
+
+    async def check(self, partition: Partition) -> None:
+        """Ask about the batches of one partition whose time it is, and end those that are over."""
+        if not partition.leads:
+            return
+        pins, now_s = partition.state.channels.pins, self._loop.time()
+        before = self._watched.get(partition.replica.group, {})
+        watched = self._watched[partition.replica.group] = {
+            (batch, held.entry): before.get((batch, held.entry)) or _Watched(now_s)
+            for batch, held in pins.items()
+        }
+        due = []
+        for (batch, _), each in watched.items():
+            if now_s - each.asked_s >= self._period_s(partition, batch):
+                due.append((batch, each))
+        # Concurrently: an absent coordinator delays no other.
+        await asyncio.gather(*(self._ask(partition, *each) for each in due[:ASKED_AT_ONCE]))
+
+    @staticmethod
+    def _period_s(partition: Partition, batch: BatchKey) -> float:
+        table = partition.state.channels
+        times = [
+            table.by_id[channel].settings.timeout_ms / 1000
+            for channel, _ in table.pins[batch].parts
+            if channel in table.by_id
+        ]
+        return min(times, default=ASK_S)
+
+    async def _ask(self, partition: Partition, batch: BatchKey, watched: _Watched) -> None:
+        sink, number, epoch = batch
+        now_s = watched.asked_s = self._loop.time()
+        delivery = self._deliveries.of(partition)
+        tried_s = max(watched.seen_s, delivery.pinned_s.get(batch, watched.seen_s))
+        try:
+            known = await self._coordinators.status(sink)
+            over = is_over(known, batch, partition.replica.group)
+            if not over and known.number < number and now_s - tried_s >= SILENT_S:
+                # Only the commit of a newer epoch prevents that the driver, or a request of it, decides this.
+                known = await self._coordinators.fence(sink, epoch, number)
+                over = is_over(known, batch, partition.replica.group)
+            if over:
+                await delivery.end_pins(batch, done=False)
+        except Problem as problem:
+            # It is asked again.
+            _log.debug("%s/%d: pinned jobs wait longer: %s", partition.topic, partition.number, problem)
