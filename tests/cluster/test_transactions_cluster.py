@@ -9,7 +9,11 @@ import httpx
 
 import laminar
 from laminar.client.consume.jobs import Job
+from laminar.node.api.transactions.sinks import COORDINATORS
+from laminar.node.transactions.coordinator import TOPIC as SINKS
+from laminar.node.transactions.coordinator import id_of
 from laminar.testing.cluster import LocalCluster
+from laminar.wire.key_route import Route, logical_of_key
 from tests.cluster.load import converged, leaders
 from tests.cluster.test_stopped_leader import signalled
 
@@ -74,6 +78,11 @@ async def test_pitfall_41_a_kill_of_a_leader_tears_doubles_and_reorders_no_trans
     assert [] == await converged(cluster, TOPIC, PARTITIONS)
 
 
+def coordinator_of(sink: str) -> int:
+    """The partition of `_transactions` whose leader decides for a sink."""
+    return Route.even(COORDINATORS).partition_of(logical_of_key(id_of(sink)))
+
+
 async def test_a_job_that_is_pinned_ends_with_its_batch_though_its_leader_is_killed(
     cluster: LocalCluster,
 ) -> None:
@@ -84,14 +93,18 @@ async def test_a_job_that_is_pinned_ends_with_its_batch_though_its_leader_is_kil
         channel = await orders.channel("work", timeout_ms=10_000, exist_ok=True)
         for partition in range(PARTITIONS):
             await orders.append(b"%d" % partition, partition=partition)
-        sink = client.sink("worker")
-        await sink.begin()
+        sinks = [client.sink(f"worker-{number}") for number in range(COORDINATORS)]
+        for sink in sinks:
+            await sink.begin()
         names = {node.name: node.number for node in cluster.members}
         given: list[Job[bytes]] = []
         while len(given) < PARTITIONS:
             given += await channel.receive_batch(PARTITIONS, wait=5)
         holder = leaders(cluster.urls[0], "results")[0]
         led = leaders(cluster.urls[0], "orders")
+        # Its coordinator is led elsewhere: else no job is pinned while that node stands still.
+        coordinators = leaders(cluster.urls[0], SINKS)
+        sink = next(each for each in sinks if coordinators.get(coordinator_of(each.name), holder) != holder)
         job = next(each for each in given if led[each.partition] != holder)
         for each in given:
             if each is not job:
@@ -111,7 +124,7 @@ async def test_a_job_that_is_pinned_ends_with_its_batch_though_its_leader_is_kil
             # Asked of the third node: the client may ask the one that stands still, and wait for it.
             async with httpx.AsyncClient(base_url=cluster.urls[third], timeout=60, trust_env=False) as http:
                 body = {"epoch": sink.epoch, "parts": parts}
-                commit = asyncio.create_task(http.put("/v1/sinks/worker/batches/0", json=body))
+                commit = asyncio.create_task(http.put(f"/v1/sinks/{sink.name}/batches/0", json=body))
                 async with asyncio.timeout(60):
                     while not (await http.get("/v1/topics/orders/channels/work")).json().get("pinned"):
                         assert not commit.done(), (await commit).text

@@ -218,7 +218,7 @@ class Sink:
         at_once = asyncio.Semaphore(PINNED_AT_ONCE)
 
         async def prepare(part: StagedPart) -> dict[str, Any]:
-            where: dict[str, Any] = {"topic": part.topic, "partition": part.partition}
+            where = {"topic": part.topic, "partition": part.partition}
             if not part.stages:
                 return _document(part)
             async with at_once:
@@ -234,7 +234,7 @@ class Sink:
                     # An earlier attempt committed the batch: the coordinator will answer that.
                     if error.code != "already_committed":
                         raise
-            return where | {"prepared": len(part.stages), "acks": _document(part)["acks"]}
+            return _document(part, prepared=True)
 
         tasks = [asyncio.ensure_future(prepare(part)) for part in parts]
         try:
@@ -520,11 +520,13 @@ class Transaction(Stager):
             self.result = "already" if sender.already else "applied"
 
 
-def _document(part: StagedPart) -> dict[str, Any]:
-    """Return a part as a commit has it."""
-    return {
-        "topic": part.topic,
-        "partition": part.partition,
-        "stages": part.stages,
-        "acks": [{"channel": channel, "tokens": tokens} for channel, tokens in part.acks],
-    }
+def _document(part: StagedPart, *, prepared: bool = False) -> dict[str, Any]:
+    """Return a part as a commit has it; `prepared`: its stages are prepared already.
+
+    It has `acks` only if there are some: nodes before code version 5 refuse a field that they do not know.
+    """
+    found: dict[str, Any] = {"topic": part.topic, "partition": part.partition}
+    found |= {"prepared": len(part.stages)} if prepared else {"stages": part.stages}
+    if part.acks:
+        found["acks"] = [{"channel": channel, "tokens": tokens} for channel, tokens in part.acks]
+    return found

@@ -306,14 +306,17 @@ class Coordinator:
     async def fence(self, sink_id: bytes, epoch: int, number: int) -> Sink:
         """Rule out that batch `number` of a sink is still decided under `epoch`; return the sink.
 
-        It is for a driver that pinned jobs and was silent for too long: its epoch is raised. A sink that has
-        another epoch, or has decided the batch, is returned as it is committed.
+        It is for a driver that pinned jobs and was silent for too long: the sink gets an epoch above its own.
+        That may not have begun: a leader that was deposed had it in its log, and it was never committed. A
+        sink that has a newer epoch, or has decided the batch, is returned as it is committed.
         """
         sink = self._sink(sink_id)
         if sink.epoch == 0:
             sink = self._new_once()  # as in `end`
-        elif sink.epoch != epoch or sink.number >= number:
+        elif sink.epoch > epoch or sink.number >= number:
             return await self.status(sink_id)
+        else:
+            sink = msgspec.structs.replace(sink, epoch=epoch)
         return await self._raise(sink_id, sink, "")
 
     async def take_name(self, sink_id: bytes, name: str, producer: bytes, request: str = "") -> Sink:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,10 @@ import laminar
 from laminar.aio import Client
 from laminar.client.consume.channel import Channel
 from laminar.client.consume.jobs import Job
+from laminar.client.net.session import Session
 from laminar.client.policy import staging
+from laminar.client.transact import sinks
+from laminar.node.partition.state.pins import PINS_SINCE
 from laminar.testing.nodes import serve
 
 WAIT_S = 30.0
@@ -128,6 +132,47 @@ async def test_workers_stage_and_their_driver_commits(client: Client) -> None:
     assert 4 == sum(len(tokens) for each in staged for part in each.parts for _, tokens in part.acks)
     assert "applied" == await sink.commit(0, staged)
     assert (0, 4) == ((await channel.describe()).out, (await channel.describe()).depth)
+
+
+async def test_older_nodes_may_be_asked_to_commit_what_acknowledges_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They refuse a field that they do not know, also while nodes are being upgraded."""
+    asked: list[bytes] = []
+    call = Session.call
+
+    async def noted(session: Session, method: str, path: str, **more: Any) -> Any:
+        asked.append(more.get("body") or b"")
+        return await call(session, method, path, **more)
+
+    monkeypatch.setattr(Session, "call", noted)
+    for number, most in enumerate((sinks.ONE_REQUEST_BYTES, 0)):
+        monkeypatch.setattr(sinks, "ONE_REQUEST_BYTES", most)
+        async with client.transaction("billing", number) as tx:
+            tx.append("bills", b"bill")
+        assert b'"epoch"' in asked[-1]
+    assert not [body for body in asked if b'"acks"' in body]
+
+
+async def test_no_job_is_acknowledged_before_all_programs_know_pins(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator of an older program would commit the records without the jobs, which come again."""
+    orders = client.topic("orders")
+    channel = await orders.channel("billing", exist_ok=True)
+    await orders.append(b"a")
+    (job,) = await jobs_of(channel, 1)
+    monkeypatch.setattr("laminar.node.api.transactions.acks.PINS_SINCE", PINS_SINCE + 1)
+    sink = client.sink("billing")
+    await sink.begin()
+    async with sink.stage(0) as stager:
+        stager.append("bills", b"bill")
+        await stager.ack(job)
+    with pytest.raises(laminar.Error) as error:
+        await sink.commit(0, [stager.staged], timeout=2.0)
+    assert ("not_enabled", "not_applied") == (error.value.code, error.value.outcome)
+    assert [] == await bills(client)
+    assert 0 == (await channel.describe()).pinned
 
 
 async def test_more_jobs_than_a_batch_may_have_are_refused_at_once(

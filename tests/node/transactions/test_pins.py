@@ -14,7 +14,8 @@ import pytest
 from laminar.batch import build
 from laminar.batch.header import Header
 from laminar.http.api.problems import Problem
-from laminar.node.api.transactions.abandoned_pins import SILENT_S, AbandonedPins
+from laminar.node.api.transactions import abandoned_pins
+from laminar.node.api.transactions.abandoned_pins import ASK_S, SILENT_S, AbandonedPins
 from laminar.node.api.transactions.sinks import PrepareRequest, PublishRequest
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.channels.delivery import Delivery
@@ -123,6 +124,50 @@ async def test_pins_of_a_sink_that_never_began_end(tmp_path: Path) -> None:
         assert here.pinned == [(SINK, 0, 1)]
         await here.passed(SILENT_S)
         assert here.pinned == []
+
+
+async def test_pins_of_an_epoch_that_was_never_committed_end(tmp_path: Path) -> None:
+    """A coordinator that was deposed had it in its log; no sink ever gets a newer one by itself."""
+    async with world(tmp_path) as here:
+        epoch = (await here.coordinator.begin(SINK, "s")).epoch
+        await here.delivery.pin((SINK, 0, epoch + 1), here.acks)
+        await here.passed(1.0)
+        assert here.pinned == [(SINK, 0, epoch + 1)]
+        await here.passed(SILENT_S)
+        assert here.pinned == []
+        assert (await here.coordinator.status(SINK)).epoch == epoch + 2, "it begins no more"
+
+
+async def test_jobs_of_a_channel_with_much_time_are_free_soon_after_their_batch(tmp_path: Path) -> None:
+    """It is asked for before their time is over, which begins again only then."""
+    async with world(tmp_path) as here:
+        await here.delivery.open(CHANNEL, "billing", 2, ChannelSettings(timeout_ms=12 * 3_600_000))
+        epoch = (await here.coordinator.begin(SINK, "s")).epoch
+        await here.delivery.pin((SINK, 0, epoch), here.acks)
+        await here.coordinator.begin(SINK, "s")
+        await here.passed(0.0)
+        await here.passed(ASK_S)
+        assert here.pinned == []
+
+
+async def test_batches_that_stay_pinned_delay_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than are asked for in one pass, each due again in the next."""
+    monkeypatch.setattr(abandoned_pins, "ASKED_AT_ONCE", 1)
+    async with world(tmp_path) as here:
+        frame = build([b"b"])
+        await here.partition.appends.append_frame(frame, Header.unpack(frame))
+        jobs = await here.delivery.receive(CHANNEL, wanted=1, wait_s=5.0, timeout_ms=60_000)
+        assert jobs is not None
+        stays = (b"o" * 16, 0, (await here.coordinator.begin(b"o" * 16, "o")).epoch)
+        over = (SINK, 0, (await here.coordinator.begin(SINK, "s")).epoch)
+        await here.delivery.pin(stays, here.acks)
+        await here.delivery.pin(over, [PartAcks(CHANNEL, [Named(0, 1, 2, jobs.runs[0].delivery)])])
+        await here.coordinator.begin(SINK, "s")
+        for _ in range(4):
+            await here.passed(1.0)
+        assert here.pinned == [stays]
 
 
 async def test_pins_of_a_batch_that_is_decided_wait_for_its_publish(tmp_path: Path) -> None:

@@ -462,6 +462,22 @@ CHANNELS = [
         tests_only=True,
     ),
     case(
+        "jobs of an epoch that was never committed stay pinned",
+        "laminar.node.transactions.coordinator:Coordinator.fence",
+        "elif sink.epoch > epoch or sink.number >= number:",
+        "elif sink.epoch != epoch or sink.number >= number:",
+        tests=PINNED_BATCHES,
+        tests_only=True,
+    ),
+    case(
+        "batches that stay pinned keep the leader from asking for others",
+        "laminar.node.api.transactions.abandoned_pins:AbandonedPins.check",
+        "due.sort(key=lambda each: each[1].asked_s)",
+        "pass",
+        tests=PINNED_BATCHES,
+        tests_only=True,
+    ),
+    case(
         "pins stay when their batch is published",
         "laminar.node.api.transactions.sinks:SinkRoutes._do",
         "if request.pin_index:",

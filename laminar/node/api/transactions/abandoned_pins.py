@@ -2,8 +2,8 @@
 
 A batch pins the jobs that it acknowledges before it is decided (`laminar.node.partition.state.pins`). Mostly
 the decision follows at once. When it does not, as a job of another partition was late or a coordinator died,
-the leader asks the coordinator each `timeout_ms` of the channel. A batch is over if a newer epoch began, or
-if its number was decided without it.
+the leader asks the coordinator each `timeout_ms` of the channel, but at least each `ASK_S`. A batch is over
+if a newer epoch began, or if its number was decided without it.
 
 Stages of a driver that is gone may wait for its next one; jobs may not, as no other consumer is given them.
 So after `SILENT_S` without another try to commit the batch the coordinator begins a newer epoch, which ends
@@ -31,7 +31,7 @@ PASS_S: Final = 1.0
 SILENT_S: Final = 300.0
 """A driver that has not tried to commit its batch for this long is taken for gone."""
 ASK_S: Final = 30.0
-"""How often the coordinator is asked when no channel has what is pinned any more."""
+"""How often at least the coordinator is asked, however long the time of the channel is."""
 ASKED_AT_ONCE: Final = 64
 """Most batches of one partition that are asked for in one pass."""
 
@@ -91,6 +91,8 @@ class AbandonedPins:
         for (batch, _), each in watched.items():
             if now_s - each.asked_s >= self._period_s(partition, batch):
                 due.append((batch, each))
+        # Those first that were not asked for longest: what stays pinned for long delays no other.
+        due.sort(key=lambda each: each[1].asked_s)
         # Concurrently: an absent coordinator delays no other.
         await asyncio.gather(*(self._ask(partition, *each) for each in due[:ASKED_AT_ONCE]))
 
@@ -102,7 +104,7 @@ class AbandonedPins:
             for channel, _ in table.pins[batch].parts
             if channel in table.by_id
         ]
-        return min(times, default=ASK_S)
+        return min((*times, ASK_S))
 
     async def _ask(self, partition: Partition, batch: BatchKey, watched: _Watched) -> None:
         sink, number, epoch = batch

@@ -27,7 +27,7 @@ from laminar.node.api.records.background_decoding import BackgroundDecoding
 from laminar.node.api.records.idempotency import key_of
 from laminar.node.api.records.stale_routes import NOT_SAID, StaleRoutes, has_keys, route_said
 from laminar.node.api.transactions.abandoned_stages import is_over
-from laminar.node.api.transactions.acks import tokens_of
+from laminar.node.api.transactions.acks import check_enabled, tokens_of
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.channels.pinning import others_of
 from laminar.node.partition.flush_policy import policy_of
@@ -408,7 +408,7 @@ class SinkRoutes:
         )
 
     async def _parts(self, parts: Sequence[documents.CommitPart]) -> list[Part]:
-        """Return the parts of a commit as its coordinator takes them. Raises `Problem`: 422 for tokens."""
+        """Return the parts of a commit as its coordinator takes them. Raises `Problem`: 422, 503."""
         named: dict[tuple[int, int], list[Named]] = {}
         total = 0
         for place, part in enumerate(parts):
@@ -424,6 +424,8 @@ class SinkRoutes:
                 limit=MAX_ACKS,
                 hint="Commit more often.",
             )
+        if named:
+            await check_enabled(self._services)
         if not all(self._channel_id(part.topic, acks.channel) for part in parts for acks in part.acks):
             await self._services.refresh_view()
         return [
@@ -603,8 +605,12 @@ class SinkRoutes:
 
         So a driver that tries again under a new epoch need not wait for `AbandonedPins`.
         """
-        for key in others_of(partition.state.channels, batch.key, acks):
-            if is_over(await self.status(key[0]), key, partition.replica.group):
+        older = others_of(partition.state.channels, batch.key, acks)
+        if not older:
+            return
+        known = await self.status(batch.sink)
+        for key in older:
+            if is_over(known, key, partition.replica.group):
                 await self._deliveries.of(partition).end_pins(key, done=False)
 
     @staticmethod

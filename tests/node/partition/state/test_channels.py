@@ -223,6 +223,22 @@ def test_what_a_batch_has_pinned_ends_with_it_done_or_out_as_before() -> None:
     assert channels.pinned(one) == {7: [0, 1, 3], 8: [1]}
 
 
+def test_a_stored_table_has_what_is_pinned() -> None:
+    """Else a replica that begins with it would give out again what a decision counts as done."""
+    channels, restored = Channels(), Channels()
+    channels.appended(*entry(1, opened(), opened(8)))
+    channels.appended(*entry(2, GivenOut(7, 5, 30_000, fresh=[0, 5]), GivenOut(8, 2, 30_000, fresh=[0, 2])))
+    one, newer, *_ = BATCHES
+    channels.appended(*entry(3, pinned(one, 0, 1, 3), pinned(one, 1, channel=8)))
+    channels.appended(*entry(4, pinned(newer, 4)))
+    restored.restore(*_state(channels))
+
+    assert restored.pinned(one) == {7: [0, 1, 3], 8: [1]}
+    assert (restored.pinned(newer), restored.pins[newer].entry) == ({7: [4]}, 4)
+    restored.appended(*entry(5, PinsEnded(*one, done=True)))
+    assert (sorted(restored.by_id[7].out), sorted(restored.by_id[7].pins)) == ([2, 4], [4])
+
+
 def test_a_batch_is_pinned_by_one_entry() -> None:
     """A late request does not add to what a decision may name; once ended it is another, by its index."""
     channels = Channels()
