@@ -10,6 +10,7 @@ import pytest
 
 from laminar.wire.channels import MAX_ACKS
 from tests.node.api.asking import Partition, problem
+from tests.node.api.channels.test_api_changed_routes import split
 from tests.node.api.channels.test_api_channels import create, path_of
 from tests.node.api.channels.test_api_jobs import append, receive, settle
 from tests.node.api.transactions.test_api_sinks import begin, stage
@@ -164,3 +165,26 @@ def test_partitions_that_answer_before_the_sync_take_no_acknowledgements_of_tran
     job = receive(http, topic, max=1)[0]
     answer = commit(http, "acks-6", 0, begin(http, "acks-6"), part(topic, 0, job["token"]))
     problem(answer, 422, "invalid", field="flush")
+
+
+def test_jobs_of_a_partition_that_was_split_are_acknowledged_with_what_the_next_one_gets(
+    http: httpx.Client, new_topic: NewTopic
+) -> None:
+    """Pinned before the split, too; until they are done, what follows of their keys waits."""
+    topic, results = new_topic(1), new_topic(1)
+    create(http, topic, order="key")
+    append(http, topic, {"value": "a", "key": "k"}, {"value": "b", "key": "l"})
+    first, second = jobs_of(http, topic, 2)
+    epoch = begin(http, "acks-7")
+    missing = {"topic": results, "partition": 0, "stages": [9]}
+    problem(commit(http, "acks-7", 0, epoch, part(topic, 0, first["token"]), missing), 409, "no_stage")
+    assert http.get(path_of(topic)).json()["pinned"] == 1
+    split(http, topic)
+    append(http, topic, {"value": "c", "key": "k"})
+    assert receive(http, topic, wait_ms=500) == []
+
+    newer = begin(http, "acks-7")
+    assert 201 == stage(http, "acks-7", 0, topic, 1, "7", epoch=newer).status_code
+    parts = [part(topic, 0, first["token"], second["token"]), {"topic": topic, "partition": 1, "stages": [0]}]
+    assert "applied" == commit(http, "acks-7", 0, newer, *parts).json()["result"]
+    assert sorted(job["value"] for job in jobs_of(http, topic, 2)) == ["7", "c"]
