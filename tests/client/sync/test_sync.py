@@ -52,6 +52,7 @@ ONLY_ASYNC = {
     "session",
     "end",
     "open_sender",
+    "add_acks",
     "take_ready",
     "take",
     "may_hand_out",

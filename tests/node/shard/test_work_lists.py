@@ -131,7 +131,7 @@ class Shard:
             leads=leading,
             log=SimpleNamespace(policy=policy_of({})),
             copies=SimpleNamespace(wanted=1),
-            state=SimpleNamespace(stages=SimpleNamespace(prepared=False)),
+            state=SimpleNamespace(stages=SimpleNamespace(prepared=False), channels=SimpleNamespace(pins={})),
             replica=SimpleNamespace(
                 group=record.group,
                 replica_id=record.replicas[0].replica_id,
