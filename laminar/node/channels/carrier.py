@@ -5,8 +5,13 @@ are all that keeps expired segments (`laminar.node.partition.retention`): then t
 log's end, in entries that are at once the copy and the change of the table. So a record that is dead, or
 waits for two years, costs its bytes once in each retention period, and keeps nothing else on the disk.
 
-A copy is made only if it frees more than it takes. A record larger than a batch is not copied: it keeps the
-log as long as it is open.
+A copy is made only if it frees at least twice what it takes. What records take is estimated by their
+segments, and then measured before any is written. A record larger than a batch is not copied, nor is one that
+is damaged here: it keeps the log as long as it is open.
+
+Something else may keep the log's start where it is, as a transaction that is not decided. So until the log
+begins where copies were to let it begin, none are made for a later place: those that were made might be
+copied again and again, and fill the disk.
 """
 
 from __future__ import annotations
@@ -18,11 +23,12 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeVar
 
-from laminar.batch import build
+from laminar.batch import Codec, build
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, StorageError
 from laminar.node.channels.jobs import Source, Stretch
 from laminar.node.partition.partition import Partition
+from laminar.node.partition.retention import STEP_BYTES
 from laminar.node.partition.state.channels import Copied, channel_entry, spaced
 
 _log = logging.getLogger("laminar.channels")
@@ -34,10 +40,12 @@ COPY_BYTES: Final = 1 << 20
 """Most bytes of records in one entry, unless one record alone has more."""
 COPY_RECORDS: Final = 10_000
 """Most records in one entry."""
-STEP_BYTES: Final = 64 << 20
-"""About how many bytes are copied before the log's start is moved: the disk may be full."""
 AT_ONCE: Final = 100
 """How many records are read in one turn of the loop."""
+LARGE: Final = 0
+"""Stands for the damaged entry of a record that is not damaged, but larger than a batch."""
+RECORD_BYTES: Final = 32
+"""About how many bytes a record takes beside its cells."""
 
 
 class _Record(NamedTuple):
@@ -52,6 +60,7 @@ class _Record(NamedTuple):
     timestamp: int | None
     delivery_time: int | None
     trace_id: bytes | None
+    is_compressed: bool
 
     @classmethod
     def of(cls, stretch: Stretch) -> _Record:
@@ -67,18 +76,27 @@ class _Record(NamedTuple):
             _cell(batch.given_timestamps, row),
             _cell(batch.delivery_times, row),
             _cell(batch.trace_ids, row),
+            any(entry.codec for entry in batch.directory().values()),
         )
 
     @property
     def size_bytes(self) -> int:
-        """About how many bytes it takes."""
+        """About how many bytes it takes, not compressed."""
         headers = self.headers or {}
         return (
-            len(self.value)
+            RECORD_BYTES
+            + len(self.value)
             + len(self.key or b"")
             + len(self.tag or "")
             + sum(len(name) + len(value) for name, value in headers.items())
         )
+
+
+class _Way(NamedTuple):
+    """The records at `offsets` are to be copied, so that the log may begin after entry `end`."""
+
+    end: int
+    offsets: list[int]
 
 
 class Carrier:
@@ -88,8 +106,12 @@ class Carrier:
         """Make the carrier of a partition; it is idle until it is asked."""
         self._partition = partition
         self._task: asyncio.Task[None] | None = None
-        # Records larger than a batch.
-        self._large: set[int] = set()
+        # How many bytes the open records take that were read, by offset, as they are stored.
+        self._sizes: dict[int, int] = {}
+        # Records that are not copied, by offset: the entry of each that is damaged here, or `LARGE`.
+        self._stays: dict[int, int] = {}
+        # The entry after which the log may begin by the copies that were made last.
+        self._end = 0
         self.copied = 0
 
     def carry(self, ends: Sequence[int]) -> None:
@@ -98,11 +120,8 @@ class Carrier:
         `ends` are the last indexes of the segments that only open records keep, ascending. It is done for as
         many of them as `STEP_BYTES` allow, and where it frees more than it takes.
         """
-        if self._task is not None or not self._partition.leads:
-            return
-        wanted = self._wanted(ends)
-        if wanted:
-            self._task = asyncio.get_running_loop().create_task(self._run(wanted))
+        if self._task is None and self._partition.leads and self._way(ends) is not None:
+            self._task = asyncio.get_running_loop().create_task(self._run(ends))
 
     async def finished(self) -> None:
         """Wait until no copies are being made."""
@@ -117,42 +136,79 @@ class Carrier:
 
     # -- what is copied ----------------------------------------------------------------------
 
-    def _wanted(self, ends: Sequence[int]) -> list[int]:
-        """Return the offsets of the records to be copied, ascending."""
+    def _way(self, ends: Sequence[int]) -> _Way | None:
+        """Return what is to be copied, by what is known of the records; None if nothing is."""
         log, table = self._partition.log, self._partition.state.channels
         originals = sorted(table.uncopied(log.start.offset))
-        self._large.intersection_update(originals)
-        first_large = min(self._large, default=None)
         copies = sorted((copy.entry, offset, copy.size) for offset, copy in table.copies.items())
-        copied_bytes = [0, *accumulate(size for _, _, size in copies)]
+        self._forget(originals)
         segments = [(last, size) for last, _, size in log.sealed()]
         segment_bytes = [0, *accumulate(size for _, size in segments)]
-        chosen = 0, 0
-        for end in reversed(ends):
-            if log.term(end) is None:
-                continue  # it is damaged here
-            next_offset = log.index_entry(end).next_offset
-            if first_large is not None and first_large < next_offset:
-                continue
-            fresh = bisect_left(originals, next_offset)
-            again = bisect_left(copies, (end + 1,))
-            freed = segment_bytes[bisect_left(segments, (end + 1,))]
-            records = max(1, next_offset - log.start.offset)
-            takes = copied_bytes[again] + fresh * freed // records
+        chosen: tuple[int, int, int] | None = None
+        first, freed, takes = log.start.offset, 0, 0
+        fresh = again = 0
+        for end in ends:
+            if log.start.index < self._end < end:
+                break
+            if end <= log.start.index or log.term(end) is None:
+                continue  # the log begins after it, or it is damaged here
+            row = log.index_entry(end)
+            if self._keeps(end, row.next_offset):
+                break
+            place = bisect_left(segments, (end + 1,))
+            held = segment_bytes[place]
+            if not place or segments[place - 1][0] != end:
+                held += row.position + row.size  # it is a seal's, in the active segment
+            of_record = (held - freed) // max(1, row.next_offset - first)
+            fresh_end = bisect_left(originals, row.next_offset)
+            again_end = bisect_left(copies, (end + 1,))
+            takes += sum(self._sizes.get(offset, of_record) for offset in originals[fresh:fresh_end])
+            takes += sum(size for _, _, size in copies[again:again_end])
+            first, freed, fresh, again = row.next_offset, held, fresh_end, again_end
+            if chosen is not None and takes > STEP_BYTES:
+                break
             if (fresh or again) and 2 * takes <= freed:
-                chosen = fresh, again
-                if takes <= STEP_BYTES:
-                    break
-        fresh, again = chosen
-        return sorted({*originals[:fresh], *(offset for _, offset, _ in copies[:again])})
+                chosen = end, fresh, again
+        if chosen is None:
+            return None
+        end, fresh, again = chosen
+        return _Way(end, sorted({*originals[:fresh], *(offset for _, offset, _ in copies[:again])}))
+
+    def _keeps(self, end: int, next_offset: int) -> bool:
+        """Return whether a record before the end of entry `end` stays where it is."""
+        copies = self._partition.state.channels.copies
+        return any(
+            copies[offset].entry <= end if offset in copies else offset < next_offset
+            for offset in self._stays
+        )
+
+    def _forget(self, originals: Sequence[int]) -> None:
+        """Forget the sizes of all other records, and what does not stay any more: it is repaired, or done."""
+        held, table = set(originals), self._partition.state.channels
+        quarantine = self._partition.log.quarantine
+        self._sizes = {offset: size for offset, size in self._sizes.items() if offset in held}
+        self._stays = {
+            offset: entry
+            for offset, entry in self._stays.items()
+            if (offset in held or offset in table.copies)
+            and (entry == LARGE or quarantine.at(entry) is not None)
+        }
 
     # -- the task ----------------------------------------------------------------------------
 
-    async def _run(self, offsets: Sequence[int]) -> None:
+    async def _run(self, ends: Sequence[int]) -> None:
         partition = self._partition
         try:
             partition.context.check_knows(CARRIED_SINCE, "copies of open records")
-            await self._copy(offsets)
+            while (way := self._way(ends)) is not None:
+                copies = partition.state.channels.copies
+                unknown = [each for each in way.offsets if each not in self._sizes and each not in copies]
+                if not unknown:
+                    self._end = way.end
+                    await self._copy(way.offsets)
+                    return
+                if not await self._measure(unknown):
+                    return
         except (Problem, StorageError) as error:
             _log.info("%s: open records are not copied now: %s", partition.replica.name, error)
         except Exception as error:  # noqa: BLE001  # stops this partition's replica
@@ -160,6 +216,22 @@ class Carrier:
         finally:
             if self._task is asyncio.current_task():
                 self._task = None
+
+    async def _measure(self, offsets: Sequence[int]) -> bool:
+        """Read records to learn their sizes, and which of them stay; return whether all could be learnt."""
+        source = Source(self._partition)
+        for number, offset in enumerate(offsets):
+            if number % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
+            stretch = await self._read(source, offset)
+            if stretch is not None:
+                batch = stretch.batch
+                plain = sum(entry.plain_length for entry in batch.directory().values())
+                size = _Record.of(stretch).size_bytes
+                self._sizes[offset] = min(size, size * len(batch.frame) // max(1, plain))
+            elif offset not in self._stays and self._partition.state.channels.has_open(offset):
+                return False
+        return True
 
     async def _copy(self, offsets: Sequence[int]) -> None:
         """Copy these records; return when that is committed."""
@@ -190,11 +262,12 @@ class Carrier:
         except DamagedRange as damage:
             # It is repaired from another replica, or is dead in the end.
             _log.info("%s: an open record is not copied now: %s", self._partition.replica.name, damage)
+            self._stays[offset] = damage.first_index
             return None
         except Problem:
             return None  # it has ended
         if stretch is not None and stretch.batch.is_large:
-            self._large.add(offset)
+            self._stays[offset] = LARGE
             return None
         return stretch
 
@@ -226,6 +299,7 @@ def _joined(records: Sequence[_Record]) -> bytearray:
         headers=[each.headers for each in records],
         delivery_times=[each.delivery_time for each in records],
         trace_ids=[each.trace_id for each in records],
+        codec=Codec.ZSTD if any(each.is_compressed for each in records) else Codec.NONE,
     )
 
 

@@ -823,32 +823,41 @@ class Delivery:
         try:
             frames, count = await frames_of(self._partition, runs)
         except DamagedRange as damage:
-            whole, rest = split(runs, damage.first_offset)
-            if whole and rest:
-                # What is damaged comes again at once, and then as the first.
-                self._release(channel, rest)
-                return await self._read(channel, whole, late)
             # The other replicas may have it; if none has, it is dead after some attempts.
-            lost, rest = split(runs, max(damage.next_offset, runs[0].first + 1))
-            self._settle_alone(channel, "nack", lost, "damaged")
-            self._release(channel, rest)
-            return Jobs(number, floor, [], [])
+            first, end = damage.first_offset, max(damage.next_offset, runs[0].first + 1)
         except Problem as problem:
             if problem.code != "offset_expired":
                 self._release(channel, runs)
                 raise
             # It was deleted meanwhile, or its copy was lost on all replicas: then it is dead in the end.
-            self._settle_alone(channel, "nack", runs[:1], "damaged")
-            self._release(channel, runs[1:])
-            return Jobs(number, floor, [], [])
-        if count < len(runs):
-            self._release(channel, runs[count:])
-        again = (
-            [offset for run in runs[:count] for offset in range(run.first, run.end) if offset in late]
-            if late
-            else []
-        )
-        return Jobs(number, floor, runs[:count], frames, again)
+            first = problem.value if isinstance(problem.value, int) else runs[0].first
+            end = self._end_of_expired(first, runs[0].end)
+        else:
+            if count < len(runs):
+                self._release(channel, runs[count:])
+            again = (
+                [offset for run in runs[:count] for offset in range(run.first, run.end) if offset in late]
+                if late
+                else []
+            )
+            return Jobs(number, floor, runs[:count], frames, again)
+        whole, rest = split(runs, first)
+        if whole and rest:
+            # What cannot be read comes again at once, and then as the first.
+            self._release(channel, rest)
+            return await self._read(channel, whole, late)
+        lost, rest = split(runs, end)
+        self._settle_alone(channel, "nack", lost, "damaged")
+        self._release(channel, rest)
+        return Jobs(number, floor, [], [])
+
+    def _end_of_expired(self, first: int, end: int) -> int:
+        """Return the end of the records from `first` on that are not in the log, and have no copy."""
+        start, copies = self._partition.start_offset, self._partition.state.channels.copies
+        at = first + 1
+        while at < min(end, start) and at not in copies:
+            at += 1
+        return at
 
     # -- time ----------------------------------------------------------------------------------
 

@@ -214,8 +214,11 @@ class Source:
                 ) from None
             except EntriesTrimmed:
                 held = None
-            if held is not None and held.offsets[first.row : first.row + 1] == [at]:
-                return Stretch(at, held.batch, first.row, length, first.time_ms, held.header, True)
+            # The entry may be another one than the table named before it was read.
+            offsets = [] if held is None else held.offsets[first.row : first.row + length]
+            same = next((row for row, each in enumerate(offsets) if each != at + row), len(offsets))
+            if held is not None and same:
+                return Stretch(at, held.batch, first.row, same, first.time_ms, held.header, True)
             # It has ended meanwhile, or was copied again: or an election has taken the entry back.
             copies = partition.state.channels.copies
             before, first = first, copies.get(at)
@@ -225,9 +228,10 @@ class Source:
 
     async def _entry(self, index: int) -> _Copies | None:
         """Return an entry of copies; None if another one has taken its place."""
-        if self._copies is not None and self._copies.header.index == index:
-            return self._copies
-        frames = await self._partition.log.read_promptly(index, index, max_bytes=1)
+        log, known = self._partition.log, self._copies
+        if known is not None and (known.header.index, known.header.term) == (index, log.term(index)):
+            return known
+        frames = await log.read_promptly(index, index, max_bytes=1)
         if not frames or kind_of(frames[0]) != Kind.CHANNEL:
             return None
         change = channel_changes(frames[0])[0]

@@ -24,8 +24,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
 
 from laminar.http.api.problems import Problem
 from laminar.node.consensus.replica import Replica
@@ -38,6 +41,9 @@ _log = logging.getLogger("laminar.retention")
 
 # Partitions that are checked in one turn of the loop.
 _AT_ONCE = 50
+
+STEP_BYTES: Final = 64 << 20
+"""About how many bytes are copied before the log's start is moved: the disk may be full."""
 
 # A sealed segment: its last index, the append time (ms) of its last batch, its size in bytes.
 Sealed = tuple[int, int, int]
@@ -178,10 +184,12 @@ class Retention:
             return
         highest = self.trimmable_index(partition, ends[-1])
         ends = [end for end in ends if end <= highest]
-        self._make_way(partition, ends)
         free = self._ends_before_open(partition, ends)
+        # Copies make no way where a transaction keeps the log, or damage.
+        kept_by_open = [end for end in ends if partition.start_mover.may_begin_after(end)]
+        self._make_way(partition, kept_by_open)
         if len(free) < len(ends):
-            self._carry(partition, ends)
+            self._carry(partition, kept_by_open)
         # If the log may not begin after the end of one segment, an earlier one is used, or none for now.
         index = max((end for end in free if partition.start_mover.possible_start(end) == end), default=0)
         if index:
@@ -195,17 +203,22 @@ class Retention:
         delayed = partition.state.delayed
         if not len(delayed) or not ends or delayed.possible_start(ends[-1]) == ends[-1]:
             return
-        sizes = [(last, size) for last, _, size in partition.log.sealed()]
-        for end in reversed(ends):
-            freed = sum(size for last, size in sizes if last <= end)
-            copied = sum(
-                batch.size_bytes * batch.left // batch.count
-                for entry, batch in delayed.batches.items()
-                if entry <= end
-            )
-            if copied and 2 * copied <= freed:
-                self._keep_delayed(partition, end)
-                return
+        segments = [(last, size) for last, _, size in partition.log.sealed()]
+        segment_bytes = [0, *accumulate(size for _, size in segments)]
+        batches = sorted(
+            (entry, batch.size_bytes * batch.left // batch.count) for entry, batch in delayed.batches.items()
+        )
+        batch_bytes = [0, *accumulate(size for _, size in batches)]
+        chosen = 0
+        for end in ends:
+            freed = segment_bytes[bisect_left(segments, (end + 1,))]
+            takes = batch_bytes[bisect_left(batches, (end + 1,))]
+            if chosen and takes > STEP_BYTES and self._space_is_low():
+                break
+            if takes and 2 * takes <= freed:
+                chosen = end
+        if chosen:
+            self._keep_delayed(partition, chosen)
 
     def _expired_ends(self, partition: Partition) -> list[int]:
         """Return the last indexes of the expired segments; that of the seal stands for the active segment.

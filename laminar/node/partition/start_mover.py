@@ -72,6 +72,13 @@ class StartMover:
             index = min(whole, index - 1)
         return lowest
 
+    def may_begin_after(self, index: int) -> bool:
+        """Return whether only what can be copied keeps the log from beginning after entry `index`."""
+        return (
+            self._context.log.term(index) is not None
+            and self._context.state.stages.possible_start(index) == index
+        )
+
     def propose(self, index: int) -> asyncio.Future[Receipt]:
         """Propose that all replicas trim entry `index`, which is committed, and all before it. Leader only.
 

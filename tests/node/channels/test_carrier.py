@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,19 +11,24 @@ from typing import Any
 
 import pytest
 
-from laminar.batch import HEADER_SIZE, Batch
+from laminar.batch import HEADER_SIZE, Batch, Codec, Header, build
+from laminar.batch.header import Flag
 from laminar.http.api.problems import Problem
 from laminar.node.api.channels.states import state_of
 from laminar.node.channels import carrier as carrier_module
 from laminar.node.channels.carrier import Carrier
 from laminar.node.channels.delivery import Delivery
+from laminar.node.channels.jobs import Source, frames_of
 from laminar.node.channels.requests import Step, Verb
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.retention import Retention, Rules
 from laminar.node.partition.state.channels import Why
+from laminar.node.partition.state.succession import Output, SealRecord
+from laminar.node.transactions.participant import Batch as StagedBatch
+from laminar.node.transactions.participant import Participant
 from laminar.wire.channels import ChannelSettings, Named
 from tests.node.alone import lone_partition
-from tests.node.channels.test_delivery import append, given, nothing, offsets, steps, values
+from tests.node.channels.test_delivery import append, attempts, given, nothing, offsets, steps, values
 from tests.node.channels.test_retention import EVERYTHING, clock_of, start_after
 from tests.node.partition.test_retention import HOUR_MS
 from tests.node.transactions.test_uploads import publish, put
@@ -55,12 +61,13 @@ class Carried:
     async def trimmed(self) -> int:
         """Have retention do all that it can; return where the log begins then."""
         retention = self.retention()
-        while True:
+        for _ in range(30):
             before = self.partition.log.start.index, self.carrier.copied
             await start_after(retention, self.partition)
             await self.carrier.finished()
             if before == (self.partition.log.start.index, self.carrier.copied):
                 return self.partition.start_offset
+        raise AssertionError(f"{self.carrier.copied} copies, and no end of them")
 
     async def fill(self, mebibytes: int) -> None:
         """Append records of 256 KiB, and have all of them done in the channel."""
@@ -150,6 +157,8 @@ async def test_what_waits_two_years_is_copied_once_a_retention_and_comes_in_the_
             await held.fill(6)
             await held.trimmed()
             places.append(min(copy.entry for copy in partition.state.channels.copies.values()))
+            (entry,) = await partition.log.read(places[-1], places[-1], max_bytes=1)
+            assert Header.unpack(entry).flags & Flag.SYNCED, "the originals are deleted after it"
             assert held.carrier.copied == 5 * round_
             assert retained(partition) < written + 2 * MIB
         assert sorted(set(places)) == places, "each time in another entry"
@@ -248,6 +257,172 @@ async def test_channels_share_a_copy_and_it_goes_with_the_last(tmp_path: Path) -
         assert again is not None and values(again) == [b"for both"]
         await delivery.close(OTHER)
         assert not partition.state.channels.copies
+
+
+@pytest.mark.parametrize("kept_by", ["an upload", "damage", "a delayed record"])
+async def test_copies_are_not_made_again_while_something_else_keeps_the_log(
+    tmp_path: Path, kept_by: str
+) -> None:
+    """They come to be expired themselves: to copy them at each check would fill the disk."""
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        if kept_by == "an upload":
+            await put(partition, 0, b"z")
+        elif kept_by == "damage":
+            await held.failed(b"broken")
+            await damage(partition, partition.log.last_index - 2)
+        else:
+            await append(partition, b"later", delivery_times=[int(time.time() * 1000) + HOUR_MS])
+        for _ in range(24):
+            await held.failed(b"x" * 200_000)
+        await held.fill(24)
+
+        retention, sizes = held.retention(Rules(retention_bytes=MIB)), []
+        for _ in range(8):
+            await start_after(retention, partition)
+            await held.carrier.finished()
+            sizes.append(retained(partition))
+        assert partition.start_offset == 0
+        assert sizes[-1] == sizes[0], f"{held.carrier.copied} copies: {sizes}"
+        # Of what is known to stay none are made.
+        assert held.carrier.copied == (24 if kept_by == "a delayed record" else 0)
+
+
+async def test_copies_go_on_when_the_log_begins_where_they_let_it(tmp_path: Path) -> None:
+    """What kept it is over; then there are new ones for a later place."""
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        await put(partition, 0, b"z")
+        for _ in range(6):
+            await held.failed(b"x" * 100_000)
+        await held.fill(8)
+        assert await held.trimmed() == 0 and not held.carrier.copied
+        await publish(partition, b"z")
+        await held.fill(2)
+        assert await held.trimmed() > 6
+        for _ in range(6):
+            await held.failed(b"y" * 100_000)
+        await held.fill(8)
+        assert await held.trimmed() > 12 and retained(partition) < 4 * MIB
+        assert len(partition.state.channels.copies) == 12
+
+
+async def test_what_was_compressed_is_compressed_in_its_copy(tmp_path: Path) -> None:
+    """Else copies take many times what they free."""
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        for _ in range(4):
+            await held.failed(b"j" * (2 * MIB), codec=Codec.ZSTD)
+        await held.fill(2)
+        before = retained(partition)
+
+        assert await held.trimmed() > 3
+        assert retained(partition) < before
+        await held.delivery.retry_dead(CHANNEL, None)
+        jobs = await given(held.delivery)
+        assert values(jobs) == [b"j" * (2 * MIB)] * 4
+
+
+async def test_small_records_among_large_ones_are_copied(tmp_path: Path) -> None:
+    """Most records of the log are open, but not most of its bytes."""
+    async with carrying(tmp_path) as held:
+        await held.failed(*[b"small"] * 100)
+        await held.fill(6)
+
+        assert await held.trimmed() >= 100 and held.carrier.copied == 100
+
+
+async def test_large_records_among_small_ones_stay(tmp_path: Path) -> None:
+    """They are few of the log's records, and most of its bytes. That is known before one is written."""
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        for _ in range(12):
+            await held.failed(b"x" * (MIB // 3))
+            await append(partition, *[b"y"] * 100)
+            await held.work()
+        before = partition.log.last_index
+
+        assert await held.trimmed() == 0
+        assert (held.carrier.copied, partition.log.last_index) == (0, before)
+
+
+async def test_in_the_active_segment_of_a_sealed_partition_it_is_the_same(tmp_path: Path) -> None:
+    """It expires, too, but copies of most of its records would free nothing."""
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        for _ in range(3):
+            await held.failed(b"x" * 100_000)
+        seal = SealRecord(7, 1, [Output(1, 0, 65_536, b"1" * 16)], "strict")
+        await partition.propose_seal(seal)
+        retention = held.retention(Rules(retention_ms=HOUR_MS))
+
+        for _ in range(3):
+            await start_after(retention, partition)
+            await held.carrier.finished()
+        assert (held.carrier.copied, partition.start_offset) == (0, 0)
+        await held.delivery.drop_dead(CHANNEL, [0, 1])
+        for _ in range(3):
+            await start_after(retention, partition)
+            await held.carrier.finished()
+        assert (held.carrier.copied, partition.start_offset) == (1, 3)
+
+
+async def test_a_copy_has_all_that_its_record_had(tmp_path: Path) -> None:
+    """Whoever appended it, and however it was stored."""
+    async with carrying(tmp_path) as held:
+        partition, delivery = held.partition, held.delivery
+        columns: list[dict[str, Any]] = [
+            {"keys": [b"", None, b"k"], "tags": ["eu", None, ""], "trace_ids": [b"t" * 16, None, None]},
+            {"headers": [{"a": b""}, None, {}], "timestamps": [0, None, 10**12], "codec": Codec.ZSTD},
+            {"delivery_times": [None, 5, 10**12], "keys": [b"k" * 500] * 3, "codec": Codec.ZSTD},
+            {},
+        ]
+        for number, each in enumerate(columns):
+            frame = build([b"", b"v", b"w" * 3_000], **each)
+            header = Header.unpack(frame)
+            await partition.appends.append_frame(bytearray(frame), header)
+            batch, staging = StagedBatch(sink=b"s" * 16, number=number, epoch=1), Participant(partition)
+            await staging.stage(batch, 0, frame, header)
+            await staging.prepare(batch, [0])
+            await staging.publish(batch)
+        jobs = await given(delivery, 100)
+        before = cells(await frames_of(partition, jobs.runs))
+        await delivery.settle(CHANNEL, steps("nack", jobs, delay_ms=TWO_YEARS_MS))
+        await held.fill(8)
+        assert await held.trimmed() >= 24
+        assert partition.state.channels.copies.keys() == before.keys() == set(range(24))
+
+        assert cells(await frames_of(partition, jobs.runs)) == before
+
+
+def cells(read: tuple[list[Any], int]) -> dict[int, tuple[Any, ...]]:
+    """All that records have, by offset."""
+    return {
+        record.offset: (
+            *(record.value, record.key, record.tag, dict(record.headers)),
+            *(record.timestamp, record.delivery_time, record.trace_id),
+            (batch.given_timestamps or [None] * len(batch))[record.offset - batch.base_offset],
+        )
+        for batch in map(Batch, read[0])
+        for record in batch
+    }
+
+
+async def test_another_entry_in_the_place_of_one_that_is_read_gives_no_wrong_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An election takes an entry of copies back, and the next leader writes another one there."""
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        first, second, third = await held.failed(b"a", b"b", b"c")
+        await held.fill(5)
+        assert await held.trimmed() > third
+        others = [first, third, second]
+        monkeypatch.setattr("laminar.node.channels.jobs.copied_offsets", lambda change: others)
+
+        stretch = await Source(partition).read(first, third + 1)
+
+        assert stretch is not None and (stretch.first, stretch.length) == (first, 1)
 
 
 async def test_what_would_free_little_is_not_copied(tmp_path: Path) -> None:
@@ -358,6 +533,31 @@ async def damage(partition: Partition, index: int) -> None:
     with open(log.segment_of(index).file.path, "r+b") as file:  # noqa: ASYNC230  # a disk that errs
         file.seek(log.index_entry(index).position + HEADER_SIZE)
         file.write(b"\xff\xff\xff\xff")
+
+
+async def test_what_is_deleted_before_it_is_read_fails_no_other(tmp_path: Path) -> None:
+    """The records beside it were given to nobody: they come again, with the same attempt."""
+    async with carrying(tmp_path) as held:
+        partition, delivery = held.partition, held.delivery
+        await append(partition, b"a", b"b")
+        await append(partition, b"c", b"d")
+        read = Delivery._read
+
+        async def deleted_first(self: Delivery, *arguments: Any) -> Any:
+            if partition.start_offset == 0:
+                await partition.start_mover.delete(await partition.start_mover.index_before(2))
+            return await read(self, *arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Delivery, "_read", deleted_first)
+            jobs = await delivery.receive(CHANNEL, wanted=4, wait_s=5)
+        assert jobs is not None and not jobs.total
+
+        channel = partition.state.channels.by_id[CHANNEL]
+        assert (partition.start_offset, channel.lost) == (2, 2)
+        again = await given(delivery)
+        assert (values(again), attempts(again)) == ([b"c", b"d"], [1, 1])
+        assert not channel.dead
 
 
 async def test_readers_skip_copies(tmp_path: Path) -> None:

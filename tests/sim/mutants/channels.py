@@ -15,6 +15,7 @@ _DELIVERY = "laminar.node.channels.delivery:Delivery"
 _QUEUE = "laminar.node.channels.queue:Queue"
 _ENDS = "laminar.node.channels.ends:Ends"
 _TABLE = "laminar.node.partition.state.channels:Channels"
+_CARRIER = "laminar.node.channels.carrier:Carrier"
 
 CHANNELS = [
     case(
@@ -176,9 +177,97 @@ CHANNELS = [
     ),
     case(
         "copies are made that free nothing",
-        "laminar.node.channels.carrier:Carrier._wanted",
+        f"{_CARRIER}._way",
         "2 * takes <= freed",
         "True",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "copies are made again before the log begins where they let it",
+        f"{_CARRIER}._way",
+        "log.start.index < self._end < end",
+        "False",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "copies are made though a transaction keeps the log",
+        "laminar.node.partition.start_mover:StartMover.may_begin_after",
+        "self._context.state.stages.possible_start(index) == index",
+        "True",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "copies are made before it is known how much they take",
+        f"{_CARRIER}._run",
+        "if not unknown:",
+        "if True:",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "a copy of what was compressed is not",
+        "laminar.node.channels.carrier:_joined",
+        "codec=Codec.ZSTD if",
+        "codec=Codec.NONE if",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "a copy lacks the trace id of its record",
+        "laminar.node.channels.carrier:_joined",
+        "trace_ids=[each.trace_id for each in records],",
+        "",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "a copy counts before it is synced",
+        f"{_CARRIER}._append",
+        "synced=True",
+        "synced=False",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "a copy is written before all nodes know it",
+        f"{_CARRIER}._run",
+        'partition.context.check_knows(CARRIED_SINCE, "copies of open records")',
+        "pass",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "a copy that was truncated stays in the table",
+        f"{_TABLE}._copy",
+        "self._put(self.copies, offsets, list(made.values()))",
+        "self.copies.update(made)",
+        tests=TABLE,
+        channels=True,
+    ),
+    case(
+        "a stored table lacks the copies",
+        "laminar.node.partition.state.channels:Channel.stored",
+        "sorted(filter(self.has_open, copies))",
+        "[]",
+        tests=(*TABLE, *CARRIER),
+        channels=True,
+    ),
+    case(
+        "records are read of another entry than that of their copies",
+        "laminar.node.channels.jobs:Source._copied",
+        "if each != at + row",
+        "if row == 0 and each != at",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "what was deleted before it was read fails what is beside it",
+        f"{_DELIVERY}._end_of_expired",
+        "min(end, start)",
+        "end",
         tests=CARRIER,
         tests_only=True,
     ),
