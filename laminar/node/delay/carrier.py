@@ -16,7 +16,7 @@ from typing import Final
 
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
-from laminar.node.delay.contents import Due, joined
+from laminar.node.delay.contents import PUBLISH_BYTES, Due, joined
 from laminar.node.delay.publisher import PUBLISH_RECORDS, Publisher
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.delayed_records import Copied, DelayedBatch, delayed_entry
@@ -28,7 +28,8 @@ MAX_BATCHES: Final = 10_000
 JOINED: Final = 2_000
 """How many batches are joined at a time."""
 SMALL: Final = 1_000
-"""A batch with fewer pending records is small."""
+SMALL_BYTES: Final = PUBLISH_BYTES // 4
+"""A batch with fewer pending records, and of fewer bytes, is small: several of them make one."""
 SORTED_BYTES: Final = 8 << 20
 """About how many bytes of entries are sorted by time together."""
 
@@ -41,10 +42,21 @@ class Carrier:
         self._partition = partition
         self._publisher = publisher
         self._task: asyncio.Task[None] | None = None
+        # The entry after which the log may begin by the copies that were made last for that.
+        self._before = 0
         self.copied = 0
 
     def keep(self, before: int) -> None:
-        """Begin to copy what is pending in entries up to `before`, unless copies are being made."""
+        """Begin to copy what is pending in entries up to `before`, unless copies are being made.
+
+        Until the log begins where the last copies were to let it begin, no later ones are made: something
+        else may keep it, and what was copied would be copied again and again.
+        """
+        if self._task is not None:
+            return
+        if self._partition.log.start.index < self._before:
+            before = min(before, self._before)
+        self._before = before
         self._begin([entry for entry in self._partition.state.delayed.batches if entry <= before])
 
     def check(self) -> None:
@@ -52,7 +64,11 @@ class Carrier:
         batches = self._partition.state.delayed.batches
         if len(batches) <= MAX_BATCHES or self._task is not None:
             return
-        small = [batch for batch in batches.values() if batch.left < SMALL]
+        small = [
+            batch
+            for batch in batches.values()
+            if batch.left < SMALL and batch.size_bytes * batch.left < SMALL_BYTES * batch.count
+        ]
         small.sort(key=lambda batch: batch.first_due_ms, reverse=True)
         self._begin([batch.index for batch in small[:JOINED]])
 

@@ -15,6 +15,7 @@ from laminar.batch import Batch, Kind, build
 from laminar.batch.header import Header
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
+from laminar.node.delay import carrier as carrier_module
 from laminar.node.delay.carrier import Carrier
 from laminar.node.delay.publisher import Publisher, State
 from laminar.node.partition.partition import Partition
@@ -256,6 +257,49 @@ async def test_thousands_of_records_are_published_once_each(tmp_path: Path) -> N
 
         assert sorted(found) == [sent[number] for number in published]
         assert partition.end_offset == len(published)
+
+
+async def test_copies_are_not_made_again_before_the_log_begins_where_they_let_it(tmp_path: Path) -> None:
+    """Something else may keep its start. Retention asks again and again, for later and later places."""
+    async with publishing(tmp_path) as (partition, publisher):
+        carrier = Carrier(partition, publisher)
+
+        async def copied(before: int) -> int:
+            carrier.keep(before)
+            await carrier.finished()
+            return carrier.copied
+
+        await append(partition, b"first", b"second", delivery_times=[now_ms() + 3_600_000] * 2)
+        place = partition.log.last_index
+        assert await copied(place) == 2
+        await append(partition, b"third", delivery_times=[now_ms() + 3_600_000])
+        for _ in range(3):
+            assert await copied(partition.log.last_index) == 2
+        await partition.start_mover.propose(place)
+        assert await copied(partition.log.last_index) == 5
+        carrier.stop()
+
+
+async def test_batches_are_joined_only_where_fewer_come_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be too many with one large record each: to copy these again and again would fill the disk."""
+    monkeypatch.setattr(carrier_module, "MAX_BATCHES", 4)
+    async with publishing(tmp_path) as (partition, publisher):
+        carrier, batches = Carrier(partition, publisher), partition.state.delayed.batches
+        for _ in range(6):
+            await append(partition, b"x" * 700_000, delivery_times=[now_ms() + 3_600_000])
+        for _ in range(3):
+            carrier.check()
+            await carrier.finished()
+        assert (carrier.copied, len(batches)) == (0, 6)
+
+        for _ in range(6):
+            await append(partition, b"small", delivery_times=[now_ms() + 3_600_000])
+        carrier.check()
+        await carrier.finished()
+        assert (carrier.copied, len(batches)) == (6, 7)
+        carrier.stop()
 
 
 async def test_copies_let_the_log_begin_later_and_lose_nothing(tmp_path: Path) -> None:

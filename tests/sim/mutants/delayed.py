@@ -110,4 +110,20 @@ DELAYED = [
         tests=DELIVERY,
         channels=True,
     ),
+    case(
+        "delayed records are copied again before the log begins where their copies let it",
+        "laminar.node.delay.carrier:Carrier.keep",
+        "self._partition.log.start.index < self._before",
+        "False",
+        tests=PUBLISHER,
+        tests_only=True,
+    ),
+    case(
+        "large delayed records are joined, which makes no fewer batches",
+        "laminar.node.delay.carrier:Carrier.check",
+        "and batch.size_bytes * batch.left < SMALL_BYTES * batch.count",
+        "",
+        tests=PUBLISHER,
+        tests_only=True,
+    ),
 ]
