@@ -20,6 +20,7 @@ import laminar
 # It ends what hangs, and judges nothing.
 PATIENCE_S = 300.0
 _PROGRAM = """
+import contextlib
 import signal
 import sys
 import threading
@@ -44,7 +45,7 @@ def watch(records):
         time.sleep(0.05)
 
 urls, topic, group, session, every, tag = sys.argv[1:7]
-with laminar.connect(urls.split(",")) as client:
+with contextlib.suppress(KeyboardInterrupt), laminar.connect(urls.split(",")) as client:
     with client.topic(topic).subscribe(group, tag=tag or None, session=float(session)) as records:
         say("joined")
         threading.Thread(target=watch, args=(records,), daemon=True).start()

@@ -7,6 +7,7 @@ the position that it expects, so the partition refuses a step that arrives late,
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import msgspec
@@ -23,9 +24,13 @@ from laminar.client.errors import (
 )
 from laminar.client.net.session import Session
 from laminar.client.policy.assignment import Place, Places
+from laminar.client.policy.retry import StepTimeout
 
 # A step that a node does not answer within this time is sent to another node.
 LEASE_ATTEMPT_S = 1.0
+STEP_TIMEOUT_S = 2.0
+# The same for steps that ask many partitions: where those are hundreds, and the nodes have other work.
+LONGEST_STEP_S = 32.0
 
 
 def is_gone(error: Error) -> bool:
@@ -67,12 +72,29 @@ class Leases:
         self._session = session
         self._topic = topic
         self._path = cursor_path(topic, cursor)
+        self._looking = StepTimeout(least_s=STEP_TIMEOUT_S, most_s=LONGEST_STEP_S)
+        self._claiming = StepTimeout(least_s=STEP_TIMEOUT_S, most_s=LONGEST_STEP_S)
 
-    async def places(self, *, timeout_s: float | None = None) -> Places:
+    @property
+    def look_s(self) -> float:
+        """Return how long the last `places` took, in seconds: it asks the leader of each partition."""
+        return self._looking.took_s
+
+    async def places(self) -> Places:
         """Return where the cursor is and who owns it; a partition without a position has no place."""
-        answer = await self._session.call(
-            "GET", self._path, accept=(404,), timeout_s=timeout_s, attempt_timeout_s=LEASE_ATTEMPT_S
-        )
+        timeout_s, began_s = self._looking.seconds, time.monotonic()
+        try:
+            answer = await self._session.call(
+                "GET",
+                self._path,
+                accept=(404,),
+                timeout_s=timeout_s,
+                attempt_timeout_s=max(LEASE_ATTEMPT_S, timeout_s / 2),
+            )
+        except (Unavailable, OutcomeUnknown):
+            self._looking.failed(time.monotonic() - began_s, timeout_s)
+            raise
+        self._looking.succeeded(time.monotonic() - began_s)
         return Places() if answer.status == 404 else _places(answer.json())
 
     async def begin(self, start: str, *, timeout_s: float) -> Places:
@@ -90,9 +112,7 @@ class Leases:
         )
         return _places(answer.json())
 
-    async def claim(
-        self, partition: int, place: Place, *, me: str, start: str, timeout_s: float
-    ) -> Lease | None:
+    async def claim(self, partition: int, place: Place, *, me: str, start: str) -> Lease | None:
         """Take ownership of `partition` as member `me`, if its position and owner are still those of `place`.
 
         Return the lease; None if position or owner changed, if it is unknown whether the claim succeeded, or
@@ -100,17 +120,23 @@ class Leases:
         A cursor without a position begins at `start`: ``"earliest"``, ``"latest"`` or epoch milliseconds as
         text.
         """
+        timeout_s, began_s = self._claiming.seconds, time.monotonic()
         try:
             position = place.position
             if position is None:
                 position = await self._session.offset_at(self._topic, partition, start, timeout_s=timeout_s)
             await self._put(partition, position, place.position, me, place.owner, timeout_s)
-        except (Fenced, NotDrained, PreconditionFailed, Unavailable, OutcomeUnknown):
+        except (Unavailable, OutcomeUnknown):
+            # Its partition asks the leaders of all partitions before it.
+            self._claiming.failed(time.monotonic() - began_s, timeout_s)
+            return None
+        except (Fenced, NotDrained, PreconditionFailed):
             return None
         except NotFound as error:
             if not is_gone(error):
                 raise
             return None
+        self._claiming.succeeded(time.monotonic() - began_s)
         return Lease(partition, me, position)
 
     async def move(self, lease: Lease, position: int, *, timeout_s: float | None = None) -> None:
@@ -176,7 +202,7 @@ class Leases:
             body=msgspec.json.encode(body),
             headers={"Content-Type": "application/json"},
             timeout_s=timeout_s,
-            attempt_timeout_s=LEASE_ATTEMPT_S,
+            attempt_timeout_s=max(LEASE_ATTEMPT_S, (timeout_s or 0.0) / 2),
         )
 
 

@@ -30,7 +30,13 @@ from urllib.parse import quote
 import msgspec
 
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, Fetchers, OnDamage, OnExpired
-from laminar.client.consume.partition_leases import LEASE_ATTEMPT_S, Lease, Leases, is_gone
+from laminar.client.consume.partition_leases import (
+    LEASE_ATTEMPT_S,
+    STEP_TIMEOUT_S,
+    Lease,
+    Leases,
+    is_gone,
+)
 from laminar.client.consume.row_filter import RowFilter
 from laminar.client.errors import (
     ConfigError,
@@ -56,7 +62,6 @@ RENEW_S = 1.0
 RETRY_S = 0.1
 # How often a member that waits for a partition checks whether another has released it.
 HANDOVER_CHECK_S = 0.2
-STEP_TIMEOUT_S = 2.0
 # How long a member waits before it looks again whether it may read what follows partitions that others read,
 # and tries a claim again that was refused: at first, and at most.
 GATE_PAUSE_S = 0.1
@@ -470,7 +475,7 @@ class Subscription(Generic[T]):
 
     async def _look(self, me: str) -> None:
         """Ask the cluster where the cursor is. Begin it in partitions of a changed route that lack it."""
-        known = await self._cursor.places(timeout_s=STEP_TIMEOUT_S)
+        known = await self._cursor.places()
         partitions = known.numbers or self._partitions
         absent = frozenset(each for each in partitions if known.place(each).position is None)
         if (self._route or known.ends) and self._wanted(me, absent):
@@ -480,7 +485,10 @@ class Subscription(Generic[T]):
         self._known = known
         # A partition that is reclaimed is in no later description.
         self._partitions = known.numbers or self._partitions
-        self._looks_at_s = time.monotonic() + self._session_s
+        # A look asks the leader of each partition. Of hundreds it takes long: leave time for records.
+        now_s, took_s = time.monotonic(), self._cursor.look_s
+        self._looks_at_s = now_s + max(self._session_s, 4 * took_s)
+        self._try_at_s = now_s + took_s
 
     def _plan_next_look(self, me: str, *, refused: bool) -> None:
         """Look again after a while, if a partition that is this member's may not be read yet."""
@@ -490,7 +498,7 @@ class Subscription(Generic[T]):
         undrained = frozenset(each for each in self._partitions if not known.is_drained(each))
         if not refused and not self._wanted(me, undrained) - known.readable(undrained):
             return
-        next_s = now_s + self._gate_pause_s
+        next_s = now_s + max(self._gate_pause_s, self._cursor.look_s)
         if refused:
             self._try_at_s = next_s
         if self._looks_at_s > next_s:
@@ -573,9 +581,7 @@ class Subscription(Generic[T]):
 
     async def _claim(self, partition: int, place: Place, owner: str, me: str) -> None:
         wanted_from = Place(position=place.position, owner=owner)
-        lease = await self._cursor.claim(
-            partition, wanted_from, me=me, start=self._start, timeout_s=STEP_TIMEOUT_S
-        )
+        lease = await self._cursor.claim(partition, wanted_from, me=me, start=self._start)
         if lease is not None:
             lease.end = self._known.ends.get(partition)
             self._leases[partition] = lease

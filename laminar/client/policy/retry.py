@@ -2,7 +2,7 @@
 
 Given the status and the code of an answer, or the loss of a connection, and whether the request may be
 repeated, `judge_answer` and `judge_loss` return the next step. They know no socket, clock or topic. `Backoff`
-gives the pauses between attempts.
+gives the pauses between attempts, `StepTimeout` the time that each may take.
 
 1. A request that may have been applied is repeated only if a second application changes nothing.
 2. The pause before an attempt is the longer one of the server's `Retry-After` and `Backoff`. If the
@@ -135,3 +135,29 @@ class Backoff:
     def reset(self) -> None:
         """Begin again with the shortest pause, after a success."""
         self.attempts = 0
+
+
+class StepTimeout:
+    """The time-out of a step that is tried until it succeeds: `seconds` for the next try.
+
+    It doubles when a try takes all of it, up to `most_s`. Otherwise a cluster that needs longer than that
+    would carry out each try, and no answer would come in time. After a success it halves, but stays above
+    four times what the try took, and above `least_s`.
+    """
+
+    def __init__(self, *, least_s: float, most_s: float) -> None:
+        self.seconds = least_s
+        self.took_s = 0.0
+        """What the last successful try took."""
+        self._least_s = least_s
+        self._most_s = most_s
+
+    def succeeded(self, took_s: float) -> None:
+        """Count a try that got its answer after `took_s` seconds."""
+        self.took_s = took_s
+        self.seconds = min(max(self._least_s, self.seconds / 2, 4 * took_s), self._most_s)
+
+    def failed(self, took_s: float, timeout_s: float) -> None:
+        """Count a try that failed after `took_s` seconds, and had `timeout_s`; not one that failed early."""
+        if took_s >= timeout_s / 2:
+            self.seconds = min(max(self.seconds, 2 * timeout_s), self._most_s)

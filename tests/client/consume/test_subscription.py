@@ -7,12 +7,13 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import laminar
 from laminar import aio
-from laminar.client.consume import subscription
+from laminar.client.consume import partition_leases, subscription
 from laminar.testing.nodes import serve
 from tests.client.members import MemberProcess, Place, Writing, check, ended, until
 
@@ -221,6 +222,35 @@ async def test_who_gets_no_answer_asks_again_before_its_session_is_over(
 
         monkeypatch.setattr(records, "_renew", fails_once)
         await eventually(lambda: answers.qsize() == 2)
+
+
+async def test_a_cluster_that_needs_longer_for_a_look_than_a_step_may_take_is_given_longer(
+    url: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where hundreds of partitions are asked and all CPUs are busy, a member asked for ever, in vain."""
+    monkeypatch.setattr(partition_leases, "STEP_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(partition_leases, "LEASE_ATTEMPT_S", 0.005)
+    needed_s = 0.1
+    async with aio.connect(url) as client:
+        await fill(client.topic(topic), 1)
+        records = client.topic(topic).subscribe("g", session=60.0)
+        assert client._session is not None
+        call, given_s = client._session.call, list[float]()
+
+        async def slow(method: str, path: str, **named: Any) -> Any:
+            if method != "GET" or not path.endswith("/cursors/g"):
+                return await call(method, path, **named)
+            given_s.append(named["timeout_s"])
+            if named["attempt_timeout_s"] < needed_s:
+                await asyncio.sleep(named["timeout_s"])
+                raise laminar.Unavailable("not answered in time", code="timed_out")
+            await asyncio.sleep(needed_s)
+            return await call(method, path, **named)
+
+        monkeypatch.setattr(client._session, "call", slow)
+        async with records:
+            await eventually(lambda: len(records.partitions) == PARTITIONS)
+    assert given_s[:2] == [0.01, 0.02]
 
 
 async def test_every_member_of_a_broadcast_reads_all(url: str, topic: str) -> None:

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.client import errors
-from laminar.client.policy.retry import REDIRECTS_AT_ONCE, Backoff, Step, Verdict, judge_answer, judge_loss
+from laminar.client.policy.retry import (
+    REDIRECTS_AT_ONCE,
+    Backoff,
+    Step,
+    StepTimeout,
+    Verdict,
+    judge_answer,
+    judge_loss,
+)
 from laminar.client.policy.routing import (
     AVOID_MS,
     Balancer,
@@ -93,6 +101,23 @@ def test_pauses_grow_to_a_ceiling(seed: int, attempts: int) -> None:
     bound = min(250, 10 << min(attempts, 16))
 
     assert (bound + 1) // 2 <= backoff.next_ms() <= bound
+
+
+def test_a_step_gets_the_time_that_it_takes() -> None:
+    timeout = StepTimeout(least_s=2.0, most_s=30.0)
+    timeout.failed(0.1, 2.0)  # refused at once: more time would not have helped
+    assert timeout.seconds == 2.0
+    for expected in (4.0, 8.0, 16.0, 30.0, 30.0):
+        timeout.failed(timeout.seconds, timeout.seconds)
+        assert timeout.seconds == expected
+    timeout.failed(4.0, 4.0)  # one of several at once, which began before the others failed
+    assert timeout.seconds == 30.0
+    for expected in (15.0, 12.0, 12.0):
+        timeout.succeeded(3.0)
+        assert timeout.seconds == expected
+    for _ in range(3):
+        timeout.succeeded(0.01)
+    assert timeout.seconds == 2.0
 
 
 def test_equal_replicas_take_turns() -> None:
