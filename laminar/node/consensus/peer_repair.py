@@ -310,7 +310,9 @@ class PeerRepair:
                 raise RepairRefused(f"entry {index} is not known to be committed at {node}")
             await log.repair(index, reply.frame)
             self.repaired += 1
-            await log.read(index, index, max_bytes=1)
+            # Meanwhile the log may begin after it, or end before it.
+            if log.first_index <= index <= log.last_index:
+                await log.read(index, index, max_bytes=1)
         except (RepairRefused, BatchError) as error:
             self.refused += 1
             _log.warning("%s: what %s has of entry %d is not taken: %s", log.name, node, index, error)

@@ -165,7 +165,8 @@ async def test_an_answer_of_another_term_or_of_unknown_fate_is_not_taken() -> No
         opens_segment=False,
     )
     repairs: Any = SimpleNamespace(repaired=0, refused=0)
-    kept: Any = SimpleNamespace(log=SimpleNamespace(name="t-0", repair=take, read=take), gone={})
+    log = SimpleNamespace(name="t-0", repair=take, read=take, first_index=1, last_index=9)
+    kept: Any = SimpleNamespace(log=log, gone={})
 
     async def put_back(term: int, *, committed: bool) -> bool:
         reply = EntryReply("held", committed, bytes(frame))
@@ -176,6 +177,31 @@ async def test_an_answer_of_another_term_or_of_unknown_fate_is_not_taken() -> No
     assert ([], 2) == (taken, repairs.refused)
     assert await put_back(2, committed=False) and await put_back(0, committed=True)
     assert [5, 5, 5, 5] == taken
+
+
+async def test_an_entry_that_is_trimmed_while_it_is_put_back_is_not_read() -> None:
+    """It was to be read again from its place; the repair of the rest goes on."""
+    async with trio() as cluster:
+        leader = await filled(cluster)
+        damaged = cluster.followers(leader)[0]
+        log = damaged.partition.log
+        first, second = log.last_index - 2, log.last_index
+        put_back = log.repair
+
+        async def trimmed(index: int, frame: Any) -> None:
+            await put_back(index, frame)
+            if index == first:
+                row = log.index_entry(index)
+                log.set_start(index=row.index, term=row.term, offset=row.next_offset)
+
+        log.repair = trimmed  # type: ignore[method-assign]
+        for index in (first, second):
+            rot(damaged, index)
+            await meet(damaged, index)
+
+        await cluster.until(lambda: not log.quarantine, what="the rest is whole")
+        assert log.first_index == first + 1 and not damaged.failures
+        assert await log.read(second, second, max_bytes=1)
 
 
 async def test_a_damaged_replica_lets_others_lead() -> None:

@@ -780,4 +780,12 @@ NODES = [
         "if False:",
         tests=REPAIR,
     ),
+    case(
+        "an entry that is put back is read where the log has no place for it any more",
+        "laminar.node.consensus.peer_repair:PeerRepair._put_back",
+        "if log.first_index <= index <= log.last_index:",
+        "if True:",
+        tests=("tests/node/consensus/test_peer_repair.py",),
+        tests_only=True,
+    ),
 ]
