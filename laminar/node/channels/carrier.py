@@ -147,6 +147,7 @@ class Carrier:
         chosen: tuple[int, int, int] | None = None
         first, freed, takes = log.start.offset, 0, 0
         fresh = again = 0
+        free_without = 0
         for end in ends:
             if log.start.index < self._end < end:
                 break
@@ -165,9 +166,12 @@ class Carrier:
             takes += sum(self._sizes.get(offset, of_record) for offset in originals[fresh:fresh_end])
             takes += sum(size for _, _, size in copies[again:again_end])
             first, freed, fresh, again = row.next_offset, held, fresh_end, again_end
+            if not fresh and not again:
+                free_without = held
+                continue
             if chosen is not None and takes > STEP_BYTES:
                 break
-            if (fresh or again) and 2 * takes <= freed:
+            if 2 * takes <= freed - free_without:
                 chosen = end, fresh, again
         if chosen is None:
             return None

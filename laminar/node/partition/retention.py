@@ -209,13 +209,16 @@ class Retention:
             (entry, batch.size_bytes * batch.left // batch.count) for entry, batch in delayed.batches.items()
         )
         batch_bytes = [0, *accumulate(size for _, size in batches)]
-        chosen = 0
+        chosen = free_without = 0
         for end in ends:
             freed = segment_bytes[bisect_left(segments, (end + 1,))]
             takes = batch_bytes[bisect_left(batches, (end + 1,))]
+            if not takes:
+                free_without = freed
+                continue
             if chosen and takes > STEP_BYTES and self._space_is_low():
                 break
-            if takes and 2 * takes <= freed:
+            if 2 * takes <= freed - free_without:
                 chosen = end
         if chosen:
             self._keep_delayed(partition, chosen)

@@ -332,6 +332,20 @@ async def test_small_records_among_large_ones_are_copied(tmp_path: Path) -> None
         assert await held.trimmed() >= 100 and held.carrier.copied == 100
 
 
+async def test_what_goes_without_copies_is_not_what_copies_free(tmp_path: Path) -> None:
+    """Segments without open records before one that has mostly such: these go, and that one stays."""
+    async with carrying(tmp_path) as held:
+        await held.fill(4)
+        for _ in range(3):
+            await held.failed(b"x" * 300_000)
+        await held.fill(1)
+
+        start = await held.trimmed()
+        assert held.carrier.copied == 0 and 8 < start <= 16
+        await held.fill(3)
+        assert await held.trimmed() > 19 and held.carrier.copied == 3
+
+
 async def test_large_records_among_small_ones_stay(tmp_path: Path) -> None:
     """They are few of the log's records, and most of its bytes. That is known before one is written."""
     async with carrying(tmp_path) as held:

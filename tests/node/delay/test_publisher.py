@@ -20,8 +20,10 @@ from laminar.node.delay.carrier import Carrier
 from laminar.node.delay.publisher import Publisher, State
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.retention import Retention, Rules
 from laminar.node.partition.state.delayed_records import CANCELLED
 from tests.node.alone import lone_partition
+from tests.node.partition.test_retention import At, fill, settled_start
 
 
 def now_ms() -> int:
@@ -278,6 +280,34 @@ async def test_copies_are_not_made_again_before_the_log_begins_where_they_let_it
         await partition.start_mover.propose(place)
         assert await copied(partition.log.last_index) == 5
         carrier.stop()
+
+
+async def test_retention_asks_for_copies_where_these_free_more_than_they_take(tmp_path: Path) -> None:
+    """What goes without them does not count, so a segment of mostly pending records waits for others."""
+    async with publishing(tmp_path) as (partition, _):
+        asked: list[int] = []
+        clock = At()
+        clock.wall = now_ms() + 1_000_000
+        retention = Retention(
+            clock=clock,
+            rules_of=lambda topic: Rules(retention_bytes=0),
+            space_is_low=lambda: False,
+            hold_ms=0,
+            keep_delayed=lambda partition, before: asked.append(before),
+        )
+        await fill(partition, 8)
+        for _ in range(3):
+            await append(partition, b"x" * 300_000, delivery_times=[now_ms() + 3_600_000])
+        pending = partition.log.last_index
+        await fill(partition, 4, first=8)
+        for _ in range(3):
+            retention.check(partition)
+            await settled_start(partition)
+        assert not asked and 0 < partition.start_offset <= 16
+
+        await fill(partition, 8, first=12)
+        retention.check(partition)
+        assert [before > pending for before in asked] == [True]
 
 
 async def test_batches_are_joined_only_where_fewer_come_of_them(

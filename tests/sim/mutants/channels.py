@@ -178,8 +178,16 @@ CHANNELS = [
     case(
         "copies are made that free nothing",
         f"{_CARRIER}._way",
-        "2 * takes <= freed",
+        "2 * takes <= freed - free_without",
         "True",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "copies count what goes without them as what they free",
+        f"{_CARRIER}._way",
+        "2 * takes <= freed - free_without",
+        "2 * takes <= freed",
         tests=CARRIER,
         tests_only=True,
     ),
