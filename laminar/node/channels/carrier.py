@@ -5,9 +5,10 @@ are all that keeps expired segments (`laminar.node.partition.retention`): then t
 log's end, in entries that are at once the copy and the change of the table. So a record that is dead, or
 waits for two years, costs its bytes once in each retention period, and keeps nothing else on the disk.
 
-A copy is made only if it frees at least twice what it takes. What records take is estimated by their
-segments, and then measured before any is written. A record larger than a batch is not copied, nor is one that
-is damaged here: it keeps the log as long as it is open.
+A copy is made only if it frees at least twice what it takes, together with the copies of delayed records
+that have to follow (`laminar.node.delay.carrier`). What records take is estimated by their segments, and then
+measured before any is written. A record larger than a batch is not copied, nor is one that is damaged here:
+it keeps the log as long as it is open.
 
 Something else may keep the log's start where it is, as a transaction that is not decided. So until the log
 begins where copies were to let it begin, none are made for a later place: those that were made might be
@@ -141,6 +142,7 @@ class Carrier:
         log, table = self._partition.log, self._partition.state.channels
         originals = sorted(table.uncopied(log.start.offset))
         copies = sorted((copy.entry, offset, copy.size) for offset, copy in table.copies.items())
+        delayed, delayed_bytes = self._partition.state.delayed.copy_bytes()
         self._forget(originals)
         segments = [(last, size) for last, _, size in log.sealed()]
         segment_bytes = [0, *accumulate(size for _, size in segments)]
@@ -171,7 +173,8 @@ class Carrier:
                 continue
             if chosen is not None and takes > STEP_BYTES:
                 break
-            if 2 * takes <= freed - free_without:
+            with_delayed = takes + delayed_bytes[bisect_left(delayed, end + 1)]
+            if 2 * takes <= freed - free_without and 2 * with_delayed <= freed:
                 chosen = end, fresh, again
         if chosen is None:
             return None

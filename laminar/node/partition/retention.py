@@ -187,7 +187,8 @@ class Retention:
         free = self._ends_before_open(partition, ends)
         # Copies make no way where a transaction keeps the log, or damage.
         kept_by_open = [end for end in ends if partition.start_mover.may_begin_after(end)]
-        self._make_way(partition, kept_by_open)
+        # What channels have open comes first, as its copies are made where there is room for both.
+        self._make_way(partition, [end for end in free if partition.start_mover.may_begin_after(end)])
         if len(free) < len(ends):
             self._carry(partition, kept_by_open)
         # If the log may not begin after the end of one segment, an earlier one is used, or none for now.
@@ -205,14 +206,11 @@ class Retention:
             return
         segments = [(last, size) for last, _, size in partition.log.sealed()]
         segment_bytes = [0, *accumulate(size for _, size in segments)]
-        batches = sorted(
-            (entry, batch.size_bytes * batch.left // batch.count) for entry, batch in delayed.batches.items()
-        )
-        batch_bytes = [0, *accumulate(size for _, size in batches)]
+        batches, batch_bytes = delayed.copy_bytes()
         chosen = free_without = 0
         for end in ends:
             freed = segment_bytes[bisect_left(segments, (end + 1,))]
-            takes = batch_bytes[bisect_left(batches, (end + 1,))]
+            takes = batch_bytes[bisect_left(batches, end + 1)]
             if not takes:
                 free_without = freed
                 continue

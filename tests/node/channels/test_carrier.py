@@ -20,6 +20,8 @@ from laminar.node.channels.carrier import Carrier
 from laminar.node.channels.delivery import Delivery
 from laminar.node.channels.jobs import Source, frames_of
 from laminar.node.channels.requests import Step, Verb
+from laminar.node.delay.carrier import Carrier as DelayedCarrier
+from laminar.node.delay.publisher import Publisher
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.retention import Retention, Rules
 from laminar.node.partition.state.channels import Why
@@ -49,13 +51,14 @@ class Carried:
         self.carrier = Carrier(partition)
         self.carries = True
 
-    def retention(self, rules: Rules = EVERYTHING) -> Retention:
+    def retention(self, rules: Rules = EVERYTHING, **named: Any) -> Retention:
         return Retention(
             clock=clock_of(self.partition, later_ms=1_000 * HOUR_MS),
             rules_of=lambda topic: rules,
             space_is_low=lambda: False,
             hold_ms=HOUR_MS,
             carry=lambda partition, ends: self.carrier.carry(ends) if self.carries else None,
+            **named,
         )
 
     async def trimmed(self) -> int:
@@ -286,6 +289,34 @@ async def test_copies_are_not_made_again_while_something_else_keeps_the_log(
         assert sizes[-1] == sizes[0], f"{held.carrier.copied} copies: {sizes}"
         # Of what is known to stay none are made.
         assert held.carrier.copied == (24 if kept_by == "a delayed record" else 0)
+
+
+async def test_copies_and_those_of_delayed_records_free_more_than_they_take_together(tmp_path: Path) -> None:
+    """Were each to take half of what the log has, both would be written again and again."""
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        publisher = Publisher(partition)
+        delayed = DelayedCarrier(partition, publisher)
+        retention = held.retention(
+            Rules(retention_bytes=MIB), keep_delayed=lambda _, before: delayed.keep(before)
+        )
+        due_ms = int(time.time() * 1000) + HOUR_MS
+        for _ in range(40):
+            await held.failed(b"x" * 50_000)
+            await append(partition, b"y" * 50_000, delivery_times=[due_ms])
+            await append(partition, b"z" * 20_000)
+            await held.work()
+        for _ in range(6):
+            for _ in range(3):
+                await start_after(retention, partition)
+                await held.carrier.finished()
+                await delayed.finished()
+            await held.fill(1)
+        delayed.stop()
+        publisher.stop()
+        # Copies of 4 MB for 5 MB that are gone, and not for each MiB.
+        assert (held.carrier.copied, delayed.copied) == (40, 40)
+        assert partition.start_offset >= 80 and len(partition.state.delayed) == 40
 
 
 async def test_copies_go_on_when_the_log_begins_where_they_let_it(tmp_path: Path) -> None:

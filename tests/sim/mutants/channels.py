@@ -178,7 +178,7 @@ CHANNELS = [
     case(
         "copies are made that free nothing",
         f"{_CARRIER}._way",
-        "2 * takes <= freed - free_without",
+        "2 * takes <= freed - free_without and 2 * with_delayed <= freed",
         "True",
         tests=CARRIER,
         tests_only=True,
@@ -188,6 +188,14 @@ CHANNELS = [
         f"{_CARRIER}._way",
         "2 * takes <= freed - free_without",
         "2 * takes <= freed",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "copies are made where these and those of delayed records take more than they free",
+        f"{_CARRIER}._way",
+        "2 * with_delayed <= freed",
+        "True",
         tests=CARRIER,
         tests_only=True,
     ),

@@ -24,6 +24,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -294,6 +295,16 @@ class DelayedRecords:
     def possible_start(self, index: int) -> int:
         """Return the highest index, at most `index`, of an entry that the log may begin after."""
         return min(index, min(self.batches, default=index + 1) - 1)
+
+    def copy_bytes(self) -> tuple[list[int], list[int]]:
+        """Return the entries with pending records, ascending, and what copies of the first n of them take.
+
+        That is an estimate by the number of records that are left.
+        """
+        sizes = sorted(
+            (entry, batch.size_bytes * batch.left // batch.count) for entry, batch in self.batches.items()
+        )
+        return [entry for entry, _ in sizes], [0, *accumulate(size for _, size in sizes)]
 
     # -- the log's changes -----------------------------------------------------------------
 
