@@ -13,7 +13,7 @@ from laminar.log.format.index_entry import IndexEntry
 from laminar.node.consensus.log_start import LogStartRecord
 from laminar.node.partition.append_path import AppendPath
 from laminar.node.partition.context import PartitionContext
-from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.receipts import Appends, Receipt
 from laminar.node.partition.state.channels import Deleted, channel_entry
 from laminar.node.partition.state.derived_state import encode_state
 
@@ -106,10 +106,27 @@ class StartMover:
 
     def delete(self, index: int) -> asyncio.Future[Receipt]:
         """Propose the same on a person's command: what channels have open is lost to them, copied or not."""
-        before = self._context.log.index_entry(index).next_offset
-        if any(offset < before for offset in self._context.state.channels.copies):
-            self._appends.propose(channel_entry([Deleted(0, before)], synced=True), [])
+        self._propose_deleted(self._context.log.index_entry(index).next_offset, [])
         return self.propose(index)
+
+    async def delete_copies(self, before: int) -> None:
+        """Have channels lose the copies of records before an offset, on a person's command. Leader only.
+
+        The records themselves are not in the log any more. Return when that is committed.
+        """
+        context = self._context
+        context.check_leads()
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        if not self._propose_deleted(before, [(future, 0)]):
+            receipt = Receipt(context.number, 0, 0)
+            future = self._appends.when_committed(context.log.last_index, receipt, copied=False)
+        await future
+
+    def _propose_deleted(self, before: int, appends: Appends) -> bool:
+        if not any(offset < before for offset in self._context.state.channels.copies):
+            return False
+        self._appends.propose(channel_entry([Deleted(0, before)], synced=True), appends)
+        return True
 
     def _is_worth_a_segment(self, row: IndexEntry) -> bool:
         """Return whether the active segment should be sealed, as a start after entry `row` trims much of it.

@@ -289,10 +289,18 @@ CHANNELS = [
     ),
     case(
         "a person's deletion leaves copies",
-        "laminar.node.partition.start_mover:StartMover.delete",
+        "laminar.node.partition.start_mover:StartMover._propose_deleted",
         "offset < before for offset",
         "False for offset",
         tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "a person's deletion leaves copies of what the log has no more",
+        "laminar.node.api.records.delete_records:DeleteRecordsRoute._trim",
+        "await partition.start_mover.delete_copies(min(before, old_start))",
+        "pass",
+        tests=("tests/node/api/records/test_api_retention.py",),
         tests_only=True,
     ),
     case(

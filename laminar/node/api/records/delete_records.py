@@ -69,6 +69,9 @@ class DeleteRecordsRoute:
         held_back_by = partition.replica.lagging(border) if index < border else []
         if not dry_run and new_start > old_start:
             await partition.start_mover.delete(index)
+        elif not dry_run:
+            # Channels may have copies of records that the log has no more.
+            await partition.start_mover.delete_copies(min(before, old_start))
         return Response.json(
             documents.DeletedRecords(
                 topic=partition.topic,

@@ -11,6 +11,8 @@ import pytest
 
 from laminar.testing.nodes import serve
 from tests.node.api.asking import Partition
+from tests.node.api.channels.test_api_channels import create, path_of
+from tests.node.api.channels.test_api_jobs import receive, settle
 
 MIB = 1 << 20
 SETTINGS: dict[str, str | int] = {
@@ -106,3 +108,36 @@ def test_a_bound_on_age_counts_from_append_times_never_from_the_producers(partit
     assert 3 == partition.append("new")
     until_all_were_looked_at(partition)
     assert ["new"] == partition.values(), "the segment that is written to never expires"
+
+
+def test_a_person_deletes_copies_of_records_that_the_log_has_no_more(partition: Partition) -> None:
+    """What a channel has open is kept as a copy; it is deleted by the same command, by its own offset."""
+    http, channel = partition.http, path_of(partition.topic)
+    create(http, partition.topic, max_attempts=1)
+    partition.append("private", "other")
+    settle(http, partition.topic, nack=[{"token": job["token"]} for job in receive(http, partition.topic)])
+    fill(partition, 4)
+    done = 0
+    while done < 4:
+        jobs = receive(http, partition.topic)
+        done += len(jobs)
+        settle(http, partition.topic, ack=[job["token"] for job in jobs])
+    patch(partition, retention_bytes=MIB)
+    until_start(partition, 2)
+
+    def dead() -> list[int]:
+        return [job["offset"] for job in http.get(f"{channel}/dead").json()["jobs"]]
+
+    def delete(before: int, **query: str) -> dict[str, Any]:
+        answer = http.delete(f"{partition.path}/records", params={"before": before, **query})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    assert dead() == [0, 1]
+    delete(1, dry_run="true")
+    assert dead() == [0, 1]
+    assert delete(1)["deleted"] == 0, "the log itself begins later"
+    assert dead() == [1]
+    delete(2)
+    assert dead() == [] and http.get(channel).json()["partitions"]["0"]["lost"] == 2
