@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeVar
 
-from laminar.batch import Codec, build
+from laminar.batch import BatchError, Codec, build
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, StorageError
 from laminar.node.channels.jobs import Source, Stretch
@@ -43,8 +43,8 @@ COPY_RECORDS: Final = 10_000
 """Most records in one entry."""
 AT_ONCE: Final = 100
 """How many records are read in one turn of the loop."""
-LARGE: Final = 0
-"""Stands for the damaged entry of a record that is not damaged, but larger than a batch."""
+NO_COPY: Final = 0
+"""In place of a damaged entry: the record is larger than a batch, or its batch is not what it should be."""
 RECORD_BYTES: Final = 32
 """About how many bytes a record takes beside its cells."""
 
@@ -109,7 +109,7 @@ class Carrier:
         self._task: asyncio.Task[None] | None = None
         # How many bytes the open records take that were read, by offset, as they are stored.
         self._sizes: dict[int, int] = {}
-        # Records that are not copied, by offset: the entry of each that is damaged here, or `LARGE`.
+        # Records that are not copied, by offset: the entry of each that is damaged here, or `NO_COPY`.
         self._stays: dict[int, int] = {}
         # The entry after which the log may begin by the copies that were made last.
         self._end = 0
@@ -198,7 +198,7 @@ class Carrier:
             offset: entry
             for offset, entry in self._stays.items()
             if (offset in held or offset in table.copies)
-            and (entry == LARGE or quarantine.at(entry) is not None)
+            and (entry == NO_COPY or quarantine.at(entry) is not None)
         }
 
     # -- the task ----------------------------------------------------------------------------
@@ -233,8 +233,13 @@ class Carrier:
             stretch = await self._read(source, offset)
             if stretch is not None:
                 batch = stretch.batch
-                plain = sum(entry.plain_length for entry in batch.directory().values())
-                size = _Record.of(stretch).size_bytes
+                try:
+                    plain = sum(entry.plain_length for entry in batch.directory().values())
+                    size = _Record.of(stretch).size_bytes
+                except BatchError as error:
+                    _log.warning("%s: an open record is not copied: %s", self._partition.replica.name, error)
+                    self._stays[offset] = NO_COPY
+                    continue
                 self._sizes[offset] = min(size, size * len(batch.frame) // max(1, plain))
             elif offset not in self._stays and self._partition.state.channels.has_open(offset):
                 return False
@@ -274,7 +279,7 @@ class Carrier:
         except Problem:
             return None  # it has ended
         if stretch is not None and stretch.batch.is_large:
-            self._stays[offset] = LARGE
+            self._stays[offset] = NO_COPY
             return None
         return stretch
 

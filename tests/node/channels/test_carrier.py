@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from laminar.batch import HEADER_SIZE, Batch, Codec, Header, build
+from laminar.batch.builder import _build
 from laminar.batch.header import Flag
 from laminar.http.api.problems import Problem
 from laminar.node.api.channels.states import state_of
@@ -25,6 +26,7 @@ from laminar.node.delay.publisher import Publisher
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.retention import Retention, Rules
 from laminar.node.partition.state.channels import Why
+from laminar.node.partition.state.pins import PartAcks
 from laminar.node.partition.state.succession import Output, SealRecord
 from laminar.node.transactions.participant import Batch as StagedBatch
 from laminar.node.transactions.participant import Participant
@@ -229,6 +231,32 @@ async def test_what_ends_while_it_is_copied_stays_ended(
         await delivery.drop_dead(CHANNEL, None)
         await held.fill(5)
         assert partition.log.start.index < await last_end(held)
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_what_a_transaction_has_pinned_is_copied_and_ends_with_it(tmp_path: Path, done: bool) -> None:
+    """Also by the next process. If the batch is not decided, the job comes again from its copy."""
+    batch = (b"s" * 16, 0, 1)
+    async with carrying(tmp_path) as held:
+        await append(held.partition, b"pinned")
+        jobs = await given(held.delivery, timeout_ms=1_000)
+        named = Named(0, 0, 1, jobs.runs[0].delivery)
+        index = await held.delivery.pin(batch, [PartAcks(CHANNEL, [named])])
+        await held.fill(5)
+        assert await held.trimmed() > 0
+
+    async with carrying(tmp_path) as held:
+        partition, delivery = held.partition, held.delivery
+        assert list(partition.state.channels.copies) == [0]
+        await delivery.end_pins(batch, done=done, index=index)
+        assert list(partition.state.channels.copies) == ([] if done else [0])
+        if done:
+            await nothing(delivery)
+            return
+        assert partition.state.channels.by_id[CHANNEL].out[0].delivery == named.delivery
+        await delivery.settle(CHANNEL, [Step("release", named)])
+        again = await given(delivery)
+        assert (values(again), attempts(again)) == ([b"pinned"], [1])
 
 
 async def last_end(held: Carried) -> int:
@@ -501,6 +529,26 @@ async def test_a_record_larger_than_a_batch_keeps_the_log(tmp_path: Path) -> Non
         assert await held.trimmed() == start and held.carrier.copied == copied
         await delivery.drop_dead(CHANNEL, [large])
         assert await held.trimmed() > large
+
+
+async def test_a_record_that_nobody_can_take_apart_keeps_the_log_and_stops_nothing(tmp_path: Path) -> None:
+    """No client's batch is taken like that. If one is there, no leader after the other may stop at it."""
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        (first,) = await held.failed(b"small")
+        await held.fill(4)
+        none: Any = dict.fromkeys(("keys", "timestamps", "tags", "delivery_times", "traces"))
+        frame = _build([b"bad"], headers=[b"\xc1"], **none)
+        await partition.appends.append_frame(frame, Header.unpack(frame))
+        jobs = await given(held.delivery)
+        await held.delivery.settle(CHANNEL, steps("nack", jobs))
+        (bad,) = offsets(jobs)
+        await held.fill(4)
+
+        assert first < await held.trimmed() <= bad
+        assert partition.leads and held.carrier.copied == 1
+        await held.delivery.drop_dead(CHANNEL, [bad])
+        assert await held.trimmed() > bad
 
 
 async def test_a_person_deletes_copies_too(tmp_path: Path) -> None:

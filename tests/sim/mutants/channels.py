@@ -224,6 +224,14 @@ CHANNELS = [
         tests_only=True,
     ),
     case(
+        "a record that cannot be taken apart stops who would copy it",
+        f"{_CARRIER}._measure",
+        "except BatchError as error:",
+        "except ZeroDivisionError as error:",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
         "a copy of what was compressed is not",
         "laminar.node.channels.carrier:_joined",
         "codec=Codec.ZSTD if",
