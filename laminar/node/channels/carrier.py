@@ -149,7 +149,7 @@ class Carrier:
         chosen: tuple[int, int, int] | None = None
         first, freed, takes = log.start.offset, 0, 0
         fresh = again = 0
-        free_without = 0
+        free_without = without_delayed = 0
         for end in ends:
             if log.start.index < self._end < end:
                 break
@@ -168,13 +168,20 @@ class Carrier:
             takes += sum(self._sizes.get(offset, of_record) for offset in originals[fresh:fresh_end])
             takes += sum(size for _, _, size in copies[again:again_end])
             first, freed, fresh, again = row.next_offset, held, fresh_end, again_end
+            of_delayed = delayed_bytes[bisect_left(delayed, end + 1)]
+            if not of_delayed:
+                without_delayed = held
             if not fresh and not again:
                 free_without = held
                 continue
             if chosen is not None and takes > STEP_BYTES:
                 break
-            with_delayed = takes + delayed_bytes[bisect_left(delayed, end + 1)]
-            if 2 * takes <= freed - free_without and 2 * with_delayed <= freed:
+            # The delayed records are to follow, which are looked at without what is open.
+            if (
+                2 * takes <= freed - free_without
+                and 2 * (takes + of_delayed) <= freed
+                and 2 * of_delayed <= freed - without_delayed
+            ):
                 chosen = end, fresh, again
         if chosen is None:
             return None

@@ -347,6 +347,38 @@ async def test_copies_and_those_of_delayed_records_free_more_than_they_take_toge
         assert partition.start_offset >= 80 and len(partition.state.delayed) == 40
 
 
+async def test_open_and_delayed_records_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Where copies of the delayed ones would free too little by themselves, both wait for more to expire."""
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        publisher = Publisher(partition)
+        delayed = DelayedCarrier(partition, publisher)
+
+        async def checked(rules: Rules) -> int:
+            retention = held.retention(rules, keep_delayed=lambda _, before: delayed.keep(before))
+            for _ in range(6):
+                await start_after(retention, partition)
+                await held.carrier.finished()
+                await delayed.finished()
+            return partition.start_offset
+
+        await held.failed(b"before them")
+        await held.fill(3)
+        for _ in range(6):
+            await append(partition, b"x" * 300_000, delivery_times=[int(time.time() * 1000) + HOUR_MS])
+        pending = partition.log.last_index
+        await held.fill(1)
+        (after,) = await held.failed(b"after them")
+        await held.fill(6)
+        end = min(last for last, _, _ in partition.log.sealed() if last >= pending)
+        younger = sum(size for last, _, size in partition.log.sealed() if last > end)
+
+        assert 0 < await checked(Rules(retention_bytes=younger)) < after
+        assert await checked(EVERYTHING) > after
+        delayed.stop()
+        publisher.stop()
+
+
 async def test_copies_go_on_when_the_log_begins_where_they_let_it(tmp_path: Path) -> None:
     """What kept it is over; then there are new ones for a later place."""
     async with carrying(tmp_path) as held:

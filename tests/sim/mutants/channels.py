@@ -178,7 +178,7 @@ CHANNELS = [
     case(
         "copies are made that free nothing",
         f"{_CARRIER}._way",
-        "2 * takes <= freed - free_without and 2 * with_delayed <= freed",
+        "2 * takes <= freed - free_without",
         "True",
         tests=CARRIER,
         tests_only=True,
@@ -194,7 +194,15 @@ CHANNELS = [
     case(
         "copies are made where these and those of delayed records take more than they free",
         f"{_CARRIER}._way",
-        "2 * with_delayed <= freed",
+        "2 * (takes + of_delayed) <= freed",
+        "True",
+        tests=CARRIER,
+        tests_only=True,
+    ),
+    case(
+        "copies are made up to delayed records that stay",
+        f"{_CARRIER}._way",
+        "2 * of_delayed <= freed - without_delayed",
         "True",
         tests=CARRIER,
         tests_only=True,
