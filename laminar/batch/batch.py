@@ -225,7 +225,10 @@ class Batch:
     @property
     def given_timestamps(self) -> list[int | None] | None:
         """The times that the producer gave, None where it gave none; None if it gave none at all."""
-        return self._times(Column.TIMESTAMP)
+        if "given_timestamps" not in self._cache:
+            self._cache["given_timestamps"] = self._times(Column.TIMESTAMP)
+        found: list[int | None] | None = self._cache["given_timestamps"]
+        return found
 
     @property
     def tags(self) -> list[str | None] | None:

@@ -169,6 +169,29 @@ def test_records_are_views_on_their_batch(arguments: dict[str, Any]) -> None:
         assert batch.timestamps[i] == record.timestamp
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["values", "keys", "timestamps", "given_timestamps", "tags", "headers", "delivery_times", "trace_ids"],
+)
+def test_a_column_is_decoded_once(name: str) -> None:
+    """Who asks for one cell at a time, as copies of single records do, asks for the column as often."""
+    batch = Batch(
+        build(
+            [b"v"] * 3,
+            keys=[b"k", None, b""],
+            timestamps=[1, None, 2],
+            tags=["t", None, ""],
+            headers=[{"a": b"b"}, None, {}],
+            delivery_times=[5, 6, None],
+            trace_ids=[b"t" * 16, None, None],
+        )
+    )
+
+    column = getattr(batch, name)
+
+    assert len(column) == 3 and getattr(batch, name) is column
+
+
 def test_a_record_reads_its_value_as_text_and_json() -> None:
     batch = Batch(build(['{"a": "ü"}'.encode(), b"\xff"]))
     first, second = batch
