@@ -150,8 +150,10 @@ class Carrier:
         first, freed, takes = log.start.offset, 0, 0
         fresh = again = 0
         free_without = without_delayed = 0
+        # Copies may have filled the segment of a seal: then the log does not begin after that any more.
+        waits = log.start.index < self._end and self._end in ends
         for end in ends:
-            if log.start.index < self._end < end:
+            if waits and end > self._end:
                 break
             if end <= log.start.index or log.term(end) is None:
                 continue  # the log begins after it, or it is damaged here

@@ -472,6 +472,26 @@ async def test_in_the_active_segment_of_a_sealed_partition_it_is_the_same(tmp_pa
         assert (held.carrier.copied, partition.start_offset) == (1, 3)
 
 
+async def test_copies_may_fill_the_segment_of_the_seal_that_they_make_way_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the log may not begin after the seal any more, but after that segment."""
+    monkeypatch.setattr(carrier_module, "COPY_BYTES", 100_000)
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        await held.failed(*[b"x" * 100_000] * 3)
+        await append(partition, *[b"y" * 33_000] * 20)
+        await held.work()
+        await partition.propose_seal(SealRecord(7, 1, [Output(1, 0, 65_536, b"1" * 16)], "strict"))
+        assert not list(partition.log.sealed())
+        retention = held.retention(Rules(retention_ms=HOUR_MS))
+
+        for _ in range(4):
+            await start_after(retention, partition)
+            await held.carrier.finished()
+        assert partition.start_offset == partition.end_offset
+
+
 async def test_a_copy_has_all_that_its_record_had(tmp_path: Path) -> None:
     """Whoever appended it, and however it was stored."""
     async with carrying(tmp_path) as held:

@@ -210,8 +210,8 @@ CHANNELS = [
     case(
         "copies are made again before the log begins where they let it",
         f"{_CARRIER}._way",
-        "log.start.index < self._end < end",
-        "False",
+        "if waits and end > self._end:",
+        "if False:",
         tests=CARRIER,
         tests_only=True,
     ),
