@@ -282,8 +282,8 @@ CHANNELS = [
     case(
         "a stored table lacks the copies",
         "laminar.node.partition.state.channels:Channel.stored",
-        "sorted(filter(self.has_open, copies))",
-        "[]",
+        "if offset in copies)",
+        "if False)",
         tests=(*TABLE, *CARRIER),
         channels=True,
     ),

@@ -389,7 +389,8 @@ class Channel:
         for offset, item in sorted(self.aside.items()):
             aside += (offset, item.attempts, item.due_ms, item.delay_ms, item.key, int(item.why), item.reason)
         head = self._head
-        copied = sorted(filter(self.has_open, copies))
+        # Not by copy: there may be many times more of what only other channels have open.
+        copied = sorted(offset for table in (self.out, self.aside) for offset in table if offset in copies)
         return StoredChannel(
             *(self.id, self.name, head.version, head.settings, head.next, head.until, head.lost),
             *(out, aside),
@@ -452,8 +453,8 @@ class Channels:
             offset
             for channel in self.by_id.values()
             for table in (channel.out, channel.aside)
-            for offset in table.keys() - self.copies.keys()
-            if offset >= start
+            for offset in table
+            if offset >= start and offset not in self.copies
         }
 
     # -- the log's changes -----------------------------------------------------------------
