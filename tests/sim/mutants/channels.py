@@ -304,6 +304,14 @@ CHANNELS = [
         channels=True,
     ),
     case(
+        "what was given out after a lost entry is put where the table has it already",
+        "laminar.node.partition.state.channels:_from",
+        "bisect_left(offsets, first)",
+        "0",
+        tests=TABLE,
+        tests_only=True,
+    ),
+    case(
         "a stored table lacks the copies",
         "laminar.node.partition.state.channels:Channel.stored",
         "if offset in copies)",
