@@ -70,7 +70,8 @@ class Carrier:
             if batch.left < SMALL and batch.size_bytes * batch.left < SMALL_BYTES * batch.count
         ]
         small.sort(key=lambda batch: batch.first_due_ms, reverse=True)
-        self._begin([batch.index for batch in small[:JOINED]])
+        if len(small) > 1:  # one alone would be copied at each check
+            self._begin([batch.index for batch in small[:JOINED]])
 
     async def finished(self) -> None:
         """Wait until no copies are being made."""

@@ -127,6 +127,14 @@ DELAYED = [
         tests_only=True,
     ),
     case(
+        "one small batch of delayed records is joined with nothing",
+        "laminar.node.delay.carrier:Carrier.check",
+        "if len(small) > 1:",
+        "if True:",
+        tests=PUBLISHER,
+        tests_only=True,
+    ),
+    case(
         "copies of delayed records count what goes without them as what they free",
         "laminar.node.partition.retention:Retention._make_way",
         "2 * takes <= freed - free_without",
