@@ -161,6 +161,16 @@ async def test_a_record_comes_again_until_it_is_dead(tmp_path: Path) -> None:
         assert (values(jobs), attempts(jobs)) == ([b"a"], [1])
 
 
+async def test_of_a_reason_so_many_bytes_are_kept(tmp_path: Path) -> None:
+    """Characters of four bytes would make the table too large for the entry that moves the log's start."""
+    async with delivering(tmp_path, ChannelSettings(max_attempts=1)) as (partition, delivery):
+        kept = {"x" * 200: "x" * 200, "🙂" * 200: "🙂" * 50, "x" * 199 + "é": "x" * 199}
+        for offset, (reason, wanted) in enumerate(kept.items()):
+            await append(partition, b"a")
+            await delivery.settle(CHANNEL, steps("nack", await given(delivery), reason=reason))
+            assert partition.state.channels.by_id[CHANNEL].aside[offset].reason == wanted
+
+
 async def test_a_stream_is_told_which_of_its_deliveries_are_over(tmp_path: Path) -> None:
     """Acknowledged, failed, released, moved past, or out under another number; at once if it is so."""
     async with delivering(tmp_path, ChannelSettings(retry_ms=3_600_000)) as (partition, delivery):
