@@ -196,6 +196,74 @@ async def test_an_entry_that_cannot_be_read_keeps_no_others_waiting(
         assert values(await read(partition, 2)) == [b"next", b"damaged"]
 
 
+async def test_a_moved_record_of_an_entry_that_could_not_be_read_comes_when_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry was written with a time that is far away."""
+    async with publishing(tmp_path) as (partition, publisher):
+        far, broken = now_ms() + 3_600_000, [True]
+        await append(partition, b"moved", delivery_times=[far])
+        await publisher.change(0, now_ms() + 300, was_ms=far)
+        publisher.contents.forget()
+        whole = publisher.contents.batch
+
+        async def batch(entry: int) -> Batch:
+            if broken:
+                raise StorageError("a disk fault")
+            return await whole(entry)
+
+        monkeypatch.setattr(publisher.contents, "batch", batch)
+        await asyncio.sleep(0.5)
+        broken.clear()
+        assert await partition.reader.wait_past(0, 5.0), "it is not published soon"
+
+
+async def test_a_record_that_is_moved_while_it_is_copied_is_published_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy has the time that was there when it was made, and another place."""
+    async with publishing(tmp_path) as (partition, publisher):
+        far = now_ms() + 3_600_000
+        await append(partition, b"moved", b"far", delivery_times=[far, far])
+        carrier, records = Carrier(partition, publisher), publisher.contents.records
+
+        async def moved_meanwhile(chosen: Any, **named: Any) -> Any:
+            found = await records(chosen, **named)
+            if carrier.copied == 0:
+                await publisher.change(0, now_ms() + 300, was_ms=far)
+            return found
+
+        monkeypatch.setattr(publisher.contents, "records", moved_meanwhile)
+        carrier.keep(partition.log.last_index)
+        await carrier.finished()
+        assert (carrier.copied, partition.end_offset) == (2, 0)
+        assert await partition.reader.wait_past(0, 5.0), "it is not published in time"
+        assert values(await read(partition, 1)) == [b"moved"]
+        carrier.stop()
+
+
+async def test_other_requests_get_their_turn_while_many_entries_are_read(tmp_path: Path) -> None:
+    """All of them may be at hand: to read thousands of them takes seconds."""
+    async with publishing(tmp_path) as (partition, publisher):
+        due_ms, count = now_ms() + 3_600_000, 100
+        for _ in range(count):
+            await append(partition, b"a", delivery_times=[due_ms])
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        task = asyncio.create_task(others())
+        publisher.contents.forget()
+        for batch in list(partition.state.delayed.batches.values()):
+            await publisher.contents.due(batch)
+        task.cancel()
+        assert turns >= count - 1
+
+
 async def test_more_records_than_are_known_one_by_one_are_published_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
