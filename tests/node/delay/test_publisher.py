@@ -400,6 +400,29 @@ async def test_batches_are_joined_only_where_fewer_come_of_them(
         carrier.stop()
 
 
+async def test_copies_are_made_of_some_thousand_records_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million small ones have few bytes: to sort them all in one turn of the loop takes seconds."""
+    monkeypatch.setattr(carrier_module, "SORTED_RECORDS", 50)
+    async with publishing(tmp_path) as (partition, publisher):
+        far = now_ms() + 3_600_000
+        for _ in range(6):
+            await append(partition, *[b"a"] * 20, delivery_times=[far] * 20)
+        carrier, most, records = Carrier(partition, publisher), 0, publisher.contents.records
+
+        async def counted(chosen: Any, **named: Any) -> Any:
+            nonlocal most
+            most = max(most, len(chosen))
+            return await records(chosen, **named)
+
+        monkeypatch.setattr(publisher.contents, "records", counted)
+        carrier.keep(partition.log.last_index)
+        await carrier.finished()
+        assert (carrier.copied, most) == (120, 40)
+        carrier.stop()
+
+
 async def test_copies_let_the_log_begin_later_and_lose_nothing(tmp_path: Path) -> None:
     """What is pending in old entries is copied; numbers, changed times and cancellations count as before."""
     async with publishing(tmp_path) as (partition, publisher):
