@@ -26,7 +26,7 @@ import msgspec
 from laminar.batch import HEADER_SIZE, Kind
 from laminar.batch.header import seal
 from laminar.http.api.problems import Problem
-from laminar.log.disk.errors import StorageError
+from laminar.log.disk.errors import EntriesTrimmed, StorageError
 from laminar.node.delay.contents import EARLIEST_MS, Contents, Due, joined, next_ms, tag_mask, written_ms
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.problems import too_much_delayed
@@ -143,10 +143,15 @@ class Publisher:
         """
         place = self.delayed.find(number)
         while place is not None:
-            batch = await self.contents.batch(place.entry)
+            batch = None
+            try:
+                batch = await self.contents.batch(place.entry)
+            except EntriesTrimmed:
+                if self.delayed.is_pending(place):
+                    raise
             # While it was read the record may have been published, cancelled or copied.
             now = self.delayed.find(number)
-            if now == place:
+            if now == place and batch is not None:
                 return written_ms(batch, place.row)
             place = now
         return None

@@ -15,6 +15,8 @@ from laminar.batch import Batch, Kind, build
 from laminar.batch.header import Header
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
+from laminar.node.api.delayed import steps
+from laminar.node.api.delayed.steps import DelayedList
 from laminar.node.delay import carrier as carrier_module
 from laminar.node.delay.carrier import Carrier
 from laminar.node.delay.publisher import Publisher, State
@@ -240,6 +242,40 @@ async def test_a_record_that_is_moved_while_it_is_copied_is_published_in_time(
         assert await partition.reader.wait_past(0, 5.0), "it is not published in time"
         assert values(await read(partition, 1)) == [b"moved"]
         carrier.stop()
+
+
+async def test_an_entry_that_is_trimmed_while_it_is_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last record was published or cancelled meanwhile: that is the answer, and lists leave it out."""
+    async with publishing(tmp_path) as (partition, publisher):
+        far = now_ms() + 3_600_000
+        await append(partition, b"a", b"b", delivery_times=[far, far])
+        await append(partition, b"c", delivery_times=[far])
+        await publisher.change(0, CANCELLED, was_ms=far)
+        whole, last = publisher.contents.batch, partition.log.last_index
+
+        async def trimmed(entry: int) -> Batch:
+            if entry < last - 1:
+                monkeypatch.setattr(publisher.contents, "batch", whole)
+                await publisher.change(1, CANCELLED, was_ms=far)
+                await partition.start_mover.propose(entry)
+            return await whole(entry)
+
+        publisher.contents.forget()
+        monkeypatch.setattr(publisher.contents, "batch", trimmed)
+        listed = await steps._listing(publisher, DelayedList("t", 0, 0, 2 * far, (-1, -1), 10))
+        assert [each.number for each in listed.records] == [2]
+
+        async def published(entry: int) -> Batch:
+            monkeypatch.setattr(publisher.contents, "batch", whole)
+            await publisher.change(2, CANCELLED, was_ms=far)
+            await partition.start_mover.propose(entry)
+            publisher.contents.forget()
+            return await whole(entry)
+
+        monkeypatch.setattr(publisher.contents, "batch", published)
+        assert await publisher.change(2, CANCELLED, was_ms=far) is State.CANCELLED
 
 
 async def test_other_requests_get_their_turn_while_many_entries_are_read(tmp_path: Path) -> None:
