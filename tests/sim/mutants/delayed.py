@@ -142,4 +142,28 @@ DELAYED = [
         tests=PUBLISHER,
         tests_only=True,
     ),
+    case(
+        "a record in a copy is looked for where one has ended",
+        "laminar.node.partition.state.delayed_records:DelayedBatch.pending_row",
+        "if self.is_pending(row):",
+        "if True:",
+        tests=TABLE,
+        tests_only=True,
+    ),
+    case(
+        "a record that is moved while it is copied waits for the next look",
+        f"{_PUBLISHER}._chosen",
+        "due = due._replace(place=moved.place)",
+        "pass",
+        tests=PUBLISHER,
+        tests_only=True,
+    ),
+    case(
+        "a batch that is sent on has only the times of its records at first",
+        f"{_SENDER}._send_to",
+        "times += [each.due_ms for each in chosen]",
+        "pass",
+        tests=("tests/node/delay/test_sender.py",),
+        tests_only=True,
+    ),
 ]
