@@ -227,6 +227,27 @@ async def test_a_leader_that_was_deposed_does_not_say_that_pins_have_ended() -> 
         consumers.stop()
 
 
+async def test_a_leader_that_was_deposed_does_not_say_that_a_pinned_job_is_extended() -> None:
+    """The pin may have ended behind it, and another consumer may have the job by now."""
+    async with trio() as cluster:
+        consumers = Consumers(cluster)
+        await consumers.open(ChannelSettings())
+        await append_to(cluster, [b"a"], [None])
+        old = await cluster.leader()
+        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=5.0)
+        assert jobs is not None
+        await consumers.of(old).pin(BATCH, acks(jobs))
+        cluster.cut_off(old.node)
+        asked = asyncio.create_task(consumers.of(old).settle(CHANNEL, steps("extend", jobs)))
+        new = await cluster.leader(among=[node for node in cluster.members if node != old.node])
+        await consumers.of(new).end_pins(BATCH, done=True)
+        cluster.heal()
+        with pytest.raises(Problem) as problem:
+            await asyncio.wait_for(asked, 20)
+        assert problem.value.code == "not_leader"
+        consumers.stop()
+
+
 async def test_a_pin_is_answered_when_a_majority_has_it() -> None:
     """Else a batch is decided whose jobs the next leader gives to others."""
     async with trio() as cluster:
