@@ -373,7 +373,7 @@ CHANNELS = [
     ),
     case(
         "an extended record has its first time",
-        f"{_QUEUE}.overdue",
+        f"{_QUEUE}._ends",
         "if extended is not None and",
         "if False and",
         tests=DELIVERY,
