@@ -138,6 +138,18 @@ async def test_pins_of_an_epoch_that_was_never_committed_end(tmp_path: Path) -> 
         assert (await here.coordinator.status(SINK)).epoch == epoch + 2, "it begins no more"
 
 
+async def test_a_driver_that_is_gone_keeps_no_jobs_while_the_disk_is_full(tmp_path: Path) -> None:
+    """They keep the log, which may be what it is full of."""
+    async with world(tmp_path) as here:
+        epoch = (await here.coordinator.begin(SINK, "s")).epoch
+        await here.delivery.pin((SINK, 0, epoch), here.acks)
+        for partition in (here.partition, here.coordinator.partition):
+            partition.appends.refusal = lambda: Problem("disk_full", outcome="not_applied")
+        await here.passed(1.0)
+        await here.passed(SILENT_S)
+        assert here.pinned == []
+
+
 async def test_jobs_of_a_channel_with_much_time_are_free_soon_after_their_batch(tmp_path: Path) -> None:
     """It is asked for before their time is over, which begins again only then."""
     async with world(tmp_path) as here:
