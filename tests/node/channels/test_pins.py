@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from laminar.batch import Header, Kind, kind_of
+from laminar.batch.header import Flag
 from laminar.http.api.problems import Problem
 from laminar.node.channels.delivery import Delivery
 from laminar.node.channels.jobs import Jobs
 from laminar.node.channels.requests import Step
-from laminar.node.partition.state.pins import PartAcks
+from laminar.node.partition.state.channels import channel_changes
+from laminar.node.partition.state.pins import PartAcks, Pinned, PinsEnded
 from laminar.wire.channels import ChannelSettings, Named
 from tests.node.alone import lone_partition
 from tests.node.channels.test_delivery import (
@@ -160,6 +163,21 @@ async def test_a_person_may_move_a_channel_whose_jobs_are_pinned(tmp_path: Path)
         await delivery.close(CHANNEL)
         await delivery.end_pins(BATCH, done=True)
         assert not partition.state.channels.pins
+
+
+async def test_pins_and_their_end_count_only_when_they_are_synced(tmp_path: Path) -> None:
+    """Replicas change to the policy `interval` one by one: one of them may do so before its leader."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a")
+        index = await delivery.pin(BATCH, acks(await given(delivery)))
+        await delivery.end_pins(BATCH, done=True, index=index)
+        frames = await partition.log.read(index, partition.log.last_index, max_bytes=1 << 20)
+        pins = [
+            Header.unpack(frame).flags
+            for frame in frames
+            if kind_of(frame) == Kind.CHANNEL and isinstance(channel_changes(frame)[0], (Pinned, PinsEnded))
+        ]
+        assert len(pins) == 2 and all(flags & Flag.SYNCED for flags in pins)
 
 
 async def test_nothing_is_pinned_before_all_programs_know_pins(tmp_path: Path) -> None:
