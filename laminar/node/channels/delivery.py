@@ -304,7 +304,13 @@ class Delivery:
                 limit="commit",
                 outcome="not_applied",
             )
-        changes = wanted_of(partition.state.channels, batch, acks)
+        try:
+            changes = wanted_of(partition.state.channels, batch, acks)
+        except Problem:
+            # A leader that was deposed may not know of the delivery, nor that another batch has ended.
+            await partition.reader.confirmed_bounds()
+            await self._seen()
+            changes = wanted_of(partition.state.channels, batch, acks)
         for change in changes:
             self._line(change.channel)
         # Synced, as replicas change to the policy `interval` one by one.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laminar.batch import Header, Kind, kind_of
+from laminar.batch import Header, Kind, build, kind_of
 from laminar.batch.header import Flag
 from laminar.http.api.problems import Problem
 from laminar.node.channels.delivery import Delivery
@@ -263,6 +263,28 @@ async def test_a_leader_that_was_deposed_does_not_say_that_a_pinned_job_is_exten
         with pytest.raises(Problem) as problem:
             await asyncio.wait_for(asked, 20)
         assert problem.value.code == "not_leader"
+        consumers.stop()
+
+
+async def test_a_leader_that_was_deposed_does_not_call_a_job_late() -> None:
+    """It was given out behind it: its batch can be committed."""
+    async with trio() as cluster:
+        consumers = Consumers(cluster)
+        await consumers.open(ChannelSettings())
+        old = await cluster.leader()
+        cluster.cut_off(old.node)
+        new = await cluster.leader(among=[node for node in cluster.members if node != old.node])
+        frame = build([b"a"])
+        await new.partition.appends.append_frame(frame, Header.unpack(frame))
+        jobs = await consumers.of(new).receive(CHANNEL, wanted=1, wait_s=5.0)
+        assert jobs is not None
+        asked = asyncio.create_task(consumers.of(old).pin(BATCH, acks(jobs)))
+        await asyncio.wait([asked], timeout=0.1)
+        cluster.heal()
+        with pytest.raises(Problem) as problem:
+            await asyncio.wait_for(asked, 20)
+        assert (problem.value.code, problem.value.outcome) == ("not_leader", "not_applied")
+        assert await consumers.of(new).pin(BATCH, acks(jobs))
         consumers.stop()
 
 
