@@ -55,12 +55,8 @@ class Ends:
             missed: list[int] = []
             for offset in range(named.first, named.end):
                 out, before = channel.out.get(offset), touched.get(offset)
-                if offset in channel.pins:
-                    # Its transaction says what becomes of it; until then no time runs for it.
-                    if step.verb == "extend" and out is not None and out.delivery == named.delivery:
-                        done += 1
-                    else:
-                        missed.append(offset)
+                if offset in channel.pins and step.verb != "extend":
+                    missed.append(offset)  # its transaction says what becomes of it
                 elif out is not None and out.delivery == named.delivery and before is None:
                     done += 1
                     if step.verb == "extend":
