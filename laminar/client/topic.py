@@ -766,6 +766,10 @@ class Topic(Generic[T]):
         detach: bool = False,
     ) -> RouteInfo:
         """Merge partitions that are neighbours by key range to one; the rest is as for `split`."""
+        if len(partitions) < 2:  # a change of one is a move
+            raise ConfigError(
+                "name two partitions or more", code="invalid", field="partitions", value=list(partitions)
+            )
         return await self._change(
             list(partitions), avoid=avoid, wait=wait, abandon=abandon, force=force, detach=detach
         )

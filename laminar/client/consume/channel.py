@@ -18,7 +18,6 @@ from laminar.client.consume.job_source import POLL_S, JobSource
 from laminar.client.consume.jobs import Job, reason_of
 from laminar.client.consume.reader import start_parameter
 from laminar.client.consume.worker import Worker
-from laminar.client.delivery_time import time_ms
 from laminar.client.errors import ConfigError
 from laminar.client.net.session import Session
 from laminar.client.records import AsideInfo, ChannelInfo, Settled
@@ -35,7 +34,7 @@ _CONTENT = {"Content-Type": "application/json"}
 def settings_in_ms(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a channel as a request has them: a `datetime` as ms since the epoch."""
     return {
-        name: time_ms(value) if isinstance(value, datetime.datetime) else value
+        name: int(value.timestamp() * 1000) if isinstance(value, datetime.datetime) else value
         for name, value in settings.items()
     }
 

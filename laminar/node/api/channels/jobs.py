@@ -378,7 +378,7 @@ class JobRoutes:
                     offset=each.offset,
                     token=token(each.partition, each.offset, 0),
                     attempts=each.attempts,
-                    at=format_time(each.due_ms),
+                    at=None if each.waits_for_key else format_time(each.due_ms),
                     waits_for_key=each.waits_for_key,
                     reason=each.reason,
                 )

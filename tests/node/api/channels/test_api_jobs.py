@@ -110,6 +110,7 @@ def test_a_record_that_waits_is_listed_with_its_time(http: httpx.Client, new_top
     first, second = http.get(f"{path_of(topic)}/aside").json()["jobs"]
 
     assert (first["waits_for_key"], second["waits_for_key"]) == (False, True)
+    assert first["at"] is not None and second["at"] is None
     assert first["attempts"] == 1
     assert receive(http, topic, wait_ms=50) == []
 
