@@ -20,7 +20,7 @@ from laminar.batch import build
 from laminar.testing.cluster import LocalCluster
 
 BATCH = "application/vnd.laminar.batch"
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -291,7 +291,7 @@ def test_pitfall_38_a_topic_deleted_and_made_again_while_a_node_was_away(
         making = pool.submit(until, make)
         cluster.spawn(2)
         cluster.wait_ready()
-        again = making.result(60)
+        again = making.result(180)
 
     assert again.is_success, again.text
     until(lambda: "live" == client.get(cluster.urls[0] + path).json()["state"])

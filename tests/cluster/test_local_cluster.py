@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,8 +97,13 @@ def test_a_replica_that_does_not_answer_is_named_with_the_reason(cluster: LocalC
 
     cluster.kill(1)
     said = rf"those of {len(others)} partitions have: partition \d: node-2 at http\S+: .*refused"
-    with pytest.raises(ServerFailed, match=said):
-        committed_digests(cluster.urls, "partly", timeout=0.5)
+    # All that are alive have come together as soon as each was asked: on a slow machine that takes longer.
+    for timeout_s in (0.5, 5.0, 60.0):
+        with pytest.raises(ServerFailed) as failed:
+            committed_digests(cluster.urls, "partly", timeout=timeout_s)
+        if re.search(said, str(failed.value)):
+            break
+    assert re.search(said, str(failed.value)), failed.value
     cluster.restart(1)
 
     digests = committed_digests(cluster.urls, "partly")
@@ -117,7 +123,7 @@ def test_no_process_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
         owner.wait()
 
     # The kernel sends the signals while the owner dies; the nodes' own deaths take their moment.
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while (left := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert 6 == len(before)

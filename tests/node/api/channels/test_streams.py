@@ -60,7 +60,7 @@ def out(http: httpx.Client, topic: str) -> int:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "it did not come to be"
         time.sleep(0.02)
