@@ -37,10 +37,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield running
 
 
-def alive(cluster: LocalCluster, asked: int) -> set[str]:
-    """The nodes that the node `asked` holds for alive."""
-    nodes = get_json(f"{cluster.urls[asked]}/v1/cluster")["nodes"]
-    return {node["node"] for node in nodes if node["alive"]}
+def until_all_are_alive(cluster: LocalCluster, asked: int) -> None:
+    """As the node `asked` sees them: on a slow machine one is taken for dead now and then, for a moment."""
+    deadline = time.monotonic() + 120
+    while True:
+        nodes = get_json(f"{cluster.urls[asked]}/v1/cluster")["nodes"]
+        if {"node-1", "node-2", "node-3"} == {node["node"] for node in nodes if node["alive"]}:
+            return
+        assert time.monotonic() < deadline, nodes
+        time.sleep(0.05)
 
 
 def test_every_node_is_a_process_group_with_its_children(cluster: LocalCluster) -> None:
@@ -49,7 +54,7 @@ def test_every_node_is_a_process_group_with_its_children(cluster: LocalCluster) 
         pids = cluster.pids(node.number)
         assert 3 == len(pids)
         assert {pids[0]} == {os.getpgid(pid) for pid in pids}
-        assert {"node-1", "node-2", "node-3"} == alive(cluster, node.number)
+        until_all_are_alive(cluster, node.number)
 
 
 def test_a_killed_node_is_gone_at_once_and_comes_back_with_its_data(cluster: LocalCluster) -> None:
@@ -69,7 +74,7 @@ def test_a_killed_node_is_gone_at_once_and_comes_back_with_its_data(cluster: Loc
     assert [b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9", b"during"] == values
     assert len({(each.partition, each.offset) for each in (*receipts, during)}) == 11
     assert pids != cluster.pids(1)
-    assert {"node-1", "node-2", "node-3"} == alive(cluster, 1)
+    until_all_are_alive(cluster, 1)
 
 
 def test_replicas_are_asked_one_by_one_and_agree(cluster: LocalCluster) -> None:
