@@ -338,7 +338,7 @@ async def test_sigterm_lets_handlers_end_and_gives_back_what_takes_too_long(topi
             both.set()
         await asyncio.sleep(0.3 if job.value == b"quick" else 60)
 
-    working = asyncio.create_task(channel.work(handle, drain=1.0))
+    working = asyncio.create_task(channel.work(handle, drain=2.5))
     await asyncio.wait_for(both.wait(), WAIT_S)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(working, WAIT_S)
