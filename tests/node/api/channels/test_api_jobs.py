@@ -230,7 +230,7 @@ def test_the_metrics_say_where_a_channel_stands(http: httpx.Client, new_topic: N
     where = f'{{channel="c",topic="{topic}"}}'
     numbers = (("depth", 7), ("out", 1), ("aside", 0), ("dead", 1), ("lost", 0))
     wanted = [f"laminar_channel_{name}{where} {number}.0" for name, number in numbers]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while True:  # each shard says what it leads at its own moment
         metrics = http.get("/metrics").text
         found = [line for line in metrics.splitlines() if where in line]
