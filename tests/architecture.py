@@ -84,7 +84,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     # The client
     "laminar.client": (),
-    "laminar.client.errors": ("laminar.http.api",),
+    "laminar.client.errors": ("laminar.http.api", "laminar.http.protocol"),
     "laminar.client.records": ("laminar.client.errors", "laminar.batch.*"),
     "laminar.client.codecs": (),
     "laminar.client.trace_id": ("laminar.client.errors",),

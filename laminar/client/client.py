@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -244,6 +245,8 @@ def connect(
     url: str | Sequence[str] | None = None,
     *,
     token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    ca: str | os.PathLike[str] | None = None,
     timeout: float = CLIENT_TOTAL_S,
     shared_port: bool = False,
 ) -> Client:
@@ -253,7 +256,14 @@ def connect(
     is no I/O, and no event loop is needed, before ``async with``. `timeout` in seconds is the deadline of
     each call, over all its retries. With `shared_port` the client connects only to the port that all shards
     of a node share, not to the shards' own ports: it selects the shard by the source port of the connection.
+
+    `token` proves who the client is; a `token_file` has it, and is read again when it changes. None means
+    ``LAMINAR_TOKEN``, ``LAMINAR_TOKEN_FILE`` or the context's, with the URL found there. `ca` is a file with
+    the CA of the cluster's certificates, or its PEM text; None means ``LAMINAR_CA``, else the system's CAs.
+
+    Raises:
+        ConfigError: an argument, or what stands for it, cannot be used.
     """
     if timeout <= 0:
         raise ConfigError(f"timeout={timeout}", code="bad_timeout", field="timeout", value=timeout)
-    return Client(resolve(url, token), timeout=timeout, shared_port=shared_port)
+    return Client(resolve(url, token, token_file=token_file, ca=ca), timeout=timeout, shared_port=shared_port)

@@ -54,7 +54,7 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="laminar-node-") as folder:
         data = Path(folder) / "data"
         environment = dict(os.environ)
-        for name in ("LAMINAR_URL", "LAMINAR_TOKEN"):
+        for name in ("LAMINAR_URL", "LAMINAR_TOKEN", "LAMINAR_TOKEN_FILE", "LAMINAR_CA"):
             environment.pop(name, None)
         given: dict[str, str | int] = {"host": free_host(), "port": 0, "shards": shards}
         given |= {"default_replicas": 1, **(settings or {})}

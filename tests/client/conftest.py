@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ import pytest
 
 from laminar.batch import Header, split, stamp, verify
 from laminar.wire.key_route import Route
+from tests.http.certificates import Certificate
 
 FakeAnswer = tuple[int, dict[str, str], bytes]
 
@@ -122,9 +123,17 @@ async def _close_server(server: asyncio.Server) -> None:
 
 
 class FakeCluster:
-    """`nodes` listening nodes and their topics, on a loop and a thread of its own."""
+    """`nodes` listening nodes and their topics, on a loop and a thread of its own.
 
-    def __init__(self, nodes: int = 3) -> None:
+    They speak TLS if they have a certificate.
+    """
+
+    def __init__(self, nodes: int = 3, *, certificates: Sequence[Certificate] = ()) -> None:
+        assert len(certificates) in (0, nodes)
+        self._certificates = certificates
+        # The tokens that are accepted, and the roles that each lacks; None: all requests are.
+        self.tokens: dict[str, set[str]] | None = None
+        self.heard: list[tuple[int, str | None]] = []  # node, and the header `Authorization` of a request
         self.urls: list[str] = []
         self.topics: dict[str, list[FakePartition]] = {}
         self.routes: dict[str, Route] = {}
@@ -222,9 +231,11 @@ class FakeCluster:
 
     async def _listen(self) -> None:
         for node in range(self._count):
-            server = await asyncio.start_server(partial(self._serve, node), "127.0.0.1", 0)
+            context = self._certificates[node].server_context() if self._certificates else None
+            server = await asyncio.start_server(partial(self._serve, node), "127.0.0.1", 0, ssl=context)
             self._servers.append(server)
-            self.urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            port = server.sockets[0].getsockname()[1]
+            self.urls.append(f"http{'s' if context else ''}://127.0.0.1:{port}")
 
     async def _close(self) -> None:
         for server in self._servers:
@@ -252,7 +263,10 @@ class FakeCluster:
                 }
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
                 self.requests.append((node, method, target))
-                answer = await self._answer(node, method, target, headers, body)
+                self.heard.append((node, headers.get("authorization")))
+                answer = self._refusal(method, headers)
+                if answer is None:
+                    answer = await self._answer(node, method, target, headers, body)
                 if answer is None:
                     writer.transport.abort()
                     return
@@ -280,6 +294,18 @@ class FakeCluster:
             writer.transport.abort()
             self._writers[node].discard(writer)
             self._serving.discard(task)
+
+    def _refusal(self, method: str, headers: dict[str, str]) -> FakeAnswer | None:
+        """Return the answer to a request whose token is not enough."""
+        if self.tokens is None:
+            return None
+        lacking = self.tokens.get(headers.get("authorization", "").removeprefix("Bearer "))
+        if lacking is None:
+            return problem(401, "unauthorized", detail="the token is unknown or revoked")
+        role = "read" if method == "GET" else "write"
+        if role in lacking:
+            return problem(403, "forbidden", detail=f"the role {role} is missing", field="role", value=role)
+        return None
 
     async def _answer(
         self, node: int, method: str, target: str, headers: dict[str, str], body: bytes

@@ -11,14 +11,15 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 from laminar.batch import BATCH_TYPE, Header
 from laminar.client.errors import Error, NotFound, OutcomeUnknown, TimedOut, Unavailable, client_closed
 from laminar.client.net.attempts import Attempts, now_ms
-from laminar.client.net.endpoints import Endpoints
+from laminar.client.net.authorization import Authorization
+from laminar.client.net.endpoints import Endpoints, trust_in
 from laminar.client.net.pool import Pool
 from laminar.client.net.shared_port import SharedPorts
 from laminar.client.policy.routing import Balancer, SessionOffsets, TopicMap, readers
@@ -85,7 +86,11 @@ class Closable(Protocol):
 
 
 class Session:
-    """The state of one client on its event loop. After `close` every call fails."""
+    """The state of one client on its event loop. After `close` every call fails.
+
+    Raises:
+        ConfigError: when made with a file of a token or of CAs that cannot be used.
+    """
 
     def __init__(
         self, endpoints: Endpoints, *, timeout_s: float, rng: random.Random, shared_port: bool = False
@@ -95,7 +100,15 @@ class Session:
         self.timeout_s = timeout_s
         self.rng = rng
         places = SharedPorts(endpoints.urls, ask=self._ask_cluster, now_ms=now_ms) if shared_port else None
-        self.pool = Pool(self.loop, connect_timeout_s=CONNECT_TIMEOUT_S, idle_s=20.0, shared_ports=places)
+        self.authorization = Authorization(endpoints)
+        self.pool = Pool(
+            self.loop,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            idle_s=20.0,
+            shared_ports=places,
+            trust=trust_in(endpoints.ca),
+            tls_only=endpoints.tls_only,
+        )
         self.balancer = Balancer()
         self.seen = SessionOffsets()
         self.closed = False
@@ -113,26 +126,38 @@ class Session:
         self._refreshing: dict[str, asyncio.Task[TopicMap]] = {}
         # By the URL of a node: the value of the Host header, and the headers of all requests to that node.
         self._heads: dict[str, tuple[str, dict[str, str]]] = {}
+        self._heads_version = 0  # that of the token in them
 
     # -- plain calls ---------------------------------------------------------------------------
 
     def head(self, url: str, method: str, target: str, headers: Mapping[str, str]) -> bytes:
         """Return a request's head for the node at `url`."""
+        if self.authorization.look() != self._heads_version:
+            self._heads.clear()
+            self._heads_version = self.authorization.version
         known = self._heads.get(url)
         if known is None:
             common = {"Laminar-Redirect": "1"}
             # The token is not sent to every node that an answer or a redirect names.
-            if self.endpoints.token and self.endpoints.may_hear_token(url):
-                common["Authorization"] = f"Bearer {self.endpoints.token}"
+            proof = self.authorization.header(url)
+            if proof is not None:
+                common["Authorization"] = proof
             known = self._heads[url] = (Target.of(url).authority, common)
         authority, common = known
         return head_bytes(method, target, authority, {**common, **headers})
 
     def learn_nodes(self, urls: Sequence[str]) -> None:
-        """Add nodes to those that `connect` was given: requests may be sent to them too."""
+        """Add nodes to those that `connect` was given: requests may be sent to them too.
+
+        Nodes that may not have the client's token are left out.
+        """
         for url in urls:
-            if url and url.rstrip("/") not in self._nodes:
+            if url and url.rstrip("/") not in self._nodes and self.authorization.may_ask(url):
                 self._nodes.append(url.rstrip("/"))
+
+    def knows_another_node(self, urls: Collection[str]) -> bool:
+        """Return whether there is a node that is not in `urls`."""
+        return any(url not in urls for url in self._nodes)
 
     async def _ask_cluster(self, url: str) -> Answer:
         return await self.pool.ask(url, self.head(url, "GET", "/v1/cluster", {}), timeout_s=CONNECT_TIMEOUT_S)

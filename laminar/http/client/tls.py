@@ -7,16 +7,23 @@ server's certificate is verified, and that it is for the host that is asked: thi
 from __future__ import annotations
 
 import os
+import re
 import ssl
+from pathlib import Path
 from typing import Final
 
 from laminar.http.protocol.answer import Target, TlsFailed
 
-PEM_MARK: Final = "-----BEGIN "
+_CERTIFICATE: Final = re.compile("-----BEGIN CERTIFICATE-----[^-]*-----END CERTIFICATE-----")
 # Codes of OpenSSL's verification, and what a person can do.
 _EXPIRED: Final = frozenset({9, 10})
 _UNKNOWN_CA: Final = frozenset({2, 18, 19, 20, 21})
 _OTHER_HOST: Final = frozenset({62, 64})
+
+
+def is_pem(text: str) -> bool:
+    """Return whether `text` is PEM itself, and not the path of a file."""
+    return "-----BEGIN " in text
 
 
 class Trust:
@@ -33,6 +40,8 @@ class Trust:
         self._ca = ca
         self._context: ssl.SSLContext | None = None
         self._read: tuple[int, int, int] | None = None
+        self.text: str | None = None
+        """The CAs as PEM, for another machine; None for the system's."""
         if ca is not None:
             self._read = self._identity()
             self._context = self._made()
@@ -42,7 +51,7 @@ class Trust:
         """The CAs in words, for errors."""
         if self._ca is None:
             return "the system's CAs"
-        return "the given CA" if PEM_MARK in self._ca else self._ca
+        return "the given CA" if is_pem(self._ca) else self._ca
 
     def context(self) -> ssl.SSLContext:
         """Return the TLS settings for a new connection."""
@@ -81,7 +90,7 @@ class Trust:
 
     def _identity(self) -> tuple[int, int, int] | None:
         """Return what changes when the file does; None for a text, or if there is no file now."""
-        if self._ca is None or PEM_MARK in self._ca:
+        if self._ca is None or is_pem(self._ca):
             return None
         try:
             found = os.stat(self._ca)
@@ -90,20 +99,31 @@ class Trust:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _made(self) -> ssl.SSLContext:
-        given = self._ca
-        try:
-            if given is None:
-                context = ssl.create_default_context()
-            elif PEM_MARK in given:
-                context = ssl.create_default_context(cadata=given)
-            else:
-                context = ssl.create_default_context(cafile=given)
-        except ssl.SSLError:
-            raise ValueError(f"{self.name} has no certificates in PEM") from None
-        except OSError as fault:
-            raise ValueError(f"{self.name}: {fault.strerror or fault}") from None
+        if self._ca is None:
+            context = ssl.create_default_context()
+        else:
+            text = self._pem()
+            try:
+                context = ssl.create_default_context(cadata=text)
+            except ssl.SSLError as fault:
+                raise ValueError(
+                    f"{self.name} has a certificate that cannot be read: {fault.reason}"
+                ) from None
+            self.text = text
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         return context
+
+    def _pem(self) -> str:
+        """Return the certificates of the text or the file, without what is between them."""
+        assert self._ca is not None
+        try:
+            text = self._ca if is_pem(self._ca) else Path(self._ca).read_text("utf-8", errors="replace")
+        except OSError as fault:
+            raise ValueError(f"{self.name}: {fault.strerror or fault}") from None
+        found = _CERTIFICATE.findall(text)
+        if not found:
+            raise ValueError(f"{self.name} has no certificates in PEM")
+        return "\n".join(found) + "\n"
 
 
 SYSTEM: Final = Trust()

@@ -28,7 +28,10 @@ _OF_STORAGE = StorageSettings()
 # Variables with our prefix that are not settings of a node: they are the client's, the command line's or
 # the tests'.
 _OTHER_VARIABLES = frozenset(
-    {"LAMINAR_URL", "LAMINAR_TOKEN", "LAMINAR_CONTEXT", "LAMINAR_CONFIG", "LAMINAR_KERNEL_HEADERS"}
+    {
+        *("LAMINAR_URL", "LAMINAR_TOKEN", "LAMINAR_TOKEN_FILE", "LAMINAR_CA"),
+        *("LAMINAR_CONTEXT", "LAMINAR_CONFIG", "LAMINAR_KERNEL_HEADERS"),
+    }
 )
 _OTHER_PREFIXES = ("LAMINAR_TEST_", "LAMINAR_BENCH_")
 

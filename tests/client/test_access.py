@@ -1,0 +1,419 @@
+"""Tokens and TLS, by the client's side: who gets the token, what is trusted, and what is said of a refusal.
+
+The nodes are those of `conftest`, with certificates of a CA that the tests make.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import laminar
+from laminar import aio
+from laminar.client.net import authorization
+from tests.client.conftest import FakeCluster
+from tests.http.certificates import Authority, Certificate
+
+HOSTS = ("127.0.0.1", "localhost")
+# A certificate that is not accepted is no outage: it is said long before the deadline of a call.
+SOON_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.make(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.make(tmp_path_factory.mktemp("stranger"), "stranger")
+
+
+@pytest.fixture(scope="module")
+def certificate(authority: Authority) -> Certificate:
+    return authority.issue(HOSTS)
+
+
+@contextmanager
+def fakes(*certificates: Certificate, nodes: int = 3) -> Iterator[FakeCluster]:
+    """Nodes with these certificates, or `nodes` without; with a topic `t` of four partitions."""
+    fake = FakeCluster(len(certificates) or nodes, certificates=certificates)
+    fake.start()
+    fake.create("t", 4)
+    try:
+        yield fake
+    finally:
+        fake.stop()
+
+
+@pytest.fixture
+def tls(certificate: Certificate) -> Iterator[FakeCluster]:
+    """Three nodes that speak TLS, and accept the token `good`."""
+    with fakes(certificate, certificate, certificate) as fake:
+        fake.tokens = {"good": set()}
+        yield fake
+
+
+def named(url: str, host: str) -> str:
+    """Return `url` with another host."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{host}:{parts.port}"
+
+
+# -- over TLS, with a token ----------------------------------------------------------------------
+
+
+def test_the_sync_face_works_over_tls_with_a_token(tls: FakeCluster, authority: Authority) -> None:
+    with laminar.connect(tls.urls[0], token="good", ca=authority.ca) as client:
+        topic = client.topic("t")
+        topic.append(b"first", partition=0)
+        with topic.producer(batch_bytes=2_000) as producer:
+            for number in range(2_000):
+                producer.send(b"%d" % number, partition=number % 4)
+        read = [record.text for record in topic.read(partitions=[0])]
+
+    assert ["first", *map(str, range(0, 2_000, 4))] == read
+    assert {"Bearer good"} == {token for _, token in tls.heard}
+    assert {0, 1, 2} == {node for node, _ in tls.heard}
+
+
+async def test_the_aio_face_works_over_tls_with_a_token(tls: FakeCluster, authority: Authority) -> None:
+    """Named producers, long polls and large batches too."""
+    async with aio.connect(tls.urls, token="good", ca=authority.ca.read_text()) as client:
+        topic = client.topic("t")
+        async with topic.producer(name="copier", batch_bytes=100_000) as producer:
+            for number in range(1, 301):
+                producer.send(bytes(1_000), partition=0, number=number)
+        reader = topic.read(partitions=[0], follow=True)
+        async with reader:
+            first = await anext(aiter(reader))
+
+    assert (0, 1_000) == (first.offset, len(first.value))
+    assert 300 == len(tls.values("t", 0))
+
+
+@pytest.mark.parametrize("face", ["sync", "aio"])
+def test_the_environment_says_token_and_ca(
+    tls: FakeCluster, authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, face: str
+) -> None:
+    (tmp_path / "token").write_text("good\n")
+    monkeypatch.setenv("LAMINAR_URL", ",".join(tls.urls))
+    monkeypatch.setenv("LAMINAR_CA", str(authority.ca))
+    monkeypatch.setenv("LAMINAR_TOKEN_FILE", str(tmp_path / "token"))
+
+    async def listed() -> list[str]:
+        async with aio.connect() as client:
+            return await client.topics()
+
+    if face == "aio":
+        assert ["t"] == asyncio.run(listed())
+    else:
+        with laminar.connect() as client:
+            assert ["t"] == client.topics()
+
+
+# -- what is not trusted -------------------------------------------------------------------------
+
+
+def untrusted(act: Callable[[], object]) -> laminar.Untrusted:
+    began = time.monotonic()
+    with pytest.raises(laminar.Untrusted) as failed:
+        act()
+    assert time.monotonic() - began < SOON_S
+    assert not failed.value.retriable and "not_applied" == failed.value.outcome
+    return failed.value
+
+
+def test_nodes_of_another_ca_are_refused_at_once(tls: FakeCluster, stranger: Authority) -> None:
+    """The token is not sent, and the error says which CA and which host."""
+    with laminar.connect(tls.urls, token="good", ca=stranger.ca) as client:
+        error = untrusted(lambda: client.topic("t").append(b"a"))
+        untrusted(client.topics)
+        untrusted(lambda: list(client.topic("t").read()))
+
+    assert str(stranger.ca) in str(error) and "127.0.0.1" in str(error) and "LAMINAR_CA" in str(error)
+    assert "tls_failed" == error.code and not tls.heard
+
+
+def test_the_system_s_cas_know_no_cluster(tls: FakeCluster) -> None:
+    with laminar.connect(tls.urls, token="good") as client:
+        assert "the system's CAs" in str(untrusted(client.topics))
+
+
+def test_a_name_that_the_certificate_lacks_is_said(authority: Authority) -> None:
+    elsewhere = authority.issue(["node1.example"], name="elsewhere")
+    with fakes(elsewhere) as fake:
+        with laminar.connect(named(fake.urls[0], "localhost"), ca=authority.ca) as client:
+            error = untrusted(client.topics)
+
+    assert "Hostname mismatch" in str(error) and "localhost" in str(error)
+
+
+def test_an_expired_certificate_is_said(authority: Authority) -> None:
+    with fakes(authority.issue(HOSTS, name="old", expired=True)) as fake:
+        with laminar.connect(fake.urls, ca=authority.ca) as client:
+            error = untrusted(client.topics)
+
+    assert "certificate has expired" in str(error) and "renew" in str(error)
+
+
+def test_one_node_with_an_expired_certificate_stops_no_call_to_the_others(
+    certificate: Certificate, authority: Authority
+) -> None:
+    """What another node can answer, it answers; what only that node could, fails soon and clearly."""
+    old = authority.issue(HOSTS, name="old-node", expired=True)
+    with fakes(certificate, old, certificate) as fake:
+        with laminar.connect(fake.urls, ca=authority.ca) as client:
+            for _ in range(10):
+                assert ["t"] == client.topics()
+            topic = client.topic("t")
+            topic.append(b"a", partition=0)
+            error = untrusted(lambda: topic.append(b"b", partition=1))
+            assert ["a"] == [record.text for record in topic.read(partitions=[0])]
+
+    assert "certificate has expired" in str(error)
+
+
+def test_a_producer_fails_its_records_when_the_leader_s_certificate_is_refused(
+    certificate: Certificate, stranger: Authority, authority: Authority
+) -> None:
+    with fakes(certificate, stranger.issue(HOSTS)) as fake:
+        with laminar.connect(fake.urls[0], ca=authority.ca) as client:
+            with pytest.raises(laminar.ProduceError) as failed:
+                with client.topic("t").producer() as producer:
+                    producer.send(b"fits", partition=0)
+                    producer.send(b"fails", partition=1)
+
+    (lost,) = failed.value.undelivered
+    assert (b"fails", "not_applied") == (lost.value, lost.outcome)
+    assert isinstance(lost.error, laminar.Untrusted)
+
+
+def test_https_never_becomes_http(certificate: Certificate, authority: Authority) -> None:
+    """Where the cluster names a node without TLS, nothing is sent to it."""
+    with fakes(certificate) as secure, fakes(nodes=1) as plain:
+        secure.urls.append(plain.urls[0])
+        secure.topics["t"][1].leader = 1
+        with laminar.connect(secure.urls[0], ca=authority.ca) as client:
+            error = untrusted(lambda: client.topic("t").append(b"a", partition=1))
+
+    assert f"{plain.urls[0]} is not connected to without TLS" in str(error)
+    assert not plain.requests
+
+
+@pytest.mark.parametrize("ca", ["missing", "empty"])
+def test_a_ca_file_that_is_none_is_a_mistake_of_the_caller(tmp_path: Path, ca: str) -> None:
+    (tmp_path / "empty").write_text("")
+    client = laminar.connect("https://127.0.0.1:1", ca=tmp_path / ca)
+    with pytest.raises(laminar.ConfigError, match=ca) as failed:
+        client.topics()
+
+    assert ("bad_ca", "ca", str(tmp_path / ca)) == (failed.value.code, failed.value.field, failed.value.value)
+
+
+# -- who gets the token --------------------------------------------------------------------------
+
+
+def test_a_redirect_to_another_host_does_not_get_the_token(cluster: FakeCluster) -> None:
+    """Nor does a host that an answer names, without TLS; the error says why the request was refused."""
+    cluster.tokens = {"good": set()}
+    first, cluster.urls[1] = cluster.urls[0], named(cluster.urls[1], "localhost")
+    with laminar.connect(first, token="good", timeout=5) as client:
+        assert ["t"] == client.topics()
+        client.cluster()
+        with pytest.raises(laminar.Unauthorized) as failed:
+            client.topic("t").append(b"a", partition=1)
+        for _ in range(10):
+            assert ["t"] == client.topics()  # nodes that may not have the token are not asked
+
+    assert f"the token was not sent to {cluster.urls[1]}" in str(failed.value)
+    assert "give the URLs of all nodes" in str(failed.value)
+    assert {None} == {token for node, token in cluster.heard if node == 1}
+    assert {"Bearer good"} == {token for node, token in cluster.heard if node != 1}
+
+
+def test_a_lying_cluster_does_not_get_the_token_sent_elsewhere(
+    certificate: Certificate, authority: Authority, stranger: Authority
+) -> None:
+    """Over TLS a host that was not given needs a certificate of the given CA, even with the system's."""
+    with fakes(certificate) as fake, fakes(stranger.issue(HOSTS)) as liar:
+        fake.urls.append(named(liar.urls[0], "localhost"))
+        for partition in fake.topics["t"]:
+            partition.leader = 1
+        with laminar.connect(fake.urls[0], token="good", ca=authority.ca) as client:
+            untrusted(lambda: client.topic("t").append(b"a", partition=1))
+            client.cluster()
+            assert ["t"] == client.topics()
+
+    assert not liar.heard and {"Bearer good"} == {token for _, token in fake.heard}
+
+
+def test_over_tls_nodes_that_the_cluster_names_get_the_token(tls: FakeCluster, authority: Authority) -> None:
+    """As they prove by a certificate of the same CA that they are of the cluster."""
+    first, tls.urls[1] = tls.urls[0], named(tls.urls[1], "localhost")
+    with laminar.connect(first, token="good", ca=authority.ca) as client:
+        assert 1 == client.topic("t").append(b"a", partition=1).partition
+
+    assert {(0, "Bearer good"), (1, "Bearer good")} <= set(tls.heard)
+
+
+def test_without_a_ca_other_hosts_do_not_get_the_token() -> None:
+    """The system's CAs vouch for every host of the world."""
+    from laminar.client.net.endpoints import Endpoints
+
+    secure = ("https://a:1", "https://b:1")
+    assert not Endpoints(secure, "good").may_hear_token("https://c:1")
+    assert Endpoints(secure, "good", ca="file").may_hear_token("https://c:1")
+    assert not Endpoints(secure, "good", ca="file").may_hear_token("http://c:1")
+    assert not Endpoints(secure, "good", ca="file").may_hear_token("http://a:1")
+    # Without TLS anyone on the way may have named the host.
+    assert not Endpoints(("https://a:1", "http://b:1"), "good", ca="file").may_hear_token("https://c:1")
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+def test_no_token_and_an_unknown_one_are_refused(cluster: FakeCluster) -> None:
+    """At once; what to do is in the message, and the token is not."""
+    cluster.tokens = {"good": set()}
+    for token in (None, "s3cret"):
+        began = time.monotonic()
+        with laminar.connect(cluster.urls, token=token) as client:
+            with pytest.raises(laminar.Unauthorized, match="LAMINAR_TOKEN") as failed:
+                client.topic("t").append(b"a")
+        assert time.monotonic() - began < SOON_S
+        assert (401, "unauthorized", "not_applied") == (
+            failed.value.status,
+            failed.value.code,
+            failed.value.outcome,
+        )
+        assert not failed.value.retriable and isinstance(failed.value, laminar.AuthError)
+        assert "s3cret" not in str(failed.value) + repr(failed.value)
+
+
+def test_a_missing_role_is_named(cluster: FakeCluster) -> None:
+    cluster.tokens = {"reads": {"write"}}
+    with laminar.connect(cluster.urls, token="reads") as client:
+        topic = client.topic("t")
+        assert [] == list(topic.read())
+        with pytest.raises(laminar.Forbidden) as failed:
+            topic.append(b"a")
+        with pytest.raises(laminar.ProduceError) as undelivered:
+            with topic.producer() as producer:
+                producer.send(b"a", partition=0)
+
+    assert ("role", "write") == (failed.value.field, failed.value.value)
+    assert "not_applied" == failed.value.outcome and not failed.value.retriable
+    assert isinstance(undelivered.value.undelivered[0].error, laminar.Forbidden)
+
+
+@pytest.mark.parametrize("name", [None, "copier"])
+async def test_a_producer_whose_token_is_revoked_fails_its_records(
+    cluster: FakeCluster, name: str | None
+) -> None:
+    """They were not applied, and those before are there."""
+    cluster.tokens = {"good": set()}
+    async with aio.connect(cluster.urls, token="good") as client:
+        with pytest.raises(laminar.ProduceError) as failed:
+            async with client.topic("t").producer(name=name) as producer:
+                first = producer.send(b"a", partition=0, number=1 if name else None)
+                assert 0 == (await first).offset
+                cluster.tokens = {}
+                second = producer.send(b"b", partition=0, number=2 if name else None)
+                with pytest.raises(laminar.Unauthorized):
+                    await second
+
+    assert [(b"b", "not_applied")] == [(each.value, each.outcome) for each in failed.value.undelivered]
+    assert [b"a"] == cluster.values("t", 0)
+
+
+# -- rotation ------------------------------------------------------------------------------------
+
+
+def replace(file: Path, text: str) -> None:
+    fresh = file.with_name("fresh")
+    fresh.write_text(text)
+    os.replace(fresh, file)
+
+
+async def test_a_token_file_that_changed_is_read_again(cluster: FakeCluster, tmp_path: Path) -> None:
+    """A token is replaced without a restart: a producer and a reader go on, and no record fails."""
+    file = tmp_path / "token"
+    file.write_text("old\n")
+    cluster.tokens = {"old": set()}
+    async with aio.connect(cluster.urls, token_file=file) as client:
+        topic = client.topic("t")
+        async with topic.producer(batch_bytes=300) as producer:
+            deliveries = [producer.send(b"%04d" % n, partition=1) for n in range(200)]
+            await deliveries[0]
+            replace(file, "new\n")
+            cluster.tokens = {"new": set()}
+            deliveries += [producer.send(b"%04d" % n, partition=1) for n in range(200, 400)]
+        offsets = [delivery.result().offset for delivery in deliveries]
+        read = [record.text async for record in topic.read(partitions=[1])]
+
+    assert list(range(400)) == offsets
+    assert [f"{n:04}" for n in range(400)] == read
+    assert "Bearer new" == cluster.heard[-1][1]
+
+
+async def test_a_new_token_is_used_before_the_old_one_is_refused(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is looked at while all goes well. While it cannot be read, the last token holds."""
+    monkeypatch.setattr(authorization, "LOOK_MS", 0)
+    file = tmp_path / "token"
+    file.write_text("old")
+    cluster.tokens = {"old": set(), "new": set()}
+    async with aio.connect(cluster.urls, token_file=file) as client:
+        await client.topics()
+        file.unlink()
+        await client.topics()
+        file.write_text("")
+        await client.topics()
+        replace(file, "new")
+        await client.topics()
+        await client.topic("t").append(b"a", partition=0)
+
+    heard = [token for _, token in cluster.heard]
+    assert ["Bearer old"] * 3 == heard[:3] and {"Bearer new"} == set(heard[3:])
+
+
+async def test_a_refused_token_that_is_the_file_s_is_not_tried_again(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("bad")
+    cluster.tokens = {}
+    async with aio.connect(cluster.urls, token_file=tmp_path / "token") as client:
+        with pytest.raises(laminar.Unauthorized):
+            await client.topics()
+
+    assert 1 == len(cluster.heard)
+
+
+@pytest.mark.parametrize("content", [None, "", "two words", "tök"])
+def test_a_file_without_a_token_is_a_mistake_of_the_caller(tmp_path: Path, content: str | None) -> None:
+    """The error names the file, and not what is in it."""
+    if content is not None:
+        (tmp_path / "token").write_text(content)
+    client = laminar.connect("http://127.0.0.1:1", token_file=tmp_path / "token")
+    with pytest.raises(laminar.ConfigError) as failed:
+        client.topics()
+
+    assert "token_file" == failed.value.field and "words" not in str(failed.value)
+
+
+def test_what_can_be_no_token_is_refused_without_being_shown() -> None:
+    for wrong in ("line\r\nbreak", "two words", "", "tök"):
+        with pytest.raises(laminar.ConfigError) as failed:
+            laminar.connect("http://127.0.0.1:1", token=wrong)
+        assert not wrong or wrong not in str(failed.value)
+    with pytest.raises(laminar.ConfigError, match="not both"):
+        laminar.connect("http://127.0.0.1:1", token="a", token_file="b")
