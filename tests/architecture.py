@@ -131,14 +131,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.client.client": (
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs", "laminar.client.net"),
         *("laminar.client.produce", "laminar.client.consume", "laminar.client.transact"),
-        *("laminar.client.topic", "laminar.http.api"),
+        *("laminar.client.topic", "laminar.http.api", "laminar.http.protocol"),
     ),
     "laminar.client.sync": (
         *("laminar.client.trace_id", "laminar.client.delivery_time", "laminar.client.delayed"),
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.produce", "laminar.client.consume"),
         *("laminar.client.transact", "laminar.client.topic", "laminar.client.client"),
-        "laminar.http.api",
+        *("laminar.http.api", "laminar.http.protocol"),
     ),
     # The node
     "laminar.node": (),

@@ -20,6 +20,7 @@ from laminar.client.records import SinkInfo
 from laminar.client.topic import Topic
 from laminar.client.transact.sinks import DEFAULT_STAGE_BYTES, Sink, Transaction
 from laminar.http.api.deadlines import CLIENT_TOTAL_S
+from laminar.http.protocol.answer import Answer
 
 T = TypeVar("T")
 
@@ -228,6 +229,15 @@ class Client:
             timeout_s=timeout,
         )
         return answer.json()
+
+    async def ask_node(self, url: str, path: str, *, timeout: float = 3.0) -> Answer:
+        """Return the answer of the node at `url`, and no other, to a GET request, whatever its status.
+
+        Raises:
+            Unavailable: it does not answer within `timeout` seconds.
+            Untrusted: its certificate is not accepted.
+        """
+        return await self.session.ask_node(url, path, timeout_s=timeout)
 
     def statistics(self) -> dict[str, Any]:
         """Return counts since the opening: retries, redirects, connections, reads by node, resent batches."""

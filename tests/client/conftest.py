@@ -317,6 +317,8 @@ class FakeCluster:
             await asyncio.sleep(0.005)
         if path == ["v1", "cluster"]:
             return _json(200, {"nodes": [{"node": f"n{i}", "url": url} for i, url in enumerate(self.urls)]})
+        if path == ["v1", "whoami"]:
+            return _json(200, {"principal": "anonymous" if self.tokens is None else "billing", "grants": []})
         if path == ["v1", "topics"]:
             return _json(200, {"topics": [{"topic": name} for name in sorted(self.topics)], "next": None})
         if path == ["v1", "producers"]:

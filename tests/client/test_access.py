@@ -334,6 +334,20 @@ async def test_a_producer_whose_token_is_revoked_fails_its_records(
     assert [b"a"] == cluster.values("t", 0)
 
 
+@pytest.mark.parametrize("partitions", [None, 4])
+async def test_datagrams_are_refused_where_tokens_are_asked_for(
+    cluster: FakeCluster, partitions: int | None
+) -> None:
+    """At once: no node would answer them."""
+    cluster.tokens = {"good": set()}
+    async with aio.connect(cluster.urls, token="good") as client:
+        async with client.topic("t").datagrams(partitions=partitions) as datagrams:
+            with pytest.raises(laminar.ConfigError, match="take no datagrams") as failed:
+                await datagrams.append(b"a")
+
+    assert "no_datagrams" == failed.value.code
+
+
 # -- rotation ------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,15 @@ from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 from laminar.batch import BATCH_TYPE, Header
-from laminar.client.errors import Error, NotFound, OutcomeUnknown, TimedOut, Unavailable, client_closed
+from laminar.client.errors import (
+    Error,
+    NotFound,
+    OutcomeUnknown,
+    TimedOut,
+    Unavailable,
+    client_closed,
+    untrusted,
+)
 from laminar.client.net.attempts import Attempts, now_ms
 from laminar.client.net.authorization import Authorization
 from laminar.client.net.endpoints import Endpoints, trust_in
@@ -25,7 +33,7 @@ from laminar.client.net.shared_port import SharedPorts
 from laminar.client.policy.routing import Balancer, SessionOffsets, TopicMap, readers
 from laminar.http.api.deadlines import CLIENT_ATTEMPT_S, CLIENT_LEADER_WAIT_S
 from laminar.http.client.connection import head_bytes
-from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, Target
+from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, Target, TlsFailed
 
 _log = logging.getLogger("laminar.client")
 
@@ -216,6 +224,20 @@ class Session:
             if answer is not None:
                 return answer
             url = await attempts.pause()
+
+    async def ask_node(self, url: str, target: str, *, timeout_s: float) -> Answer:
+        """Return the answer of the node at `url`, and no other, to a GET request, whatever its status.
+
+        Raises:
+            Unavailable: it does not answer in time.
+            Untrusted: its certificate is not accepted.
+        """
+        try:
+            return await self.pool.ask(url, self.head(url, "GET", target, {}), timeout_s=timeout_s)
+        except TlsFailed as failure:
+            raise untrusted(failure) from None
+        except ConnectionFailed as failure:
+            raise Unavailable(str(failure), code="no_answer", retriable=True) from None
 
     def _any_node(self, among: Sequence[str]) -> str | None:
         """Return the node to ask next: one in `among` that has not failed lately, else any known node."""

@@ -22,6 +22,7 @@ from laminar.client.sync.sinks import Sink, Transaction
 from laminar.client.sync.topic import Topic
 from laminar.client.transact.sinks import DEFAULT_STAGE_BYTES
 from laminar.http.api.deadlines import CLIENT_TOTAL_S
+from laminar.http.protocol.answer import Answer
 
 T = TypeVar("T")
 
@@ -190,6 +191,15 @@ class Client:
         return self._portal.run(
             lambda: self._twin.request_json(method, path, body, headers=headers, timeout=timeout)
         )
+
+    def ask_node(self, url: str, path: str, *, timeout: float = 3.0) -> Answer:
+        """Return the answer of the node at `url`, and no other, to a GET request, whatever its status.
+
+        Raises:
+            Unavailable: it does not answer within `timeout` seconds.
+            Untrusted: its certificate is not accepted.
+        """
+        return self._portal.run(lambda: self._twin.ask_node(url, path, timeout=timeout))
 
 
 def connect(
