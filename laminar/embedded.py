@@ -16,6 +16,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -24,7 +25,7 @@ from laminar.log import controller_store
 from laminar.node.assembly import make_process
 from laminar.node.entry_points import default_entry_points
 from laminar.node.host.machine import misplaced_packages
-from laminar.node.host.settings import SETTINGS, Settings, SettingsError, check_together, convert
+from laminar.node.host.settings import OPEN, SETTINGS, Settings, SettingsError, check_together, convert
 from laminar.node.runtime.boot import CONTROLLER, Boot, ChildState, Role, StatusBoard, node_roles, role_name
 from laminar.node.runtime.data_folder import DataFolder, open_data_folder
 from laminar.node.runtime.environment import Environment
@@ -242,7 +243,8 @@ def _settings(given: dict[str, str | float | tuple[str, ...]]) -> Settings:
         if name not in known or name in _NOT_OURS - {"data"}:
             raise SettingsError(f"{name} is no setting of an embedded node", name=name, origin="embed")
     values = {name: convert(name, value, origin="embed") for name, value in given.items()}
-    settings = Settings(**({"default_replicas": 1} | values), shards=_SHARDS)
+    defaults: dict[str, Any] = {"default_replicas": 1, "access": OPEN}
+    settings = Settings(**(defaults | values), shards=_SHARDS)
     check_together(settings)
     return settings
 

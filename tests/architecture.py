@@ -168,8 +168,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.host", "laminar.node.transport", "laminar.node.runtime"),
         *("membership", "laminar.batch", "laminar.wire"),
     ),
+    "laminar.node.access": (
+        *("laminar.node.host", "laminar.node.runtime", "membership"),
+        *("laminar.http.protocol", "laminar.http.api"),
+    ),
     "laminar.node.catalog": (
         *(
+            "laminar.node.access",
             "laminar.node.placement",
             "laminar.node.host",
             "laminar.node.transport",
@@ -211,7 +216,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.catalog", "membership"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         *("laminar.log.format", "laminar.node.channels", "laminar.node.delay"),
-        "laminar.node.routes",
+        *("laminar.node.routes", "laminar.node.access"),
     ),
     "laminar.node.api.records": (
         *("laminar.node.api.common", "laminar.node.consensus", "laminar.node.transport", "membership"),
@@ -227,14 +232,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.node.catalog",
         ),
         *("laminar.node.placement", "membership", "laminar.http.protocol", "laminar.http.api"),
-        "laminar.node.routes",
+        *("laminar.node.routes", "laminar.node.access"),
     ),
     "laminar.node.api.cluster": (
         *("laminar.node.api.common", "laminar.node.host", "laminar.node.transport", "laminar.node.consensus"),
         *("laminar.node.runtime", "laminar.node.partition", "laminar.node.catalog"),
         *("laminar.node.transactions", "laminar.node.placement", "membership", "raft"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        "laminar.node.routes",
+        *("laminar.node.routes", "laminar.node.access"),
     ),
     "laminar.node.api.consumers": (
         *("laminar.node.api.common", "laminar.node.transport"),
@@ -246,7 +251,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.catalog"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
-        *("laminar.node.channels", "laminar.batch", "laminar.node.api.consumers"),
+        *("laminar.node.channels", "laminar.batch", "laminar.node.api.consumers", "laminar.node.access"),
     ),
     "laminar.node.api.delayed": (
         *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
@@ -258,10 +263,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        *("laminar.node.routes", "laminar.node.channels"),
+        *("laminar.node.routes", "laminar.node.channels", "laminar.node.access"),
     ),
     "laminar.node.api": (
-        *("laminar.node.api.*", "laminar.node.host", "laminar.node.transport", "laminar.node.runtime"),
+        *(
+            "laminar.node.api.*",
+            "laminar.node.access",
+            "laminar.node.host",
+            "laminar.node.transport",
+            "laminar.node.runtime",
+        ),
         *("laminar.node.transactions", "laminar.http.protocol", "laminar.http.api"),
     ),
     "laminar.node.assembly": (
@@ -274,6 +285,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.node.supervisor": (
         *("laminar.node.host", "laminar.node.runtime", "laminar.node.entry_points", "laminar.log.*"),
+        "laminar.node.access",
     ),
     "laminar.node.__main__": ("laminar.node.host", "laminar.node.supervisor"),
     # What is imported by name. `laminar` is what `import laminar` shows, not all that is inside.
@@ -367,6 +379,7 @@ MAY_OPEN = {
     "laminar.log.disk.disk": "the door",
     "laminar.node.host.sealed_files": "sealed segments, read only, for a replica that verifies every batch",
     "laminar.node.host.settings": "a person's TOML file and the cgroup's limits: not data",
+    "laminar.node.access.private_files": "first token and drawn secret: not data, for one user only",
     "laminar.node.host.log_setup": "standard error, opened once more so that a full pipe can't stop the loop",
 }
 FILE_CALLS = frozenset(

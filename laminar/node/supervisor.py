@@ -23,13 +23,21 @@ import msgspec
 
 from laminar.log import DamagedDocument, StorageError
 from laminar.log.disk.errors import NewerFormat
+from laminar.node.access import first_token
+from laminar.node.access.cluster_secret import SecretError, with_secret
 from laminar.node.entry_points import EntryPoints, default_entry_points
 from laminar.node.host import machine
 from laminar.node.host.failed_logs import EXIT_TO_RECOVER, FORGIVEN_MS
 from laminar.node.host.fork import EXIT_UNRECOVERABLE, Unrecoverable, fork
 from laminar.node.host.log_setup import set_up_logging
 from laminar.node.host.restart_policy import RESTARTS_IN_WINDOW, RestartPolicy
-from laminar.node.host.settings import Settings, fault_of_open_http, is_loopback, shards_of_this_machine
+from laminar.node.host.settings import (
+    TOKENS,
+    Settings,
+    fault_of_open_http,
+    is_loopback,
+    shards_of_this_machine,
+)
 from laminar.node.runtime.boot import (
     ANSWERS,
     CONTROLLER,
@@ -115,6 +123,13 @@ def serve(
         )
     except (IdentityError, StorageError) as error:
         log.error("%s", error)
+        return EXIT_FAILED
+    identity = folder.identity
+    try:
+        settings = with_secret(settings, directory, joins=identity.has_peers or bool(settings.join))
+    except SecretError as error:
+        log.error("%s", error)
+        folder.close()
         return EXIT_FAILED
     try:
         sockets = open_sockets_of(settings, shards, folder)
@@ -398,6 +413,9 @@ class Supervisor:
             self._said_ready = True
             url, node = self._url(), self._folder.identity.node
             log.info("node %s is ready: %s, %d shards", node, url, self._shards)
+            token_file = os.path.join(self._folder.directory, first_token.FILE)
+            if self._settings.access == TOKENS and os.path.exists(token_file):
+                log.info("clients need a token; the first one, of an admin, is in %s", token_file)
             machine.notify_service_manager("READY=1", os.environ)
 
     def _listen_if_due(self) -> None:

@@ -345,11 +345,19 @@ async def open_connection(
     return connection
 
 
-async def ask_once(url: str, method: str, target: str, *, timeout_s: float, trust: Trust = SYSTEM) -> Answer:
+async def ask_once(
+    url: str,
+    method: str,
+    target: str,
+    *,
+    timeout_s: float,
+    headers: Mapping[str, str] | None = None,
+    trust: Trust = SYSTEM,
+) -> Answer:
     """Send one request without a body on its own connection; ConnectionFailed after `timeout_s` overall."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    head = head_bytes(method, target, Target.of(url).authority, {"Connection": "close"})
+    head = head_bytes(method, target, Target.of(url).authority, {"Connection": "close", **(headers or {})})
     connection = await open_connection(url, timeout_s=timeout_s, trust=trust)
     try:
         left_s = max(0.001, deadline - loop.time())

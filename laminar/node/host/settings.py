@@ -21,6 +21,8 @@ from laminar.http.api.documents.shared import MAX_REPLICAS
 from laminar.log.format.settings import StorageSettings
 
 DEFAULT_PORT = 7070
+TOKENS, OPEN = "tokens", "open"
+"""The values of the setting `access`."""
 _MI = 1 << 20
 _HOUR_MS = 3_600_000
 _OF_STORAGE = StorageSettings()
@@ -103,6 +105,17 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     secret: Annotated[
         str, _about("what the cluster's nodes share and prove, 16 characters or more", check=_secret)
     ] = ""
+    secret_file: Annotated[
+        str, _about("a file with the secret, in place of `secret`; the first node may have drawn one there")
+    ] = ""
+    access: Annotated[
+        str,
+        _about(
+            "who may use the HTTP API: tokens (each request needs a token, the first of which is written "
+            "to `data`), or open (every client that reaches the port may do everything)",
+            check=_one_of(TOKENS, OPEN),
+        ),
+    ] = "tokens"
     insecure: Annotated[
         bool,
         _about(
@@ -431,9 +444,30 @@ def load(
     ]:
         values[name] = convert(name, raw, origin=origin)
         origins[name] = origin
-    settings = Settings(**values)
+    settings = with_secret_of_file(Settings(**values))
     check_together(settings)
     return Loaded(settings, origins)
+
+
+def with_secret_of_file(settings: Settings) -> Settings:
+    """Return the settings with the secret that the file `secret_file` has, if that is set.
+
+    Raises:
+        SettingsError: the file can't be read, has no secret, or `secret` is set too.
+    """
+    path = settings.secret_file
+    if not path:
+        return settings
+    if settings.secret:
+        raise SettingsError("set either secret or secret_file", name="secret_file")
+    try:
+        secret = Path(path).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"secret_file {path} can't be read: {error}", name="secret_file") from error
+    wrong = _secret(secret) if secret else "is empty"
+    if wrong:
+        raise SettingsError(f"secret_file {path} {wrong}", name="secret_file")
+    return msgspec.structs.replace(settings, secret=secret)
 
 
 def convert(name: str, raw: object, *, origin: str) -> Any:

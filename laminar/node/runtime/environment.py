@@ -91,22 +91,27 @@ class Environment:
         return Gossip(**arguments)
 
     async def find_controllers(
-        self, joins: Sequence[str], *, tell: Callable[[str], None] = lambda reason: None
+        self,
+        joins: Sequence[str],
+        *,
+        secret: bytes | None,
+        tell: Callable[[str], None] = lambda reason: None,
     ) -> list[Address]:
         """Return controllers' addresses of the cluster that answers at one of `joins`; [] if none answers.
 
-        `tell` gets a sentence for each that does not answer as a node.
+        `secret` is the cluster's, which is proven to it; None if there is none. `tell` gets a sentence for
+        each that does not answer as a node.
         """
         # Here and not at the top: it brings an HTTP client, which most processes never need.
         from laminar.node.runtime.join import find_controllers
 
-        return await find_controllers(joins, tell=tell)
+        return await find_controllers(joins, secret=secret, tell=tell)
 
-    async def find_cluster(self, joins: Sequence[str]) -> bytes | None:
+    async def find_cluster(self, joins: Sequence[str], *, secret: bytes | None) -> bytes | None:
         """Return the id of the cluster that answers at one of `joins`; None if none does."""
         from laminar.node.runtime.join import find_cluster
 
-        return await find_cluster(joins)
+        return await find_cluster(joins, secret=secret)
 
     def trace(self, name: str) -> Trace | None:
         """Return the observer of the Raft core of replica `name`; None for none."""
