@@ -149,7 +149,7 @@ def test_whoami_says_who_asks(laminar: Command, tokens: FakeTokens, tmp_path: Pa
     assert 2 == both.code and "not both" in both.err and TEXT not in both.err
 
 
-@pytest.mark.parametrize(("status", "said"), [(401, "LAMINAR_TOKEN_FILE"), (403, "value=admin")])
+@pytest.mark.parametrize(("status", "said"), [(401, "LAMINAR_TOKEN_FILE"), (403, "laminar whoami")])
 def test_a_refusal_says_what_to_do(laminar: Command, tokens: FakeTokens, status: int, said: str) -> None:
     tokens.refuses = status
     ran = laminar("token", "list")

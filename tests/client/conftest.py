@@ -133,6 +133,7 @@ class FakeCluster:
         self._certificates = certificates
         # The tokens that are accepted, and the roles that each lacks; None: all requests are.
         self.tokens: dict[str, set[str]] | None = None
+        self.redirects_to = ""  # a URL: each request is answered with 307 to it
         self.heard: list[tuple[int, str | None]] = []  # node, and the header `Authorization` of a request
         self.urls: list[str] = []
         self.topics: dict[str, list[FakePartition]] = {}
@@ -297,6 +298,8 @@ class FakeCluster:
 
     def _refusal(self, method: str, headers: dict[str, str]) -> FakeAnswer | None:
         """Return the answer to a request whose token is not enough."""
+        if self.redirects_to:
+            return 307, {"Location": f"{self.redirects_to}/v1/topics"}, b""
         if self.tokens is None:
             return None
         lacking = self.tokens.get(headers.get("authorization", "").removeprefix("Bearer "))
@@ -370,6 +373,8 @@ class FakeCluster:
         if rest[2] == "producers":
             return self._producer(method, partition, bytes.fromhex(rest[3]), int(query["epoch"]))
         if method == "POST":
+            if "laminar-redirect" not in headers:
+                node = partition.leader  # the asked node passes it on
             return self._append(node, topic, int(rest[1]), partition, body, accepts="ack" in query)
         return await self._fetch(node, partition, query)
 
@@ -494,7 +499,7 @@ class FakeCluster:
         if query.get("read") == "leader":
             if self.leaderless:
                 return problem(503, "no_leader")
-            node = partition.leader  # whoever is asked passes it on
+            node = partition.leader  # the asked node passes it on
         end = partition.end - partition.lag.get(node, 0)
         if offset < partition.start:
             return problem(410, "offset_expired", earliest=partition.start)

@@ -221,22 +221,44 @@ def test_a_ca_file_that_is_none_is_a_mistake_of_the_caller(tmp_path: Path, ca: s
 # -- who gets the token --------------------------------------------------------------------------
 
 
-def test_a_redirect_to_another_host_does_not_get_the_token(cluster: FakeCluster) -> None:
-    """Nor does a host that an answer names, without TLS; the error says why the request was refused."""
+def test_a_redirect_to_another_host_does_not_get_the_token(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does a host that an answer names, without TLS. Nodes that were given pass requests on to it."""
     cluster.tokens = {"good": set()}
     first, cluster.urls[1] = cluster.urls[0], named(cluster.urls[1], "localhost")
     with laminar.connect(first, token="good", timeout=5) as client:
-        assert ["t"] == client.topics()
         client.cluster()
-        with pytest.raises(laminar.Unauthorized) as failed:
-            client.topic("t").append(b"a", partition=1)
+        topic = client.topic("t")
+        topic.append(b"a", partition=0)
+        cluster.topics["t"][0].leader = 1  # a redirect says so
+        topic.append(b"b", partition=0)
+        with topic.producer() as producer:
+            for number in range(40):
+                producer.send(b"%d" % number, partition=number % 4)
+        assert 42 == len(list(topic.read()))
         for _ in range(10):
-            assert ["t"] == client.topics()  # nodes that may not have the token are not asked
+            assert ["t"] == client.topics()
 
-    assert f"the token was not sent to {cluster.urls[1]}" in str(failed.value)
-    assert "give the URLs of all nodes" in str(failed.value)
-    assert {None} == {token for node, token in cluster.heard if node == 1}
-    assert {"Bearer good"} == {token for node, token in cluster.heard if node != 1}
+    assert not [node for node, _ in cluster.heard if node == 1]
+    assert {"Bearer good"} == {token for _, token in cluster.heard}
+    (warning,) = [record.message for record in caplog.records if "token" in record.message]
+    assert cluster.urls[1] in warning and "good" not in warning
+
+
+def test_a_node_that_redirects_for_ever_gets_no_other_host_the_token(cluster: FakeCluster) -> None:
+    """Also if it does not pass requests on, and does not name that host anywhere else."""
+    cluster.tokens = {"good": set()}
+    with fakes(nodes=1) as stranger:
+        with laminar.connect(cluster.urls[0], token="good", timeout=0.5) as client:
+            topic = client.topic("t")
+            topic.append(b"a", partition=0)
+            cluster.redirects_to = named(stranger.urls[0], "localhost")
+            for refused in (lambda: topic.append(b"b", partition=0), client.topics):
+                with pytest.raises(laminar.TimedOut, match="307"):
+                    refused()
+
+    assert not stranger.heard
 
 
 def test_a_lying_cluster_does_not_get_the_token_sent_elsewhere(
@@ -400,16 +422,34 @@ async def test_a_new_token_is_used_before_the_old_one_is_refused(
     assert ["Bearer old"] * 3 == heard[:3] and {"Bearer new"} == set(heard[3:])
 
 
-async def test_a_refused_token_that_is_the_file_s_is_not_tried_again(
-    cluster: FakeCluster, tmp_path: Path
+async def test_a_refused_token_is_tried_again_only_while_it_is_new(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "token").write_text("bad")
-    cluster.tokens = {}
-    async with aio.connect(cluster.urls, token_file=tmp_path / "token") as client:
-        with pytest.raises(laminar.Unauthorized):
-            await client.topics()
+    """As a node may not know a new token yet; one that it does not know later is wrong."""
+    file = tmp_path / "token"
+    file.write_text("old")
+    cluster.tokens = {"old": set()}
+    async with aio.connect(cluster.urls, token_file=file) as client:
+        topic = client.topic("t")
+        await topic.append(b"a", partition=0)
+        cluster.tokens = {}
+        replace(file, "new")
+        appending = asyncio.create_task(topic.append(b"b", partition=0))
+        listing = asyncio.create_task(client.topics())
+        while ("Bearer new") not in {token for _, token in cluster.heard}:  # noqa: ASYNC110  # it is on another loop
+            await asyncio.sleep(0.005)
+        cluster.tokens = {"new": set()}
+        assert 1 == (await appending).offset
+        assert ["t"] == await listing
 
-    assert 1 == len(cluster.heard)
+        monkeypatch.setattr(authorization, "SETTLE_MS", 0)
+        cluster.tokens = {}
+        before = len(cluster.heard)
+        for refused in (client.topics(), topic.append(b"c", partition=0)):
+            with pytest.raises(laminar.Unauthorized):
+                await refused
+
+    assert 2 == len(cluster.heard) - before
 
 
 @pytest.mark.parametrize("content", [None, "", "two words", "tök"])

@@ -83,6 +83,10 @@ class Caller(Protocol):
     redirects: int
     authorization: Authorization
 
+    def may_ask(self, url: str) -> bool:
+        """Return whether the node at `url` may be asked; if not, have other nodes pass requests on to it."""
+        ...
+
     def knows_another_node(self, urls: Collection[str]) -> bool:
         """Return whether there is a node that is not in `urls`."""
         ...
@@ -194,7 +198,9 @@ class Attempts:
             )
             if self.verdict.step is Step.DONE:
                 return answer
-            if answer.status == 401 and caller.authorization.changed_since(token):
+            if answer.status == 401 and caller.authorization.may_pass(url, token):
+                self.verdict = Verdict(step=Step.RETRY)
+            if self.verdict.location and not caller.may_ask(origin_of(self.verdict.location)):
                 self.verdict = Verdict(step=Step.RETRY)
             self._last = str(self.problem.get("detail") or f"{url} answered {answer.status}")
             self._last_code = str(self.problem.get("code") or "")

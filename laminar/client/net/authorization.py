@@ -15,6 +15,8 @@ from laminar.client.net.token_file import FileIdentity, identity_of, read_token
 
 LOOK_MS = 1_000
 """How often the file of a token is looked at, while no answer says that its token is not accepted."""
+SETTLE_MS = 1_000
+"""How long a refused token is sent again after it was new here: some nodes may not know it yet."""
 
 
 def _now_ms() -> int:
@@ -24,7 +26,7 @@ def _now_ms() -> int:
 class Authorization:
     """The token of a client's requests.
 
-    `version` rises when the token changes: a request that was refused with an older one may be sent again.
+    `version` rises when the token changes.
 
     Raises:
         ConfigError: when made with a token file that cannot be read, unless `endpoints` has a token as well,
@@ -35,7 +37,8 @@ class Authorization:
         self._endpoints = endpoints
         self._token = endpoints.token
         self._now_ms = now_ms
-        self._look_at_ms = now_ms() + LOOK_MS
+        self._new_at_ms = now_ms()
+        self._look_at_ms = self._new_at_ms + LOOK_MS
         self._identity: FileIdentity | None = None
         self.version = 0
         if endpoints.token_file is not None:
@@ -61,14 +64,16 @@ class Authorization:
             self._read_again()
         return self.version
 
-    def changed_since(self, version: int) -> bool:
-        """Return whether a request with the token of `version`, which was refused, may be sent again.
+    def may_pass(self, url: str, version: int) -> bool:
+        """Return whether a request with the token of `version`, which `url` refused, is to be sent again.
 
-        The file is looked at now.
+        The file is looked at now. A token that has not changed is sent again while it is new.
         """
+        if self._token is None or not self._endpoints.may_hear_token(url):
+            return False
         if self._endpoints.token_file is not None and self.version == version:
             self._read_again()
-        return self.version != version
+        return self.version != version or self._now_ms() < self._new_at_ms + SETTLE_MS
 
     def _read_again(self) -> None:
         assert self._endpoints.token_file is not None
@@ -82,12 +87,13 @@ class Authorization:
         self._identity = identity
         if token != self._token:
             self._token = token
+            self._new_at_ms = self._now_ms()
             self.version += 1
 
     def explain(self, url: str, error: Error) -> Error:
         """Return `error`, the answer of `url`; where it says that there is no token, say why."""
         if error.status == 401 and self._token is not None and not self._endpoints.may_hear_token(url):
-            error.message = f"the token was not sent to {url}, as no URL that was given has this host"
+            error.message = f"the token is not sent to {url}, as no URL that was given has this host"
             error.args = (error.message,)
             error.hint = (
                 "give the URLs of all nodes, or use https with the cluster's CA: ca=, LAMINAR_CA, --ca"

@@ -134,18 +134,20 @@ class Session:
         self._refreshing: dict[str, asyncio.Task[TopicMap]] = {}
         # By the URL of a node: the value of the Host header, and the headers of all requests to that node.
         self._heads: dict[str, tuple[str, dict[str, str]]] = {}
-        self._heads_version = 0  # that of the token in them
+        self._heads_version = (0, False)
+        self._passed_on = False
 
     # -- plain calls ---------------------------------------------------------------------------
 
     def head(self, url: str, method: str, target: str, headers: Mapping[str, str]) -> bytes:
         """Return a request's head for the node at `url`."""
-        if self.authorization.look() != self._heads_version:
+        version = self.heads_version
+        if version != self._heads_version:
             self._heads.clear()
-            self._heads_version = self.authorization.version
+            self._heads_version = version
         known = self._heads.get(url)
         if known is None:
-            common = {"Laminar-Redirect": "1"}
+            common = {} if self._passed_on else {"Laminar-Redirect": "1"}
             # The token is not sent to every node that an answer or a redirect names.
             proof = self.authorization.header(url)
             if proof is not None:
@@ -154,13 +156,34 @@ class Session:
         authority, common = known
         return head_bytes(method, target, authority, {**common, **headers})
 
+    @property
+    def heads_version(self) -> tuple[int, bool]:
+        """What changes when heads that were made by `head` are out of date."""
+        return self.authorization.look(), self._passed_on
+
+    def may_ask(self, url: str) -> bool:
+        """Return whether the node at `url` may be asked; if not, have other nodes pass requests on to it.
+
+        It may not be asked if it may not have the client's token.
+        """
+        if self.authorization.may_ask(url):
+            return True
+        if not self._passed_on:
+            self._passed_on = True
+            _log.warning(
+                "the token is not sent to %s, as no URL that was given has this host; other nodes pass "
+                "requests on, which is slower: give the URLs of all nodes, or https with the cluster's CA",
+                url,
+            )
+        return False
+
     def learn_nodes(self, urls: Sequence[str]) -> None:
         """Add nodes to those that `connect` was given: requests may be sent to them too.
 
         Nodes that may not have the client's token are left out.
         """
         for url in urls:
-            if url and url.rstrip("/") not in self._nodes and self.authorization.may_ask(url):
+            if url and url.rstrip("/") not in self._nodes and self.may_ask(url):
                 self._nodes.append(url.rstrip("/"))
 
     def knows_another_node(self, urls: Collection[str]) -> bool:
@@ -242,7 +265,7 @@ class Session:
     def _any_node(self, among: Sequence[str]) -> str | None:
         """Return the node to ask next: one in `among` that has not failed lately, else any known node."""
         avoided = set(self.balancer.avoided(now_ms=now_ms()))
-        preferred = [url for url in among if url not in avoided]
+        preferred = [url for url in among if url not in avoided and self.may_ask(url)]
         return self.balancer.choose(preferred or self._nodes, now_ms=now_ms())
 
     async def get_json(self, target: str, *, timeout_s: float | None = None) -> Any:
@@ -297,6 +320,7 @@ class Session:
             attempt_timeout_s=wait_ms / 1000 + MAP_PATIENCE_S,
         )
         fresh = TopicMap.from_answer(answer.json(), now_ms=now_ms())
+        fresh.forget_leaders(lambda url: not self.may_ask(url))
         self._maps[topic] = fresh
         for place in fresh.places.values():
             self.learn_nodes([replica.url for replica in place.replicas])
@@ -376,6 +400,8 @@ class Session:
                 places = await self.topic_map(topic, timeout_s=attempts.left_s())
                 leader = places.leader(partition)
                 urls = readers(places.replicas(partition), leader, from_leader=from_leader, only=only)
+                if only is None:
+                    urls = list(filter(self.may_ask, urls))
                 ahead = [each for each in urls if each not in behind]
                 # If no replica is known, any node is asked: it forwards the request.
                 others = self._nodes if only is None else ()
@@ -519,6 +545,7 @@ class Session:
             # Any node redirects us to the leader as soon as there is one. A replica learns of it first.
             places.stale = True
             replicas = readers(places.replicas(partition), None, from_leader=False)
+            replicas = list(filter(self.may_ask, replicas))
             url = self.balancer.choose(replicas or self._nodes, now_ms=now_ms())
         assert url is not None, "a session without nodes"
         try:

@@ -109,7 +109,7 @@ class Sender:
         self._timer: asyncio.TimerHandle | None = None
         self._urls: dict[int, str] = {}  # by partition, the URL that appends are sent to now
         self._heads: dict[tuple[int, str, bool], bytes] = {}
-        self._heads_token = 0  # the version of the token in them
+        self._heads_version = session.heads_version
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._backoffs: dict[int, Backoff] = {}
         self._redirects: dict[int, int] = {}
@@ -195,7 +195,7 @@ class Sender:
             connection.request(
                 head,
                 (frame,),
-                self._on_answer(queue, pending, url, token=self._heads_token),
+                self._on_answer(queue, pending, url, token=self._heads_version[0]),
                 timeout_s=min(CLIENT_ATTEMPT_S, max(0.001, (pending.deadline_ms - now) / 1000)),
             )
             self._watchdog.sent(queue.partition, connection)
@@ -220,10 +220,10 @@ class Sender:
     def _head(self, queue: PartitionQueue, url: str, length: int, *, accepts: bool) -> bytes:
         # Everything but the length is the same for all batches of a queue that are answered at the same time:
         # delayed ones always when they are durable.
-        token = self.session.authorization.look()
-        if token != self._heads_token:
+        version = self.session.heads_version
+        if version != self._heads_version:
             self._heads.clear()
-            self._heads_token = token
+            self._heads_version = version
         known = self._heads.get((queue.partition, url, accepts))
         if known is None:
             target = f"{topic_path(self.topic)}/partitions/{queue.partition}/records"
@@ -529,7 +529,10 @@ class Sender:
             self._last.setdefault(partition, detail)
         else:
             self._last[partition] = detail
-        if answer.status == 401 and self.session.authorization.changed_since(token):
+        if answer.status == 401 and self.session.authorization.may_pass(url, token):
+            verdict = Verdict(step=Step.RETRY)
+        location = verdict.location
+        if location is not None and not self.session.may_ask(origin_of(location)):
             verdict = Verdict(step=Step.RETRY)
         if verdict.location is not None and self.session.is_silent(origin_of(verdict.location)):
             # The answer names a node that is silent: the answering node has not noticed that yet. Ask again.
