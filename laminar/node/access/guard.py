@@ -18,14 +18,13 @@ from typing import Final
 from laminar.http.api.problems import Problem
 from laminar.http.api.roles import Needs
 from laminar.http.protocol.request_head import RequestHead
-from laminar.node.access.principals import UNPROVEN, Principal
+from laminar.node.access.principals import UNPROVEN, Principal, unauthorized
 from laminar.node.access.tokens import id_of, proves
 from laminar.node.host.clock import Clock
 from laminar.node.runtime import join_proof
 from laminar.node.runtime.cluster_view import View
 from membership.records import CredentialRecord
 
-CHALLENGE: Final = ("WWW-Authenticate", "Bearer")
 JOIN_OPERATION: Final = "cluster"
 """What a node that joins may ask with nothing but a proof of the cluster's secret."""
 
@@ -56,9 +55,10 @@ class Guard:
         Raises:
             Problem: 401 `unauthorized`, 403 `forbidden`.
         """
+        authorization = head.headers.get("authorization", "")
         if needs.what == "public":
-            return UNPROVEN
-        principal = self._principal(head.headers.get("authorization", ""), operation)
+            return self._volunteered(authorization)
+        principal = self._principal(authorization, operation)
         if needs.what == "any":
             return principal
         if not needs.named_by:
@@ -70,13 +70,20 @@ class Guard:
                 principal.require(needs.what, name)
         return principal
 
+    def _volunteered(self, authorization: str) -> Principal:
+        """Return the principal of a request that needs none: it may see more of the node."""
+        try:
+            return self._principal(authorization, "")
+        except Problem:
+            return UNPROVEN
+
     def _principal(self, authorization: str, operation: str) -> Principal:
         if operation == JOIN_OPERATION and self._secret is not None:
             until_ms = join_proof.valid_until_ms(authorization, self._secret, now_ms=self._clock.wall_ms())
             if until_ms:
                 return Principal("(node)", expires_ms=until_ms, found_in=self._view.credentials)
         if authorization[: len(_SCHEME)].lower() != _SCHEME:
-            raise _unauthorized("the request has no token")
+            raise unauthorized("the request has no token")
         return self.of_token(authorization[len(_SCHEME) :].strip())
 
     def of_token(self, text: str) -> Principal:
@@ -93,16 +100,12 @@ class Guard:
         if principal is None:
             record = credentials.get(id_of(text))
             if record is None or not proves(text, record):
-                raise _unauthorized("the token is not known here, or was revoked")
+                raise unauthorized("the token is not known here, or was revoked")
             principal = self._known[text] = _principal_of(record, credentials)
         if principal.expires_ms and self._clock.wall_ms() >= principal.expires_ms:
-            raise _unauthorized("the token has expired")
+            raise unauthorized("the token has expired")
         return principal
 
 
 def _principal_of(record: CredentialRecord, credentials: Mapping[str, CredentialRecord]) -> Principal:
     return Principal(record.name, tuple(record.grants), record.expires_ms, record.id, credentials)
-
-
-def _unauthorized(detail: str) -> Problem:
-    return Problem("unauthorized", detail, field="authorization", headers=[CHALLENGE], outcome="not_applied")
