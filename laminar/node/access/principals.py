@@ -79,4 +79,6 @@ def principal_of(request: Request) -> Principal:
     """Return the principal of a request that its node has let in (`laminar.node.api.app`)."""
     memo = request.head.memo
     principal: Principal | None = None if memo is None else memo.principal
+    if principal is None:
+        principal = request.connection.context  # by a certificate
     return ANYONE if principal is None else principal
