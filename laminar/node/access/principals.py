@@ -14,6 +14,8 @@ from membership.records import CredentialRecord, Grant
 ANONYMOUS: Final = "anonymous"
 """The principal's name where a node asks for none."""
 
+CHALLENGE: Final = ("WWW-Authenticate", "Bearer")
+
 _NO_GRANTS: Final[tuple[Grant, ...]] = ()
 
 
@@ -33,6 +35,12 @@ class Principal:
     def may(self, what: What, name: str) -> bool:
         """Return whether the grants allow `what` on a name; the empty name is everything."""
         return allows(self.grants, what, name)
+
+    def stands(self, credentials: Mapping[str, CredentialRecord], *, now_ms: int) -> bool:
+        """Return whether the credential is among these and has not ended: for a request that goes on long."""
+        if not self.credential:
+            return True
+        return self.credential in credentials and (not self.expires_ms or now_ms < self.expires_ms)
 
     def prefixes(self, what: What, *, within: str) -> list[str]:
         """Return the prefixes of the names below `within` on which the grants allow `what`."""
@@ -62,8 +70,15 @@ def forbidden(what: What, name: str) -> Problem:
     return Problem("forbidden", detail, field="role", value=role, limit=name, outcome="not_applied")
 
 
+def unauthorized(detail: str) -> Problem:
+    """Return the problem of a request without a principal."""
+    return Problem("unauthorized", detail, field="authorization", headers=[CHALLENGE], outcome="not_applied")
+
+
 def principal_of(request: Request) -> Principal:
     """Return the principal of a request that its node has let in (`laminar.node.api.app`)."""
     memo = request.head.memo
     principal: Principal | None = None if memo is None else memo.principal
+    if principal is None:
+        principal = request.connection.context  # by a certificate
     return ANYONE if principal is None else principal

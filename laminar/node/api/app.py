@@ -6,6 +6,7 @@ all others are coroutines. What is checked on the head, before a body is read, i
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -103,6 +104,8 @@ from laminar.node.transport.transport import Peer
 if TYPE_CHECKING:
     from laminar.node.runtime.process import Method
 
+_log = logging.getLogger("laminar.api")
+
 # By header that makes a request safe to repeat: the operations that honour it. Others refuse a request with
 # it: if they ignored it, a client would repeat the request, and it would be carried out twice.
 _IDEMPOTENCY_HEADERS = {
@@ -132,7 +135,7 @@ class _Matched(NamedTuple):
     params: dict[str, str]
     most_document_bytes: int | None
     principal: Principal | None = None
-    """Who asks, if this shard asks for principals; None before that is checked."""
+    """Who asks by a token, if this shard asks; None before that is checked, and of a certificate."""
 
     def check_document(self, size: int) -> None:
         """Refuse a JSON body that is too large to be decoded on the event loop.
@@ -350,7 +353,7 @@ class Api:
                 )
         matched = self._match(request.head)
         if self._guard is not None:
-            self._permit(self._guard, request.head, matched)
+            self._permit(self._guard, request, matched)
         operation, params = matched.operation, matched.params
         length = request.content_length
         if length:
@@ -383,7 +386,7 @@ class Api:
     def handle(self, request: Request) -> Response | Awaitable[Response]:
         """Answer a request by its route's handler."""
         matched = self._match(request.head)
-        if self._guard is not None and matched.principal is None:
+        if self._guard is not None and matched.principal is None and request.connection.context is None:
             raise AssertionError(f"{matched.operation} was not permitted to any principal")
         operation, params = matched.operation, matched.params
         matched.check_document(len(request.body))
@@ -436,15 +439,23 @@ class Api:
         return matched
 
     @staticmethod
-    def _permit(guard: Guard, head: RequestHead, matched: _Matched) -> None:
-        """Refuse a request whose principal may not make it; else keep the principal with the head.
+    def _permit(guard: Guard, request: Request, matched: _Matched) -> None:
+        """Refuse a request whose principal may not make it.
+
+        A principal by a token is kept with the head, which has the token. One by a certificate is kept with
+        the connection, as requests of others share the head.
 
         Raises:
             Problem: 401 `unauthorized`, 403 `forbidden`.
         """
-        if matched.principal is None or not guard.holds(matched.principal):
-            operation = matched.operation
-            principal = guard.permit(head, operation, NEEDS[operation], matched.params)
+        if matched.principal is not None and guard.holds(matched.principal):
+            return
+        head, connection, operation = request.head, request.connection, matched.operation
+        certificate = getattr(connection, "certificate", None)  # only a connection with TLS has one
+        principal = guard.permit(head, operation, NEEDS[operation], matched.params, certificate=certificate)
+        if certificate is not None and "authorization" not in head.headers:
+            connection.context = principal
+        else:
             head.memo = matched._replace(principal=principal)
 
     def _redirect(self, request: Request, operation: str, params: dict[str, str]) -> Response | None:
@@ -505,6 +516,8 @@ class Api:
         """Begin to receive datagrams, unless requests need a principal: a datagram has none."""
         if self._guard is None:
             await self._datagrams.serve()
+        elif self._host.number == 0:  # once for the node
+            _log.info("access is tokens, so this node takes no appends by datagram: they prove no principal")
 
     def close(self) -> None:
         """Stop receiving datagrams."""

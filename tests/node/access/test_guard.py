@@ -10,10 +10,14 @@ from msgspec.structs import replace
 
 from laminar.http.api.problems import Problem
 from laminar.http.api.roles import ANY, PUBLIC, READ, WRITE_STAGE
+from laminar.http.protocol.messages import Request
 from laminar.http.protocol.request_head import RequestHead
 from laminar.node.access import guard as guards
+from laminar.node.access.certificates import subject_of
 from laminar.node.access.guard import Guard
+from laminar.node.access.principals import principal_of
 from laminar.node.access.tokens import NewToken, id_of, new_token, proves
+from laminar.node.api.app import Api, _Matched
 from laminar.node.runtime import join_proof
 from laminar.node.runtime.cluster_view import View
 from membership.records import CatalogState, CredentialRecord, Grant
@@ -186,3 +190,70 @@ def test_a_node_that_joins_shows_the_secret_and_learns_the_nodes_alone() -> None
     guarded.clock._wall_ms += join_proof.VALID_MS
 
     assert not guarded.guard.holds(principal)
+
+
+CERTIFICATE = {"subject": ((("organizationName", "Example, Inc."),), (("commonName", "billing"),))}
+
+
+def test_a_certificate_is_a_principal_by_its_subject() -> None:
+    """Unless there is a token; until its credential is revoked."""
+    guarded = Guarded(Grant("read", "a"))
+    grants = [Grant("write", "b")]
+    record = CredentialRecord(
+        "c" * 16, "svc", grants, b"", b"", 1, certificate="O=Example\\, Inc.,CN=billing"
+    )
+    guarded.show({record.id: record})
+
+    def permit(authorization: str, certificate: Any) -> str:
+        head = guarded.head(authorization)
+        return guarded.guard.permit(head, "limits", ANY, {}, certificate=certificate).name
+
+    assert "svc" == permit("", CERTIFICATE)
+    for given in (("Bearer wrong", CERTIFICATE), ("", {"subject": ()}), ("", {}), ("", None)):
+        with pytest.raises(Problem) as raised:
+            permit(*given)
+        assert 401 == raised.value.status
+    guarded.show({})
+    with pytest.raises(Problem):
+        permit("", CERTIFICATE)
+
+
+def test_no_subject_looks_like_another() -> None:
+    """What separates the parts of a name is escaped in its values."""
+    forged = {"subject": ((("commonName", "billing,O=Example"),),)}
+    real = {"subject": ((("commonName", "billing"),), (("organizationName", "Example"),))}
+
+    assert ("CN=billing\\,O\\=Example", "CN=billing,O=Example") == (subject_of(forged), subject_of(real))
+
+
+class Connection:
+    """A connection, with the certificate that its client has shown."""
+
+    def __init__(self, certificate: Any = None) -> None:
+        """Take the certificate."""
+        self.certificate = certificate
+        self.context: Any = None
+        self.peer = "test"
+
+
+def test_a_principal_by_certificate_stays_with_its_connection() -> None:
+    """Two clients that send the same bytes share the parsed head, and nothing of who they are."""
+    guarded = Guarded(Grant("read", "a"))
+    record = CredentialRecord(
+        "c" * 16, "svc", [Grant("read", "a")], b"", b"", 1, certificate="O=Example\\, Inc.,CN=billing"
+    )
+    guarded.show({record.id: record})
+    head = guarded.head("")
+    matched = _Matched("limits", {}, None)
+    head.memo = matched
+    known, unknown = Connection(CERTIFICATE), Connection()
+    request = Request(head, b"", known)
+    Api._permit(guarded.guard, request, matched)
+
+    assert "svc" == principal_of(request).name
+    assert head.memo is matched
+    Api._permit(guarded.guard, Request(guarded.head(""), b"", known), _Matched("livez", {}, None))
+    assert "svc" == principal_of(request).name  # the first of two pipelined requests may be handled later
+    with pytest.raises(Problem):
+        Api._permit(guarded.guard, Request(head, b"", unknown), matched)
+    assert unknown.context is None

@@ -301,6 +301,33 @@ def test_a_certificate_gets_no_token(guarded: Guarded) -> None:
     )
 
 
+def test_a_stream_of_jobs_ends_with_its_token(guarded: Guarded) -> None:
+    """It would last for days otherwise; its last event says why."""
+    assert 201 == guarded.ask("all", "PUT", f"/v1/topics/{MINE}/channels/stream", json={}).status_code
+    guarded.make("streaming", ("read", "mine"))
+    headers = {
+        "authorization": f"Bearer {guarded.tokens['streaming']}",
+        "accept": "text/event-stream",
+    }
+    path = f"/v1/topics/{MINE}/channels/stream/receive"
+    with guarded.http.stream("POST", path, headers=headers, json={"credit": 1}) as answer:
+        assert 200 == answer.status_code
+        assert 204 == guarded.ask("all", "DELETE", f"/v1/admin/tokens/{guarded.ids['streaming']}").status_code
+        said = answer.read().decode()  # to its end
+
+    assert "event: problem" in said and '"unauthorized"' in said and "was revoked" in said
+
+
+def test_what_a_probe_is_told_has_names_for_an_admin_only(guarded: Guarded) -> None:
+    """It needs no token; topics that have too few replicas are named to who may see all."""
+    asked = {"replicas": 2, "allow_fewer_replicas": True}
+    assert 201 == guarded.ask("all", "PUT", "/v1/topics/mine-secret", json=asked).status_code
+    for kind in sorted(_EVERYONE):
+        warnings = guarded.ask(kind, "GET", "/readyz").json()["warnings"]
+        assert [each for each in warnings if "fewer replicas" in each], warnings
+        assert ("mine-secret" in str(warnings)) == (kind == "all")
+
+
 @pytest.mark.parametrize("name", ["laminar-principal", "principal", "x-forwarded-user", "laminar-local"])
 def test_no_header_makes_a_principal(guarded: Guarded, name: str) -> None:
     """A principal travels between nodes beside the headers; the header that marks these is refused."""

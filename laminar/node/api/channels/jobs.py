@@ -22,6 +22,7 @@ from laminar.http.api.parameters import MAX_PAGE, MAX_WAIT_MS
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time, parse_time
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import principal_of
 from laminar.node.api.channels.job_documents import documents_of
 from laminar.node.api.channels.lookup import ChannelLookup
 from laminar.node.api.channels.steps import (
@@ -37,6 +38,7 @@ from laminar.node.api.channels.streams import JobStreams
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
+from laminar.node.channels.jobs import MAX_BYTES
 from laminar.node.channels.requests import Step
 from laminar.wire.channels import (
     CHANNEL_HEADER,
@@ -99,7 +101,7 @@ class JobRoutes:
         if asked.settle is not UNSET:
             settled = await self._settle(record, known.id, asked.settle)
         if streams:
-            return self._streams.response(topic, channel, known.id, asked)
+            return self._streams.response(topic, channel, known.id, asked, principal_of(request))
         given = await self.receive_from(record, known.id, asked)
         if JOBS_TYPE in request.headers.get("accept", ""):
             body = msgspec.msgpack.encode(
@@ -213,7 +215,7 @@ class JobRoutes:
         self, topic: str, numbers: Sequence[int], channel: int, asked: documents.Receive, *, is_all: bool
     ) -> list[Given]:
         found: list[Given] = []
-        left = asked.max
+        left, size = asked.max, 0
         for number in numbers:
             request = ReceiveRequest(topic, number, channel, left, 0, asked.timeout_ms)
             try:
@@ -228,8 +230,9 @@ class JobRoutes:
             if given is not None and given.runs:
                 found.append(given)
                 left -= sum(run.length for run in given.runs)
-            if left <= 0:
-                break
+                size += sum(map(len, given.frames))
+            if left <= 0 or size >= MAX_BYTES:
+                break  # the whole answer is in memory, as JSON several times
         return found
 
     async def _ready(

@@ -12,12 +12,14 @@ import pytest
 
 from laminar.http.api.documents.jobs import Receive
 from laminar.http.api.problems import Problem
+from laminar.node.access.principals import ANYONE
 from laminar.node.api.channels import jobs as module
 from laminar.node.api.channels import streams
 from laminar.node.api.channels.job_documents import HEARTBEAT
 from laminar.node.api.channels.jobs import JobRoutes
 from laminar.node.api.channels.steps import Given, ReceiveRequest, SettleRequest
 from laminar.node.channels.jobs import Run
+from laminar.node.host.clock import Clock
 from membership.records import ChannelRecord, TopicRecord
 
 CHANNEL = 7
@@ -99,6 +101,17 @@ async def test_the_partition_that_is_asked_first_may_answer_late(monkeypatch: py
     assert one.partition == 0 and leaders.settled.empty()
 
 
+async def test_an_answer_is_not_as_large_as_there_are_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one leader gives is bounded, and so is what a request is given of all; the rest waits."""
+    monkeypatch.setattr(module, "MAX_BYTES", 100)
+
+    async def receive(request: ReceiveRequest) -> Given | None:
+        return Given(request.partition, 0, [Run(0, 1, 5, 1)], [bytes(60)])
+
+    taken = await routes(Leaders(receive))._take("t", [0, 1, 2], CHANNEL, Receive(max=10))
+    assert [0, 1] == [each.partition for each in taken]
+
+
 async def test_a_channel_that_is_nowhere_open_yet_is_not_asked_for_in_a_loop() -> None:
     """It is asked again after a pause that grows."""
 
@@ -129,12 +142,13 @@ async def test_a_stream_says_now_and_then_that_it_stands(monkeypatch: pytest.Mon
 
     services = SimpleNamespace(
         settings=SimpleNamespace(max_job_streams=1),
-        view=SimpleNamespace(code_version=streams.STREAMS_SINCE),
+        view=SimpleNamespace(code_version=streams.STREAMS_SINCE, credentials={}),
+        clock=Clock(),
         rng=random.Random(1),
     )
     channels = SimpleNamespace(record=record, topic=lambda name: topic())
     jobs = JobRoutes(services, channels, leaders)  # type: ignore[arg-type]
-    body = jobs._streams.response("t", "c", CHANNEL, Receive(credit=1)).body
+    body = jobs._streams.response("t", "c", CHANNEL, Receive(credit=1), ANYONE).body
     assert isinstance(body, AsyncGenerator)
 
     async with asyncio.timeout(20):

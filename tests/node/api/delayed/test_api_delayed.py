@@ -188,6 +188,18 @@ def test_what_cannot_be_delayed_is_refused(http: httpx.Client, new_topic: NewTop
     assert http.get(f"/v1/topics/{topic}/delayed").json() == {"records": []}
 
 
+@pytest.mark.parametrize("due_ms", [253_402_300_800_000, 9_000_000_000_000_000])
+def test_a_batch_of_a_client_has_no_time_that_no_id_can_name(
+    http: httpx.Client, new_topic: NewTopic, due_ms: int
+) -> None:
+    """Batches may have later times than texts: such a record could not be cancelled."""
+    topic = new_topic(1)
+    frame = build([b"a", b"b"], delivery_times=[now_ms() + HOUR_MS, due_ms])
+    path = f"/v1/topics/{topic}/partitions/0/records"
+    refused = http.post(path, content=bytes(frame), headers={"Content-Type": BATCH_TYPE})
+    assert problem(refused, 422, "invalid")["field"] == "records[1].deliver_at"
+
+
 def test_delayed_records_go_to_the_partitions_that_follow(http: httpx.Client, new_topic: NewTopic) -> None:
     """Each to that of its key, once, with its id, its changed time, and what was cancelled before."""
     topic = new_topic(1)
