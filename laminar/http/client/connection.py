@@ -18,12 +18,15 @@ import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from laminar.http.client.source_port import connect_to_shard
 from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, OnAnswer, Target
 from laminar.http.protocol.chunked import ChunkedDecoder
 from laminar.http.protocol.response_head import ResponseHead, parse_response_head
+
+if TYPE_CHECKING:
+    import ssl
 
 # Bytes received of an answer before its body's length is known; no head is longer.
 HEAD_BUFFER_BYTES: Final = 64 << 10
@@ -299,13 +302,19 @@ def head_bytes(method: str, target: str, authority: str, headers: Mapping[str, s
 
 
 async def open_connection(
-    url: str, *, timeout_s: float, shard: tuple[int, int] | None = None
+    url: str,
+    *,
+    timeout_s: float,
+    shard: tuple[int, int] | None = None,
+    ssl_context: ssl.SSLContext | None = None,
 ) -> ClientConnection:
     """Open a connection to `url`; ConnectionFailed (not sent) if that fails within `timeout_s`.
 
     `shard`, (number, of how many), picks the shard of a shared port that the connection is to reach.
+    `ssl_context` is for URLs with https; by default the system's authorities are trusted.
     """
     target = Target.of(url)
+    tls = (ssl_context or True) if target.tls else None
     loop = asyncio.get_running_loop()
     connection = ClientConnection(url, loop)
     try:
@@ -326,13 +335,11 @@ async def open_connection(
                 await loop.create_connection(
                     lambda: connection,
                     sock=sock,
-                    ssl=True if target.tls else None,
+                    ssl=tls,
                     server_hostname=target.host if target.tls else None,
                 )
             else:
-                await loop.create_connection(
-                    lambda: connection, target.host, target.port, ssl=True if target.tls else None
-                )
+                await loop.create_connection(lambda: connection, target.host, target.port, ssl=tls)
     except TimeoutError:
         raise ConnectionFailed(f"{url} did not accept a connection in time", sent=False) from None
     except OSError as fault:
@@ -340,12 +347,17 @@ async def open_connection(
     return connection
 
 
-async def ask_once(url: str, method: str, target: str, *, timeout_s: float) -> Answer:
-    """Send one request without a body on its own connection; ConnectionFailed after `timeout_s` overall."""
+async def ask_once(
+    url: str, method: str, target: str, *, timeout_s: float, ssl_context: ssl.SSLContext | None = None
+) -> Answer:
+    """Send one request without a body on its own connection; ConnectionFailed after `timeout_s` overall.
+
+    `ssl_context` as in `open_connection`.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     head = head_bytes(method, target, Target.of(url).authority, {"Connection": "close"})
-    connection = await open_connection(url, timeout_s=timeout_s)
+    connection = await open_connection(url, timeout_s=timeout_s, ssl_context=ssl_context)
     try:
         left_s = max(0.001, deadline - loop.time())
         return await connection.ask(head, timeout_s=left_s, bodyless=method == "HEAD")

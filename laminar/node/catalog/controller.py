@@ -292,6 +292,7 @@ class Controller(Process):
             boot=self._guard.boot,
             zone=self.boot.settings.zone,
             code_version=CODE_VERSION,
+            tls=self.boot.settings.tls,
         )
         return own if known is None else kept_by_command(own, known)
 
@@ -315,7 +316,7 @@ class Controller(Process):
         found = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CHECK_CLUSTER_S):
-                found = await self.environment.find_cluster(joins)
+                found = await self.environment.find_cluster(joins, certificates=self.boot.certificates)
         if found not in (None, self.boot.cluster_id):
             raise Unrecoverable(
                 f"the data folder is not of the cluster at {', '.join(joins)} (--join): it founded its own "
@@ -341,7 +342,9 @@ class Controller(Process):
         while not self.stopping.is_set():
             reasons: list[str] = []
             joins = self.boot.settings.join
-            addresses = await self.environment.find_controllers(joins, tell=reasons.append)
+            addresses = await self.environment.find_controllers(
+                joins, certificates=self.boot.certificates, tell=reasons.append
+            )
             if not addresses:
                 say(
                     f"no node answers at {', '.join(joins)} ({'; '.join(reasons)}); --join must name the "

@@ -13,6 +13,7 @@ import msgspec
 
 from laminar.http.client.connection import ask_once
 from laminar.http.protocol.answer import ConnectionFailed
+from laminar.node.host.certificates import Certificates
 from laminar.node.transport.transport import Address, TcpAddress
 from membership.boot_history import BootRecord
 from membership.records import (
@@ -56,12 +57,15 @@ class _Cluster(msgspec.Struct):
     cluster_id: str | None = None
 
 
-async def find_controllers(joins: Sequence[str], *, tell: Callable[[str], None]) -> list[Address]:
+async def find_controllers(
+    joins: Sequence[str], *, certificates: Certificates | None = None, tell: Callable[[str], None]
+) -> list[Address]:
     """Return the controllers' addresses, by the first of `joins` (HTTP `host:port`) that answers; else [].
 
-    `tell` gets a sentence for each of `joins` that did not answer as a node.
+    `tell` gets a sentence for each of `joins` that did not answer as a node. With `certificates` they are
+    asked over TLS, and their certificate must name the host of `joins`.
     """
-    cluster = await _ask(joins, tell)
+    cluster = await _ask(joins, certificates, tell)
     addresses: list[Address] = []
     for node in cluster.nodes if cluster is not None else ():
         host, _, port = node.peer.rpartition(":")
@@ -69,19 +73,25 @@ async def find_controllers(joins: Sequence[str], *, tell: Callable[[str], None])
     return addresses
 
 
-async def find_cluster(joins: Sequence[str]) -> bytes | None:
+async def find_cluster(joins: Sequence[str], *, certificates: Certificates | None = None) -> bytes | None:
     """Return the cluster's id, by the first of `joins` (HTTP `host:port`) that answers; else None."""
-    cluster = await _ask(joins, _log.debug)
+    cluster = await _ask(joins, certificates, _log.debug)
     try:
         return bytes.fromhex(cluster.cluster_id) if cluster is not None and cluster.cluster_id else None
     except ValueError:
         return None
 
 
-async def _ask(joins: Sequence[str], tell: Callable[[str], None]) -> _Cluster | None:
+async def _ask(
+    joins: Sequence[str], certificates: Certificates | None, tell: Callable[[str], None]
+) -> _Cluster | None:
+    scheme = "http" if certificates is None else "https"
+    context = None if certificates is None else certificates.current.join
     for join in joins:
         try:
-            answer = await ask_once(f"http://{join}", "GET", "/v1/cluster", timeout_s=TIMEOUT_S)
+            answer = await ask_once(
+                f"{scheme}://{join}", "GET", "/v1/cluster", timeout_s=TIMEOUT_S, ssl_context=context
+            )
             if answer.status == 200:
                 cluster = msgspec.json.decode(answer.body, type=_Cluster)
                 if cluster.nodes:
