@@ -63,6 +63,13 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
 
     The next command names it, and is refused if it is not the current one.
     """
+    tls: bool = False
+    """Whether its HTTP ports speak TLS, as its URLs say."""
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of its URLs."""
+        return "https" if self.tls else "http"
 
     @property
     def effective_weight(self) -> float:

@@ -312,6 +312,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.cli.commands.admin": (
         *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),
+        # The rules of a node's name, and how a certificate names it.
+        "laminar.node.host",
     ),
 }
 

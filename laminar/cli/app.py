@@ -46,6 +46,7 @@ FAMILIES = (
     Family("log", "The files of logs, on this machine; no server is asked."),
     Family("steer", "Steering of packets to the CPU of their shard by XDP, on this machine."),
     Family("pipeline", "Jobs on whole topics, run by Spark."),
+    Family("cert", "A CA for a cluster, and certificates of its nodes and clients."),
     Family("context", "Names for clusters, so that no --url is needed."),
     Family("config", "The settings of a node."),
 )
@@ -477,6 +478,24 @@ COMMANDS = (
         "pipeline_stats:stats",
         "Show what is in a topic: rates over time, sizes, keys, partitions, tags, and how even they are.",
         "laminar pipeline stats flights --plot stats.png",
+    ),
+    Command(
+        "cert ca",
+        "admin.cert:ca",
+        "Make a CA for a cluster: ca.pem and ca.key.",
+        "laminar cert ca --directory certificates",
+    ),
+    Command(
+        "cert node",
+        "admin.cert:node",
+        "Make the certificate of a node.",
+        "laminar cert node n1 --host 10.0.0.1 --host n1.example.net",
+    ),
+    Command(
+        "cert client",
+        "admin.cert:client",
+        "Make the certificate of a client.",
+        "laminar cert client billing",
     ),
     Command(
         "context add",

@@ -20,7 +20,7 @@ import pytest
 
 from laminar.batch import Header, split, stamp, verify
 from laminar.wire.key_route import Route
-from tests.http.certificates import Certificate
+from tests.certificates import Pair
 
 FakeAnswer = tuple[int, dict[str, str], bytes]
 
@@ -128,7 +128,7 @@ class FakeCluster:
     They speak TLS if they have a certificate.
     """
 
-    def __init__(self, nodes: int = 3, *, certificates: Sequence[Certificate] = ()) -> None:
+    def __init__(self, nodes: int = 3, *, certificates: Sequence[Pair] = ()) -> None:
         assert len(certificates) in (0, nodes)
         self._certificates = certificates
         # The tokens that are accepted, and the roles that each lacks; None: all requests are.

@@ -18,8 +18,8 @@ import pytest
 import laminar
 from laminar import aio
 from laminar.client.net import authorization
+from tests.certificates import Authority, Pair
 from tests.client.conftest import FakeCluster
-from tests.http.certificates import Authority, Certificate
 
 HOSTS = ("127.0.0.1", "localhost")
 # A certificate that is not accepted is no outage: it is said long before the deadline of a call.
@@ -28,21 +28,21 @@ SOON_S = 5.0
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority.make(tmp_path_factory.mktemp("ca"))
+    return Authority(tmp_path_factory.mktemp("ca"))
 
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority.make(tmp_path_factory.mktemp("stranger"), "stranger")
+    return Authority(tmp_path_factory.mktemp("stranger"))
 
 
 @pytest.fixture(scope="module")
-def certificate(authority: Authority) -> Certificate:
-    return authority.issue(HOSTS)
+def certificate(authority: Authority) -> Pair:
+    return authority.node("n1", *HOSTS)
 
 
 @contextmanager
-def fakes(*certificates: Certificate, nodes: int = 3) -> Iterator[FakeCluster]:
+def fakes(*certificates: Pair, nodes: int = 3) -> Iterator[FakeCluster]:
     """Nodes with these certificates, or `nodes` without; with a topic `t` of four partitions."""
     fake = FakeCluster(len(certificates) or nodes, certificates=certificates)
     fake.start()
@@ -54,7 +54,7 @@ def fakes(*certificates: Certificate, nodes: int = 3) -> Iterator[FakeCluster]:
 
 
 @pytest.fixture
-def tls(certificate: Certificate) -> Iterator[FakeCluster]:
+def tls(certificate: Pair) -> Iterator[FakeCluster]:
     """Three nodes that speak TLS, and accept the token `good`."""
     with fakes(certificate, certificate, certificate) as fake:
         fake.tokens = {"good": set()}
@@ -71,7 +71,7 @@ def named(url: str, host: str) -> str:
 
 
 def test_the_sync_face_works_over_tls_with_a_token(tls: FakeCluster, authority: Authority) -> None:
-    with laminar.connect(tls.urls[0], token="good", ca=authority.ca) as client:
+    with laminar.connect(tls.urls[0], token="good", ca=authority.pem) as client:
         topic = client.topic("t")
         topic.append(b"first", partition=0)
         with topic.producer(batch_bytes=2_000) as producer:
@@ -86,7 +86,7 @@ def test_the_sync_face_works_over_tls_with_a_token(tls: FakeCluster, authority: 
 
 async def test_the_aio_face_works_over_tls_with_a_token(tls: FakeCluster, authority: Authority) -> None:
     """Named producers, long polls and large batches too."""
-    async with aio.connect(tls.urls, token="good", ca=authority.ca.read_text()) as client:
+    async with aio.connect(tls.urls, token="good", ca=authority.pem.read_text()) as client:
         topic = client.topic("t")
         async with topic.producer(name="copier", batch_bytes=100_000) as producer:
             for number in range(1, 301):
@@ -105,7 +105,7 @@ def test_the_environment_says_token_and_ca(
 ) -> None:
     (tmp_path / "token").write_text("good\n")
     monkeypatch.setenv("LAMINAR_URL", ",".join(tls.urls))
-    monkeypatch.setenv("LAMINAR_CA", str(authority.ca))
+    monkeypatch.setenv("LAMINAR_CA", str(authority.pem))
     monkeypatch.setenv("LAMINAR_TOKEN_FILE", str(tmp_path / "token"))
 
     async def listed() -> list[str]:
@@ -133,12 +133,12 @@ def untrusted(act: Callable[[], object]) -> laminar.Untrusted:
 
 def test_nodes_of_another_ca_are_refused_at_once(tls: FakeCluster, stranger: Authority) -> None:
     """The token is not sent, and the error says which CA and which host."""
-    with laminar.connect(tls.urls, token="good", ca=stranger.ca) as client:
+    with laminar.connect(tls.urls, token="good", ca=stranger.pem) as client:
         error = untrusted(lambda: client.topic("t").append(b"a"))
         untrusted(client.topics)
         untrusted(lambda: list(client.topic("t").read()))
 
-    assert str(stranger.ca) in str(error) and "127.0.0.1" in str(error) and "LAMINAR_CA" in str(error)
+    assert str(stranger.pem) in str(error) and "127.0.0.1" in str(error) and "LAMINAR_CA" in str(error)
     assert "tls_failed" == error.code and not tls.heard
 
 
@@ -148,29 +148,29 @@ def test_the_system_s_cas_know_no_cluster(tls: FakeCluster) -> None:
 
 
 def test_a_name_that_the_certificate_lacks_is_said(authority: Authority) -> None:
-    elsewhere = authority.issue(["node1.example"], name="elsewhere")
+    elsewhere = authority.node("n2", "node1.example")
     with fakes(elsewhere) as fake:
-        with laminar.connect(named(fake.urls[0], "localhost"), ca=authority.ca) as client:
+        with laminar.connect(named(fake.urls[0], "localhost"), ca=authority.pem) as client:
             error = untrusted(client.topics)
 
     assert "Hostname mismatch" in str(error) and "localhost" in str(error)
 
 
 def test_an_expired_certificate_is_said(authority: Authority) -> None:
-    with fakes(authority.issue(HOSTS, name="old", expired=True)) as fake:
-        with laminar.connect(fake.urls, ca=authority.ca) as client:
+    with fakes(authority.node("old", *HOSTS, days=-1)) as fake:
+        with laminar.connect(fake.urls, ca=authority.pem) as client:
             error = untrusted(client.topics)
 
     assert "certificate has expired" in str(error) and "renew" in str(error)
 
 
 def test_one_node_with_an_expired_certificate_stops_no_call_to_the_others(
-    certificate: Certificate, authority: Authority
+    certificate: Pair, authority: Authority
 ) -> None:
     """What another node can answer, it answers; what only that node could, fails soon and clearly."""
-    old = authority.issue(HOSTS, name="old-node", expired=True)
+    old = authority.node("old", *HOSTS, days=-1)
     with fakes(certificate, old, certificate) as fake:
-        with laminar.connect(fake.urls, ca=authority.ca) as client:
+        with laminar.connect(fake.urls, ca=authority.pem) as client:
             for _ in range(10):
                 assert ["t"] == client.topics()
             topic = client.topic("t")
@@ -182,10 +182,10 @@ def test_one_node_with_an_expired_certificate_stops_no_call_to_the_others(
 
 
 def test_a_producer_fails_its_records_when_the_leader_s_certificate_is_refused(
-    certificate: Certificate, stranger: Authority, authority: Authority
+    certificate: Pair, stranger: Authority, authority: Authority
 ) -> None:
-    with fakes(certificate, stranger.issue(HOSTS)) as fake:
-        with laminar.connect(fake.urls[0], ca=authority.ca) as client:
+    with fakes(certificate, stranger.node("n1", *HOSTS)) as fake:
+        with laminar.connect(fake.urls[0], ca=authority.pem) as client:
             with pytest.raises(laminar.ProduceError) as failed:
                 with client.topic("t").producer() as producer:
                     producer.send(b"fits", partition=0)
@@ -196,12 +196,12 @@ def test_a_producer_fails_its_records_when_the_leader_s_certificate_is_refused(
     assert isinstance(lost.error, laminar.Untrusted)
 
 
-def test_https_never_becomes_http(certificate: Certificate, authority: Authority) -> None:
+def test_https_never_becomes_http(certificate: Pair, authority: Authority) -> None:
     """Where the cluster names a node without TLS, nothing is sent to it."""
     with fakes(certificate) as secure, fakes(nodes=1) as plain:
         secure.urls.append(plain.urls[0])
         secure.topics["t"][1].leader = 1
-        with laminar.connect(secure.urls[0], ca=authority.ca) as client:
+        with laminar.connect(secure.urls[0], ca=authority.pem) as client:
             error = untrusted(lambda: client.topic("t").append(b"a", partition=1))
 
     assert f"{plain.urls[0]} is not connected to without TLS" in str(error)
@@ -262,14 +262,14 @@ def test_a_node_that_redirects_for_ever_gets_no_other_host_the_token(cluster: Fa
 
 
 def test_a_lying_cluster_does_not_get_the_token_sent_elsewhere(
-    certificate: Certificate, authority: Authority, stranger: Authority
+    certificate: Pair, authority: Authority, stranger: Authority
 ) -> None:
     """Over TLS a host that was not given needs a certificate of the given CA, even with the system's."""
-    with fakes(certificate) as fake, fakes(stranger.issue(HOSTS)) as liar:
+    with fakes(certificate) as fake, fakes(stranger.node("n1", *HOSTS)) as liar:
         fake.urls.append(named(liar.urls[0], "localhost"))
         for partition in fake.topics["t"]:
             partition.leader = 1
-        with laminar.connect(fake.urls[0], token="good", ca=authority.ca) as client:
+        with laminar.connect(fake.urls[0], token="good", ca=authority.pem) as client:
             untrusted(lambda: client.topic("t").append(b"a", partition=1))
             client.cluster()
             assert ["t"] == client.topics()
@@ -280,7 +280,7 @@ def test_a_lying_cluster_does_not_get_the_token_sent_elsewhere(
 def test_over_tls_nodes_that_the_cluster_names_get_the_token(tls: FakeCluster, authority: Authority) -> None:
     """As they prove by a certificate of the same CA that they are of the cluster."""
     first, tls.urls[1] = tls.urls[0], named(tls.urls[1], "localhost")
-    with laminar.connect(first, token="good", ca=authority.ca) as client:
+    with laminar.connect(first, token="good", ca=authority.pem) as client:
         assert 1 == client.topic("t").append(b"a", partition=1).partition
 
     assert {(0, "Bearer good"), (1, "Bearer good")} <= set(tls.heard)

@@ -161,7 +161,9 @@ class SimEnvironment(Environment):
     def gossip(self, **arguments: Any) -> Any:
         return SimGossip(self._machine, self._life, arguments["info"])
 
-    async def find_cluster(self, joins: Sequence[str], *, secret: bytes | None) -> bytes | None:
+    async def find_cluster(
+        self, joins: Sequence[str], *, secret: bytes | None, certificates: object = None
+    ) -> bytes | None:
         return None  # a folder of another cluster is met over real connections
 
     async def find_controllers(
@@ -169,6 +171,7 @@ class SimEnvironment(Environment):
         joins: Sequence[str],
         *,
         secret: bytes | None,
+        certificates: object = None,
         tell: Callable[[str], None] = lambda reason: None,
     ) -> list[Address]:
         wires = self._machine.world.wires

@@ -47,7 +47,9 @@ def status(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
         count = sum(map(len, topics.values()))
         print(f"\n{len(topics)} topics, {count} partitions; " + ("all well" if not troubles else "not well:"))
         if about.get("insecure"):
-            print("  insecure: HTTP clients need no credentials, and other machines reach the HTTP ports")
+            print(
+                "  insecure: other machines reach the HTTP ports, and what protects from them is not all set"
+            )
         for trouble in troubles:
             print(f"  {trouble}")
     return EXIT_FAILED if troubles else EXIT_DONE

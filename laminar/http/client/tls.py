@@ -39,6 +39,7 @@ class Trust:
     def __init__(self, ca: str | None = None) -> None:
         self._ca = ca
         self._context: ssl.SSLContext | None = None
+        self._name = "the system's CAs"
         self._read: tuple[int, int, int] | None = None
         self.text: str | None = None
         """The CAs as PEM, for another machine; None for the system's."""
@@ -46,11 +47,18 @@ class Trust:
             self._read = self._identity()
             self._context = self._made()
 
+    @classmethod
+    def of(cls, context: ssl.SSLContext, name: str) -> Trust:
+        """Return the trust that `context` has; `name` is its CAs in words."""
+        made = cls()
+        made._context, made._name = context, name
+        return made
+
     @property
     def name(self) -> str:
         """The CAs in words, for errors."""
         if self._ca is None:
-            return "the system's CAs"
+            return self._name
         return "the given CA" if is_pem(self._ca) else self._ca
 
     def context(self) -> ssl.SSLContext:

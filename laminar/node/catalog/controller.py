@@ -298,6 +298,7 @@ class Controller(Process):
             boot=self._guard.boot,
             zone=self.boot.settings.zone,
             code_version=CODE_VERSION,
+            tls=self.boot.settings.tls,
         )
         return own if known is None else kept_by_command(own, known)
 
@@ -321,7 +322,10 @@ class Controller(Process):
         found = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CHECK_CLUSTER_S):
-                found = await self.environment.find_cluster(joins, secret=self.boot.settings.secret_bytes)
+                settings = self.boot.settings
+                found = await self.environment.find_cluster(
+                    joins, secret=settings.secret_bytes, certificates=self.boot.certificates
+                )
         if found not in (None, self.boot.cluster_id):
             raise Unrecoverable(
                 f"the data folder is not of the cluster at {', '.join(joins)} (--join): it founded its own "
@@ -348,7 +352,10 @@ class Controller(Process):
             reasons: list[str] = []
             joins = self.boot.settings.join
             addresses = await self.environment.find_controllers(
-                joins, secret=self.boot.settings.secret_bytes, tell=reasons.append
+                joins,
+                secret=self.boot.settings.secret_bytes,
+                certificates=self.boot.certificates,
+                tell=reasons.append,
             )
             if not addresses:
                 say(

@@ -238,7 +238,9 @@ class LocalReplica:
         """Find controllers through `--join`, unless some are remembered: the damaged catalog names none."""
         if not self._addresses.remembered:
             found = await self._boot.environment.find_controllers(
-                self._boot.settings.join, secret=self._boot.settings.secret_bytes
+                self._boot.settings.join,
+                secret=self._boot.settings.secret_bytes,
+                certificates=self._boot.certificates,
             )
             self._addresses.remembered = {str(address): address for address in found}
 

@@ -181,7 +181,7 @@ class View:
         record = self.nodes().get(node)
         if record is None or shard >= len(record.shard_http_ports):
             return None
-        return f"http://{host_in_url(record.host)}:{record.shard_http_ports[shard]}"
+        return f"{record.scheme}://{host_in_url(record.host)}:{record.shard_http_ports[shard]}"
 
     def partition_address(self, node: str, topic: str, number: int) -> Address | None:
         """Return where the shard that owns a partition on `node` listens for its peers; None if unknown."""

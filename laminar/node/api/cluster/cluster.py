@@ -39,9 +39,9 @@ class ClusterRoutes:
                 cluster_id=cluster_id.hex() if cluster_id is not None else None,
                 version=view.version,
                 catalog_leader=view.message.catalog_leader if view.message is not None else "",
-                # Of the answering node only: whether other machines reach its HTTP ports, which need no
-                # credentials.
-                insecure=self._services.settings.is_open,
+                # Of the answering node only: whether other machines reach its HTTP ports, and these lack what
+                # protects from them.
+                insecure=self._services.settings.is_insecure,
                 code_version=view.code_version,
                 nodes=[self._node(name) for name in sorted(view.nodes())],
             )
@@ -64,10 +64,10 @@ class ClusterRoutes:
         host = host_in_url(record.host)
         return Node(
             node=name,
-            url=f"http://{host}:{record.http_port}",
+            url=f"{record.scheme}://{host}:{record.http_port}",
             peer=f"{host}:{record.peer_ports[0]}",
             shards=[
-                ShardAddress(shard, f"http://{host}:{port}")
+                ShardAddress(shard, f"{record.scheme}://{host}:{port}")
                 for shard, port in enumerate(record.shard_http_ports)
             ],
             weight=record.weight,

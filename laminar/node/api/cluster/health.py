@@ -119,8 +119,8 @@ class Watch:
         found = []
         if services.space.low:
             found.append(f"appends are refused: {services.space.reason}")
-        if services.settings.is_open:
-            found.append("insecure: HTTP clients need no credentials")
+        if services.settings.is_insecure:
+            found.append(f"insecure: {' and '.join(services.settings.lacks)}")
         if not self.catalog_is_led():
             found.append("the catalog has no leader: no topic can be created, changed or deleted")
         few = self.fewer_placed()

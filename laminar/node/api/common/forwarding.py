@@ -125,6 +125,11 @@ class Forwarder:
         """The process that passed the request on, as `node/role`."""
         return f"{self._peer.node}/{self._peer.role}"
 
+    @property
+    def certificate(self) -> None:
+        """None: the shard that took the request has looked at its client."""
+        return None
+
 
 Handler = Callable[[Peer, bytes], Awaitable[Any]]
 
