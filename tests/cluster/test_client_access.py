@@ -1,10 +1,8 @@
-"""Clients and the command line in a cluster of real nodes that asks for tokens."""
+"""Clients and the command line in a cluster of real nodes that asks for tokens, without TLS and with it."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,20 +11,18 @@ import pytest
 
 import laminar
 from laminar import aio
-from laminar.testing.cluster import LocalCluster
-
-SETTINGS = {"access": "tokens", "secret": "a secret of the nodes of this test"}
+from tests.cluster.guarded import Guarded, run_laminar
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("guarded"), nodes=3, shards=2, settings=SETTINGS) as cluster:
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "tls"])
+def guarded(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Guarded]:
+    with Guarded(tmp_path_factory.mktemp("guarded"), tls=request.param) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def admin(guarded: LocalCluster) -> Iterator[laminar.Client]:
-    with laminar.connect(guarded.urls, token=guarded.admin_token) as client:
+def admin(guarded: Guarded) -> Iterator[laminar.Client]:
+    with guarded.connect() as client:
         yield client
 
 
@@ -45,10 +41,10 @@ def make_token(admin: laminar.Client, *grants: tuple[str, str], name: str = "bil
     return made["token"], made["id"]
 
 
-def test_a_token_is_good_for_what_it_grants(guarded: LocalCluster, admin: laminar.Client, topic: str) -> None:
+def test_a_token_is_good_for_what_it_grants(guarded: Guarded, admin: laminar.Client, topic: str) -> None:
     """At once, though other nodes learn of it a little later."""
     text, _ = make_token(admin, ("write", topic), ("read", topic))
-    with laminar.connect(guarded.urls, token=text) as client:
+    with guarded.connect(token=text) as client:
         handle = client.topic(topic)
         with handle.producer() as producer:
             for number in range(1_000):
@@ -74,7 +70,7 @@ def test_a_token_is_good_for_what_it_grants(guarded: LocalCluster, admin: lamina
 
 
 async def test_jobs_and_long_polls_go_on_over_a_rotation(
-    guarded: LocalCluster, admin: laminar.Client, topic: str, tmp_path: Path
+    guarded: Guarded, admin: laminar.Client, topic: str, tmp_path: Path
 ) -> None:
     """The second token is made and written, the first one revoked: no job and no record is lost or fails."""
     file = tmp_path / "token"
@@ -82,7 +78,7 @@ async def test_jobs_and_long_polls_go_on_over_a_rotation(
     file.write_text(old)
     admin.topic(topic).channel("work", exist_ok=True)
     done: list[bytes] = []
-    async with aio.connect(guarded.urls, token_file=file) as client:
+    async with aio.connect(guarded.urls, token_file=file, ca=guarded.ca) as client:
         handle = client.topic(topic)
         channel = await handle.channel("work")
         async with handle.producer() as producer:
@@ -101,16 +97,16 @@ async def test_jobs_and_long_polls_go_on_over_a_rotation(
         assert all(delivery.result().offset >= 0 for delivery in deliveries)
 
     assert {b"%d" % number for number in range(100)} == set(done)
-    with laminar.connect(guarded.urls, token=old) as client:
+    with guarded.connect(token=old) as client:
         with pytest.raises(laminar.Unauthorized):
             client.topics()
 
 
 def test_one_url_is_enough_for_a_client_with_a_token(
-    guarded: LocalCluster, admin: laminar.Client, topic: str
+    guarded: Guarded, admin: laminar.Client, topic: str
 ) -> None:
     """Without TLS other hosts get no token, so the given node passes on what they are to do."""
-    with laminar.connect(guarded.urls[1], token=guarded.admin_token) as client:
+    with guarded.connect(url=guarded.urls[1]) as client:
         handle = client.topic(topic)
         with handle.producer() as producer:
             for number in range(400):
@@ -118,27 +114,14 @@ def test_one_url_is_enough_for_a_client_with_a_token(
         assert 400 == len(list(handle.read()))
 
 
-def command(cluster: LocalCluster, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run `laminar` in a process of its own, on the cluster."""
-    environment = cluster.environment() | {"LAMINAR_URL": ",".join(cluster.urls), **more}
-    return subprocess.run(
-        [sys.executable, "-m", "laminar.cli", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
 def test_the_command_line_makes_and_revokes_tokens(
-    guarded: LocalCluster, admin: laminar.Client, topic: str, tmp_path: Path
+    guarded: Guarded, admin: laminar.Client, topic: str, tmp_path: Path
 ) -> None:
     """A token from the first one to its end, with no token in any output but that of its creation."""
     (tmp_path / "admin").write_text(guarded.admin_token)
     file = tmp_path / "billing"
     as_admin = {"LAMINAR_TOKEN_FILE": str(tmp_path / "admin")}
-    made = command(
+    made = run_laminar(
         guarded,
         "token",
         "create",
@@ -148,17 +131,17 @@ def test_the_command_line_makes_and_revokes_tokens(
         f"--to={file}",
         **as_admin,
     )
-    produced = command(guarded, "produce", topic, str(tmp_path / "admin"), "--token-file", str(file))
-    refused = command(guarded, "consume", topic, "--token-file", str(file))
-    who = command(guarded, "whoami", "--json", "--token-file", str(file))
-    listed = command(guarded, "token", "list", "--json", **as_admin)
+    produced = run_laminar(guarded, "produce", topic, str(tmp_path / "admin"), "--token-file", str(file))
+    refused = run_laminar(guarded, "consume", topic, "--token-file", str(file))
+    who = run_laminar(guarded, "whoami", "--json", "--token-file", str(file))
+    listed = run_laminar(guarded, "token", "list", "--json", **as_admin)
     mine = {each["name"]: each for each in msgspec.json.decode(listed.stdout)}["cli"]
-    shown = command(guarded, "token", "show", mine["id"], **as_admin)
-    revoked = command(guarded, "token", "revoke", mine["id"], "--yes", **as_admin)
-    after = command(guarded, "whoami", LAMINAR_TOKEN=file.read_text().strip())
-    gone = command(guarded, "token", "show", mine["id"], **as_admin)
-    status = command(guarded, "cluster", "status", **as_admin)
-    doctor = command(guarded, "cluster", "doctor", "--json", **as_admin)
+    shown = run_laminar(guarded, "token", "show", mine["id"], **as_admin)
+    revoked = run_laminar(guarded, "token", "revoke", mine["id"], "--yes", **as_admin)
+    after = run_laminar(guarded, "whoami", LAMINAR_TOKEN=file.read_text().strip())
+    gone = run_laminar(guarded, "token", "show", mine["id"], **as_admin)
+    status = run_laminar(guarded, "cluster", "status", **as_admin)
+    doctor = run_laminar(guarded, "cluster", "doctor", "--json", **as_admin)
 
     assert (0, 0, 0, 0, 0) == (
         made.returncode,
