@@ -575,6 +575,7 @@ class Controller(Process):
                 "storage": self.storage.statistics(),
                 "raft": self.driver.statistics(),
                 "transport": self.transport.statistics(),
+                "tls": self.tls_statistics(),
                 "loop": self.health.statistics(),
                 "repair": self.repairs.statistics(),
                 "catalog": {

@@ -243,6 +243,10 @@ class Process:
         if self.boot.certificates is not None and not self.stopping.is_set():
             self.spawn(self._refresh_certificates(again=True))
 
+    def tls_statistics(self) -> dict[str, int]:
+        """Return the figures of the certificates; none without TLS."""
+        return {} if self.boot.certificates is None else self.boot.certificates.statistics()
+
     async def _refresh_certificates(self, *, again: bool) -> None:
         assert self.boot.certificates is not None
         refresh = functools.partial(self.boot.certificates.refresh, again=again)

@@ -91,6 +91,7 @@ def test_a_list_is_commas_in_a_variable() -> None:
         ),
         ({"flags": {"host": "10.0.0.1", "insecure": True}}, "no secret is set"),
         ({"flags": {"host": "0.0.0.0", "secret": "s" * 16, "insecure": True}}, "set advertise_host"),
+        ({"flags": {"tls_key": "k.pem"}}, "tls_key without tls_certificate and tls_ca: TLS needs all three"),
         ({"environ": {"LAMINAR_INSECURE": "perhaps"}}, "insecure is true or false (it is 'perhaps')"),
     ],
 )
@@ -205,6 +206,18 @@ def test_no_socket_is_opened_for_settings_that_were_not_loaded(tmp_path: Path) -
             open_sockets_of(Settings(host="10.0.0.1", insecure=True), 1, folder)
         with pytest.raises(PermissionError, match="HTTP is not encrypted"):
             open_sockets_of(Settings(host="10.0.0.1", secret="s" * 16), 1, folder)
+
+
+def test_tls_opens_a_host_to_other_machines() -> None:
+    """And its URLs are of https; without it, and with `insecure`, what is missing is named."""
+    files = {"tls_certificate": "c.pem", "tls_key": "k.pem", "tls_ca": "ca.pem"}
+    given = {"host": "10.0.0.1", "secret": "s" * 16}
+
+    settings = load(flags=given | files).settings
+    assert (True, "https", False) == (settings.tls, settings.scheme, settings.is_insecure)
+    settings = load(flags=given | {"insecure": True}).settings
+    assert (False, "http", True) == (settings.tls, settings.scheme, settings.is_insecure)
+    assert ["HTTP is not encrypted (tls_certificate)"] == settings.lacks
 
 
 def test_a_node_to_join_may_be_given_by_its_url() -> None:
