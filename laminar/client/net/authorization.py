@@ -40,6 +40,7 @@ class Authorization:
         self._new_at_ms = now_ms()
         self._look_at_ms = self._new_at_ms + LOOK_MS
         self._identity: FileIdentity | None = None
+        self._may_hear: dict[str, bool] = {}  # by URL
         self.version = 0
         if endpoints.token_file is not None:
             try:
@@ -50,13 +51,18 @@ class Authorization:
 
     def header(self, url: str) -> str | None:
         """Return the value of the header ``Authorization`` for a request to `url`; None: it has none."""
-        if self._token is None or not self._endpoints.may_hear_token(url):
+        if self._token is None or not self.may_ask(url):
             return None
         return f"Bearer {self._token}"
 
     def may_ask(self, url: str) -> bool:
         """Return whether `url` is of any use: a node that may not have the token would refuse."""
-        return self._token is None or self._endpoints.may_hear_token(url)
+        if self._token is None:
+            return True
+        found = self._may_hear.get(url)
+        if found is None:
+            found = self._may_hear[url] = self._endpoints.may_hear_token(url)
+        return found
 
     def look(self) -> int:
         """Look at the token file, if the last time was `LOOK_MS` ago; return `version`."""
@@ -69,7 +75,7 @@ class Authorization:
 
         The file is looked at now. A token that has not changed is sent again while it is new.
         """
-        if self._token is None or not self._endpoints.may_hear_token(url):
+        if self._token is None or not self.may_ask(url):
             return False
         if self._endpoints.token_file is not None and self.version == version:
             self._read_again()
@@ -92,7 +98,7 @@ class Authorization:
 
     def explain(self, url: str, error: Error) -> Error:
         """Return `error`, the answer of `url`; where it says that there is no token, say why."""
-        if error.status == 401 and self._token is not None and not self._endpoints.may_hear_token(url):
+        if error.status == 401 and not self.may_ask(url):
             error.message = f"the token is not sent to {url}, as no URL that was given has this host"
             error.args = (error.message,)
             error.hint = (
