@@ -130,7 +130,7 @@ class Flag(IntFlag):
     # batches given to readers have this flag: it is never stored.
     LARGE = 4
     # A `cursor` or `channel` entry that counts only when it is durable, in an `interval` log too: consumers
-    # after a change of the topic's route rely on it, and on all before it.
+    # after a change of the topic's route, or a decision of a transaction, rely on it, and on all before it.
     SYNCED = 8
 
 

@@ -149,7 +149,7 @@ def _tokens(said: Iterable[Said]) -> Iterator[tuple[Said, str]]:
             each.verb,
             each.partition,
             each.delivery,
-            each.delay_ms or -1,
+            -1 if each.delay_ms is None else each.delay_ms,
             each.reason,
             each.timeout_ms or 0,
         )

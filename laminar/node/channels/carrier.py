@@ -11,8 +11,8 @@ measured before any is written. A record larger than a batch is not copied, nor 
 it keeps the log as long as it is open.
 
 Something else may keep the log's start where it is, as a transaction that is not decided. So until the log
-begins where copies were to let it begin, none are made for a later place: those that were made might be
-copied again and again, and fill the disk.
+begins where copies were to let it begin, none are made for a later place, if these are all that was needed
+for it: those that were made might be copied again and again, and fill the disk.
 """
 
 from __future__ import annotations
@@ -150,10 +150,9 @@ class Carrier:
         first, freed, takes = log.start.offset, 0, 0
         fresh = again = 0
         free_without = without_delayed = 0
-        # Copies may have filled the segment of a seal: then the log does not begin after that any more.
-        waits = log.start.index < self._end and self._end in ends
+        waits = False
         for end in ends:
-            if waits and end > self._end:
+            if waits:
                 break
             if end <= log.start.index or log.term(end) is None:
                 continue  # the log begins after it, or it is damaged here
@@ -173,17 +172,17 @@ class Carrier:
             of_delayed = delayed_bytes[bisect_left(delayed, end + 1)]
             if not of_delayed:
                 without_delayed = held
+            delayed_follow = 2 * of_delayed <= freed - without_delayed
             if not fresh and not again:
                 free_without = held
+                # If copies failed, more was opened, or the delayed records stay, then the log can't begin
+                # there, and to wait for that would be for as long as these are open.
+                waits = end == self._end and delayed_follow
                 continue
             if chosen is not None and takes > STEP_BYTES:
                 break
             # The delayed records are to follow, which are looked at without what is open.
-            if (
-                2 * takes <= freed - free_without
-                and 2 * (takes + of_delayed) <= freed
-                and 2 * of_delayed <= freed - without_delayed
-            ):
+            if 2 * takes <= freed - free_without and 2 * (takes + of_delayed) <= freed and delayed_follow:
                 chosen = end, fresh, again
         if chosen is None:
             return None
@@ -216,6 +215,7 @@ class Carrier:
         partition = self._partition
         try:
             partition.context.check_knows(CARRIED_SINCE, "copies of open records")
+            measured: set[int] = set()
             while (way := self._way(ends)) is not None:
                 copies = partition.state.channels.copies
                 unknown = [each for each in way.offsets if each not in self._sizes and each not in copies]
@@ -223,8 +223,10 @@ class Carrier:
                     self._end = way.end
                     await self._copy(way.offsets)
                     return
-                if not await self._measure(unknown):
+                # What is not known after it was read would be read again without end.
+                if not measured.isdisjoint(unknown) or not await self._measure(unknown):
                     return
+                measured.update(unknown)
         except (Problem, StorageError) as error:
             _log.info("%s: open records are not copied now: %s", partition.replica.name, error)
         except Exception as error:  # noqa: BLE001  # stops this partition's replica

@@ -304,10 +304,17 @@ class Delivery:
                 limit="commit",
                 outcome="not_applied",
             )
-        changes = wanted_of(partition.state.channels, batch, acks)
+        try:
+            changes = wanted_of(partition.state.channels, batch, acks)
+        except Problem:
+            # A leader that was deposed may not know of the delivery, nor that another batch has ended.
+            await partition.reader.confirmed_bounds()
+            await self._seen()
+            changes = wanted_of(partition.state.channels, batch, acks)
         for change in changes:
             self._line(change.channel)
-        future = self._propose([*changes]) if changes else self._seen()
+        # Synced, as replicas change to the policy `interval` one by one.
+        future = self._propose([*changes], synced=True) if changes else self._seen()
         held = partition.state.channels.pins.get(batch)
         self.pinned_s[batch] = self._loop.time()
         await future
@@ -337,7 +344,7 @@ class Delivery:
         for channel, offsets in partition.state.channels.pinned(batch).items():
             queue, outs = self._line(channel).queue, self._channel(channel).out
             ended.append((queue, {offset: outs[offset] for offset in offsets}))
-        future = self._propose([PinsEnded(*batch, done=done)])
+        future = self._propose([PinsEnded(*batch, done=done)], synced=True)
         self.pinned_s.pop(batch, None)
         now_s = self._loop.time() - self._stalled_s
         for queue, before in ended:
@@ -564,13 +571,16 @@ class Delivery:
         for receiver in line.waiting:
             _fail(receiver.future, Problem("no_such_channel", "it was deleted", outcome="not_applied"))
 
-    def _propose(self, changes: list[Change]) -> asyncio.Future[Receipt]:
-        """Propose one entry. Raises `Problem` when nothing was proposed."""
+    def _propose(self, changes: list[Change], *, synced: bool = False) -> asyncio.Future[Receipt]:
+        """Propose one entry. With `synced` it counts only when it is synced, whatever the flush policy.
+
+        Raises `Problem` when nothing was proposed.
+        """
         partition = self._partition
         partition.appends.flush()
         succession = partition.state.succession
         # What follows a seal may be counted on by the partitions after it.
-        synced = succession.successor_of > 0 or succession.sealed is not None
+        synced = synced or succession.successor_of > 0 or succession.sealed is not None
         future: asyncio.Future[Receipt] = self._loop.create_future()
         partition.appends.propose(channel_entry(changes, synced=synced), [(future, 0)])
         return future
@@ -914,7 +924,7 @@ def _check_range(named: Iterable[Named]) -> None:
     if total > MAX_RANGE:
         raise Problem(
             "invalid",
-            "a request names fewer records",
+            f"a request names {MAX_RANGE:,} records at most",
             field="tokens",
             value=total,
             limit=MAX_RANGE,

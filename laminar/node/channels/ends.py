@@ -7,6 +7,7 @@ proposes. Of a record that is named twice in a turn the first counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from laminar.node.channels.requests import Settled, Step, Verb
 from laminar.node.partition.state.channels import (
@@ -23,6 +24,12 @@ from laminar.wire.channels import Named
 
 TIME_OUT = "time-out"
 """The reason of a failure by time."""
+REASON_BYTES: Final = 200
+"""Most bytes of a reason; what is longer is cut.
+
+Each entry that moves the log's start has the reasons of all that is aside, up to 200,000 (`MAX_OPEN_HERE`),
+and no entry is larger than 63 MiB: else the log would keep all that follows.
+"""
 
 
 class Ends:
@@ -48,12 +55,8 @@ class Ends:
             missed: list[int] = []
             for offset in range(named.first, named.end):
                 out, before = channel.out.get(offset), touched.get(offset)
-                if offset in channel.pins:
-                    # Its transaction says what becomes of it; until then no time runs for it.
-                    if step.verb == "extend" and out is not None and out.delivery == named.delivery:
-                        done += 1
-                    else:
-                        missed.append(offset)
+                if offset in channel.pins and step.verb != "extend":
+                    missed.append(offset)  # its transaction says what becomes of it
                 elif out is not None and out.delivery == named.delivery and before is None:
                     done += 1
                     if step.verb == "extend":
@@ -110,6 +113,7 @@ class Ends:
         if settings.max_attempts and out.attempt >= settings.max_attempts:
             delay_ms = -1
             self.died += 1
+        reason = reason.encode()[:REASON_BYTES].decode(errors="ignore")
         self.failed.setdefault((channel.id, reason), []).append((offset, out, delay_ms, True))
 
 

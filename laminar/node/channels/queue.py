@@ -30,6 +30,8 @@ from laminar.node.partition.state.channels import (
 
 MAX_PASSED: Final = 16_384
 """Most records that one turn passes over."""
+MIN_OUTDATED: Final = 64
+"""Fewer outdated deadlines than this are not looked for."""
 
 
 class Scanned(NamedTuple):
@@ -235,7 +237,7 @@ class Queue:
         """Note that what was chosen is out, by the entry that is now the log's last."""
         for offsets in (chosen.again, chosen.fresh):
             if offsets:
-                heappush(self._deadlines, (deadline_s, delivery, next(self._order), offsets))
+                self._add_deadline(deadline_s, delivery, offsets)
         if self.is_ordered:
             self._out_keys.update(key for key in chosen.keys if key != NO_KEY)
             for offset, key in chosen.busy:
@@ -268,7 +270,7 @@ class Queue:
     def extend(self, offset: int, delivery: int, deadline_s: float) -> None:
         """Give a record that is out time until `deadline_s`."""
         self._extended[offset] = (delivery, deadline_s)
-        heappush(self._deadlines, (deadline_s, delivery, next(self._order), (offset,)))
+        self._add_deadline(deadline_s, delivery, (offset,))
 
     def overdue(self, now_s: float) -> list[int]:
         """Return the offsets whose consumer's time is over, ascending, and forget their deadlines."""
@@ -276,16 +278,45 @@ class Queue:
         while self._deadlines and self._deadlines[0][0] <= now_s:
             deadline_s, delivery, _, offsets = heappop(self._deadlines)
             for offset in offsets:
-                out = self.channel.out.get(offset)
-                if out is None or out.delivery != delivery:
-                    continue
                 if offset in self.channel.pins:
                     continue  # it has a deadline again if its batch is not committed
-                extended = self._extended.get(offset)
-                if extended is not None and extended[0] == delivery and extended[1] != deadline_s:
-                    continue  # it has another deadline, later or earlier
-                found.add(offset)
+                if self._ends(offset, delivery, deadline_s):
+                    found.add(offset)
         return sorted(found)
+
+    def _ends(self, offset: int, delivery: int, deadline_s: float) -> bool:
+        """Return whether this is the deadline of a record that is out under this delivery."""
+        out = self.channel.out.get(offset)
+        if out is None or out.delivery != delivery:
+            return False
+        extended = self._extended.get(offset)
+        if extended is not None and extended[0] == delivery:
+            return extended[1] == deadline_s  # else it has another one, later or earlier
+        return True
+
+    def _add_deadline(self, deadline_s: float, delivery: int, offsets: Sequence[int]) -> None:
+        heappush(self._deadlines, (deadline_s, delivery, next(self._order), offsets))
+        if len(self._deadlines) > 2 * len(self.channel.out) + MIN_OUTDATED:
+            self._forget_outdated()
+
+    def _forget_outdated(self) -> None:
+        """Leave out of the heap what is over before its deadline.
+
+        That may be twelve hours away, and each delivery and each extension has an entry.
+        """
+        held, seen = self.channel.out, set[int]()
+        kept: list[tuple[float, int, int, Sequence[int]]] = []
+        # The earliest first: of a record that is put back another one may seem to hold, too.
+        for deadline_s, delivery, order, offsets in sorted(self._deadlines):
+            left = [
+                offset
+                for offset in offsets
+                if offset in held and offset not in seen and self._ends(offset, delivery, deadline_s)
+            ]
+            if left:
+                seen.update(left)
+                kept.append((deadline_s, delivery, order, left))
+        self._deadlines = kept
 
     def put_back(self, offsets: Iterable[int], now_s: float) -> None:
         """Have these records be overdue again: what was to be proposed was refused."""
@@ -293,7 +324,7 @@ class Queue:
             out = self.channel.out.get(offset)
             if out is not None:
                 self._extended.pop(offset, None)
-                heappush(self._deadlines, (now_s, out.delivery, next(self._order), (offset,)))
+                self._add_deadline(now_s, out.delivery, (offset,))
 
     # -- order -------------------------------------------------------------------------------
 

@@ -31,7 +31,8 @@ SMALL: Final = 1_000
 SMALL_BYTES: Final = PUBLISH_BYTES // 4
 """A batch with fewer pending records, and of fewer bytes, is small: several of them make one."""
 SORTED_BYTES: Final = 8 << 20
-"""About how many bytes of entries are sorted by time together."""
+SORTED_RECORDS: Final = 50_000
+"""About how many bytes of entries, and pending records, are sorted by time together."""
 
 
 class Carrier:
@@ -70,7 +71,8 @@ class Carrier:
             if batch.left < SMALL and batch.size_bytes * batch.left < SMALL_BYTES * batch.count
         ]
         small.sort(key=lambda batch: batch.first_due_ms, reverse=True)
-        self._begin([batch.index for batch in small[:JOINED]])
+        if len(small) > 1:  # one alone would be copied at each check
+            self._begin([batch.index for batch in small[:JOINED]])
 
     async def finished(self) -> None:
         """Wait until no copies are being made."""
@@ -100,16 +102,17 @@ class Carrier:
 
     def _portions(self, entries: Iterable[int]) -> Iterable[list[DelayedBatch]]:
         portion: list[DelayedBatch] = []
-        size = 0
+        size = left = 0
         for entry in entries:
             batch = self._partition.state.delayed.batches.get(entry)
             if batch is None:
                 continue
-            if portion and size + batch.size_bytes > SORTED_BYTES:
+            if portion and (size + batch.size_bytes > SORTED_BYTES or left + batch.left > SORTED_RECORDS):
                 yield portion
-                portion, size = [], 0
+                portion, size, left = [], 0, 0
             portion.append(batch)
             size += batch.size_bytes
+            left += batch.left
         if portion:
             yield portion
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from operator import sub
@@ -74,6 +75,8 @@ class Contents:
         if found is not None:
             self._kept.move_to_end(key)
             return found
+        # Other requests get their turn: thousands of entries may be read one after the other, all at hand.
+        await asyncio.sleep(0)
         frames = await log.read_promptly(entry, entry, max_bytes=1)
         if not frames or Header.unpack(frames[0]).kind is not Kind.DELAYED or log.term(entry) != key[1]:
             raise EntriesTrimmed(f"{self._partition.context.name}: entry {entry} was truncated")

@@ -26,8 +26,8 @@ import msgspec
 from laminar.batch import HEADER_SIZE, Kind
 from laminar.batch.header import seal
 from laminar.http.api.problems import Problem
-from laminar.log.disk.errors import StorageError
-from laminar.node.delay.contents import Contents, Due, joined, next_ms, tag_mask, written_ms
+from laminar.log.disk.errors import EntriesTrimmed, StorageError
+from laminar.node.delay.contents import EARLIEST_MS, Contents, Due, joined, next_ms, tag_mask, written_ms
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.problems import too_much_delayed
 from laminar.node.partition.receipts import Receipt
@@ -143,10 +143,15 @@ class Publisher:
         """
         place = self.delayed.find(number)
         while place is not None:
-            batch = await self.contents.batch(place.entry)
+            batch = None
+            try:
+                batch = await self.contents.batch(place.entry)
+            except EntriesTrimmed:
+                if self.delayed.is_pending(place):
+                    raise
             # While it was read the record may have been published, cancelled or copied.
             now = self.delayed.find(number)
-            if now == place:
+            if now == place and batch is not None:
                 return written_ms(batch, place.row)
             place = now
         return None
@@ -300,7 +305,8 @@ class Publisher:
         """
         if entry in self.delayed.batches:
             _log.warning("%s: delayed records wait: %s", self._partition.replica.name, error)
-            self._next_ms.pop(entry, None)
+            # All of it is read again: a record may have a time before all that it was written with.
+            self._next_ms[entry] = EARLIEST_MS
             self._unreadable[entry] = self._loop.time() + PAUSE_S
 
     def _readable_again(self) -> list[int]:
@@ -353,6 +359,9 @@ class Publisher:
         near = self._near
         while near and near[0].due_ms <= now_ms and len(chosen) < PUBLISH_RECORDS:
             due = heappop(near)
+            moved = self.delayed.moved.get(due.number)
+            if moved is not None and moved.due_ms == due.due_ms:
+                due = due._replace(place=moved.place)  # it may have been copied since
             if self._is_due(due) and (not chosen or chosen[-1] != due):
                 chosen.append(due)
         return chosen

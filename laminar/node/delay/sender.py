@@ -178,13 +178,15 @@ class Sender:
             if not self._may_send() or partition.replica.core.term != term:
                 raise not_leader(partition.context.name, outcome="not_applied")
             moved = partition.state.delayed.moved
-            written = [written_ms(batch, each.place.row) for each, batch in records]
+            # The publisher there looks at a batch in time for the earliest, so the times of now count, too.
+            times = [written_ms(batch, each.place.row) for each, batch in records]
+            times += [each.due_ms for each in chosen]
             batch = Received(
                 stream,
                 sequence,
                 [each.number for each in chosen],
-                min(written),
-                max(written),
+                min(times),
+                max(times),
                 [
                     value
                     for row, each in enumerate(chosen)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from laminar.batch import NO_PRODUCER, Batch, Column, Header, Kind, has_column, kind_of
 from laminar.http.api.problems import Outcome, Problem
 from laminar.http.api.records import Records
+from laminar.http.api.timestamps import EARLIEST_MS, LATEST_MS
 from laminar.log.disk.errors import StorageError
 from laminar.node.partition.append_batcher import AppendBatcher
 from laminar.node.partition.context import PartitionContext
@@ -415,8 +416,8 @@ class AppendPath:
         A batch is delayed as a whole: a record without a time would be delayed by its neighbours.
 
         Raises:
-            Problem: 422 `invalid` when some records have a time, and others have none; 503 `not_enabled`
-                while not all nodes know delayed records.
+            Problem: 422 `invalid` when some records have a time, and others have none, or one that no id can
+                name; 503 `not_enabled` while not all nodes know delayed records.
         """
         context = self._context
         times = Batch(frame, verified=True).delivery_times
@@ -428,6 +429,10 @@ class AppendPath:
         if len(known) < len(times):
             field = f"records[{times.index(None)}].deliver_at"
             raise not_delayed(context.name, field, "all records of a batch are delayed, or none is")
+        for row, time in enumerate(known):
+            if not EARLIEST_MS <= time <= LATEST_MS:
+                field = f"records[{row}].deliver_at"
+                raise not_delayed(context.name, field, "a time is in the years 1 to 9999", value=time)
         context.check_knows(DELAYED_SINCE, "delayed records")
         return known
 

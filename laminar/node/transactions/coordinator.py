@@ -131,7 +131,8 @@ class Coordinator:
         return sinks.get(sink_id) or sinks.unknown
 
     def _change(self, sink_id: bytes, sink: Sink, *, ends: bool = False) -> asyncio.Future[Receipt]:
-        # `ends`: the change finishes or deletes something, so it is taken even while the disk is full.
+        # `ends`: the change finishes or deletes something, so it is taken even while the disk is full. What a
+        # driver that is gone has pinned or prepared keeps the log, so it may be what the disk is full of.
         payload = msgspec.msgpack.encode(SinkChange(sink_id, sink))
         return self.partition.appends.append_control(build_control(Kind.SINK, payload), even_if_full=ends)
 
@@ -301,7 +302,7 @@ class Coordinator:
             sink = self._new_once()
         elif not sink.once or sink.epoch != epoch or sink.number >= 0:
             return await self.status(sink_id)
-        return await self._raise(sink_id, sink, "")
+        return await self._raise(sink_id, sink, "", ends=True)
 
     async def fence(self, sink_id: bytes, epoch: int, number: int) -> Sink:
         """Rule out that batch `number` of a sink is still decided under `epoch`; return the sink.
@@ -317,7 +318,7 @@ class Coordinator:
             return await self.status(sink_id)
         else:
             sink = msgspec.structs.replace(sink, epoch=epoch)
-        return await self._raise(sink_id, sink, "")
+        return await self._raise(sink_id, sink, "", ends=True)
 
     async def take_name(self, sink_id: bytes, name: str, producer: bytes, request: str = "") -> Sink:
         """Raise the epoch of a producer's name and return the name's entry, as `begin` does for a sink.
@@ -328,13 +329,13 @@ class Coordinator:
         named = msgspec.structs.replace(sink, name=name, producer=sink.producer or producer)
         return await self._raise(sink_id, named, request)
 
-    async def _raise(self, sink_id: bytes, sink: Sink, request: str) -> Sink:
+    async def _raise(self, sink_id: bytes, sink: Sink, request: str, *, ends: bool = False) -> Sink:
         if request and sink.begun_by == request:
             partition = self.partition
             await partition.appends.when_committed(partition.log.last_index, Receipt(partition.number, 0, 0))
             return sink
         begun = msgspec.structs.replace(sink, epoch=sink.epoch + 1, begun_by=request)
-        await self._change(sink_id, begun)
+        await self._change(sink_id, begun, ends=ends)
         return begun
 
     async def status(self, sink_id: bytes) -> Sink:

@@ -158,6 +158,19 @@ async def test_what_is_said_at_the_same_time_goes_in_one_request(topic: Topic[by
     assert asked <= 4, asked
 
 
+async def test_a_pause_of_zero_is_not_the_pause_of_the_channel(topic: Topic[bytes]) -> None:
+    """Said at the same time of jobs that follow each other, in either order."""
+    channel = await topic.channel("c", retry_ms=3_600_000)
+    for number in range(4):
+        await topic.append(b"%d" % number, partition=1)
+    jobs = await taken(channel, 4)
+
+    await asyncio.gather(*(job.nack(delay=None if job.offset in (0, 3) else 0) for job in jobs))
+
+    assert [b"1", b"2"] == sorted(job.value for job in await taken(channel, 2))
+    assert [0, 3] == [each.offset for each in await channel.aside()]
+
+
 async def test_a_loop_ends_when_it_is_closed_and_gives_back_what_it_has_not_yielded(
     topic: Topic[bytes],
 ) -> None:

@@ -15,6 +15,7 @@ from laminar.batch import HEADER_SIZE, Batch, Codec, Header, build
 from laminar.batch.builder import _build
 from laminar.batch.header import Flag
 from laminar.http.api.problems import Problem
+from laminar.log.disk.errors import DamagedRange
 from laminar.node.api.channels.states import state_of
 from laminar.node.channels import carrier as carrier_module
 from laminar.node.channels.carrier import Carrier
@@ -26,6 +27,7 @@ from laminar.node.delay.publisher import Publisher
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.retention import Retention, Rules
 from laminar.node.partition.state.channels import Why
+from laminar.node.partition.state.delayed_records import CANCELLED, Changed, delayed_entry
 from laminar.node.partition.state.pins import PartAcks
 from laminar.node.partition.state.succession import Output, SealRecord
 from laminar.node.transactions.participant import Batch as StagedBatch
@@ -316,7 +318,13 @@ async def test_copies_are_not_made_again_while_something_else_keeps_the_log(
         assert partition.start_offset == 0
         assert sizes[-1] == sizes[0], f"{held.carrier.copied} copies: {sizes}"
         # Of what is known to stay none are made.
-        assert held.carrier.copied == (24 if kept_by == "a delayed record" else 0)
+        copied = 24 if kept_by == "a delayed record" else 0
+        assert held.carrier.copied == copied
+        for _ in range(3):
+            await held.fill(16)
+            await start_after(retention, partition)
+            await held.carrier.finished()
+        assert (partition.start_offset, held.carrier.copied) == (0, copied), "there is room, but no way"
 
 
 async def test_copies_and_those_of_delayed_records_free_more_than_they_take_together(tmp_path: Path) -> None:
@@ -367,6 +375,7 @@ async def test_open_and_delayed_records_do_not_wait_for_each_other(tmp_path: Pat
         for _ in range(6):
             await append(partition, b"x" * 300_000, delivery_times=[int(time.time() * 1000) + HOUR_MS])
         pending = partition.log.last_index
+        await held.failed(b"beside them")
         await held.fill(1)
         (after,) = await held.failed(b"after them")
         await held.fill(6)
@@ -374,6 +383,7 @@ async def test_open_and_delayed_records_do_not_wait_for_each_other(tmp_path: Pat
         younger = sum(size for last, _, size in partition.log.sealed() if last > end)
 
         assert 0 < await checked(Rules(retention_bytes=younger)) < after
+        assert held.carrier.copied == 1, "what is beside the delayed ones stays with them"
         assert await checked(EVERYTHING) > after
         delayed.stop()
         publisher.stop()
@@ -396,6 +406,87 @@ async def test_copies_go_on_when_the_log_begins_where_they_let_it(tmp_path: Path
         await held.fill(8)
         assert await held.trimmed() > 12 and retained(partition) < 4 * MIB
         assert len(partition.state.channels.copies) == 12
+
+
+async def test_copies_that_failed_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left frees too little by itself. It goes with what follows, and keeps that not for ever."""
+    monkeypatch.setattr(carrier_module, "COPY_BYTES", 100_000)
+    append_copies, entries = Carrier._append, 0
+
+    async def one_alone(carrier: Carrier, chosen: Any) -> None:
+        nonlocal entries
+        entries += 1
+        if entries == 2:
+            raise Problem("not_leader", "too much is not committed", outcome="not_applied")
+        await append_copies(carrier, chosen)
+
+    async with carrying(tmp_path) as held:
+        await held.failed(b"a" * 60_000)
+        await held.fill(4)
+        for _ in range(3):
+            await held.failed(b"x" * 300_000)
+        await held.fill(1)
+        monkeypatch.setattr(Carrier, "_append", one_alone)
+
+        assert await held.trimmed() < 20 and held.carrier.copied == 1
+        await held.fill(6)
+        assert await held.trimmed() > 20
+
+
+async def test_delayed_records_that_stay_after_all_are_not_waited_for(tmp_path: Path) -> None:
+    """They were to follow. Since one of them is cancelled, their copies free too little by themselves."""
+    async with carrying(tmp_path) as held:
+        partition = held.partition
+        publisher = Publisher(partition)
+        delayed = DelayedCarrier(partition, publisher)
+        retention = held.retention(keep_delayed=lambda _, before: delayed.keep(before))
+        due_ms = int(time.time() * 1000) + HOUR_MS
+
+        async def check() -> None:
+            await start_after(retention, partition)
+            await held.carrier.finished()
+            await delayed.finished()
+
+        first = partition.state.delayed.next_count
+        await append(partition, b"first", delivery_times=[due_ms])
+        await held.failed(b"before them")
+        await held.fill(2)
+        for _ in range(6):
+            await append(partition, b"x" * 300_000, delivery_times=[due_ms])
+        await held.fill(1)
+        while not held.carrier.copied:
+            await check()
+        await partition.appends.append_control(delayed_entry(Changed([first, CANCELLED, due_ms])))
+        (after,) = await held.failed(b"after them")
+        await held.fill(8)
+
+        for _ in range(6):
+            await check()
+        assert partition.start_offset > after
+        delayed.stop()
+        publisher.stop()
+
+
+async def test_what_stays_unknown_after_it_was_read_is_not_read_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index of an earlier version holds no offsets of a hole: such damage may be noted at no entry."""
+    async with carrying(tmp_path) as held:
+        (unknown,) = await held.failed(b"in a hole")
+        await held.fill(3)
+        reads = 0
+
+        async def refused(source: Source, at: int, end: int) -> None:
+            nonlocal reads
+            reads += 1
+            assert reads < 100, "its leader does nothing else"
+            raise DamagedRange(
+                first_index=2, last_index=2, first_offset=at, next_offset=end, file="0.log", position=0
+            )
+
+        monkeypatch.setattr(Source, "read", refused)
+        assert await held.trimmed() <= unknown and not held.carrier.copied
+        assert held.partition.leads
 
 
 async def test_what_was_compressed_is_compressed_in_its_copy(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from laminar.batch.header import Header
 from laminar.http.api.problems import Problem
 from laminar.node.channels.delivery import Delivery
 from laminar.node.channels.jobs import Jobs
+from laminar.node.channels.queue import MIN_OUTDATED
 from laminar.node.channels.requests import Step, Verb
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
@@ -26,6 +27,8 @@ from tests.node.alone import lone_partition
 
 CHANNEL = 7
 QUICK = ChannelSettings(retry_ms=0)
+SHORT_MS = 1_000
+HOURS_MS = 12 * 3_600_000
 
 
 @asynccontextmanager
@@ -161,6 +164,16 @@ async def test_a_record_comes_again_until_it_is_dead(tmp_path: Path) -> None:
         assert (values(jobs), attempts(jobs)) == ([b"a"], [1])
 
 
+async def test_of_a_reason_so_many_bytes_are_kept(tmp_path: Path) -> None:
+    """Characters of four bytes would make the table too large for the entry that moves the log's start."""
+    async with delivering(tmp_path, ChannelSettings(max_attempts=1)) as (partition, delivery):
+        kept = {"x" * 200: "x" * 200, "🙂" * 200: "🙂" * 50, "x" * 199 + "é": "x" * 199}
+        for offset, (reason, wanted) in enumerate(kept.items()):
+            await append(partition, b"a")
+            await delivery.settle(CHANNEL, steps("nack", await given(delivery), reason=reason))
+            assert partition.state.channels.by_id[CHANNEL].aside[offset].reason == wanted
+
+
 async def test_a_stream_is_told_which_of_its_deliveries_are_over(tmp_path: Path) -> None:
     """Acknowledged, failed, released, moved past, or out under another number; at once if it is so."""
     async with delivering(tmp_path, ChannelSettings(retry_ms=3_600_000)) as (partition, delivery):
@@ -249,6 +262,30 @@ async def test_an_extended_record_stays_out(tmp_path: Path) -> None:
 
         assert offsets(await given(delivery)) == offsets(second)
         assert await delivery.settle(CHANNEL, steps("ack", first)) == (1, [])
+
+
+@pytest.mark.parametrize("verb", ["ack", "extend"])
+async def test_a_leader_remembers_no_deadline_of_what_is_over(tmp_path: Path, verb: Verb) -> None:
+    """Else it would keep one of each delivery, and of each extension, for up to twelve hours."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"shorter", b"longer")
+        shorter = await given(delivery, 1, timeout_ms=SHORT_MS)
+        longer = await given(delivery, 1, timeout_ms=SHORT_MS)
+        await delivery.settle(CHANNEL, steps("extend", shorter, timeout_ms=HOURS_MS))
+        await delivery.settle(CHANNEL, steps("extend", longer, timeout_ms=HOURS_MS))
+        jobs = longer
+        for _ in range(3 * MIN_OUTDATED):
+            if verb == "ack":
+                await append(partition, b"a")
+                jobs = await given(delivery, 1, timeout_ms=HOURS_MS)
+            assert await delivery.settle(CHANNEL, steps(verb, jobs, timeout_ms=HOURS_MS)) == (1, [])
+        queue = delivery._lines[CHANNEL].queue
+        assert len(queue._deadlines) <= 2 * len(queue.channel.out) + MIN_OUTDATED
+
+        await delivery.settle(CHANNEL, steps("extend", shorter, timeout_ms=SHORT_MS))
+        assert offsets(await given(delivery)) == offsets(shorter)
+        await nothing(delivery, 1.0)
+        assert await delivery.settle(CHANNEL, steps("ack", longer)) == (1, [])
 
 
 async def test_what_ends_while_the_leader_is_confirmed_is_not_extended(tmp_path: Path) -> None:
@@ -513,7 +550,7 @@ async def test_so_much_may_be_out_and_no_more(tmp_path: Path) -> None:
         jobs = await given(delivery)
         assert offsets(jobs) == [0, 1, 2]
         await nothing(delivery)
-        with pytest.raises(Problem, match="fewer records"):
+        with pytest.raises(Problem, match="10,000 records at most"):
             await delivery.settle(CHANNEL, [Step("ack", Named(0, 0, 1 << 40, 1))])
         await delivery.settle(CHANNEL, steps("ack", jobs))
         assert offsets(await given(delivery)) == [3, 4]

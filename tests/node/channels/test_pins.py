@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from laminar.batch import Header, Kind, build, kind_of
+from laminar.batch.header import Flag
 from laminar.http.api.problems import Problem
 from laminar.node.channels.delivery import Delivery
 from laminar.node.channels.jobs import Jobs
 from laminar.node.channels.requests import Step
-from laminar.node.partition.state.pins import PartAcks
+from laminar.node.partition.state.channels import channel_changes
+from laminar.node.partition.state.pins import PartAcks, Pinned, PinsEnded
 from laminar.wire.channels import ChannelSettings, Named
 from tests.node.alone import lone_partition
 from tests.node.channels.test_delivery import (
@@ -162,6 +165,21 @@ async def test_a_person_may_move_a_channel_whose_jobs_are_pinned(tmp_path: Path)
         assert not partition.state.channels.pins
 
 
+async def test_pins_and_their_end_count_only_when_they_are_synced(tmp_path: Path) -> None:
+    """Replicas change to the policy `interval` one by one: one of them may do so before its leader."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a")
+        index = await delivery.pin(BATCH, acks(await given(delivery)))
+        await delivery.end_pins(BATCH, done=True, index=index)
+        frames = await partition.log.read(index, partition.log.last_index, max_bytes=1 << 20)
+        pins = [
+            Header.unpack(frame).flags
+            for frame in frames
+            if kind_of(frame) == Kind.CHANNEL and isinstance(channel_changes(frame)[0], (Pinned, PinsEnded))
+        ]
+        assert len(pins) == 2 and all(flags & Flag.SYNCED for flags in pins)
+
+
 async def test_nothing_is_pinned_before_all_programs_know_pins(tmp_path: Path) -> None:
     """An older one could not read its log."""
     async with delivering(tmp_path) as (partition, delivery):
@@ -224,6 +242,49 @@ async def test_a_leader_that_was_deposed_does_not_say_that_pins_have_ended() -> 
             await asyncio.wait_for(asked, 20)
         assert problem.value.code == "not_leader"
         assert new.partition.state.channels.pins[BATCH].entry == index
+        consumers.stop()
+
+
+async def test_a_leader_that_was_deposed_does_not_say_that_a_pinned_job_is_extended() -> None:
+    """The pin may have ended behind it, and another consumer may have the job by now."""
+    async with trio() as cluster:
+        consumers = Consumers(cluster)
+        await consumers.open(ChannelSettings())
+        await append_to(cluster, [b"a"], [None])
+        old = await cluster.leader()
+        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=5.0)
+        assert jobs is not None
+        await consumers.of(old).pin(BATCH, acks(jobs))
+        cluster.cut_off(old.node)
+        asked = asyncio.create_task(consumers.of(old).settle(CHANNEL, steps("extend", jobs)))
+        new = await cluster.leader(among=[node for node in cluster.members if node != old.node])
+        await consumers.of(new).end_pins(BATCH, done=True)
+        cluster.heal()
+        with pytest.raises(Problem) as problem:
+            await asyncio.wait_for(asked, 20)
+        assert problem.value.code == "not_leader"
+        consumers.stop()
+
+
+async def test_a_leader_that_was_deposed_does_not_call_a_job_late() -> None:
+    """It was given out behind it: its batch can be committed."""
+    async with trio() as cluster:
+        consumers = Consumers(cluster)
+        await consumers.open(ChannelSettings())
+        old = await cluster.leader()
+        cluster.cut_off(old.node)
+        new = await cluster.leader(among=[node for node in cluster.members if node != old.node])
+        frame = build([b"a"])
+        await new.partition.appends.append_frame(frame, Header.unpack(frame))
+        jobs = await consumers.of(new).receive(CHANNEL, wanted=1, wait_s=5.0)
+        assert jobs is not None
+        asked = asyncio.create_task(consumers.of(old).pin(BATCH, acks(jobs)))
+        await asyncio.wait([asked], timeout=0.1)
+        cluster.heal()
+        with pytest.raises(Problem) as problem:
+            await asyncio.wait_for(asked, 20)
+        assert (problem.value.code, problem.value.outcome) == ("not_leader", "not_applied")
+        assert await consumers.of(new).pin(BATCH, acks(jobs))
         consumers.stop()
 
 

@@ -15,9 +15,12 @@ from laminar.batch import Batch, Kind, build
 from laminar.batch.header import Header
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
+from laminar.node.api.delayed import steps
+from laminar.node.api.delayed.steps import DelayedList
 from laminar.node.delay import carrier as carrier_module
 from laminar.node.delay.carrier import Carrier
 from laminar.node.delay.publisher import Publisher, State
+from laminar.node.delay.publishers import Publishers
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.retention import Retention, Rules
@@ -88,6 +91,23 @@ async def test_pending_records_survive_a_restart(tmp_path: Path) -> None:
 
     async with publishing(tmp_path) as (partition, _):
         assert values(await read(partition, 2)) == [b"late", b"later"]
+
+
+async def test_how_late_records_were_published_is_known(tmp_path: Path) -> None:
+    """Also when none is pending any more, and the partition has no publisher."""
+    publishers = Publishers()
+    async with lone_partition(tmp_path) as partition:
+        await append(partition, b"late", delivery_times=[now_ms() + 50])
+        await asyncio.sleep(0.3)  # it is due before anybody looks
+        publishers.check([partition])
+        before = publishers.statistics()
+        assert values(await read(partition, 1)) == [b"late"]
+        publishers.check([partition])
+
+        after = publishers.statistics()
+        assert (before["pending"], before["late_seconds"]) == (1, 0)
+        assert (after["pending"], after["published"]) == (0, 1) and 0.2 < after["late_seconds"] < 60
+        publishers.stop()
 
 
 async def test_a_record_is_cancelled_or_published_and_everyone_is_told_the_same(tmp_path: Path) -> None:
@@ -194,6 +214,108 @@ async def test_an_entry_that_cannot_be_read_keeps_no_others_waiting(
         assert values(await read(partition, 1)) == [b"next"]
         broken.clear()
         assert values(await read(partition, 2)) == [b"next", b"damaged"]
+
+
+async def test_a_moved_record_of_an_entry_that_could_not_be_read_comes_when_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry was written with a time that is far away."""
+    async with publishing(tmp_path) as (partition, publisher):
+        far, broken = now_ms() + 3_600_000, [True]
+        await append(partition, b"moved", delivery_times=[far])
+        await publisher.change(0, now_ms() + 300, was_ms=far)
+        publisher.contents.forget()
+        whole = publisher.contents.batch
+
+        async def batch(entry: int) -> Batch:
+            if broken:
+                raise StorageError("a disk fault")
+            return await whole(entry)
+
+        monkeypatch.setattr(publisher.contents, "batch", batch)
+        await asyncio.sleep(0.5)
+        broken.clear()
+        assert await partition.reader.wait_past(0, 5.0), "it is not published soon"
+
+
+async def test_a_record_that_is_moved_while_it_is_copied_is_published_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy has the time that was there when it was made, and another place."""
+    async with publishing(tmp_path) as (partition, publisher):
+        far = now_ms() + 3_600_000
+        await append(partition, b"moved", b"far", delivery_times=[far, far])
+        carrier, records = Carrier(partition, publisher), publisher.contents.records
+
+        async def moved_meanwhile(chosen: Any, **named: Any) -> Any:
+            found = await records(chosen, **named)
+            if carrier.copied == 0:
+                await publisher.change(0, now_ms() + 300, was_ms=far)
+            return found
+
+        monkeypatch.setattr(publisher.contents, "records", moved_meanwhile)
+        carrier.keep(partition.log.last_index)
+        await carrier.finished()
+        assert (carrier.copied, partition.end_offset) == (2, 0)
+        assert await partition.reader.wait_past(0, 5.0), "it is not published in time"
+        assert values(await read(partition, 1)) == [b"moved"]
+        carrier.stop()
+
+
+async def test_an_entry_that_is_trimmed_while_it_is_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last record was published or cancelled meanwhile: that is the answer, and lists leave it out."""
+    async with publishing(tmp_path) as (partition, publisher):
+        far = now_ms() + 3_600_000
+        await append(partition, b"a", b"b", delivery_times=[far, far])
+        await append(partition, b"c", delivery_times=[far])
+        await publisher.change(0, CANCELLED, was_ms=far)
+        whole, last = publisher.contents.batch, partition.log.last_index
+
+        async def trimmed(entry: int) -> Batch:
+            if entry < last - 1:
+                monkeypatch.setattr(publisher.contents, "batch", whole)
+                await publisher.change(1, CANCELLED, was_ms=far)
+                await partition.start_mover.propose(entry)
+            return await whole(entry)
+
+        publisher.contents.forget()
+        monkeypatch.setattr(publisher.contents, "batch", trimmed)
+        listed = await steps._listing(publisher, DelayedList("t", 0, 0, 2 * far, (-1, -1), 10))
+        assert [each.number for each in listed.records] == [2]
+
+        async def published(entry: int) -> Batch:
+            monkeypatch.setattr(publisher.contents, "batch", whole)
+            await publisher.change(2, CANCELLED, was_ms=far)
+            await partition.start_mover.propose(entry)
+            publisher.contents.forget()
+            return await whole(entry)
+
+        monkeypatch.setattr(publisher.contents, "batch", published)
+        assert await publisher.change(2, CANCELLED, was_ms=far) is State.CANCELLED
+
+
+async def test_other_requests_get_their_turn_while_many_entries_are_read(tmp_path: Path) -> None:
+    """All of them may be at hand: to read thousands of them takes seconds."""
+    async with publishing(tmp_path) as (partition, publisher):
+        due_ms, count = now_ms() + 3_600_000, 100
+        for _ in range(count):
+            await append(partition, b"a", delivery_times=[due_ms])
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        task = asyncio.create_task(others())
+        publisher.contents.forget()
+        for batch in list(partition.state.delayed.batches.values()):
+            await publisher.contents.due(batch)
+        task.cancel()
+        assert turns >= count - 1
 
 
 async def test_more_records_than_are_known_one_by_one_are_published_in_order(
@@ -326,9 +448,33 @@ async def test_batches_are_joined_only_where_fewer_come_of_them(
 
         for _ in range(6):
             await append(partition, b"small", delivery_times=[now_ms() + 3_600_000])
-        carrier.check()
+        for _ in range(3):
+            carrier.check()
+            await carrier.finished()
+        assert (carrier.copied, len(batches)) == (6, 7), "one that is small is left, and joined with nothing"
+        carrier.stop()
+
+
+async def test_copies_are_made_of_some_thousand_records_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million small ones have few bytes: to sort them all in one turn of the loop takes seconds."""
+    monkeypatch.setattr(carrier_module, "SORTED_RECORDS", 50)
+    async with publishing(tmp_path) as (partition, publisher):
+        far = now_ms() + 3_600_000
+        for _ in range(6):
+            await append(partition, *[b"a"] * 20, delivery_times=[far] * 20)
+        carrier, most, records = Carrier(partition, publisher), 0, publisher.contents.records
+
+        async def counted(chosen: Any, **named: Any) -> Any:
+            nonlocal most
+            most = max(most, len(chosen))
+            return await records(chosen, **named)
+
+        monkeypatch.setattr(publisher.contents, "records", counted)
+        carrier.keep(partition.log.last_index)
         await carrier.finished()
-        assert (carrier.copied, len(batches)) == (6, 7)
+        assert (carrier.copied, most) == (120, 40)
         carrier.stop()
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ from laminar.node.channels.deliveries import Deliveries
 from laminar.node.channels.delivery import Delivery
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.pins import PartAcks
-from laminar.node.partition.state.sinks import Decision, Target
+from laminar.node.partition.state.sinks import Decision, Sink, Target
 from laminar.node.partition.state.staged_batches import BatchKey
 from laminar.node.transactions.coordinator import Coordinator
 from laminar.wire.channels import ChannelSettings, Named
@@ -59,7 +59,7 @@ class World(NamedTuple):
         return list(self.partition.state.channels.pins)
 
     async def passed(self, seconds: float) -> None:
-        self.later.ahead_s += seconds
+        self.later.ahead_s += seconds + 0.001  # beyond the time to the last digit, by a clock of milliseconds
         await self.pins.check(self.partition)
 
 
@@ -138,6 +138,18 @@ async def test_pins_of_an_epoch_that_was_never_committed_end(tmp_path: Path) -> 
         assert (await here.coordinator.status(SINK)).epoch == epoch + 2, "it begins no more"
 
 
+async def test_a_driver_that_is_gone_keeps_no_jobs_while_the_disk_is_full(tmp_path: Path) -> None:
+    """They keep the log, which may be what it is full of."""
+    async with world(tmp_path) as here:
+        epoch = (await here.coordinator.begin(SINK, "s")).epoch
+        await here.delivery.pin((SINK, 0, epoch), here.acks)
+        for partition in (here.partition, here.coordinator.partition):
+            partition.appends.refusal = lambda: Problem("disk_full", outcome="not_applied")
+        await here.passed(1.0)
+        await here.passed(SILENT_S)
+        assert here.pinned == []
+
+
 async def test_jobs_of_a_channel_with_much_time_are_free_soon_after_their_batch(tmp_path: Path) -> None:
     """It is asked for before their time is over, which begins again only then."""
     async with world(tmp_path) as here:
@@ -168,6 +180,51 @@ async def test_batches_that_stay_pinned_delay_no_other(
         for _ in range(4):
             await here.passed(1.0)
         assert here.pinned == [stays]
+
+
+async def test_a_coordinator_that_does_not_answer_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it asked again before it has answered."""
+    monkeypatch.setattr(abandoned_pins, "PASS_S", 0.01)
+    monkeypatch.setattr(abandoned_pins, "ASK_S", 0.05)
+    async with world(tmp_path) as here:
+        asked: list[bytes] = []
+        began = asyncio.Event()
+
+        class Slow:
+            async def status(self, sink: bytes) -> Sink:
+                asked.append(sink)
+                if sink != SINK:
+                    await asyncio.Event().wait()
+                began.set()
+                return await here.coordinator.status(sink)
+
+        class Running(Services):
+            def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+                tasks.append(asyncio.ensure_future(work))
+                return tasks[-1]
+
+        tasks: list[asyncio.Task[None]] = []
+        frame = build([b"b"])
+        await here.partition.appends.append_frame(frame, Header.unpack(frame))
+        jobs = await here.delivery.receive(CHANNEL, wanted=1, wait_s=5.0, timeout_ms=60_000)
+        assert jobs is not None
+        stays = (b"o" * 16, 0, 1)
+        over = (SINK, 0, (await here.coordinator.begin(SINK, "s")).epoch)
+        await here.delivery.pin(stays, here.acks)
+        await here.delivery.pin(over, [PartAcks(CHANNEL, [Named(0, 1, 2, jobs.runs[0].delivery)])])
+        AbandonedPins(Running([here.partition]), here.pins._deliveries, Slow())  # type: ignore[arg-type]
+        await asyncio.wait_for(began.wait(), 20)
+        await here.coordinator.begin(SINK, "s")
+        for _ in range(2_000):
+            if over not in here.pinned:
+                break
+            await asyncio.sleep(0.01)
+        assert (here.pinned, asked.count(stays[0])) == ([stays], 1)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_pins_of_a_batch_that_is_decided_wait_for_its_publish(tmp_path: Path) -> None:

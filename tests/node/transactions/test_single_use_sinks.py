@@ -324,7 +324,10 @@ async def prepared(partition: Partition, epoch: int) -> Batch:
 async def test_what_was_prepared_and_never_decided_goes_when_it_can_be_decided_no_more(
     tmp_path: Path,
 ) -> None:
-    """Its driver and coordinator went down in between. He comes late, and is refused."""
+    """Its driver and coordinator went down in between. He comes late, and is refused.
+
+    Also while the disk is full, as this makes room.
+    """
     async with lone_partition(tmp_path) as partition:
         await partition.reader.confirmed_end()
         coordinator, targets = coordinator_of(partition)
@@ -334,6 +337,7 @@ async def test_what_was_prepared_and_never_decided_goes_when_it_can_be_decided_n
         assert partition.state.stages.batch(batch.key) is not None, "its driver may be about to"
         assert epoch == (await coordinator.status(SINK)).epoch
 
+        partition.appends.refusal = lambda: Problem("disk_full", outcome="not_applied")
         await janitor(partition, coordinator, age_ms=ONCE_MS + 60_000).clean(partition)
         assert not partition.state.stages
         assert ("fenced", "not_applied", 409) == await refused(coordinator, epoch)

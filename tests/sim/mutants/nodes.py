@@ -234,6 +234,14 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "what only a replica that is to leave holds is given up while it answers",
+        "laminar.node.api.cluster.accept_loss:_Survey.refusal",
+        "if self.here and self.ahead:",
+        "if False:",
+        tests=("tests/node/api/cluster/test_accept_loss.py",),
+        tests_only=True,
+    ),
+    case(
         "a replica that is no voter yet counts for the majority that answers",
         "laminar.node.api.cluster.accept_loss:_Survey.voters",
         "voters or (",

@@ -57,8 +57,8 @@ TRANSACTIONS = [
     case(
         "begin answers before its epoch is committed",
         "laminar.node.transactions.coordinator:Coordinator._raise",
-        "await self._change(sink_id, begun)",
-        "self._change(sink_id, begun).add_done_callback(lambda done: done.exception())",
+        "await self._change(sink_id, begun, ends=ends)",
+        "self._change(sink_id, begun, ends=ends).add_done_callback(lambda done: done.exception())",
         tests=COORDINATOR,
     ),
     case(

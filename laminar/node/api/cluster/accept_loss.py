@@ -117,6 +117,12 @@ class _Survey:
         return not self.here or not (self.has_majority or self._end(self.best)[1])
 
     @property
+    def ahead(self) -> str:
+        """The node of a replica that is to leave and has a better log than `best`; "" if there is none."""
+        last = max(self._answering, key=self._end)
+        return last.node if self._end(last) > self._end(self.best) else ""
+
+    @property
     def _answering(self) -> list[ReplicaRecord]:
         return [each for each in self.members if each.node in self.here]
 
@@ -134,6 +140,13 @@ class _Survey:
             return f"{self.place} has a leader: no loss needs to be accepted"
         if self.here and not self.placed:
             return f"of {self.place} only replicas that are to leave answer: start the nodes of the others"
+        if self.here and self.ahead:
+            # The catalog lets no replica go on that it has given no place; but its records are not lost.
+            return (
+                f"the replica of {self.place} on {self.ahead} is to leave, and holds more than those that "
+                "stay and answer: start the nodes of the others. Only if none of them ever comes back, stop "
+                f"{self.ahead} for good: that gives up what it holds"
+            )
         if self.holds_nothing and not empty:
             return (
                 f"no replica of {self.place} that answers holds anything: there is nothing to go on with. If "

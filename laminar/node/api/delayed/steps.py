@@ -14,7 +14,7 @@ import msgspec
 
 from laminar.http.api.deadlines import FORWARDED_STEP_S
 from laminar.http.api.problems import Problem
-from laminar.log.disk.errors import StorageError
+from laminar.log.disk.errors import EntriesTrimmed, StorageError
 from laminar.node.api.common.leader_call import STEP, LeaderCall
 from laminar.node.delay.contents import Due, value_bytes, written_ms
 from laminar.node.delay.publisher import Publisher, State
@@ -157,11 +157,17 @@ async def _listing(publisher: Publisher, asked: DelayedList) -> DelayedListing:
         await asyncio.sleep(0)
         if held.index not in table.batches:
             continue  # its last records were published meanwhile, or copied
-        batch = await publisher.contents.batch(held.index)
+        try:
+            batch = await publisher.contents.batch(held.index)
+            in_span = await publisher.contents.due(held, from_ms=asked.from_ms, before_ms=asked.to_ms)
+        except EntriesTrimmed:
+            if held.index in table.batches:
+                raise
+            continue
         keys, tags = batch.keys, batch.tags
         due = [
             each
-            for each in await publisher.contents.due(held, from_ms=asked.from_ms, before_ms=asked.to_ms)
+            for each in in_span
             if (each.due_ms, each.number) > asked.after
             and (asked.key is None or (keys is not None and keys[each.place.row] == asked.key))
         ]

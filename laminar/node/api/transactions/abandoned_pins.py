@@ -33,7 +33,7 @@ SILENT_S: Final = 300.0
 ASK_S: Final = 30.0
 """How often at least the coordinator is asked, however long the time of the channel is."""
 ASKED_AT_ONCE: Final = 64
-"""Most batches of one partition that are asked for in one pass."""
+"""Most batches of one partition that are asked for at a time."""
 
 
 class Coordinators(Protocol):
@@ -47,12 +47,16 @@ class Coordinators(Protocol):
 
 
 class _Watched:
-    """A batch that has pinned jobs here: when that was first seen, and its coordinator was asked last."""
+    """A batch that has pinned jobs here: when that was first seen, and its coordinator was asked last.
 
-    __slots__ = ("asked_s", "seen_s")
+    `waits`: the coordinator has not answered yet.
+    """
+
+    __slots__ = ("asked_s", "seen_s", "waits")
 
     def __init__(self, now_s: float) -> None:
         self.seen_s = self.asked_s = now_s
+        self.waits = False
 
 
 class AbandonedPins:
@@ -75,7 +79,9 @@ class AbandonedPins:
             groups = {each.replica.group for each in holding}
             for group in self._watched.keys() - groups:
                 del self._watched[group]
-            await asyncio.gather(*map(self.check, holding))
+            for partition in holding:
+                # Not waited for: an absent coordinator delays no other, in the next pass either.
+                self._services.spawn(self.check(partition))
 
     async def check(self, partition: Partition) -> None:
         """Ask about the batches of one partition whose time it is, and end those that are over."""
@@ -89,12 +95,12 @@ class AbandonedPins:
         }
         due = []
         for (batch, _), each in watched.items():
-            if now_s - each.asked_s >= self._period_s(partition, batch):
+            if not each.waits and now_s - each.asked_s >= self._period_s(partition, batch):
                 due.append((batch, each))
         # Those first that were not asked for longest: what stays pinned for long delays no other.
         due.sort(key=lambda each: each[1].asked_s)
-        # Concurrently: an absent coordinator delays no other.
-        await asyncio.gather(*(self._ask(partition, *each) for each in due[:ASKED_AT_ONCE]))
+        free = max(0, ASKED_AT_ONCE - sum(each.waits for each in watched.values()))
+        await asyncio.gather(*(self._ask(partition, *each) for each in due[:free]))
 
     @staticmethod
     def _period_s(partition: Partition, batch: BatchKey) -> float:
@@ -109,6 +115,7 @@ class AbandonedPins:
     async def _ask(self, partition: Partition, batch: BatchKey, watched: _Watched) -> None:
         sink, number, epoch = batch
         now_s = watched.asked_s = self._loop.time()
+        watched.waits = True
         delivery = self._deliveries.of(partition)
         tried_s = max(watched.seen_s, delivery.pinned_s.get(batch, watched.seen_s))
         try:
@@ -123,3 +130,5 @@ class AbandonedPins:
         except Problem as problem:
             # It is asked again.
             _log.debug("%s/%d: pinned jobs wait longer: %s", partition.topic, partition.number, problem)
+        finally:
+            watched.waits = False

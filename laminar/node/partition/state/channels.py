@@ -22,6 +22,7 @@ applied has no copy, and a copy is forgotten with the last channel that has its 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -389,7 +390,8 @@ class Channel:
         for offset, item in sorted(self.aside.items()):
             aside += (offset, item.attempts, item.due_ms, item.delay_ms, item.key, int(item.why), item.reason)
         head = self._head
-        copied = sorted(filter(self.has_open, copies))
+        # Not by copy: there may be many times more of what only other channels have open.
+        copied = sorted(offset for table in (self.out, self.aside) for offset in table if offset in copies)
         return StoredChannel(
             *(self.id, self.name, head.version, head.settings, head.next, head.until, head.lost),
             *(out, aside),
@@ -452,8 +454,8 @@ class Channels:
             offset
             for channel in self.by_id.values()
             for table in (channel.out, channel.aside)
-            for offset in table.keys() - self.copies.keys()
-            if offset >= start
+            for offset in table
+            if offset >= start and offset not in self.copies
         }
 
     # -- the log's changes -----------------------------------------------------------------
@@ -564,15 +566,16 @@ class Channels:
         if change.next <= first:
             return
         self._set_head(channel, next=change.next)
-        fresh = [offset for run in _runs(change.fresh) for offset in run if offset >= first]
-        if change.keys:
-            given = [Out(index, 1, change.timeout_ms, key) for key in change.keys]
-        else:
-            # One value for all: they are the same, and there may be thousands.
-            given = [Out(index, 1, change.timeout_ms, NO_KEY)] * len(fresh)
-        self._put(channel.out, fresh, given)
+        fresh = [offset for run in _runs(change.fresh) for offset in run]
+        # Without keys one value for all: they are the same, and there may be thousands.
+        given = [Out(index, 1, change.timeout_ms, key) for key in change.keys or (NO_KEY,)]
+        if not change.keys:
+            given *= len(fresh)
         busy = list(_unspaced(change.busy[::2]))
-        self._put(channel.aside, busy, [Aside(0, 0, 0, key, Why.BUSY) for key in change.busy[1::2]])
+        waiting = [Aside(0, 0, 0, key, Why.BUSY) for key in change.busy[1::2]]
+        # All are new, unless an entry is lost on all replicas that moved the channel back.
+        self._put(channel.out, *_from(first, fresh, given))
+        self._put(channel.aside, *_from(first, busy, waiting))
 
     def _fail(self, channel: Channel, change: Failed, time_ms: int) -> None:
         items = change.items
@@ -785,6 +788,12 @@ class Channels:
             for channel_id, runs in parts:
                 for run in _runs(runs):
                     self.by_id[channel_id].pins.update(dict.fromkeys(run, held.batch))
+
+
+def _from(first: int, offsets: list[int], values: list[T]) -> tuple[list[int], list[T]]:
+    """Return those of ascending offsets that are `first` or later, and their values."""
+    at = bisect_left(offsets, first)
+    return (offsets[at:], values[at:]) if at else (offsets, values)
 
 
 def _without_frame(change: Change) -> Change:

@@ -76,7 +76,7 @@ class Received(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Take records of a partition that this one follows: batch `sequence`, from 0, of a `stream` of them.
 
     `numbers` are theirs, in the order of `frame`. `moved` are the times of those whose time was changed: row,
-    time, row, time.
+    time, row, time. The earliest and latest time are of these, too.
     """
 
     stream: bytes
@@ -182,10 +182,14 @@ class DelayedBatch:
 
     `gone` has bit `row mod 8` of byte `row / 8` set for a record that is not pending any more; `left` is the
     number of the others. `first_due_ms` and `last_due_ms` are the earliest and latest time of its records, of
-    all that there ever were, as they were written; a change may have given one another time.
+    all that there ever were, as they were written; a change may have given one another time. No number is
+    below `lowest` or above `highest`.
     """
 
-    __slots__ = ("count", "first_due_ms", "gone", "index", "last_due_ms", "left", "numbers", "size_bytes")
+    __slots__ = (
+        *("count", "first_due_ms", "gone", "highest", "index", "last_due_ms"),
+        *("left", "lowest", "numbers", "size_bytes"),
+    )
 
     def __init__(
         self, index: int, numbers: Sequence[int], first_due_ms: int, last_due_ms: int, size_bytes: int
@@ -193,6 +197,10 @@ class DelayedBatch:
         self.index = index
         # A range, or an array.
         self.numbers = numbers
+        if isinstance(numbers, range):
+            self.lowest, self.highest = numbers.start, numbers.stop - 1
+        else:
+            self.lowest, self.highest = min(numbers, default=0), max(numbers, default=0)
         self.count = self.left = len(numbers)
         self.first_due_ms = first_due_ms
         self.last_due_ms = last_due_ms
@@ -209,15 +217,21 @@ class DelayedBatch:
             return iter(range(self.count))
         return (row for row in range(self.count) if self.is_pending(row))
 
-    def row_of(self, number: int) -> int | None:
-        """Return the row of a record, pending or not; None if it is not in this batch."""
+    def pending_row(self, number: int) -> int | None:
+        """Return the row of a record that is pending; None if it is not in this batch."""
         numbers = self.numbers
         if isinstance(numbers, range):
-            return number - numbers.start if number in numbers else None
-        try:
-            return numbers.index(number)
-        except ValueError:
-            return None
+            row = number - numbers.start
+            return row if number in numbers and self.is_pending(row) else None
+        row = -1
+        while True:
+            # In a copy 0 stands for each record that had ended, and is also the number of the very first.
+            try:
+                row = numbers.index(number, row + 1)
+            except ValueError:
+                return None
+            if self.is_pending(row):
+                return row
 
     def stored(self) -> StoredDelayedBatch:
         """Return it as a value."""
@@ -278,9 +292,11 @@ class DelayedRecords:
         if moved is not None:
             return moved.place
         for batch in self.batches.values():
-            row = batch.row_of(number)
-            if row is not None and batch.is_pending(row):
-                return Place(batch.index, row)
+            # What is appended together is copied together, so few batches have numbers on both sides of one.
+            if batch.lowest <= number <= batch.highest:
+                row = batch.pending_row(number)
+                if row is not None:
+                    return Place(batch.index, row)
         return None
 
     def number_of(self, place: Place) -> int:

@@ -99,6 +99,17 @@ async def test_the_partition_that_is_asked_first_may_answer_late(monkeypatch: py
     assert one.partition == 0 and leaders.settled.empty()
 
 
+async def test_an_answer_is_not_as_large_as_there_are_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one leader gives is bounded, and so is what a request is given of all; the rest waits."""
+    monkeypatch.setattr(module, "MAX_BYTES", 100)
+
+    async def receive(request: ReceiveRequest) -> Given | None:
+        return Given(request.partition, 0, [Run(0, 1, 5, 1)], [bytes(60)])
+
+    taken = await routes(Leaders(receive))._take("t", [0, 1, 2], CHANNEL, Receive(max=10))
+    assert [0, 1] == [each.partition for each in taken]
+
+
 async def test_a_channel_that_is_nowhere_open_yet_is_not_asked_for_in_a_loop() -> None:
     """It is asked again after a pause that grows."""
 

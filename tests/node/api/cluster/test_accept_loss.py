@@ -74,3 +74,21 @@ def test_the_loss_of_all_copies_is_accepted_only_by_its_name() -> None:
 
     states[0, "a"] = told("a", [1], 20)
     assert "elect a leader" in _Survey(replaced, states).refusal({"a", "d"}, empty=True), "it is back"
+
+
+@pytest.mark.parametrize("filled", [0, 10])
+def test_what_a_replica_that_is_to_leave_holds_is_not_given_up_while_it_answers(filled: int) -> None:
+    """The others died while the new one was being filled. To go on with that one would drop what is there."""
+    record = PartitionRecord(
+        *("t", 0, GROUP, "live"),
+        [replica(4, made=filled > 0), replica(2), replica(3)],
+        1,
+        leaving=[LeavingReplica(replica(1), "moved")],
+    )
+    states = {(0, "a"): told("a", [1, 2, 3], 20), (0, "d"): told("d", [1, 2, 3] if filled else [], filled)}
+    for empty in (False, True):
+        assert "on a is to leave, and holds more" in _Survey(record, states).refusal({"a", "d"}, empty=empty)
+
+    del states[0, "a"]
+    assert "" == _Survey(record, states).refusal({"d"}, empty=not filled), "a person has stopped it for good"
+    assert "are alive" in _Survey(record, states).refusal({"a", "d"}, empty=not filled)

@@ -135,7 +135,8 @@ def test_pending_records_are_listed_and_counted(http: httpx.Client, new_topic: N
     buckets = http.get(path, params=span).json()["buckets"]
     assert [each["records"] for each in buckets] == [10, 10]
     assert sum(each["bytes"] for each in buckets) == sum(range(1, 21))
-    assert problem(http.get(path, params={"bucket_ms": 1}), 422, "invalid")["field"] == "bucket_ms"
+    unbounded = problem(http.get(path, params={"bucket_ms": HOUR_MS}), 422, "invalid", field="bucket_ms")
+    assert "years 1970 to 9999 if they are left out" in unbounded["detail"]
 
 
 def test_a_repeated_request_schedules_once(http: httpx.Client, new_topic: NewTopic) -> None:
@@ -186,6 +187,18 @@ def test_what_cannot_be_delayed_is_refused(http: httpx.Client, new_topic: NewTop
     at = http.post(path, params={"deliver_at": due_ms}, content=b"a", headers={"If-Match": '"0"'})
     assert problem(at, 422, "invalid")["field"] == "if-match"
     assert http.get(f"/v1/topics/{topic}/delayed").json() == {"records": []}
+
+
+@pytest.mark.parametrize("due_ms", [253_402_300_800_000, 9_000_000_000_000_000])
+def test_a_batch_of_a_client_has_no_time_that_no_id_can_name(
+    http: httpx.Client, new_topic: NewTopic, due_ms: int
+) -> None:
+    """Batches may have later times than texts: such a record could not be cancelled."""
+    topic = new_topic(1)
+    frame = build([b"a", b"b"], delivery_times=[now_ms() + HOUR_MS, due_ms])
+    path = f"/v1/topics/{topic}/partitions/0/records"
+    refused = http.post(path, content=bytes(frame), headers={"Content-Type": BATCH_TYPE})
+    assert problem(refused, 422, "invalid")["field"] == "records[1].deliver_at"
 
 
 def test_delayed_records_go_to_the_partitions_that_follow(http: httpx.Client, new_topic: NewTopic) -> None:

@@ -14,6 +14,7 @@ from laminar.node.partition.state.delayed_records import (
     Change,
     Changed,
     Copied,
+    DelayedBatch,
     DelayedRecords,
     Moved,
     Place,
@@ -98,6 +99,40 @@ def test_a_copy_leaves_out_what_ended_since_it_was_made() -> None:
     assert table.moved == {FIRST + 2: Moved(77, Place(8, 2))}
     apply(table, 9, [4, 1, 8, 1])
     assert (table.possible_start(9), len(table)) == (7, 2)
+
+
+def test_the_first_record_of_the_first_partition_is_found_in_a_copy() -> None:
+    """Its number is 0, which also stands in a copy for a record that ended while the copy was made."""
+    table = DelayedRecords()
+    apply(table, 4, Added(0, 3, 5_000, 5_000, b"frame"))
+    apply(table, 5, [4, 1])
+    apply(table, 6, Copied([4, 1, 4, 0, 4, 2], 5_000, 5_000, b"frame"))
+
+    assert [table.find(number) for number in range(3)] == [Place(6, 1), None, Place(6, 2)]
+    apply(table, 7, Changed([0, CANCELLED, 5_000]))
+    assert (table.cancelled, table.find(0), len(table)) == ({0: 5_000}, None, 1)
+
+
+def test_a_record_is_looked_for_only_where_its_number_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be millions of copied records: all their numbers one by one take a second."""
+    table = DelayedRecords()
+    for place in range(20):
+        apply(table, place + 1, added(10, first=10 * place))
+        apply(table, place + 101, Copied([place + 1, 5, place + 1, 2], 5_000, 5_000, b"frame"))
+    looked_at: list[int] = []
+    pending_row = DelayedBatch.pending_row
+
+    def counted(batch: DelayedBatch, number: int) -> int | None:
+        looked_at.append(batch.index)
+        return pending_row(batch, number)
+
+    monkeypatch.setattr(DelayedBatch, "pending_row", counted)
+    assert table.find(FIRST + 72) == Place(108, 1)
+    assert table.find(FIRST + 73) == Place(8, 3)
+    restored = DelayedRecords()
+    restored.restore(table.stored())
+    assert restored.find(FIRST + 72) == Place(108, 1)
+    assert set(looked_at) == {8, 108}
 
 
 def test_what_another_partition_sends_is_taken_once() -> None:
