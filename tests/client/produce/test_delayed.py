@@ -167,3 +167,14 @@ async def test_a_wrong_time_is_named(topic: Topic[bytes], wrong: dict[str, objec
         await topic.append(b"a", **wrong)  # type: ignore[arg-type]
     assert refused.value.field == field
     assert [] == await topic.count_delayed()
+
+
+async def test_what_is_no_id_is_named(topic: Topic[bytes]) -> None:
+    """Such as that of a record that was not delayed."""
+    receipt = await topic.append(b"at once", delay=0)
+
+    assert receipt.scheduled is None
+    for ask in (topic.delayed, topic.cancel_delayed):
+        with pytest.raises(laminar.ConfigError, match="has none") as found:
+            await ask(receipt.scheduled)  # type: ignore[arg-type]  # that is what is tried
+        assert found.value.field == "id"

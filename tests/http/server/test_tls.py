@@ -22,7 +22,7 @@ from laminar.http.protocol.messages import Request, Response
 from laminar.http.server.server import HttpServer
 from laminar.http.server.state import ServerLimits
 from laminar.node.host.certificates import Certificates, node_names, subject_of
-from laminar.node.host.tls_listener import TlsListener
+from laminar.node.host.tls_listener import SHUTDOWN_S, TlsListener
 from tests.certificates import Authority
 from tests.http.serving import GET, PATIENCE_S, POST, Mirror, read_answer, until
 
@@ -36,7 +36,9 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @asynccontextmanager
-async def serving(authority: Authority, app: Any, **limits: Any) -> AsyncIterator[tuple[HttpServer, int]]:
+async def serving(
+    authority: Authority, app: Any, *, shutdown_s: float = SHUTDOWN_S, **limits: Any
+) -> AsyncIterator[tuple[HttpServer, int]]:
     """A server that speaks TLS on a free port of loopback."""
     server = HttpServer(app, ServerLimits(**limits), on_error=answer_error)
     certificates = Certificates(authority.files(authority.node("n1")))
@@ -48,6 +50,7 @@ async def serving(authority: Authority, app: Any, **limits: Any) -> AsyncIterato
         failed=lambda connection, error: None,
         context=lambda: certificates.current.http,
         most=64,
+        shutdown_s=shutdown_s,
     )
     try:
         yield server, port
@@ -206,3 +209,36 @@ async def test_a_hello_of_tls_is_refused_by_a_plain_port_at_once() -> None:
                 "127.0.0.1", int(url.rpartition(":")[2]), ssl=ssl.create_default_context()
             )
         assert time.monotonic() - began < 5
+
+
+async def test_a_reader_that_stands_still_is_cut_off(authority: Authority) -> None:
+    """And until then what it does not read waits in pieces, as over plain TCP."""
+    async with serving(authority, Mirror(), write_timeout_s=0.3, write_high_bytes=65_536) as (server, port):
+        _, writer = await connect(port, authority.context())
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a transport that reads
+        writer.write(GET % b"big" * 20)
+        await until(lambda: server.statistics()["slow_readers"] == 1)
+        await until(lambda: server.statistics()["open_connections"] == 0)
+        writer.close()
+
+
+async def test_one_that_stands_still_before_the_last_piece_is_cut_off_too(authority: Authority) -> None:
+    """What the loop has encrypted is not counted: the idle time, and that of the end, bound it."""
+
+    class Small(Mirror):
+        def handle(self, request: Request) -> Response:
+            return Response(200, body=b"z" * 900_000)
+
+    async with serving(authority, Small(), shutdown_s=0.3, idle_timeout_s=0.3) as (server, port):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        _, writer = await asyncio.open_connection(
+            sock=sock, ssl=authority.context(), server_hostname="127.0.0.1"
+        )
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a transport that reads
+        writer.write(GET % b"a")
+        await until(lambda: server.statistics()["responses_2xx"] == 1)
+        await until(lambda: server.statistics()["open_connections"] == 0)
+        writer.transport.abort()

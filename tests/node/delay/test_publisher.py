@@ -20,6 +20,7 @@ from laminar.node.api.delayed.steps import DelayedList
 from laminar.node.delay import carrier as carrier_module
 from laminar.node.delay.carrier import Carrier
 from laminar.node.delay.publisher import Publisher, State
+from laminar.node.delay.publishers import Publishers
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.retention import Retention, Rules
@@ -90,6 +91,23 @@ async def test_pending_records_survive_a_restart(tmp_path: Path) -> None:
 
     async with publishing(tmp_path) as (partition, _):
         assert values(await read(partition, 2)) == [b"late", b"later"]
+
+
+async def test_how_late_records_were_published_is_known(tmp_path: Path) -> None:
+    """Also when none is pending any more, and the partition has no publisher."""
+    publishers = Publishers()
+    async with lone_partition(tmp_path) as partition:
+        await append(partition, b"late", delivery_times=[now_ms() + 50])
+        await asyncio.sleep(0.3)  # it is due before anybody looks
+        publishers.check([partition])
+        before = publishers.statistics()
+        assert values(await read(partition, 1)) == [b"late"]
+        publishers.check([partition])
+
+        after = publishers.statistics()
+        assert (before["pending"], before["late_seconds"]) == (1, 0)
+        assert (after["pending"], after["published"]) == (0, 1) and 0.2 < after["late_seconds"] < 60
+        publishers.stop()
 
 
 async def test_a_record_is_cancelled_or_published_and_everyone_is_told_the_same(tmp_path: Path) -> None:
