@@ -220,7 +220,7 @@ clean:
 pins:
 	rm -rf build/pins
 	$(PYTHON) -m venv build/pins
-	build/pins/bin/pip install --quiet --disable-pip-version-check '.[arrow,spark,lz4,demo,dev,fuzz]'
+	build/pins/bin/pip install --quiet --disable-pip-version-check '.[arrow,spark,lz4,tls,demo,dev,fuzz]'
 	{ sed -n '/^#/p' constraints.txt; build/pins/bin/pip freeze --all --exclude pip --exclude laminar-mq; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/pins

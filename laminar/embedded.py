@@ -16,6 +16,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -23,15 +24,16 @@ from laminar.client.client import Client, connect
 from laminar.log import controller_store
 from laminar.node.assembly import make_process
 from laminar.node.entry_points import default_entry_points
+from laminar.node.host.certificates import Certificates
 from laminar.node.host.machine import misplaced_packages
-from laminar.node.host.settings import SETTINGS, Settings, SettingsError, check_together, convert
+from laminar.node.host.settings import OPEN, SETTINGS, Settings, SettingsError, check_together, convert
 from laminar.node.runtime.boot import CONTROLLER, Boot, ChildState, Role, StatusBoard, node_roles, role_name
 from laminar.node.runtime.data_folder import DataFolder, open_data_folder
 from laminar.node.runtime.environment import Environment
 from laminar.node.runtime.listeners import NodeSockets
 from laminar.node.runtime.process import Process, open_store
 from laminar.node.shard.shard import store_of
-from laminar.node.supervisor import open_sockets_of
+from laminar.node.supervisor import open_certificates, open_sockets_of
 
 _log = logging.getLogger("laminar.embedded")
 
@@ -66,7 +68,14 @@ class _Boot(Boot):
 class EmbeddedNode:
     """A running node: `client` is connected to it in this loop, other programs connect to `url`."""
 
-    def __init__(self, settings: Settings, folder: DataFolder, sockets: NodeSockets) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: DataFolder,
+        sockets: NodeSockets,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self._certificates = certificates
         self._settings = settings
         self._folder = folder
         self._sockets = sockets
@@ -77,7 +86,7 @@ class EmbeddedNode:
         self._running: dict[Role, asyncio.Task[None]] = {}
         self.node = folder.identity.node
         host = f"[{self._addresses.host}]" if ":" in self._addresses.host else self._addresses.host
-        self.url = f"http://{host}:{self._addresses.http_port}"
+        self.url = f"{settings.scheme}://{host}:{self._addresses.http_port}"
         self.client: Client = connect(self.url)
 
     def __repr__(self) -> str:
@@ -141,6 +150,7 @@ class EmbeddedNode:
             peer=sockets.peer,
             gossip=sockets.gossip,
             datagrams=sockets.datagrams,
+            certificates=self._certificates,
             addresses=self._addresses,
             board=self._board,
             lifeline=-1,
@@ -211,6 +221,7 @@ async def embed(
         SettingsError: a setting is unknown or wrong.
         IdentityError: the folder is another node's, or in use.
         StorageError: the folder's data cannot be recovered.
+        CertificateError: the files of TLS cannot be used.
         OSError: the port is taken.
     """
     chosen = _settings(settings | {"data": os.fspath(path), "port": port})
@@ -221,13 +232,16 @@ async def embed(
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         directory = os.path.join(os.getcwd(), chosen.data)
-        folder = await loop.run_in_executor(None, _open_folder, directory, chosen)
+        certificates = await loop.run_in_executor(None, open_certificates, chosen)
+        folder = await loop.run_in_executor(None, _open_folder, directory, chosen, certificates)
         stack.callback(folder.close)
+        if certificates is not None:
+            certificates.name(folder.identity.node)
         sockets = open_sockets_of(chosen, _SHARDS, folder)
         stack.callback(sockets.close)
         recover = default_entry_points(chosen, Environment()).recover
         await loop.run_in_executor(None, recover, directory, _SHARDS)
-        node = EmbeddedNode(chosen, folder, sockets)
+        node = EmbeddedNode(chosen, folder, sockets, certificates)
         stack.push_async_callback(node.stop)
         await node.start(timeout_s=start_timeout_s)
         await stack.enter_async_context(node.client)
@@ -242,10 +256,12 @@ def _settings(given: dict[str, str | float | tuple[str, ...]]) -> Settings:
         if name not in known or name in _NOT_OURS - {"data"}:
             raise SettingsError(f"{name} is no setting of an embedded node", name=name, origin="embed")
     values = {name: convert(name, value, origin="embed") for name, value in given.items()}
-    settings = Settings(**({"default_replicas": 1} | values), shards=_SHARDS)
+    defaults: dict[str, Any] = {"default_replicas": 1, "access": OPEN}
+    settings = Settings(**(defaults | values), shards=_SHARDS)
     check_together(settings)
     return settings
 
 
-def _open_folder(directory: str, settings: Settings) -> DataFolder:
-    return open_data_folder(Environment.disk, directory, node=settings.node, joining=bool(settings.join))
+def _open_folder(directory: str, settings: Settings, certificates: Certificates | None) -> DataFolder:
+    node = settings.node or (certificates.only_name if certificates is not None else "")
+    return open_data_folder(Environment.disk, directory, node=node, joining=bool(settings.join))

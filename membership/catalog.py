@@ -26,6 +26,8 @@ from membership.records import (
 )
 from membership.replicated import BadCommand, Replicated, ReplicatedObjects, replicated, replicated_since
 from membership.requests import (
+    AccessStep,
+    ChangeAccess,
     ChangeChannel,
     ChangePlacement,
     ChangeReplicas,
@@ -47,8 +49,11 @@ from membership.tables import encoded
 
 SNAPSHOT_FORMAT = 1
 
-CODE_VERSION = 5
+CODE_VERSION = 6
 """The highest code version that this program knows (`Catalog.enable`; docs/upgrading.md lists them)."""
+
+ACCESS_SINCE = 6
+"""The code version from which on there are credentials."""
 
 RESULTS_KEPT = 1024
 """Most results that are kept for proposals which were applied before the proposer received their index."""
@@ -173,6 +178,11 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
     def change_channel(self, request: str) -> Result:
         """Change a topic's channels (`catalog_rules.change_channel`)."""
         return self._follow(rules.change_channel, ChangeChannel, request)
+
+    @replicated_since(ver=6)
+    def change_access(self, request: str) -> Result:
+        """Change the credentials (`catalog_rules.change_access`)."""
+        return self._follow(rules.change_access, ChangeAccess, request)
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
@@ -392,6 +402,18 @@ class Catalog:
         if self.code_version < 4:
             raise NotEnabled(4)
         return await self._command(self._tables.change_channel, ChangeChannel(step))
+
+    async def change_access(self, step: AccessStep) -> Result:
+        """Create or revoke a credential (`catalog_rules.change_access`).
+
+        Outcomes: created, deleted, exists, already_exists, absent, conflict, invalid, quota.
+
+        Raises:
+            NotEnabled: a node does not know this command yet.
+        """
+        if self.code_version < ACCESS_SINCE:
+            raise NotEnabled(ACCESS_SINCE)
+        return await self._command(self._tables.change_access, ChangeAccess(step))
 
     @property
     def code_version(self) -> int:

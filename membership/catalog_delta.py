@@ -10,7 +10,14 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from membership.records import CatalogState, NodeRecord, PartitionRecord, Tombstone, TopicRecord
+from membership.records import (
+    CatalogState,
+    CredentialRecord,
+    NodeRecord,
+    PartitionRecord,
+    Tombstone,
+    TopicRecord,
+)
 
 
 class VersionGap(Exception):
@@ -33,6 +40,7 @@ class CatalogDelta(msgspec.Struct, frozen=True, array_like=True):
     tombstones: dict[str, Tombstone | None]
     removed_stores: list[bytes] | None
     """The whole list; None: as before."""
+    credentials: dict[str, CredentialRecord | None] = {}
 
 
 def delta_between(before: CatalogState, after: CatalogState) -> CatalogDelta:
@@ -47,6 +55,7 @@ def delta_between(before: CatalogState, after: CatalogState) -> CatalogDelta:
         partitions=after.partitions.changes_since(before.partitions),
         tombstones=after.tombstones.changes_since(before.tombstones),
         removed_stores=None if before.removed_stores == after.removed_stores else after.removed_stores,
+        credentials=after.credentials.changes_since(before.credentials),
     )
 
 
@@ -68,4 +77,5 @@ def changed_by(before: CatalogState, delta: CatalogDelta) -> CatalogState:
         next_replica_id=delta.next_replica_id,
         tombstones=before.tombstones.changed(delta.tombstones),
         removed_stores=before.removed_stores if delta.removed_stores is None else delta.removed_stores,
+        credentials=before.credentials.changed(delta.credentials),
     )

@@ -9,11 +9,13 @@ applies it by itself and must get the same state. How commands are encoded, comm
 2. A group id, once seen (also in a tombstone), is never taken for another group.
 3. A partition goes `creating` -> `live` -> tombstone, never back.
 4. A channel's id is given once, and its `FIXED` settings stay for its life.
+5. A credential never changes: it is made, and revoked.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -24,6 +26,8 @@ from membership.boot_history import BootRecord, contradicts, newer
 from membership.records import (
     CatalogState,
     ChannelRecord,
+    CredentialRecord,
+    Grant,
     NodeRecord,
     PartitionRecord,
     ReplicaRecord,
@@ -31,8 +35,10 @@ from membership.records import (
     TopicRecord,
 )
 from membership.requests import (
+    ChangeAccess,
     ChangeChannel,
     CreateChannel,
+    CreateCredential,
     CreateTopic,
     DeleteChannel,
     DeleteTopic,
@@ -42,6 +48,7 @@ from membership.requests import (
     Outcome,
     RegisterNode,
     Result,
+    RevokeCredential,
     UpdateChannel,
     UpdateTopicSettings,
 )
@@ -62,6 +69,23 @@ MOST_SETTINGS_BYTES = 4_096
 
 FIXED = ("start", "until", "order")
 """Settings of a channel that never change: where it begins and ends, and whether keys are kept in order."""
+
+ROLES = ("read", "write", "admin", "metrics")
+"""The roles that a grant may give, as in `laminar.http.api.roles`; a test compares the two."""
+
+MOST_CREDENTIALS = 10_000
+"""Most credentials of the cluster: every process has all of them in memory."""
+
+MOST_GRANTS = 64
+"""Most grants of a credential."""
+
+MOST_SUBJECT_CHARACTERS = 1_000
+"""Most characters of the subject name of a client certificate."""
+
+CREDENTIAL_ID = re.compile(r"[0-9a-f]{16}")
+PRINCIPAL = re.compile(r"[A-Za-z0-9._-]{1,200}")
+PREFIX = re.compile(r"[A-Za-z0-9._-]{0,200}")
+SALT_BYTES, DIGEST_BYTES = 16, 32
 
 REFUSE_TOO_OLD = 2
 """From this code version on, a node whose program does not know the enabled version is not registered."""
@@ -424,3 +448,77 @@ def _with_channel(
         channels[name] = record
     topic = replace(topic, channels=channels or None, version=state.version + 1)
     return _changed(state, outcome, {"topic": topic}, topics=state.topics | {topic.name: topic})
+
+
+# -- credentials -----------------------------------------------------------------------------
+
+
+def change_access(state: CatalogState, request: ChangeAccess) -> Change:
+    """Create or revoke a credential, by the kind of the request."""
+    match request.step:
+        case CreateCredential() as create:
+            return create_credential(state, create)
+        case RevokeCredential() as revoke:
+            return revoke_credential(state, revoke)
+
+
+def create_credential(state: CatalogState, request: CreateCredential) -> Change:
+    """Record a credential, unless its id is taken; with `only_if_none` unless there is any.
+
+    The same once more changes nothing.
+    """
+    wrong = _wrong_credential(request)
+    if wrong:
+        return _same(state, "invalid", wrong)
+    known = state.credentials.get(request.id)
+    if known is not None:
+        same = (known.salt, known.digest) == (request.salt, request.digest)
+        return _same(state, "exists" if same else "already_exists", f"credential {request.id!r} exists")
+    if request.only_if_none and state.credentials:
+        return _same(state, "conflict", "there are credentials already")
+    if len(state.credentials) >= MOST_CREDENTIALS:
+        return _same(state, "quota", f"there are {MOST_CREDENTIALS} credentials")
+    record = CredentialRecord(
+        id=request.id,
+        name=request.name,
+        grants=request.grants,
+        salt=request.salt,
+        digest=request.digest,
+        created_ms=request.created_ms,
+        expires_ms=request.expires_ms,
+        version=state.version + 1,
+        certificate=request.certificate,
+    )
+    return _changed(state, "created", {}, credentials=state.credentials | {record.id: record})
+
+
+def revoke_credential(state: CatalogState, request: RevokeCredential) -> Change:
+    """Delete a credential."""
+    if request.id not in state.credentials:
+        return _same(state, "absent", f"no credential {request.id!r}")
+    return _changed(state, "deleted", {}, credentials=state.credentials.changed({request.id: None}))
+
+
+def _wrong_credential(request: CreateCredential) -> str:
+    if CREDENTIAL_ID.fullmatch(request.id) is None:
+        return f"id {request.id!r} is not 16 hexadecimal digits"
+    if PRINCIPAL.fullmatch(request.name) is None:
+        return f"name {request.name!r} is not 1 to 200 of A-Z a-z 0-9 . _ -"
+    if not 1 <= len(request.grants) <= MOST_GRANTS:
+        return f"{len(request.grants)} grants, of 1 to {MOST_GRANTS}"
+    if request.expires_ms < 0:
+        return f"expires_ms {request.expires_ms} is below 0"
+    if len(request.certificate) > MOST_SUBJECT_CHARACTERS:
+        return f"certificate of {len(request.certificate)} characters, of at most {MOST_SUBJECT_CHARACTERS}"
+    sizes = (len(request.salt), len(request.digest))
+    if sizes != ((0, 0) if request.certificate else (SALT_BYTES, DIGEST_BYTES)):
+        return f"salt and digest of {sizes[0]} and {sizes[1]} bytes"
+    return next(filter(None, map(_wrong_grant, request.grants)), "")
+
+
+def _wrong_grant(grant: Grant) -> str:
+    if grant.role not in ROLES:
+        return f"role {grant.role!r} is not one of {', '.join(ROLES)}"
+    if PREFIX.fullmatch(grant.prefix) is None:
+        return f"prefix {grant.prefix!r} is not at most 200 of A-Z a-z 0-9 . _ -"
+    return ""

@@ -63,6 +63,13 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
 
     The next command names it, and is refused if it is not the current one.
     """
+    tls: bool = False
+    """Whether its HTTP ports speak TLS, as its URLs say."""
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of its URLs."""
+        return "https" if self.tls else "http"
 
     @property
     def effective_weight(self) -> float:
@@ -318,6 +325,34 @@ class Tombstone(msgspec.Struct, frozen=True, gc=False):
     version: int
 
 
+class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A role on every name that begins with `prefix`; the empty prefix: on all names (docs/security.md)."""
+
+    role: str
+    prefix: str
+
+
+class CredentialRecord(msgspec.Struct, frozen=True, gc=False):
+    """What proves that a request is of the principal `name`, and what that principal may do with it.
+
+    `id` is public: 16 hexadecimal digits. Of a token only `digest` is here, SHA-256 over `salt` and the
+    token's secret bytes. Of a client certificate `certificate` is its subject name, and salt and digest are
+    empty. Several credentials may have one name.
+    """
+
+    id: str
+    name: str
+    grants: list[Grant]
+    salt: bytes
+    digest: bytes
+    created_ms: int
+    expires_ms: int = 0
+    """When it ends; 0: never."""
+    version: int = 0
+    """The catalog's version at its creation."""
+    certificate: str = ""
+
+
 class PartitionTable(Indexed[PartitionRecord]):
     """The partitions by "topic/number"; found also by their group's id, and by the ids of their replicas."""
 
@@ -335,18 +370,21 @@ if TYPE_CHECKING:
     _Topics = Table[str, TopicRecord]
     _Partitions = PartitionTable
     _Tombstones = Table[str, Tombstone]
+    _Credentials = Table[str, CredentialRecord]
 else:  # what msgspec decodes, and `CatalogState.__post_init__` makes tables of
     _Nodes = Mapping[str, NodeRecord]
     _Topics = Mapping[str, TopicRecord]
     _Partitions = Mapping[str, PartitionRecord]
     _Tombstones = Mapping[str, Tombstone]
+    _Credentials = Mapping[str, CredentialRecord]
 
 
 class CatalogState(msgspec.Struct, frozen=True):
     """The whole catalog. `version` grows by one with each change and only then.
 
     Keys: `nodes` by name, `topics` by name, `partitions` by "topic/number", `tombstones` by the group id in
-    hex. The four are `tables.Table`, whatever mapping they are made of; their order says nothing.
+    hex, `credentials` by id. The five are `tables.Table`, whatever mapping they are made of; their order says
+    nothing.
     """
 
     cluster_id: bytes = b""
@@ -358,6 +396,7 @@ class CatalogState(msgspec.Struct, frozen=True):
     tombstones: _Tombstones = Table()
     removed_stores: list[bytes] = []
     """Store ids of removed nodes, oldest first: their data folders are never accepted again."""
+    credentials: _Credentials = Table()
 
     if TYPE_CHECKING:
 
@@ -371,10 +410,14 @@ class CatalogState(msgspec.Struct, frozen=True):
             next_replica_id: int = 1,
             tombstones: Mapping[str, Tombstone] = ...,
             removed_stores: list[bytes] = ...,
+            credentials: Mapping[str, CredentialRecord] = ...,
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        kinds = (("nodes", Table), ("topics", Table), ("partitions", PartitionTable), ("tombstones", Table))
+        kinds = (
+            *(("nodes", Table), ("topics", Table), ("partitions", PartitionTable)),
+            *(("tombstones", Table), ("credentials", Table)),
+        )
         for name, kind in kinds:
             records = getattr(self, name)
             if not isinstance(records, kind):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from membership.boot_history import BootRecord
-from membership.records import AcceptedLoss, NodeRecord, Pin, Seal, Setting, TopicRecord
+from membership.records import AcceptedLoss, Grant, NodeRecord, Pin, Seal, Setting, TopicRecord
 
 
 class FoundCluster(msgspec.Struct, frozen=True):
@@ -315,6 +315,35 @@ class ChangeChannel(msgspec.Struct, frozen=True):
     step: ChannelStep
 
 
+class CreateCredential(msgspec.Struct, frozen=True, tag="create_credential"):
+    """Record a credential under a new id; with `only_if_none` only while there is no credential at all."""
+
+    id: str
+    name: str
+    grants: list[Grant]
+    salt: bytes
+    digest: bytes
+    created_ms: int
+    expires_ms: int = 0
+    certificate: str = ""
+    only_if_none: bool = False
+
+
+class RevokeCredential(msgspec.Struct, frozen=True, tag="revoke_credential"):
+    """Delete the credential of this id: what proves its principal by it is refused from then on."""
+
+    id: str
+
+
+AccessStep = CreateCredential | RevokeCredential
+
+
+class ChangeAccess(msgspec.Struct, frozen=True):
+    """A request for one change of the credentials."""
+
+    step: AccessStep
+
+
 Outcome = Literal[
     "created",
     "updated",
@@ -340,9 +369,9 @@ class Result(msgspec.Struct, frozen=True):
     created, updated, deleted, marked: changed. exists, unchanged: it was so already (a retry sees this).
     already_exists: the name is taken. store_changed: another data directory under a known name.
     rolled_back: an older copy of the data directory that is known. removed: the data directory of a node that
-    was removed from the cluster. absent: no such topic, node, partition or channel. conflict: decided
-    on an outdated state. invalid: the request contradicts itself or the state. failed: a bug in applying it;
-    nothing changed. quota: the topic, or the cluster, would have more than it may.
+    was removed from the cluster. absent: no such topic, node, partition, channel or credential. conflict:
+    decided on an outdated state. invalid: the request contradicts itself or the state. failed: a bug in
+    applying it; nothing changed. quota: the topic, or the cluster, would have more than it may.
     """
 
     outcome: Outcome

@@ -84,7 +84,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     # The client
     "laminar.client": (),
-    "laminar.client.errors": ("laminar.http.api",),
+    "laminar.client.errors": ("laminar.http.api", "laminar.http.protocol"),
     "laminar.client.records": ("laminar.client.errors", "laminar.batch.*"),
     "laminar.client.codecs": (),
     "laminar.client.trace_id": ("laminar.client.errors",),
@@ -135,14 +135,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.client.client": (
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs", "laminar.client.net"),
         *("laminar.client.produce", "laminar.client.consume", "laminar.client.transact"),
-        *("laminar.client.topic", "laminar.http.api"),
+        *("laminar.client.topic", "laminar.http.api", "laminar.http.protocol"),
     ),
     "laminar.client.sync": (
         *("laminar.client.trace_id", "laminar.client.delivery_time", "laminar.client.delayed"),
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.produce", "laminar.client.consume"),
         *("laminar.client.transact", "laminar.client.topic", "laminar.client.client"),
-        "laminar.http.api",
+        *("laminar.http.api", "laminar.http.protocol"),
     ),
     # The node
     "laminar.node": (),
@@ -172,8 +172,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.host", "laminar.node.transport", "laminar.node.runtime"),
         *("membership", "laminar.batch", "laminar.wire"),
     ),
+    "laminar.node.access": (
+        *("laminar.node.host", "laminar.node.runtime", "membership"),
+        *("laminar.http.protocol", "laminar.http.api"),
+    ),
     "laminar.node.catalog": (
         *(
+            "laminar.node.access",
             "laminar.node.placement",
             "laminar.node.host",
             "laminar.node.transport",
@@ -215,7 +220,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.catalog", "membership"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         *("laminar.log.format", "laminar.node.channels", "laminar.node.delay"),
-        "laminar.node.routes",
+        *("laminar.node.routes", "laminar.node.access"),
     ),
     "laminar.node.api.records": (
         *("laminar.node.api.common", "laminar.node.consensus", "laminar.node.transport", "membership"),
@@ -231,14 +236,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.node.catalog",
         ),
         *("laminar.node.placement", "membership", "laminar.http.protocol", "laminar.http.api"),
-        "laminar.node.routes",
+        *("laminar.node.routes", "laminar.node.access"),
     ),
     "laminar.node.api.cluster": (
         *("laminar.node.api.common", "laminar.node.host", "laminar.node.transport", "laminar.node.consensus"),
         *("laminar.node.runtime", "laminar.node.partition", "laminar.node.catalog"),
         *("laminar.node.transactions", "laminar.node.placement", "membership", "raft"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        "laminar.node.routes",
+        *("laminar.node.routes", "laminar.node.access"),
     ),
     "laminar.node.api.consumers": (
         *("laminar.node.api.common", "laminar.node.transport"),
@@ -250,7 +255,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.catalog"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
-        *("laminar.node.channels", "laminar.batch", "laminar.node.api.consumers"),
+        *("laminar.node.channels", "laminar.batch", "laminar.node.api.consumers", "laminar.node.access"),
     ),
     "laminar.node.api.delayed": (
         *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
@@ -262,10 +267,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        *("laminar.node.routes", "laminar.node.channels"),
+        *("laminar.node.routes", "laminar.node.channels", "laminar.node.access"),
     ),
     "laminar.node.api": (
-        *("laminar.node.api.*", "laminar.node.host", "laminar.node.transport", "laminar.node.runtime"),
+        *(
+            "laminar.node.api.*",
+            "laminar.node.access",
+            "laminar.node.host",
+            "laminar.node.transport",
+            "laminar.node.runtime",
+        ),
         *("laminar.node.transactions", "laminar.http.protocol", "laminar.http.api"),
     ),
     "laminar.node.assembly": (
@@ -278,6 +289,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.node.supervisor": (
         *("laminar.node.host", "laminar.node.runtime", "laminar.node.entry_points", "laminar.log.*"),
+        "laminar.node.access",
     ),
     "laminar.node.__main__": ("laminar.node.host", "laminar.node.supervisor"),
     # What is imported by name. `laminar` is what `import laminar` shows, not all that is inside.
@@ -304,6 +316,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.cli.commands.admin": (
         *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),
+        # The rules of a node's name, and how a certificate names it.
+        "laminar.node.host",
     ),
 }
 
@@ -371,6 +385,7 @@ MAY_OPEN = {
     "laminar.log.disk.disk": "the door",
     "laminar.node.host.sealed_files": "sealed segments, read only, for a replica that verifies every batch",
     "laminar.node.host.settings": "a person's TOML file and the cgroup's limits: not data",
+    "laminar.node.access.private_files": "first token and drawn secret: not data, for one user only",
     "laminar.node.host.log_setup": "standard error, opened once more so that a full pipe can't stop the loop",
 }
 FILE_CALLS = frozenset(

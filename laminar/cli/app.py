@@ -34,6 +34,7 @@ FAMILIES = (
     Family("cursor", "Cursors: the positions of consumers."),
     Family("channel", "Channels: queues of a topic, from which each record goes to one consumer."),
     Family("delayed", "Delayed records: those that readers get later."),
+    Family("token", "Tokens: who may do what."),
     Family("sink", "Sinks: batches committed over several partitions."),
     Family("cluster", "The cluster as a whole."),
     Family("node", "The nodes of the cluster."),
@@ -45,6 +46,7 @@ FAMILIES = (
     Family("log", "The files of logs, on this machine; no server is asked."),
     Family("steer", "Steering of packets to the CPU of their shard by XDP, on this machine."),
     Family("pipeline", "Jobs on whole topics, run by Spark."),
+    Family("cert", "A CA for a cluster, and certificates of its nodes and clients."),
     Family("context", "Names for clusters, so that no --url is needed."),
     Family("config", "The settings of a node."),
 )
@@ -418,6 +420,36 @@ COMMANDS = (
         "laminar steer check",
     ),
     Command(
+        "token create",
+        "admin.token:create",
+        "Create a token. It is shown this once: the cluster keeps no copy.",
+        "laminar token create billing --grant write:orders --grant read:orders --expires 90d",
+    ),
+    Command(
+        "token list",
+        "admin.token:list_tokens",
+        "List tokens: whose each is and what it permits, without what proves it.",
+        "laminar token list",
+    ),
+    Command(
+        "token show",
+        "admin.token:show",
+        "Show a token: whose it is and what it permits.",
+        "laminar token show 0123456789abcdef",
+    ),
+    Command(
+        "token revoke",
+        "admin.token:revoke",
+        "Revoke tokens, after asking: what is sent with them is refused from then on.",
+        "laminar token revoke 0123456789abcdef",
+    ),
+    Command(
+        "whoami",
+        "admin.token:whoami",
+        "Show as whom the cluster knows you, and what you may do.",
+        "laminar whoami",
+    ),
+    Command(
         "pipeline archive",
         "pipeline:archive",
         "Write a topic to Parquet by day, each record once; run again, it continues where it was.",
@@ -446,6 +478,24 @@ COMMANDS = (
         "pipeline_stats:stats",
         "Show what is in a topic: rates over time, sizes, keys, partitions, tags, and how even they are.",
         "laminar pipeline stats flights --plot stats.png",
+    ),
+    Command(
+        "cert ca",
+        "admin.cert:ca",
+        "Make a CA for a cluster: ca.pem and ca.key.",
+        "laminar cert ca --directory certificates",
+    ),
+    Command(
+        "cert node",
+        "admin.cert:node",
+        "Make the certificate of a node.",
+        "laminar cert node n1 --host 10.0.0.1 --host n1.example.net",
+    ),
+    Command(
+        "cert client",
+        "admin.cert:client",
+        "Make the certificate of a client.",
+        "laminar cert client billing",
     ),
     Command(
         "context add",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
@@ -30,8 +31,24 @@ class Cluster:
         str | None,
         Parameter(help="A node, or several with commas. Else LAMINAR_URL, else the current context."),
     ] = None
-    # It is sent with each request, but no node checks a token yet. Until one does, no help page shows it.
-    token: Annotated[str | None, Parameter(show=False)] = None
+    token: Annotated[
+        str | None,
+        Parameter(help="Who asks. Other users of this machine see it: --token-file hides it."),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        Parameter(
+            help="A file with the token. Else LAMINAR_TOKEN, LAMINAR_TOKEN_FILE or the context's, "
+            "with the cluster found there."
+        ),
+    ] = None
+    ca: Annotated[
+        Path | None,
+        Parameter(
+            help="A PEM file with the CA of the cluster's certificates. Else LAMINAR_CA, the context's, "
+            "or the system's CAs."
+        ),
+    ] = None
     timeout: Annotated[
         float | None,
         Parameter(help="Seconds for each call, over all its retries. [default: 10; produce and consume: 60]"),
@@ -43,7 +60,9 @@ class Cluster:
         from laminar.client.sync.client import connect
 
         seconds = timeout if self.timeout is None else self.timeout
-        with connect(self.url, token=self.token, timeout=seconds) as client:
+        with connect(
+            self.url, token=self.token, token_file=self.token_file, ca=self.ca, timeout=seconds
+        ) as client:
             if seconds > PATIENCE_S:
                 warn_if_no_node_answers(client, timeout=seconds)
             yield client

@@ -16,16 +16,35 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 def due_of(option: str, at: str | None, delay: str | None) -> datetime.datetime | None:
     """Return the time that is said by one of two options; None without both. Raises `UsageError`."""
-    import datetime
-
     if at is not None and delay is not None:
         raise UsageError(f"{option} and --delay are mutually exclusive")
     if delay is None:
         return moment(option, at)
-    span = _SPAN.match(delay)
-    if span is None:
+    found = _after(delay)
+    if found is None:
         raise UsageError(f"--delay {delay!r}: say a span of time, as 30s, 5m, 2h or 7d")
-    seconds = float(span[1]) * _SECONDS[span[2]]
+    return found
+
+
+def later(option: str, text: str | None) -> datetime.datetime | None:
+    """Return the time that is said by itself or by the span until then; None without one.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text is None:
+        return None
+    return _after(text) or moment(option, text)
+
+
+def _after(span: str) -> datetime.datetime | None:
+    """Return the time after a span that begins now; None if `span` is none."""
+    import datetime
+
+    found = _SPAN.match(span)
+    if found is None:
+        return None
+    seconds = float(found[1]) * _SECONDS[found[2]]
     return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -19,6 +20,7 @@ from laminar.client.records import SinkInfo
 from laminar.client.topic import Topic
 from laminar.client.transact.sinks import DEFAULT_STAGE_BYTES, Sink, Transaction
 from laminar.http.api.deadlines import CLIENT_TOTAL_S
+from laminar.http.protocol.answer import Answer
 
 T = TypeVar("T")
 
@@ -228,6 +230,15 @@ class Client:
         )
         return answer.json()
 
+    async def ask_node(self, url: str, path: str, *, timeout: float = 3.0) -> Answer:
+        """Return the answer of the node at `url`, and no other, to a GET request, whatever its status.
+
+        Raises:
+            Unavailable: it does not answer within `timeout` seconds.
+            Untrusted: its certificate is not accepted.
+        """
+        return await self.session.ask_node(url, path, timeout_s=timeout)
+
     def statistics(self) -> dict[str, Any]:
         """Return counts since the opening: retries, redirects, connections, reads by node, resent batches."""
         session = self.session
@@ -244,6 +255,8 @@ def connect(
     url: str | Sequence[str] | None = None,
     *,
     token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    ca: str | os.PathLike[str] | None = None,
     timeout: float = CLIENT_TOTAL_S,
     shared_port: bool = False,
 ) -> Client:
@@ -253,7 +266,14 @@ def connect(
     is no I/O, and no event loop is needed, before ``async with``. `timeout` in seconds is the deadline of
     each call, over all its retries. With `shared_port` the client connects only to the port that all shards
     of a node share, not to the shards' own ports: it selects the shard by the source port of the connection.
+
+    `token` proves who the client is; a `token_file` has it, and is read again when it changes. None means
+    ``LAMINAR_TOKEN``, ``LAMINAR_TOKEN_FILE`` or the context's, with the URL found there. `ca` is a file with
+    the CA of the cluster's certificates, or its PEM text; None means ``LAMINAR_CA``, else the system's CAs.
+
+    Raises:
+        ConfigError: an argument, or what stands for it, cannot be used.
     """
     if timeout <= 0:
         raise ConfigError(f"timeout={timeout}", code="bad_timeout", field="timeout", value=timeout)
-    return Client(resolve(url, token), timeout=timeout, shared_port=shared_port)
+    return Client(resolve(url, token, token_file=token_file, ca=ca), timeout=timeout, shared_port=shared_port)

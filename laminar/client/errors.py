@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from laminar.http.api.problems import CODES
+from laminar.http.protocol.answer import TlsFailed
 
 
 class Error(Exception):
@@ -74,7 +75,19 @@ class ConfigError(Error):
 
 
 class AuthError(Error):
-    """The credentials were not accepted (401) or do not permit this (403)."""
+    """The cluster refused who asked, not what was asked: see `Unauthorized` and `Forbidden`."""
+
+
+class Unauthorized(AuthError):
+    """The request had no token, or one that is unknown, revoked or expired (401). Nothing was changed."""
+
+
+class Forbidden(AuthError):
+    """The token does not permit this (403): ``value`` is the role that it lacks. Nothing was changed."""
+
+
+class Untrusted(Error):
+    """No TLS connection to a node was made; the message names CA and host. Nothing was sent."""
 
 
 class NotFound(Error):
@@ -155,6 +168,11 @@ def client_closed(*, maybe_applied: bool) -> Error:
     return Unavailable("the client was closed", code="client_closed", outcome="not_applied")
 
 
+def untrusted(failure: TlsFailed) -> Untrusted:
+    """Return the error for a TLS connection that could not be made."""
+    return Untrusted(str(failure), code="tls_failed", hint=failure.hint, outcome="not_applied")
+
+
 def error_of_batch(error: Error, *, maybe_applied: bool) -> Error:
     """Return `error` as it is true of one batch, which may have been appended by an earlier request.
 
@@ -197,8 +215,8 @@ class ProduceError(Error):
 
 # For answers whose code is not in the table: a newer server's, or a proxy's.
 _BY_STATUS: dict[int, type[Error]] = {
-    401: AuthError,
-    403: AuthError,
+    401: Unauthorized,
+    403: Forbidden,
     404: NotFound,
     410: OffsetExpired,
     412: PreconditionFailed,
@@ -214,6 +232,8 @@ _FAMILIES: dict[str, type[Error]] = {
         Error,
         ConfigError,
         AuthError,
+        Unauthorized,
+        Forbidden,
         NotFound,
         AlreadyExists,
         OffsetExpired,
@@ -228,6 +248,14 @@ _FAMILIES: dict[str, type[Error]] = {
         Unreadable,
     )
 }
+# Finer than the families.
+_BY_CODE: dict[str, type[Error]] = {"unauthorized": Unauthorized, "forbidden": Forbidden}
+# The outcome where the answer does not say it.
+_OUTCOMES = {401: "not_applied", 403: "not_applied", 504: "unknown"}
+TOKEN_HINT = (
+    "give a token: token= or token_file=, LAMINAR_TOKEN or LAMINAR_TOKEN_FILE, --token-file; "
+    "`laminar token create` makes one"
+)
 _MEMBERS = frozenset({"type", "title", "detail", "code", "status", "field", "value", "limit", "hint"})
 
 
@@ -241,6 +269,8 @@ def from_problem(status: int, problem: Mapping[str, Any], *, asked: str) -> Erro
     kind = _FAMILIES[known.family] if known is not None else _BY_STATUS.get(status, Error)
     if status == 412:
         kind = PreconditionFailed
+    kind = _BY_CODE.get(code, kind)
+    hint = problem.get("hint") if kind is not Unauthorized else TOKEN_HINT
     detail = problem.get("detail") or problem.get("title") or f"{asked} was answered with {status}"
     retry_after_ms = problem.get("retry_after_ms")
     outcome = problem.get("outcome")
@@ -251,9 +281,9 @@ def from_problem(status: int, problem: Mapping[str, Any], *, asked: str) -> Erro
         field=problem.get("field"),
         value=problem.get("value"),
         limit=problem.get("limit"),
-        hint=problem.get("hint"),
+        hint=hint,
         retriable=known.retriable if known is not None else status in (429, 502, 503, 507),
-        outcome=str(outcome) if outcome else ("unknown" if status == 504 else None),
+        outcome=str(outcome) if outcome else _OUTCOMES.get(status),
         retry_after_ms=retry_after_ms if isinstance(retry_after_ms, int) else None,
         fields={name: value for name, value in problem.items() if name not in _MEMBERS},
     )

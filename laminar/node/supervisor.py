@@ -23,13 +23,22 @@ import msgspec
 
 from laminar.log import DamagedDocument, StorageError
 from laminar.log.disk.errors import NewerFormat
+from laminar.node.access import first_token
+from laminar.node.access.cluster_secret import SecretError, with_secret
 from laminar.node.entry_points import EntryPoints, default_entry_points
 from laminar.node.host import machine
+from laminar.node.host.certificates import CertificateError, Certificates, TlsFiles
 from laminar.node.host.failed_logs import EXIT_TO_RECOVER, FORGIVEN_MS
 from laminar.node.host.fork import EXIT_UNRECOVERABLE, Unrecoverable, fork
 from laminar.node.host.log_setup import set_up_logging
 from laminar.node.host.restart_policy import RESTARTS_IN_WINDOW, RestartPolicy
-from laminar.node.host.settings import Settings, fault_of_open_http, is_loopback, shards_of_this_machine
+from laminar.node.host.settings import (
+    TOKENS,
+    Settings,
+    fault_of_open_http,
+    is_loopback,
+    shards_of_this_machine,
+)
 from laminar.node.runtime.boot import (
     ANSWERS,
     CONTROLLER,
@@ -109,16 +118,29 @@ def serve(
     directory = os.path.abspath(settings.data)
     environment = environment or Environment()
     try:
+        certificates = open_certificates(settings)
         check_owner(settings.data)
         folder = open_data_folder(
-            environment.disk, directory, node=settings.node, joining=bool(settings.join)
+            environment.disk,
+            directory,
+            node=settings.node or (certificates.only_name if certificates is not None else ""),
+            joining=bool(settings.join),
         )
-    except (IdentityError, StorageError) as error:
+    except (CertificateError, IdentityError, StorageError) as error:
         log.error("%s", error)
         return EXIT_FAILED
+    identity = folder.identity
     try:
+        settings = with_secret(settings, directory, joins=identity.has_peers or bool(settings.join))
+    except SecretError as error:
+        log.error("%s", error)
+        folder.close()
+        return EXIT_FAILED
+    try:
+        if certificates is not None:
+            certificates.name(folder.identity.node)
         sockets = open_sockets_of(settings, shards, folder)
-    except (OSError, StorageError) as error:
+    except (CertificateError, OSError, StorageError) as error:
         log.error("%s", error)
         folder.close()
         return EXIT_FAILED
@@ -130,8 +152,21 @@ def serve(
         sockets,
         entry_points or default_entry_points(settings, environment),
         environment=environment,
+        certificates=certificates,
     )
     return supervisor.run()
+
+
+def open_certificates(settings: Settings) -> Certificates | None:
+    """Return the certificates that the settings name; None without TLS.
+
+    Raises:
+        CertificateError: they cannot be used, or are not of the node that the settings name.
+    """
+    if not settings.tls:
+        return None
+    files = TlsFiles(settings.tls_certificate, settings.tls_key, settings.tls_ca)
+    return Certificates(files, node=settings.node or None)
 
 
 def open_sockets_of(settings: Settings, shards: int, folder: DataFolder) -> NodeSockets:
@@ -161,7 +196,9 @@ class Supervisor:
         entry_points: EntryPoints,
         *,
         environment: Environment | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
+        self._certificates = certificates
         self._settings = settings
         self._environment = environment or Environment()
         self._shards = shards
@@ -208,10 +245,11 @@ class Supervisor:
         self._folder.remove_node_file()
         if not self._settings.secret:
             log.info("no secret is set: every listener is on loopback (%s) only", self._settings.host)
-        if self._settings.is_open:
+        if self._settings.is_insecure:
             log.warning(
-                "insecure is set: HTTP clients need no credentials, and every program that reaches %s "
-                "may read, write and delete everything",
+                "insecure is set: %s, and every program that reaches %s, or the network between, may read, "
+                "write and delete everything",
+                " and ".join(self._settings.lacks),
                 self._settings.host,
             )
         gc.collect()
@@ -302,6 +340,8 @@ class Supervisor:
 
     def _start(self, child: _Child) -> None:
         child.started_at_ms = _now_ms()
+        if self._certificates is not None and child.restarts:
+            self._certificates.refresh()
         report, report_end = os.pipe()
         identity = self._identity() if child.restarts else self._folder.identity
         role = child.role
@@ -321,6 +361,7 @@ class Supervisor:
             peer=sockets.peer,
             gossip=sockets.gossip,
             datagrams=sockets.datagrams,
+            certificates=self._certificates,
             addresses=self._addresses,
             board=self._board,
             lifeline=self._lifeline,
@@ -398,6 +439,9 @@ class Supervisor:
             self._said_ready = True
             url, node = self._url(), self._folder.identity.node
             log.info("node %s is ready: %s, %d shards", node, url, self._shards)
+            token_file = os.path.join(self._folder.directory, first_token.FILE)
+            if self._settings.access == TOKENS and os.path.exists(token_file):
+                log.info("clients need a token; the first one, of an admin, is in %s", token_file)
             machine.notify_service_manager("READY=1", os.environ)
 
     def _listen_if_due(self) -> None:
@@ -523,7 +567,7 @@ class Supervisor:
 
     def _url(self) -> str:
         name = self._addresses.host
-        return f"http://{f'[{name}]' if ':' in name else name}:{self._addresses.http_port}"
+        return f"{self._settings.scheme}://{f'[{name}]' if ':' in name else name}:{self._addresses.http_port}"
 
     # ---- the end
 

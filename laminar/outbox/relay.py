@@ -26,6 +26,7 @@ from laminar.client.errors import (
     OutcomeUnknown,
     ProduceError,
     Unavailable,
+    Untrusted,
 )
 from laminar.client.sync.producer import Producer
 from laminar.client.sync.topic import Topic
@@ -302,7 +303,7 @@ def _is_of_a_row(error: Error) -> bool:
     """Return whether `error` is the refusal of a record, which would be refused again."""
     if isinstance(error, ProduceError):
         return any(_is_of_a_row(each.error) for each in error.undelivered)
-    passing = isinstance(error, Unavailable | OutcomeUnknown | Fenced | NotFound | AuthError)
+    passing = isinstance(error, Unavailable | OutcomeUnknown | Fenced | NotFound | AuthError | Untrusted)
     return not passing and not error.retriable
 
 

@@ -122,7 +122,7 @@ class LocalCluster:
 
     Nodes are numbered from 0; the first founds the cluster, the others join it. `hosts` and `ports` have an
     element for each node; without `hosts` the cluster gets a `LoopbackNet` of its own. `settings` are further
-    settings of all nodes.
+    settings of all nodes. They ask for no tokens, unless these settings say otherwise.
     """
 
     directory: Path
@@ -172,6 +172,14 @@ class LocalCluster:
     def urls(self) -> list[str]:
         """Every node's HTTP address, running or not."""
         return [node.url for node in self.members]
+
+    @property
+    def admin_token(self) -> str:
+        """The first token, as a node of the cluster wrote it; empty without (`access=open`, or not yet)."""
+        for node in self.members:
+            with contextlib.suppress(FileNotFoundError):
+                return (node.data / "admin-token").read_text().strip()
+        return ""
 
     def start(self, *, timeout: float = START_TIMEOUT_S) -> None:
         """Start all nodes, and wait until each serves and they see each other. Raises ServerFailed."""
@@ -237,6 +245,7 @@ class LocalCluster:
             "port": node.port,
             "shards": self.shards,
             "default_replicas": min(3, self.nodes),
+            "access": "open",
             **self.settings,
         }
         if node.joins:
@@ -328,7 +337,9 @@ class LocalCluster:
             return False
         if get_json(f"{node.url}/readyz") is None:
             return False
-        cluster = get_json(f"{node.url}/v1/cluster") or {}
+        token = self.admin_token
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        cluster = get_json(f"{node.url}/v1/cluster", headers=headers) or {}
         seen = {each["node"] for each in cluster.get("nodes", ()) if each.get("alive", True)}
         return {member.name for member in self.members if member.running} <= seen
 

@@ -46,7 +46,7 @@ def serve(
 ) -> Iterator[str]:
     """Run a node in a process of its own; yield its URL once it is ready to serve.
 
-    `settings` are further settings of the node by their names.
+    `settings` are further settings of the node by their names. It asks for no token unless they say so.
 
     Raises:
         ServerFailed: it did not start.
@@ -54,9 +54,9 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="laminar-node-") as folder:
         data = Path(folder) / "data"
         environment = dict(os.environ)
-        for name in ("LAMINAR_URL", "LAMINAR_TOKEN"):
+        for name in ("LAMINAR_URL", "LAMINAR_TOKEN", "LAMINAR_TOKEN_FILE", "LAMINAR_CA"):
             environment.pop(name, None)
-        given: dict[str, str | int] = {"host": free_host(), "port": 0, "shards": shards}
+        given: dict[str, str | int] = {"host": free_host(), "port": 0, "shards": shards, "access": "open"}
         given |= {"default_replicas": 1, **(settings or {})}
         environment |= {f"LAMINAR_{name.upper()}": str(value) for name, value in given.items()}
         command = [*SERVER, "--data", str(data)]

@@ -52,10 +52,39 @@ def test_the_list_shows_no_token(laminar: Command) -> None:
     ran = laminar("context", "list", "--json")
 
     assert [
-        {"context": "home", "current": True, "urls": ["http://127.0.0.1:7070"], "token": "set"}
+        {
+            "context": "home",
+            "current": True,
+            "urls": ["http://127.0.0.1:7070"],
+            "token": "set",
+            "ca": None,
+        }
     ] == json.loads(ran.out)
     assert "s3cret" not in laminar("context", "list").text
     assert "home\n" == laminar("context", "list", "-o", "names").text
+
+
+def test_a_context_has_the_files_of_token_and_ca(
+    laminar: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their whole paths; the environment goes before them, and an option before that."""
+    for name in ("billing.token", "ca.pem", "other.pem"):
+        (tmp_path / name).write_text("x")
+    monkeypatch.chdir(tmp_path)
+    url = "https://127.0.0.1:7070"
+    added = laminar("context", "add", "live", url, "--token-file", "billing.token", "--ca", "ca.pem")
+    found = resolve(None, None)
+    monkeypatch.setenv("LAMINAR_CA", "other.pem")
+    monkeypatch.setenv("LAMINAR_TOKEN", "lam_mine")
+    other = resolve(None, None)
+
+    assert 0 == added.code
+    assert (str(tmp_path / "billing.token"), str(tmp_path / "ca.pem")) == (found.token_file, found.ca)
+    assert ("lam_mine", None, "other.pem") == (other.token, other.token_file, other.ca)
+    assert "given.pem" == resolve(None, None, ca="given.pem").ca
+    assert str(tmp_path / "ca.pem") in laminar("context", "list", "--json").text
+    missing = laminar("context", "add", "live", url, "--ca", "none.pem")
+    assert (2, "laminar: none.pem: there is no such file\n") == (missing.code, missing.err)
 
 
 def test_the_file_is_for_our_eyes_only(laminar: Command) -> None:

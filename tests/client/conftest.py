@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ import pytest
 
 from laminar.batch import Header, split, stamp, verify
 from laminar.wire.key_route import Route
+from tests.certificates import Pair
 
 FakeAnswer = tuple[int, dict[str, str], bytes]
 
@@ -122,9 +123,18 @@ async def _close_server(server: asyncio.Server) -> None:
 
 
 class FakeCluster:
-    """`nodes` listening nodes and their topics, on a loop and a thread of its own."""
+    """`nodes` listening nodes and their topics, on a loop and a thread of its own.
 
-    def __init__(self, nodes: int = 3) -> None:
+    They speak TLS if they have a certificate.
+    """
+
+    def __init__(self, nodes: int = 3, *, certificates: Sequence[Pair] = ()) -> None:
+        assert len(certificates) in (0, nodes)
+        self._certificates = certificates
+        # The tokens that are accepted, and the roles that each lacks; None: all requests are.
+        self.tokens: dict[str, set[str]] | None = None
+        self.redirects_to = ""  # a URL: each request is answered with 307 to it
+        self.heard: list[tuple[int, str | None]] = []  # node, and the header `Authorization` of a request
         self.urls: list[str] = []
         self.topics: dict[str, list[FakePartition]] = {}
         self.routes: dict[str, Route] = {}
@@ -222,9 +232,11 @@ class FakeCluster:
 
     async def _listen(self) -> None:
         for node in range(self._count):
-            server = await asyncio.start_server(partial(self._serve, node), "127.0.0.1", 0)
+            context = self._certificates[node].server_context() if self._certificates else None
+            server = await asyncio.start_server(partial(self._serve, node), "127.0.0.1", 0, ssl=context)
             self._servers.append(server)
-            self.urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            port = server.sockets[0].getsockname()[1]
+            self.urls.append(f"http{'s' if context else ''}://127.0.0.1:{port}")
 
     async def _close(self) -> None:
         for server in self._servers:
@@ -252,7 +264,10 @@ class FakeCluster:
                 }
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
                 self.requests.append((node, method, target))
-                answer = await self._answer(node, method, target, headers, body)
+                self.heard.append((node, headers.get("authorization")))
+                answer = self._refusal(method, headers)
+                if answer is None:
+                    answer = await self._answer(node, method, target, headers, body)
                 if answer is None:
                     writer.transport.abort()
                     return
@@ -281,6 +296,20 @@ class FakeCluster:
             self._writers[node].discard(writer)
             self._serving.discard(task)
 
+    def _refusal(self, method: str, headers: dict[str, str]) -> FakeAnswer | None:
+        """Return the answer to a request whose token is not enough."""
+        if self.redirects_to:
+            return 307, {"Location": f"{self.redirects_to}/v1/topics"}, b""
+        if self.tokens is None:
+            return None
+        lacking = self.tokens.get(headers.get("authorization", "").removeprefix("Bearer "))
+        if lacking is None:
+            return problem(401, "unauthorized", detail="the token is unknown or revoked")
+        role = "read" if method == "GET" else "write"
+        if role in lacking:
+            return problem(403, "forbidden", detail=f"the role {role} is missing", field="role", value=role)
+        return None
+
     async def _answer(
         self, node: int, method: str, target: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes] | None:
@@ -291,6 +320,8 @@ class FakeCluster:
             await asyncio.sleep(0.005)
         if path == ["v1", "cluster"]:
             return _json(200, {"nodes": [{"node": f"n{i}", "url": url} for i, url in enumerate(self.urls)]})
+        if path == ["v1", "whoami"]:
+            return _json(200, {"principal": "anonymous" if self.tokens is None else "billing", "grants": []})
         if path == ["v1", "topics"]:
             return _json(200, {"topics": [{"topic": name} for name in sorted(self.topics)], "next": None})
         if path == ["v1", "producers"]:
@@ -342,6 +373,8 @@ class FakeCluster:
         if rest[2] == "producers":
             return self._producer(method, partition, bytes.fromhex(rest[3]), int(query["epoch"]))
         if method == "POST":
+            if "laminar-redirect" not in headers:
+                node = partition.leader  # the asked node passes it on
             return self._append(node, topic, int(rest[1]), partition, body, accepts="ack" in query)
         return await self._fetch(node, partition, query)
 
@@ -466,7 +499,7 @@ class FakeCluster:
         if query.get("read") == "leader":
             if self.leaderless:
                 return problem(503, "no_leader")
-            node = partition.leader  # whoever is asked passes it on
+            node = partition.leader  # the asked node passes it on
         end = partition.end - partition.lag.get(node, 0)
         if offset < partition.start:
             return problem(410, "offset_expired", earliest=partition.start)

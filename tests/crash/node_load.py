@@ -37,6 +37,7 @@ class Node:
         self._environment = {
             "LAMINAR_HOST": free_host(),
             "LAMINAR_PORT": "0",
+            "LAMINAR_ACCESS": "open",
             "LAMINAR_SHARDS": str(SHARDS),
             **{f"LAMINAR_{name.upper()}": str(size) for name, size in SIZES.items()},
         }

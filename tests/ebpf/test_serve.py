@@ -39,7 +39,7 @@ class Node:
         with open(self._said, "wb") as log:
             self.process = subprocess.Popen(
                 [*prefix, sys.executable, "-P", "-m", "laminar.cli", "serve", "--data", str(folder)]
-                + ["--pin", "on", *arguments],
+                + ["--pin", "on", "--access", "open", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -18,7 +18,7 @@ from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from laminar.node.host.clock import Clock
 from laminar.node.host.disk_space import DiskSpace
 from laminar.node.host.periodic import Check
-from laminar.node.host.settings import Settings
+from laminar.node.host.settings import OPEN, Settings
 from laminar.node.partition.partition import Partition
 from laminar.node.runtime.boot import Role
 from laminar.node.runtime.cluster_view import View, ViewMessage
@@ -51,7 +51,7 @@ class Services:
         """Set up a view with one topic of one partition, whose replicas are on the nodes `elsewhere`."""
         self.node = "here"
         self.number = 0
-        self.settings = Settings()
+        self.settings = Settings(access=OPEN)
         self.clock = clock or Clock()
         self.rng = random.Random(1)
         self.view = View(node=self.node, unix_name=unix_name)

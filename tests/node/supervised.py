@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from laminar.log import DamagedDocument
 from laminar.node.entry_points import EntryPoints
 from laminar.node.host.fork import Unrecoverable, threads
-from laminar.node.host.settings import Settings
+from laminar.node.host.settings import OPEN, Settings
 from laminar.node.runtime.boot import Boot, role_name
 from laminar.node.runtime.listeners import begin_to_listen
 from laminar.node.supervisor import serve
@@ -115,6 +115,7 @@ def main() -> int:
         port=port,
         host=sys.argv[5] if len(sys.argv) > 5 else "127.0.0.1",
         shards=shards,
+        access=OPEN,
         pin="off",
         drain_ms=DRAIN_MS.get(behaviour, 5000),
         default_replicas=1,

@@ -161,11 +161,18 @@ class SimEnvironment(Environment):
     def gossip(self, **arguments: Any) -> Any:
         return SimGossip(self._machine, self._life, arguments["info"])
 
-    async def find_cluster(self, joins: Sequence[str]) -> bytes | None:
+    async def find_cluster(
+        self, joins: Sequence[str], *, secret: bytes | None, certificates: object = None
+    ) -> bytes | None:
         return None  # a folder of another cluster is met over real connections
 
     async def find_controllers(
-        self, joins: Sequence[str], *, tell: Callable[[str], None] = lambda reason: None
+        self,
+        joins: Sequence[str],
+        *,
+        secret: bytes | None,
+        certificates: object = None,
+        tell: Callable[[str], None] = lambda reason: None,
     ) -> list[Address]:
         wires = self._machine.world.wires
         addresses: list[Address] = [TcpAddress(node, 1) for node in joins]

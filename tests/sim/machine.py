@@ -27,7 +27,7 @@ from laminar.log.recovery.node import (
 from laminar.node.assembly import make_process
 from laminar.node.catalog.controller import Controller
 from laminar.node.host.fork import Unrecoverable
-from laminar.node.host.settings import Settings
+from laminar.node.host.settings import OPEN, Settings
 from laminar.node.runtime.boot import CONTROLLER, Addresses, Boot, Role, node_roles, role_name, role_number
 from laminar.node.runtime.data_folder import open_data_folder
 from laminar.node.runtime.process import Process
@@ -145,6 +145,7 @@ class Machine:
                 node=self.name,
                 join=self.join,
                 shards=self.shards,
+                access=OPEN,
                 election_timeout_ms=world.options.election_timeout_ms,
                 heartbeat_ms=world.options.heartbeat_ms,
                 **({"default_replicas": min(3, world.options.nodes)} | world.options.node_settings),

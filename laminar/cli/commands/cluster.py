@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
+
+if TYPE_CHECKING:
+    from laminar.client.sync.client import Client
 
 READY_TIMEOUT_S = 3.0
 # Most moves of partitions that are named; the others are counted.
@@ -29,7 +32,8 @@ def status(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
         described = {topic["topic"]: topic for topic in all_topics(client)}
         topics = {topic: [dict(each.raw) for each in client.topic(topic).partitions()] for topic in described}
         under_way = all_operations(client)
-    ready = {node["node"]: readyz(node["url"]) for node in about["nodes"] if node.get("alive", True)}
+        alive = [node for node in about["nodes"] if node.get("alive", True)]
+        ready = {node["node"]: readyz(client, node["url"]) for node in alive}
     rows = node_rows(about["nodes"], topics)
     troubles = troubles_of(about["nodes"], topics, described=described, ready=ready)
     troubles += [finding for _, finding in mixed_programs(about)] + changes_of(under_way)
@@ -43,7 +47,9 @@ def status(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
         count = sum(map(len, topics.values()))
         print(f"\n{len(topics)} topics, {count} partitions; " + ("all well" if not troubles else "not well:"))
         if about.get("insecure"):
-            print("  insecure: HTTP clients need no credentials, and other machines reach the HTTP ports")
+            print(
+                "  insecure: other machines reach the HTTP ports, and what protects from them is not all set"
+            )
         for trouble in troubles:
             print(f"  {trouble}")
     return EXIT_FAILED if troubles else EXIT_DONE
@@ -150,22 +156,15 @@ def waits_for(partition: Mapping[str, Any]) -> str:
     return f"{text}, it waits for {', '.join(absent)}" if absent else text
 
 
-def readyz(url: str) -> Mapping[str, Any] | None:
+def readyz(client: Client, url: str) -> Mapping[str, Any] | None:
     """Return the node's answer to ``/readyz``; None if it does not answer."""
-    import json
-    import urllib.error
-    import urllib.request
+    from laminar.client.errors import Error
 
     try:
-        try:
-            with urllib.request.urlopen(f"{url}/readyz", timeout=READY_TIMEOUT_S) as answer:
-                body = answer.read()
-        except urllib.error.HTTPError as error:
-            body = error.read()
-        found = json.loads(body)
-    except (OSError, ValueError):
+        found = client.ask_node(url, "/readyz", timeout=READY_TIMEOUT_S).json()
+    except Error:
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and found else None
 
 
 def troubles_of(

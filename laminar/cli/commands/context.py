@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -14,7 +15,15 @@ from laminar.cli.options import AS_TABLE, Listing
 def add(
     name: Annotated[str, Parameter(help="A name for the cluster.")],
     *urls: Annotated[str, Parameter(help="URLs of its nodes; one is enough, more are safer.")],
-    token: Annotated[str | None, Parameter(show=False)] = None,
+    token: Annotated[
+        str | None, Parameter(help="Who asks. Other users of this machine see it: --token-file hides it.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, Parameter(help="A file with the token, which each command reads again.")
+    ] = None,
+    ca: Annotated[
+        Path | None, Parameter(help="A PEM file with the CA of the cluster's certificates.")
+    ] = None,
     use: Annotated[
         bool, Parameter(negative="", help="Make it the current one; the first always is.")
     ] = False,
@@ -24,9 +33,16 @@ def add(
 
     if not urls:
         raise UsageError("give one URL at least: laminar context add NAME http://HOST:PORT")
-    context: dict[str, object] = {"urls": list(resolve(urls, None, environment={}).urls)}
+    found = resolve(urls, token, token_file=token_file, ca=ca, environment={})
+    context: dict[str, object] = {"urls": list(found.urls)}
     if token is not None:
         context["token"] = token
+    # Paths are kept whole: commands run in any folder.
+    for key, file in (("token_file", token_file), ("ca", ca)):
+        if file is not None:
+            if not file.is_file():
+                raise UsageError(f"{file}: there is no such file")
+            context[key] = str(file.absolute())
     contexts = Contexts.load()
     contexts.by_name[name] = context
     if use or contexts.current is None:
@@ -54,7 +70,8 @@ def list_contexts(*, listing: Listing = AS_TABLE) -> None:
             "context": name,
             "current": name == contexts.current,
             "urls": context.get("urls") or [context.get("url", "")],
-            "token": "set" if context.get("token") else None,
+            "token": "set" if context.get("token") else context.get("token_file"),
+            "ca": context.get("ca"),
         }
         for name, context in sorted(contexts.by_name.items())
     ]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
@@ -58,10 +59,11 @@ class Spark:
 HERE = Spark()
 
 
-def _options(cluster: Cluster) -> dict[str, str]:
+def options_of(cluster: Cluster) -> dict[str, str]:
+    """Return the options of Spark's source and sink for a cluster."""
     from laminar.spark.pipelines.session import cluster_options
 
-    return cluster_options(cluster.url, cluster.token)
+    return cluster_options(cluster.url, cluster.token, token_file=cluster.token_file, ca=cluster.ca)
 
 
 def archive(
@@ -78,7 +80,7 @@ def archive(
 
     with spark.session("archive") as running:
         written = job.archive(
-            running, _options(cluster), topic, to, batch_records=batch_records, progress=_ProgressLine()
+            running, options_of(cluster), topic, to, batch_records=batch_records, progress=_ProgressLine()
         )
         held = [asdict(each) for each in job.check(running, to)]
     complain(f"{written} records written")
@@ -120,7 +122,7 @@ def replay(
     with spark.session("replay") as running:
         done = job.replay(
             running,
-            _options(cluster),
+            options_of(cluster),
             to,
             checkpoint=checkpoint,
             archive=archive,
@@ -151,7 +153,7 @@ def audit(
     from laminar.spark.pipelines import audit as job
 
     with spark.session("audit") as running:
-        report = job.audit(running, _options(cluster), topic, job.read_claims(running, claims), id=id)
+        report = job.audit(running, options_of(cluster), topic, job.read_claims(running, claims), id=id)
     complain(f"{report.claims} claims, {report.records} records")
     _show([asdict(each) for each in report.findings], listing, name="kind")
     return _code(report.sound, "the topic does not hold what was claimed")
@@ -164,7 +166,13 @@ def compare(
     other_url: Annotated[
         str | None, Parameter(help="Nodes of the other cluster, with commas, where it is another.")
     ] = None,
-    other_token: Annotated[str | None, Parameter(show=False)] = None,
+    other_token: Annotated[str | None, Parameter(help="A token of the other cluster.")] = None,
+    other_token_file: Annotated[
+        Path | None, Parameter(help="A file with a token of the other cluster.")
+    ] = None,
+    other_ca: Annotated[
+        Path | None, Parameter(help="A PEM file with the other cluster's CA. [default: as --ca]")
+    ] = None,
     replicas: Annotated[
         bool, Parameter(negative="", help="Compare the replicas of each partition instead.")
     ] = False,
@@ -189,8 +197,11 @@ def compare(
     if not replicas and other is None and not other_url:
         raise UsageError("another topic, --other-url or --replicas says what it is compared with")
     compared = columns or RECORD
-    here = _options(cluster)
-    there = _options(replace(cluster, url=other_url, token=other_token)) if other_url else here
+    here = options_of(cluster)
+    other_cluster = replace(
+        cluster, url=other_url, token=other_token, token_file=other_token_file, ca=other_ca or cluster.ca
+    )
+    there = options_of(other_cluster) if other_url else here
     with spark.session("compare") as running:
         if replicas:
             found = job.compare_replicas(running, here, topic, columns=compared)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from laminar.cli.commands.pipeline import HERE, Spark, Topic
+from laminar.cli.commands.pipeline import HERE, Spark, Topic, options_of
 from laminar.cli.errors import Failed, UsageError, complain
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster
 
@@ -40,9 +40,8 @@ def stats(
         _can_draw(plot)
     with spark.session("stats") as running:
         from laminar.spark.pipelines import stats as job
-        from laminar.spark.pipelines.session import cluster_options
 
-        found = job.stats(running, cluster_options(cluster.url, cluster.token), topic, top=top)
+        found = job.stats(running, options_of(cluster), topic, top=top)
     if plot is not None:
         from laminar.spark.pipelines.stats_picture import draw
 

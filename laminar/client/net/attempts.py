@@ -15,11 +15,12 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from laminar.client.errors import Error, OutcomeUnknown, TimedOut, client_closed, from_problem
+from laminar.client.errors import Error, OutcomeUnknown, TimedOut, client_closed, from_problem, untrusted
+from laminar.client.net.authorization import Authorization
 from laminar.client.net.pool import Pool
 from laminar.client.policy.retry import Backoff, Step, Verdict, judge_answer, judge_loss
 from laminar.client.policy.routing import Balancer
-from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed
+from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, TlsFailed
 
 # An attempt that fails less than this time before its request's deadline was cut off by the deadline.
 CUT_OFF_S = 0.05
@@ -80,6 +81,15 @@ class Caller(Protocol):
     rng: random.Random
     retries: int
     redirects: int
+    authorization: Authorization
+
+    def may_ask(self, url: str) -> bool:
+        """Return whether the node at `url` may be asked; if not, have other nodes pass requests on to it."""
+        ...
+
+    def knows_another_node(self, urls: Collection[str]) -> bool:
+        """Return whether there is a node that is not in `urls`."""
+        ...
 
 
 class Attempts:
@@ -104,6 +114,7 @@ class Attempts:
         self._last = ""
         self._last_code = ""
         self._maybe_applied = False
+        self._untrusted: set[str] = set()
         self.verdict = Verdict(step=Step.RETRY)
         self.problem: Mapping[str, Any] = {}
 
@@ -147,6 +158,7 @@ class Attempts:
 
         Raises:
             Error: the answer is final. The `outcome` of the error is that of all attempts.
+            Untrusted: no node that is known has a certificate that is accepted, or this one twice had none.
             OutcomeUnknown: the connection was lost, and the request may not be repeated; or as `left_s`.
             TimedOut: as `left_s`.
             Unavailable: as `left_s`.
@@ -155,6 +167,7 @@ class Attempts:
         left_s = self.left_s()
         answer: Answer | None = None
         self.problem = {}
+        token = caller.authorization.version
         started = time.perf_counter()
         caller.balancer.started(url)
         try:
@@ -167,6 +180,11 @@ class Attempts:
                 self._last, self._last_code = str(failure), ""
             self.verdict = judge_loss(sent=failure.sent, repeatable=self._repeatable)
             caller.balancer.failed(url, now_ms=now_ms())
+            if isinstance(failure, TlsFailed) and self._is_final(url):
+                error = untrusted(failure)
+                if self._maybe_applied and self._changes:
+                    error.outcome = "unknown"
+                raise error from None
         except BaseException:
             caller.balancer.finished(url, latency_us=None)
             raise
@@ -180,19 +198,30 @@ class Attempts:
             )
             if self.verdict.step is Step.DONE:
                 return answer
+            if answer.status == 401 and caller.authorization.may_pass(url, token):
+                self.verdict = Verdict(step=Step.RETRY)
+            if self.verdict.location and not caller.may_ask(origin_of(self.verdict.location)):
+                self.verdict = Verdict(step=Step.RETRY)
             self._last = str(self.problem.get("detail") or f"{url} answered {answer.status}")
             self._last_code = str(self.problem.get("code") or "")
             if self.verdict.avoid:
                 caller.balancer.failed(url, now_ms=now_ms(), started=False)
         self._maybe_applied |= self.verdict.maybe_applied
         if self.verdict.step is Step.FAIL:
-            raise self._failure(answer)
+            raise self._failure(url, answer)
         return None
 
-    def _failure(self, answer: Answer | None) -> Error:
+    def _is_final(self, url: str) -> bool:
+        """Return whether a failure of TLS with `url` ends the request: no other node is left to be asked."""
+        again = url in self._untrusted
+        self._untrusted.add(url)
+        return again or not self._caller.knows_another_node(self._untrusted)
+
+    def _failure(self, url: str, answer: Answer | None) -> Error:
         if answer is None:
             return OutcomeUnknown(f"{self._what}: {self._last}", code="outcome_unknown", outcome="unknown")
         error = from_problem(answer.status, self.problem, asked=self._what)
+        error = self._caller.authorization.explain(url, error)
         if self._maybe_applied and self._changes:
             error.outcome = "unknown"  # the answer's own outcome is that of the last attempt alone
         return error

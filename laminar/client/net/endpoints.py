@@ -4,20 +4,25 @@ The context file is only read here; ``laminar context`` writes it. Its form is::
 
     current = "dev"
     [contexts.dev]
-    urls = ["http://127.0.0.1:7070"]
-    token = "..."  # optional
+    urls = ["https://127.0.0.1:7070"]
+    token = "..."  # optional, or token_file = "/path"
+    ca = "/path"  # optional
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from laminar.client.errors import ConfigError
+from laminar.client.net.token_file import check_token, read_token
 from laminar.http.protocol.answer import Target
+
+if TYPE_CHECKING:
+    from laminar.http.client.tls import Trust
 
 DEFAULT_URL = "http://127.0.0.1:7070"
 
@@ -26,23 +31,62 @@ DEFAULT_URL = "http://127.0.0.1:7070"
 class Endpoints:
     """The URLs of the nodes to begin with, and the client's token, which is left out of the repr.
 
-    `origin` says where the URLs were found.
+    `origin` says where the URLs were found. With a `token_file`, `token` holds while that cannot be read.
+    `ca` is the path of a PEM file, or its text: TLS certificates must be of this CA; None: of one that the
+    system trusts.
     """
 
     urls: tuple[str, ...]
     token: str | None = field(default=None, repr=False)
     origin: str = "argument"
+    token_file: str | None = None
+    ca: str | None = field(default=None, repr=False)
+
+    @property
+    def tls_only(self) -> bool:
+        """Whether all URLs are https: then nothing is sent without TLS, wherever an answer leads."""
+        return all(Target.of(url).tls for url in self.urls)
 
     def may_hear_token(self, url: str) -> bool:
         """Return whether the token may be sent to `url`.
 
-        It may be sent only to hosts that `urls` name, at any port, and never without TLS if `urls` has https.
+        It may be sent to hosts that `urls` name, at any port, but never without TLS if `urls` has https. With
+        a `ca`, and only https in `urls`, it may also be sent to other hosts over TLS: nodes that proved to be
+        the cluster's have named them, and they need certificates of its CA too.
         """
         asked = Target.of(url)
-        return any(
+        if any(
             (named.host, named.path) == (asked.host, asked.path) and (asked.tls or not named.tls)
             for named in map(Target.of, self.urls)
-        )
+        ):
+            return True
+        return asked.tls and self.ca is not None and self.tls_only
+
+    def with_contents(self) -> Endpoints:
+        """Return these endpoints with the texts of their files, for processes on other machines.
+
+        Where the token file is there as well, it is read there, and holds.
+
+        Raises:
+            ConfigError: a file cannot be read, or holds no token or no CA.
+        """
+        found = self
+        if self.token_file is not None:
+            found = replace(found, token=read_token(self.token_file)[0])
+        if self.ca is not None:
+            found = replace(found, ca=trust_in(self.ca).text)
+        return found
+
+
+def trust_in(ca: str | None) -> Trust:
+    """Return the trust in the CAs of `ca`. Raises ConfigError if it has none."""
+    from laminar.http.client.tls import Trust, is_pem
+
+    try:
+        return Trust(ca)
+    except ValueError as fault:
+        value = None if ca is None or is_pem(ca) else ca
+        raise ConfigError(f"ca: {fault}", code="bad_ca", field="ca", value=value) from None
 
 
 def context_file(environment: Mapping[str, str]) -> Path:
@@ -58,38 +102,61 @@ def resolve(
     url: str | Sequence[str] | None,
     token: str | None,
     *,
+    token_file: str | os.PathLike[str] | None = None,
+    ca: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Endpoints:
     """Return where to connect: argument, ``LAMINAR_URL``, current context, or localhost.
 
     Several URLs in one string are separated by commas. If `url` is given, the nodes get the `token` that is
-    given with it. They get ``LAMINAR_TOKEN`` only if they are hosts of ``LAMINAR_URL``: otherwise an
-    untrusted URL could obtain the token of another cluster.
+    given with it, or that of the `token_file`. They get ``LAMINAR_TOKEN`` or that of ``LAMINAR_TOKEN_FILE``
+    only if they are hosts of ``LAMINAR_URL``: otherwise an untrusted URL could obtain the token of another
+    cluster. ``LAMINAR_CA`` holds for every URL with which no `ca` is given.
 
     Raises:
-        ConfigError: a text is not the URL of a node, or none is given.
+        ConfigError: a text is not the URL of a node, or none is given; or a token is none.
     """
     given = os.environ if environment is None else environment
+    if token is not None and token_file is not None:
+        raise ConfigError("give a token or a token_file, not both", code="two_tokens", field="token_file")
+    if token is not None:
+        check_token(token, "token")
+    file = None if token_file is None else os.fspath(token_file)
+    ca = given.get("LAMINAR_CA") or None if ca is None else os.fspath(ca)
     if url is not None:
-        found = Endpoints(_urls(url, "url"), token)
-        if token is None and given.get("LAMINAR_TOKEN") and given.get("LAMINAR_URL"):
+        found = Endpoints(_urls(url, "url"), token, "argument", file, ca)
+        if token is None and file is None and given.get("LAMINAR_URL"):
             own = Endpoints(_urls(given["LAMINAR_URL"], "LAMINAR_URL"))
             if all(map(own.may_hear_token, found.urls)):
-                return Endpoints(found.urls, given["LAMINAR_TOKEN"])
+                own_token, own_file = _token_of(given)
+                return replace(found, token=own_token, token_file=own_file)
         return found
-    token = token if token is not None else given.get("LAMINAR_TOKEN") or None
+    if token is None and file is None:
+        token, file = _token_of(given)
     if given.get("LAMINAR_URL"):
-        return Endpoints(_urls(given["LAMINAR_URL"], "LAMINAR_URL"), token, "LAMINAR_URL")
+        urls = _urls(given["LAMINAR_URL"], "LAMINAR_URL")
+        return Endpoints(urls, token, "LAMINAR_URL", file, ca)
     path = context_file(given)
     context = _current_context(path)
     if context is None:
-        return Endpoints((DEFAULT_URL,), token, "default")
-    own_token = context.get("token")
-    return Endpoints(
-        _urls(context.get("urls") or context.get("url") or "", str(path)),
-        token if token is not None else (str(own_token) if own_token else None),
-        str(path),
-    )
+        return Endpoints((DEFAULT_URL,), token, "default", file, ca)
+    if token is None and file is None:
+        token, file = (str(context[name]) if context.get(name) else None for name in ("token", "token_file"))
+        if token is not None:
+            check_token(token, str(path))
+    if ca is None and context.get("ca"):
+        ca = str(context["ca"])
+    urls = _urls(context.get("urls") or context.get("url") or "", str(path))
+    return Endpoints(urls, token, str(path), None if token is not None else file, ca)
+
+
+def _token_of(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return the environment's token, or else its token file. Raises ConfigError if it is no token."""
+    token = environment.get("LAMINAR_TOKEN")
+    if token:
+        check_token(token, "LAMINAR_TOKEN")
+        return token, None
+    return None, environment.get("LAMINAR_TOKEN_FILE") or None
 
 
 def _urls(given: str | Sequence[str], origin: str) -> tuple[str, ...]:

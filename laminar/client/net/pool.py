@@ -7,11 +7,15 @@ from collections.abc import Sequence
 
 from laminar.client.net.shared_port import SharedPorts
 from laminar.http.client.connection import ClientConnection, open_connection
-from laminar.http.protocol.answer import Answer, Buffer
+from laminar.http.client.tls import SYSTEM, Trust
+from laminar.http.protocol.answer import Answer, Buffer, Target, TlsFailed
 
 
 class Pool:
-    """Connections by URL: a shared one for pipelined appends, and others that carry one request at a time."""
+    """Connections by URL: a shared one for pipelined appends, and others that carry one request at a time.
+
+    With `tls_only` no connection without TLS is opened, wherever an answer leads.
+    """
 
     def __init__(
         self,
@@ -20,11 +24,15 @@ class Pool:
         connect_timeout_s: float,
         idle_s: float,
         shared_ports: SharedPorts | None = None,
+        trust: Trust = SYSTEM,
+        tls_only: bool = False,
     ) -> None:
         self._loop = loop
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
         self._shared_ports = shared_ports
+        self._trust = trust
+        self._tls_only = tls_only
         self._shared: dict[str, ClientConnection] = {}
         self._opening: dict[str, asyncio.Task[ClientConnection]] = {}
         self._idle: dict[str, list[ClientConnection]] = {}
@@ -34,12 +42,18 @@ class Pool:
     async def open(self, url: str) -> ClientConnection:
         """Open a connection and return it. Raises ConnectionFailed (`sent` is false) if that fails."""
         place = None if self._shared_ports is None else await self._shared_ports.place(url)
-        if place is None:
-            connection = await open_connection(url, timeout_s=self._connect_timeout_s)
-        else:
-            connection = await open_connection(
-                place.url, timeout_s=self._connect_timeout_s, shard=(place.shard, place.shards)
+        reached = url if place is None else place.url
+        if self._tls_only and not Target.of(reached).tls:
+            raise TlsFailed(
+                f"{reached} is not connected to without TLS, as https alone was given",
+                hint="give its node a certificate (tls_certificate)",
             )
+        connection = await open_connection(
+            reached,
+            timeout_s=self._connect_timeout_s,
+            shard=None if place is None else (place.shard, place.shards),
+            trust=self._trust,
+        )
         self.opened += 1
         self._all = {each for each in self._all if not each.lost.done()}
         self._all.add(connection)

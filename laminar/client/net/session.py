@@ -11,20 +11,29 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 from laminar.batch import BATCH_TYPE, Header
-from laminar.client.errors import Error, NotFound, OutcomeUnknown, TimedOut, Unavailable, client_closed
+from laminar.client.errors import (
+    Error,
+    NotFound,
+    OutcomeUnknown,
+    TimedOut,
+    Unavailable,
+    client_closed,
+    untrusted,
+)
 from laminar.client.net.attempts import Attempts, now_ms
-from laminar.client.net.endpoints import Endpoints
+from laminar.client.net.authorization import Authorization
+from laminar.client.net.endpoints import Endpoints, trust_in
 from laminar.client.net.pool import Pool
 from laminar.client.net.shared_port import SharedPorts
 from laminar.client.policy.routing import Balancer, SessionOffsets, TopicMap, readers
 from laminar.http.api.deadlines import CLIENT_ATTEMPT_S, CLIENT_LEADER_WAIT_S
 from laminar.http.client.connection import head_bytes
-from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, Target
+from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, Target, TlsFailed
 
 _log = logging.getLogger("laminar.client")
 
@@ -85,7 +94,11 @@ class Closable(Protocol):
 
 
 class Session:
-    """The state of one client on its event loop. After `close` every call fails."""
+    """The state of one client on its event loop. After `close` every call fails.
+
+    Raises:
+        ConfigError: when made with a file of a token or of CAs that cannot be used.
+    """
 
     def __init__(
         self, endpoints: Endpoints, *, timeout_s: float, rng: random.Random, shared_port: bool = False
@@ -95,7 +108,15 @@ class Session:
         self.timeout_s = timeout_s
         self.rng = rng
         places = SharedPorts(endpoints.urls, ask=self._ask_cluster, now_ms=now_ms) if shared_port else None
-        self.pool = Pool(self.loop, connect_timeout_s=CONNECT_TIMEOUT_S, idle_s=20.0, shared_ports=places)
+        self.authorization = Authorization(endpoints)
+        self.pool = Pool(
+            self.loop,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            idle_s=20.0,
+            shared_ports=places,
+            trust=trust_in(endpoints.ca),
+            tls_only=endpoints.tls_only,
+        )
         self.balancer = Balancer()
         self.seen = SessionOffsets()
         self.closed = False
@@ -113,26 +134,61 @@ class Session:
         self._refreshing: dict[str, asyncio.Task[TopicMap]] = {}
         # By the URL of a node: the value of the Host header, and the headers of all requests to that node.
         self._heads: dict[str, tuple[str, dict[str, str]]] = {}
+        self._heads_version = (0, False)
+        self._passed_on = False
 
     # -- plain calls ---------------------------------------------------------------------------
 
     def head(self, url: str, method: str, target: str, headers: Mapping[str, str]) -> bytes:
         """Return a request's head for the node at `url`."""
+        version = self.heads_version
+        if version != self._heads_version:
+            self._heads.clear()
+            self._heads_version = version
         known = self._heads.get(url)
         if known is None:
-            common = {"Laminar-Redirect": "1"}
+            common = {} if self._passed_on else {"Laminar-Redirect": "1"}
             # The token is not sent to every node that an answer or a redirect names.
-            if self.endpoints.token and self.endpoints.may_hear_token(url):
-                common["Authorization"] = f"Bearer {self.endpoints.token}"
+            proof = self.authorization.header(url)
+            if proof is not None:
+                common["Authorization"] = proof
             known = self._heads[url] = (Target.of(url).authority, common)
         authority, common = known
         return head_bytes(method, target, authority, {**common, **headers})
 
+    @property
+    def heads_version(self) -> tuple[int, bool]:
+        """What changes when heads that were made by `head` are out of date."""
+        return self.authorization.look(), self._passed_on
+
+    def may_ask(self, url: str) -> bool:
+        """Return whether the node at `url` may be asked; if not, have other nodes pass requests on to it.
+
+        It may not be asked if it may not have the client's token.
+        """
+        if self.authorization.may_ask(url):
+            return True
+        if not self._passed_on:
+            self._passed_on = True
+            _log.warning(
+                "the token is not sent to %s, as no URL that was given has this host; other nodes pass "
+                "requests on, which is slower: give the URLs of all nodes, or https with the cluster's CA",
+                url,
+            )
+        return False
+
     def learn_nodes(self, urls: Sequence[str]) -> None:
-        """Add nodes to those that `connect` was given: requests may be sent to them too."""
+        """Add nodes to those that `connect` was given: requests may be sent to them too.
+
+        Nodes that may not have the client's token are left out.
+        """
         for url in urls:
-            if url and url.rstrip("/") not in self._nodes:
+            if url and url.rstrip("/") not in self._nodes and self.may_ask(url):
                 self._nodes.append(url.rstrip("/"))
+
+    def knows_another_node(self, urls: Collection[str]) -> bool:
+        """Return whether there is a node that is not in `urls`."""
+        return any(url not in urls for url in self._nodes)
 
     async def _ask_cluster(self, url: str) -> Answer:
         return await self.pool.ask(url, self.head(url, "GET", "/v1/cluster", {}), timeout_s=CONNECT_TIMEOUT_S)
@@ -192,10 +248,24 @@ class Session:
                 return answer
             url = await attempts.pause()
 
+    async def ask_node(self, url: str, target: str, *, timeout_s: float) -> Answer:
+        """Return the answer of the node at `url`, and no other, to a GET request, whatever its status.
+
+        Raises:
+            Unavailable: it does not answer in time.
+            Untrusted: its certificate is not accepted.
+        """
+        try:
+            return await self.pool.ask(url, self.head(url, "GET", target, {}), timeout_s=timeout_s)
+        except TlsFailed as failure:
+            raise untrusted(failure) from None
+        except ConnectionFailed as failure:
+            raise Unavailable(str(failure), code="no_answer", retriable=True) from None
+
     def _any_node(self, among: Sequence[str]) -> str | None:
         """Return the node to ask next: one in `among` that has not failed lately, else any known node."""
         avoided = set(self.balancer.avoided(now_ms=now_ms()))
-        preferred = [url for url in among if url not in avoided]
+        preferred = [url for url in among if url not in avoided and self.may_ask(url)]
         return self.balancer.choose(preferred or self._nodes, now_ms=now_ms())
 
     async def get_json(self, target: str, *, timeout_s: float | None = None) -> Any:
@@ -250,6 +320,7 @@ class Session:
             attempt_timeout_s=wait_ms / 1000 + MAP_PATIENCE_S,
         )
         fresh = TopicMap.from_answer(answer.json(), now_ms=now_ms())
+        fresh.forget_leaders(lambda url: not self.may_ask(url))
         self._maps[topic] = fresh
         for place in fresh.places.values():
             self.learn_nodes([replica.url for replica in place.replicas])
@@ -329,6 +400,8 @@ class Session:
                 places = await self.topic_map(topic, timeout_s=attempts.left_s())
                 leader = places.leader(partition)
                 urls = readers(places.replicas(partition), leader, from_leader=from_leader, only=only)
+                if only is None:
+                    urls = list(filter(self.may_ask, urls))
                 ahead = [each for each in urls if each not in behind]
                 # If no replica is known, any node is asked: it forwards the request.
                 others = self._nodes if only is None else ()
@@ -472,6 +545,7 @@ class Session:
             # Any node redirects us to the leader as soon as there is one. A replica learns of it first.
             places.stale = True
             replicas = readers(places.replicas(partition), None, from_leader=False)
+            replicas = list(filter(self.may_ask, replicas))
             url = self.balancer.choose(replicas or self._nodes, now_ms=now_ms())
         assert url is not None, "a session without nodes"
         try:

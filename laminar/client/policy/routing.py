@@ -7,7 +7,7 @@ read does not return an older state. None of them reads a clock or a socket.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,13 @@ class TopicMap:
         if partition in self.places:
             self.places[partition].leader = None
         self.stale = True
+
+    def forget_leaders(self, urls: Callable[[str], bool]) -> bool:
+        """Forget the leaders whose URLs `urls` is true of; return whether there was one."""
+        found = [each for each in self.places.values() if each.leader is not None and urls(each.leader)]
+        for place in found:
+            place.leader = None
+        return bool(found)
 
     def elsewhere(self, avoid: Iterable[str]) -> list[str]:
         """Return the URLs of replicas that are not on the nodes of the URLs in `avoid`, sorted.

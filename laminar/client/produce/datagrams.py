@@ -58,6 +58,8 @@ Address = tuple[str, int]
 # election a second or two.
 RESEND_MS = 200
 LONGEST_RESEND_MS = 1_000
+# The principal of all requests to a node that asks for no tokens.
+ANONYMOUS = "anonymous"
 # After this number of copies without an answer, another node is asked.
 SILENT_COPIES = 2
 
@@ -159,7 +161,8 @@ class Datagrams(Generic[T]):
     """Appends to one topic by datagram: ``async with topic.datagrams() as datagrams``.
 
     Made by `Topic.datagrams`. The first append requests the topic's route and the nodes over HTTP, once,
-    unless `partitions` was given: the number of partitions of a topic of route 0.
+    unless `partitions` was given: the number of partitions of a topic of route 0. A cluster that asks for
+    tokens takes no datagrams.
     """
 
     def __init__(
@@ -240,6 +243,7 @@ class Datagrams(Generic[T]):
 
         Raises:
             Error: (``too_large``) the record does not fit into a datagram.
+            ConfigError: (``no_datagrams``) the cluster asks for tokens.
             OutcomeUnknown: the deadline passed without an answer.
             TimedOut: the deadline passed before the record was sent.
         """
@@ -310,6 +314,9 @@ class Datagrams(Generic[T]):
         return await asyncio.shield(self._beginning)
 
     async def _begin(self) -> dict[int, _PartitionQueue]:
+        endpoints = self._session.endpoints
+        if self._partitions is None or endpoints.tls_only or endpoints.token or endpoints.token_file:
+            await self._check_access()
         if self._partitions is None:
             answer = await self._session.get_json(f"{topic_path(self._topic)}/routes")
             cluster = await self._session.get_json("/v1/cluster")
@@ -318,7 +325,7 @@ class Datagrams(Generic[T]):
             urls = [str(node["url"]) for node in nodes]
         else:
             route = Route.even(self._partitions)
-            urls = list(self._session.endpoints.urls)
+            urls = list(endpoints.urls)
         self._nodes = [(parts.hostname, parts.port or 80) for parts in map(urlsplit, urls) if parts.hostname]
         if not self._nodes:
             raise ConfigError(
@@ -328,6 +335,17 @@ class Datagrams(Generic[T]):
         self._route = route
         self._queues = {number: _PartitionQueue(number) for number in route.numbers}
         return self._queues
+
+    async def _check_access(self) -> None:
+        """Raise `ConfigError` if the cluster asks for tokens: then its nodes take no datagrams."""
+        answer = await self._session.call("GET", "/v1/whoami", accept=(404,))
+        # A node of an older program does not know the question, and asks for no tokens.
+        if answer.status == 200 and answer.json().get("principal") != ANONYMOUS:
+            raise ConfigError(
+                "the cluster asks for tokens, so its nodes take no datagrams: these cannot carry one",
+                code="no_datagrams",
+                hint="append over HTTP, by `append` or a producer",
+            )
 
     def _queue_of(
         self, queues: dict[int, _PartitionQueue], key: bytes | None, partition: int | None

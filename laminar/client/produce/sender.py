@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from laminar.batch import BATCH_TYPE, BatchError, build
-from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
+from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem, untrusted
 from laminar.client.net.attempts import judged, now_ms, origin_of
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.lineage import Lineage
@@ -29,7 +29,7 @@ from laminar.client.policy.retry import OUT_OF_SEQUENCE, Backoff, Step, Verdict,
 from laminar.client.produce.leader_watchdog import LeaderWatchdog
 from laminar.client.produce.named_producer import begin_in, lineage_of
 from laminar.http.api.deadlines import CLIENT_ATTEMPT_S
-from laminar.http.protocol.answer import Answer, ConnectionFailed
+from laminar.http.protocol.answer import Answer, ConnectionFailed, TlsFailed
 from laminar.wire.key_route import Route
 
 
@@ -109,6 +109,7 @@ class Sender:
         self._timer: asyncio.TimerHandle | None = None
         self._urls: dict[int, str] = {}  # by partition, the URL that appends are sent to now
         self._heads: dict[tuple[int, str, bool], bytes] = {}
+        self._heads_version = session.heads_version
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._backoffs: dict[int, Backoff] = {}
         self._redirects: dict[int, int] = {}
@@ -190,10 +191,11 @@ class Sender:
                 self.accumulator.failed(queue, pending, unbuildable(fault), maybe_applied=False)
                 self.on_progress()
                 return
+            head = self._head(queue, url, len(frame), accepts=self._accepts and not pending.delayed)
             connection.request(
-                self._head(queue, url, len(frame), accepts=self._accepts and not pending.delayed),
+                head,
                 (frame,),
-                self._on_answer(queue, pending, url),
+                self._on_answer(queue, pending, url, token=self._heads_version[0]),
                 timeout_s=min(CLIENT_ATTEMPT_S, max(0.001, (pending.deadline_ms - now) / 1000)),
             )
             self._watchdog.sent(queue.partition, connection)
@@ -218,6 +220,10 @@ class Sender:
     def _head(self, queue: PartitionQueue, url: str, length: int, *, accepts: bool) -> bytes:
         # Everything but the length is the same for all batches of a queue that are answered at the same time:
         # delayed ones always when they are durable.
+        version = self.session.heads_version
+        if version != self._heads_version:
+            self._heads.clear()
+            self._heads_version = version
         known = self._heads.get((queue.partition, url, accepts))
         if known is None:
             target = f"{topic_path(self.topic)}/partitions/{queue.partition}/records"
@@ -248,6 +254,9 @@ class Sender:
             if partition not in self._urls:
                 self._urls[partition] = await self.session.leader_connection(self.topic, partition)
                 self._compare_map()
+        except TlsFailed as failure:
+            self._urls.pop(partition, None)
+            self._fail_waiting(queue, untrusted(failure))
         except ConnectionFailed as failure:
             self._urls.pop(partition, None)
             self._hold(queue, str(failure), wait_ms=0)
@@ -386,7 +395,7 @@ class Sender:
     # -- answers -------------------------------------------------------------------------------
 
     def _on_answer(
-        self, queue: PartitionQueue, pending: Pending, url: str
+        self, queue: PartitionQueue, pending: Pending, url: str, *, token: int
     ) -> Callable[[Answer | None, ConnectionFailed | None], None]:
         def on_answer(answer: Answer | None, failure: ConnectionFailed | None) -> None:
             with self._guard:
@@ -398,7 +407,7 @@ class Sender:
                 elif 200 <= answer.status < 300:
                     self._acknowledged(queue, pending, answer)
                 else:
-                    self._refused(queue, pending, url, answer)
+                    self._refused(queue, pending, url, answer, token=token)
             if answer is not None:
                 self._want_route(self.session.learn_route(self.topic, answer))
             self.on_progress()
@@ -508,7 +517,9 @@ class Sender:
             scheduled=receipt.scheduled,
         )
 
-    def _refused(self, queue: PartitionQueue, pending: Pending, url: str, answer: Answer) -> None:
+    def _refused(
+        self, queue: PartitionQueue, pending: Pending, url: str, answer: Answer, *, token: int
+    ) -> None:
         partition = queue.partition
         redirects = self._redirects.get(partition, 0)
         verdict, problem = judged(answer, repeatable=True, redirects=redirects)
@@ -518,6 +529,11 @@ class Sender:
             self._last.setdefault(partition, detail)
         else:
             self._last[partition] = detail
+        if answer.status == 401 and self.session.authorization.may_pass(url, token):
+            verdict = Verdict(step=Step.RETRY)
+        location = verdict.location
+        if location is not None and not self.session.may_ask(origin_of(location)):
+            verdict = Verdict(step=Step.RETRY)
         if verdict.location is not None and self.session.is_silent(origin_of(verdict.location)):
             # The answer names a node that is silent: the answering node has not noticed that yet. Ask again.
             verdict = Verdict(step=Step.RETRY)
@@ -554,6 +570,7 @@ class Sender:
             self.accumulator.retry(queue, pending, until_ms=until_ms, maybe_applied=verdict.maybe_applied)
         elif code not in OUT_OF_SEQUENCE or not self.accumulator.renumber(queue, pending):
             error = from_problem(answer.status, problem, asked=f"appending to {self.topic}/{partition}")
+            error = self.session.authorization.explain(url, error)
             self.accumulator.failed(queue, pending, error, maybe_applied=error.outcome == "unknown")
 
     def _lost(self, queue: PartitionQueue, pending: Pending, url: str, failure: ConnectionFailed) -> None:

@@ -8,6 +8,7 @@ than the record.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -21,6 +22,7 @@ from laminar.client.sync.sinks import Sink, Transaction
 from laminar.client.sync.topic import Topic
 from laminar.client.transact.sinks import DEFAULT_STAGE_BYTES
 from laminar.http.api.deadlines import CLIENT_TOTAL_S
+from laminar.http.protocol.answer import Answer
 
 T = TypeVar("T")
 
@@ -35,8 +37,13 @@ class Client:
     def _open(self) -> Portal:
         # Opened by the first use, so that a notebook needs no `with`.
         if self._started is None:
-            self._started = Portal()
-            self._started.run(lambda: self._twin.__aenter__())
+            portal = Portal()
+            try:
+                portal.run(lambda: self._twin.__aenter__())
+            except BaseException:
+                portal.close()
+                raise
+            self._started = portal
         return self._started
 
     @property
@@ -185,11 +192,22 @@ class Client:
             lambda: self._twin.request_json(method, path, body, headers=headers, timeout=timeout)
         )
 
+    def ask_node(self, url: str, path: str, *, timeout: float = 3.0) -> Answer:
+        """Return the answer of the node at `url`, and no other, to a GET request, whatever its status.
+
+        Raises:
+            Unavailable: it does not answer within `timeout` seconds.
+            Untrusted: its certificate is not accepted.
+        """
+        return self._portal.run(lambda: self._twin.ask_node(url, path, timeout=timeout))
+
 
 def connect(
     url: str | Sequence[str] | None = None,
     *,
     token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    ca: str | os.PathLike[str] | None = None,
     timeout: float = CLIENT_TOTAL_S,
     shared_port: bool = False,
 ) -> Client:
@@ -199,5 +217,15 @@ def connect(
     Nothing is opened before the first use. `timeout` in seconds is the deadline of each call, over all its
     retries. With `shared_port` the client connects only to the port that all shards of a node share, not to
     the shards' own ports: it selects the shard by the source port of the connection.
+
+    `token` proves who the client is; a `token_file` has it, and is read again when it changes. None means
+    ``LAMINAR_TOKEN``, ``LAMINAR_TOKEN_FILE`` or the context's, with the URL found there. `ca` is a file with
+    the CA of the cluster's certificates, or its PEM text; None means ``LAMINAR_CA``, else the system's CAs.
+
+    Raises:
+        ConfigError: an argument, or what stands for it, cannot be used.
     """
-    return Client(aio_client.connect(url, token=token, timeout=timeout, shared_port=shared_port))
+    twin = aio_client.connect(
+        url, token=token, token_file=token_file, ca=ca, timeout=timeout, shared_port=shared_port
+    )
+    return Client(twin)

@@ -66,6 +66,7 @@ class Datagrams(Generic[T]):
 
         Raises:
             Error: (``too_large``) the record does not fit into a datagram.
+            ConfigError: (``no_datagrams``) the cluster asks for tokens.
             OutcomeUnknown: the deadline passed without an answer.
             TimedOut: the deadline passed before the record was sent.
         """

@@ -97,6 +97,7 @@ PATH: Final = {
         _path("version", whole(0, MAX_NUMBER), "Version of the key route."),
         _path("node", TEXT, "Name of the node."),
         _path("operation", TEXT, "Id of the operation."),
+        _path("token", matching("[0-9a-f]{16}"), "Id of the token, which is a part of its text."),
     )
 }
 

@@ -75,6 +75,21 @@ _ROWS: Final = (
         hint="Use a new key for a new request.",
     ),
     _row(
+        "unauthorized",
+        401,
+        "The request does not say who asks, or not so that it holds",
+        hint="Send `Authorization: Bearer` with a token. An admin makes tokens with POST /v1/admin/tokens.",
+        family="AuthError",
+    ),
+    _row(
+        "forbidden",
+        403,
+        "The principal may not do this",
+        hint="`value` is the missing role, `limit` the name that it is missing on; empty: everything. GET "
+        "/v1/whoami lists the grants.",
+        family="AuthError",
+    ),
+    _row(
         "cross_site",
         403,
         "A web page of another site may not make this request",
@@ -109,6 +124,7 @@ _ROWS: Final = (
     _row("no_such_record", 404, "There is no record at this offset yet", family="NotFound"),
     _row("no_such_delayed_record", 404, "No delayed record has this id", family="NotFound"),
     _row("no_such_group", 404, "There is no such group", family="NotFound"),
+    _row("no_such_token", 404, "There is no such token", family="NotFound"),
     _row("no_such_node", 404, "There is no such node", family="NotFound"),
     _row(
         "no_such_operation",
@@ -479,6 +495,8 @@ class Problem(Exception):
 
 _GENERAL: Final[Mapping[int, str]] = {
     400: "malformed",
+    401: "unauthorized",
+    403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
     406: "not_acceptable",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import ssl
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from laminar.http.client.source_port import connect_to_shard
+from laminar.http.client.tls import SYSTEM, Trust
 from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, OnAnswer, Target
 from laminar.http.protocol.chunked import ChunkedDecoder
 from laminar.http.protocol.response_head import ResponseHead, parse_response_head
@@ -299,13 +301,15 @@ def head_bytes(method: str, target: str, authority: str, headers: Mapping[str, s
 
 
 async def open_connection(
-    url: str, *, timeout_s: float, shard: tuple[int, int] | None = None
+    url: str, *, timeout_s: float, shard: tuple[int, int] | None = None, trust: Trust = SYSTEM
 ) -> ClientConnection:
     """Open a connection to `url`; ConnectionFailed (not sent) if that fails within `timeout_s`.
 
-    `shard`, (number, of how many), picks the shard of a shared port that the connection is to reach.
+    `shard`, (number, of how many), picks the shard of a shared port that the connection is to reach. The
+    server of a URL with https must have a certificate that `trust` accepts; else it is `TlsFailed`.
     """
     target = Target.of(url)
+    tls = trust.context() if target.tls else None
     loop = asyncio.get_running_loop()
     connection = ClientConnection(url, loop)
     try:
@@ -326,26 +330,35 @@ async def open_connection(
                 await loop.create_connection(
                     lambda: connection,
                     sock=sock,
-                    ssl=True if target.tls else None,
+                    ssl=tls,
                     server_hostname=target.host if target.tls else None,
                 )
             else:
-                await loop.create_connection(
-                    lambda: connection, target.host, target.port, ssl=True if target.tls else None
-                )
+                await loop.create_connection(lambda: connection, target.host, target.port, ssl=tls)
     except TimeoutError:
         raise ConnectionFailed(f"{url} did not accept a connection in time", sent=False) from None
+    except ssl.SSLError as fault:
+        refused = trust.refused(url, fault)
+        raise refused or ConnectionFailed(f"{url}: {fault}", sent=False) from None
     except OSError as fault:
         raise ConnectionFailed(f"{url}: {fault}", sent=False) from None
     return connection
 
 
-async def ask_once(url: str, method: str, target: str, *, timeout_s: float) -> Answer:
+async def ask_once(
+    url: str,
+    method: str,
+    target: str,
+    *,
+    timeout_s: float,
+    headers: Mapping[str, str] | None = None,
+    trust: Trust = SYSTEM,
+) -> Answer:
     """Send one request without a body on its own connection; ConnectionFailed after `timeout_s` overall."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    head = head_bytes(method, target, Target.of(url).authority, {"Connection": "close"})
-    connection = await open_connection(url, timeout_s=timeout_s)
+    head = head_bytes(method, target, Target.of(url).authority, {"Connection": "close", **(headers or {})})
+    connection = await open_connection(url, timeout_s=timeout_s, trust=trust)
     try:
         left_s = max(0.001, deadline - loop.time())
         return await connection.ask(head, timeout_s=left_s, bodyless=method == "HEAD")

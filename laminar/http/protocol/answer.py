@@ -24,6 +24,17 @@ class ConnectionFailed(Exception):
         self.sent = sent
 
 
+class TlsFailed(ConnectionFailed):
+    """No TLS connection to the server is possible as things are; `hint` says what to do, where that is known.
+
+    To try again helps only when a certificate, a CA or the URL has changed.
+    """
+
+    def __init__(self, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(reason, sent=False)
+        self.hint = hint
+
+
 @dataclass(slots=True)
 class Answer:
     """A response: header names in lower case, the body whole."""

@@ -8,7 +8,7 @@ costs one join.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -107,6 +107,10 @@ class Connection(Protocol):
     @property
     def peer(self) -> str:
         """The other end: ``host:port``, or ``unix``."""
+
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        """The client's certificate that the handshake of TLS has verified; None if it showed none."""
 
 
 class Response:

@@ -12,9 +12,13 @@ The server has the only timer, and calls `sweep` of each connection, which asks 
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import socket
 import struct
+import termios
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, cast
 
@@ -61,6 +65,7 @@ class Connection(asyncio.BufferedProtocol):
         "_chunked",
         "_filled",
         "_head",
+        "_is_tls",
         "_linger_left",
         "_lingering",
         "_paused_reading",
@@ -81,6 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server = server
         self._writer = ResponseWriter(server, on_room=self._go_on, on_end=self._finish)
         self._at_eof = False
+        self._is_tls = False
         self._tail = b""  # bytes that came and aren't used yet
         self._paused_reading = False
         self._phase = Phase.HEAD
@@ -100,6 +106,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin with a connected peer."""
         self.transport = cast(asyncio.Transport, transport)
+        self._is_tls = transport.get_extra_info("sslcontext") is not None
         high = self._server.limits.write_high_bytes
         self.transport.set_write_buffer_limits(high=high, low=high // 4)
         self._writer.transport = self.transport
@@ -147,10 +154,10 @@ class Connection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """Note that the peer sends nothing more; its requests are still answered, but those that end with it.
 
-        A process that is killed looks like this, too.
+        A process that is killed looks like this, too. With TLS the loop ends the connection in any case.
         """
         self._at_eof = True
-        return self._writer.busy and not self._writer.ends_with_peer
+        return not self._is_tls and self._writer.busy and not self._writer.ends_with_peer
 
     def pause_writing(self) -> None:
         """Stop taking requests until less than the high mark waits to be sent."""
@@ -166,6 +173,14 @@ class Connection(asyncio.BufferedProtocol):
         """``host:port`` of the other end, or ``unix``."""
         name = self.transport.get_extra_info("peername") if self.transport is not None else None
         return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
+
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        """The client's certificate, which the handshake of TLS has verified; None if it showed none.
+
+        As `ssl.SSLSocket.getpeercert` gives it.
+        """
+        return (self.transport.get_extra_info("peercert") or None) if self.transport is not None else None
 
     def abort(self) -> None:
         """Cut the connection; answers not yet sent are lost."""
@@ -445,7 +460,8 @@ class Connection(asyncio.BufferedProtocol):
         elif not self._lingering:
             self._lingering = True
             self._stalls.restart(self._server.now_s, received=self._received)
-            self.transport.write_eof()
+            if not self._is_tls:  # which ends both directions together
+                self.transport.write_eof()
             self._resume_reading()
 
     def drain(self) -> None:
@@ -490,6 +506,10 @@ class Connection(asyncio.BufferedProtocol):
         """End the connection of a stalled peer. Called about every second, more often with short limits."""
         if self.transport is None:
             return
+        if self._is_tls and self.transport.is_closing() and self._all_is_sent(self.transport):
+            # The loop waits for the peer's end as well, which one that is asleep does not send.
+            self.abort()
+            return
         stalls, limits = self._stalls, self._server.limits
         floor: float = limits.floor_bytes_per_s
         waiting = self._writer.unwritten_bytes
@@ -519,6 +539,16 @@ class Connection(asyncio.BufferedProtocol):
                 self._time_out("head", limits.head_timeout_s)
         elif stalls.over_idle(now_s, received=received, limit_s=limits.idle_timeout_s):
             self.transport.close()
+
+    def _all_is_sent(self, transport: asyncio.Transport) -> bool:
+        """Return whether the peer's machine has everything.
+
+        Of TLS the loop does not count what it has encrypted. While it holds any of that, the kernel holds
+        some, too.
+        """
+        in_kernel = array.array("i", [0])
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, in_kernel)
+        return in_kernel[0] == 0 and self._writer.unwritten_bytes == 0
 
     def _reset(self) -> None:
         """Reset the connection, so that the kernel discards the bytes that it still holds for the peer."""

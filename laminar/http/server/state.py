@@ -65,6 +65,7 @@ class Counts:
         "responses_5xx",
         "slow_readers",
         "timed_out",
+        "tls_failed",
     )
 
     def __init__(self) -> None:
@@ -73,6 +74,7 @@ class Counts:
         self.refused = 0
         self.timed_out = 0
         self.slow_readers = 0
+        self.tls_failed = 0
         self.bytes_in = 0
         self.bytes_out = 0
         self.responses_2xx = 0

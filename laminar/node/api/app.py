@@ -6,6 +6,7 @@ all others are coroutines. What is checked on the head, before a body is read, i
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +28,7 @@ from laminar.http.api.parameters import (
 )
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
-from laminar.http.api.routes import ROUTES, check_query, match
+from laminar.http.api.routes import NEEDS, ROUTES, check_query, match
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import (
     LONGEST_HEAD_BYTES,
@@ -35,11 +36,14 @@ from laminar.http.protocol.request_head import (
     MOST_HEADERS,
     RequestHead,
 )
+from laminar.node.access.guard import Guard
+from laminar.node.access.principals import ANONYMOUS, Principal
 from laminar.node.api.admin.balance import BalanceRoutes
 from laminar.node.api.admin.led_partitions import LedPartitions
 from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
+from laminar.node.api.admin.tokens import TokenRoutes
 from laminar.node.api.channels.channels import ChannelRoutes
 from laminar.node.api.channels.gates import ChannelGates
 from laminar.node.api.channels.jobs import JobRoutes
@@ -92,12 +96,15 @@ from laminar.node.api.transactions.abandoned_pins import AbandonedPins
 from laminar.node.api.transactions.abandoned_stages import AbandonedStages
 from laminar.node.api.transactions.producers import ProducerRoutes
 from laminar.node.api.transactions.sinks import SinkRoutes
+from laminar.node.host.settings import TOKENS
 from laminar.node.transactions.coordinator import TOPIC
 from laminar.node.transactions.uploads import MAX_OPEN
 from laminar.node.transport.transport import Peer
 
 if TYPE_CHECKING:
     from laminar.node.runtime.process import Method
+
+_log = logging.getLogger("laminar.api")
 
 # By header that makes a request safe to repeat: the operations that honour it. Others refuse a request with
 # it: if they ignored it, a client would repeat the request, and it would be carried out twice.
@@ -127,6 +134,8 @@ class _Matched(NamedTuple):
     operation: str
     params: dict[str, str]
     most_document_bytes: int | None
+    principal: Principal | None = None
+    """Who asks by a token, if this shard asks; None before that is checked, and of a certificate."""
 
     def check_document(self, size: int) -> None:
         """Refuse a JSON body that is too large to be decoded on the event loop.
@@ -155,6 +164,9 @@ class Api:
         self._sites = Sites(
             [settings.host, settings.advertise_host, socket.gethostname(), *settings.hosts], settings.origins
         )
+        self._guard: Guard | None = None
+        if settings.access == TOKENS:
+            self._guard = Guard(host.view, host.clock, secret=settings.secret_bytes)
         states = ReplicaStatus(host, self._exchange, catch_up_progress=host.catch_up_progress)
         topics = TopicLookup(host.view)
         placement = PlacementCall(host)
@@ -164,6 +176,7 @@ class Api:
         places = PlacementRoutes(host, topics, placement)
         changes = OperationRoutes(host, nodes, places, placement)
         balance = BalanceRoutes(host)
+        tokens = TokenRoutes(host, placement)
         gates = Gates(host, leaders)
         steps = CursorSteps(host, leaders, topics, gates)
         partitions = PartitionRoutes(host, topics, states, drains=steps.drains)
@@ -281,6 +294,11 @@ class Api:
             "cancel_operation": changes.cancel,
             "describe_balance": balance.describe,
             "balance": balance.act,
+            "list_tokens": tokens.tokens,
+            "create_token": tokens.create,
+            "describe_token": tokens.token,
+            "revoke_token": tokens.revoke,
+            "whoami": tokens.whoami,
             "livez": cluster.livez,
             "readyz": cluster.readyz,
             "version": cluster.version,
@@ -334,6 +352,8 @@ class Api:
                     value="1",
                 )
         matched = self._match(request.head)
+        if self._guard is not None:
+            self._permit(self._guard, request, matched)
         operation, params = matched.operation, matched.params
         length = request.content_length
         if length:
@@ -366,6 +386,8 @@ class Api:
     def handle(self, request: Request) -> Response | Awaitable[Response]:
         """Answer a request by its route's handler."""
         matched = self._match(request.head)
+        if self._guard is not None and matched.principal is None and request.connection.context is None:
+            raise AssertionError(f"{matched.operation} was not permitted to any principal")
         operation, params = matched.operation, matched.params
         matched.check_document(len(request.body))
         if "topic" in params and operation != "create_topic" and not self._known(params):
@@ -415,6 +437,26 @@ class Api:
             head.memo = _Matched(found.operation, found.params, most_document_bytes(found.operation))
         matched: _Matched = head.memo
         return matched
+
+    @staticmethod
+    def _permit(guard: Guard, request: Request, matched: _Matched) -> None:
+        """Refuse a request whose principal may not make it.
+
+        A principal by a token is kept with the head, which has the token. One by a certificate is kept with
+        the connection, as requests of others share the head.
+
+        Raises:
+            Problem: 401 `unauthorized`, 403 `forbidden`.
+        """
+        if matched.principal is not None and guard.holds(matched.principal):
+            return
+        head, connection, operation = request.head, request.connection, matched.operation
+        certificate = getattr(connection, "certificate", None)  # only a connection with TLS has one
+        principal = guard.permit(head, operation, NEEDS[operation], matched.params, certificate=certificate)
+        if certificate is not None and "authorization" not in head.headers:
+            connection.context = principal
+        else:
+            head.memo = matched._replace(principal=principal)
 
     def _redirect(self, request: Request, operation: str, params: dict[str, str]) -> Response | None:
         """Return a 307 to the shard that serves the request: the leader's, or that of any replica.
@@ -471,8 +513,11 @@ class Api:
         return self.limits.max_body_bytes
 
     async def start(self) -> None:
-        """Begin to receive datagrams."""
-        await self._datagrams.serve()
+        """Begin to receive datagrams, unless requests need a principal: a datagram has none."""
+        if self._guard is None:
+            await self._datagrams.serve()
+        elif self._host.number == 0:  # once for the node
+            _log.info("access is tokens, so this node takes no appends by datagram: they prove no principal")
 
     def close(self) -> None:
         """Stop receiving datagrams."""
@@ -483,6 +528,9 @@ class Api:
     async def _on_http(self, peer: Peer, payload: bytes) -> Any:
         passed = decode_passed(payload)
         head = RequestHead(passed.method, passed.target, passed.headers)
+        # The node that took the request has checked what its principal may do.
+        if passed.principal or self._guard is not None:
+            head.memo = self._match(head)._replace(principal=Principal(passed.principal or ANONYMOUS))
         request = Request(head, passed.body, Forwarder(peer))
         answer = self.handle(request)
         return encode_response(answer if isinstance(answer, Response) else await answer)

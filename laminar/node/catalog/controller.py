@@ -19,6 +19,7 @@ from laminar.log.disk.errors import StorageError
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.recovery.node import controller_store
 from laminar.log.storage import Storage
+from laminar.node.access.first_token import FirstToken
 from laminar.node.catalog import controller_addresses
 from laminar.node.catalog.balancing import Balancer
 from laminar.node.catalog.group import CatalogGroup
@@ -34,6 +35,7 @@ from laminar.node.consensus.lost_majority import CHECK_S as RELEASE_CHECK_S
 from laminar.node.consensus.replica import Replica
 from laminar.node.host.failed_logs import CHECK_S as FAILED_CHECK_S
 from laminar.node.host.fork import Unrecoverable
+from laminar.node.host.settings import TOKENS
 from laminar.node.routes.driver import RouteDriver
 from laminar.node.runtime.boot import Boot
 from laminar.node.runtime.cluster_view import ViewMessage
@@ -103,6 +105,9 @@ class Controller(Process):
         )
         self.directory = NodeDirectory(boot.node, replica=self._replica, addresses=self._addresses)
         balancer = Balancer(boot.settings, self.clock)
+        self._first_token: FirstToken | None = None
+        if boot.settings.access == TOKENS:
+            self._first_token = FirstToken(boot.data_directory, now_ms=self.clock.wall_ms)
         self.service = CatalogService(
             self.directory,
             balancer=balancer,
@@ -126,6 +131,7 @@ class Controller(Process):
             driver=self.driver,
             directory=self.directory,
             balancer=balancer,
+            first_token=self._first_token,
             again=self._reconcile_now.set,
         )
         self._loads = LoadReporter(boot, transport=self.transport, service=self.service)
@@ -292,6 +298,7 @@ class Controller(Process):
             boot=self._guard.boot,
             zone=self.boot.settings.zone,
             code_version=CODE_VERSION,
+            tls=self.boot.settings.tls,
         )
         return own if known is None else kept_by_command(own, known)
 
@@ -315,7 +322,10 @@ class Controller(Process):
         found = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CHECK_CLUSTER_S):
-                found = await self.environment.find_cluster(joins)
+                settings = self.boot.settings
+                found = await self.environment.find_cluster(
+                    joins, secret=settings.secret_bytes, certificates=self.boot.certificates
+                )
         if found not in (None, self.boot.cluster_id):
             raise Unrecoverable(
                 f"the data folder is not of the cluster at {', '.join(joins)} (--join): it founded its own "
@@ -341,7 +351,12 @@ class Controller(Process):
         while not self.stopping.is_set():
             reasons: list[str] = []
             joins = self.boot.settings.join
-            addresses = await self.environment.find_controllers(joins, tell=reasons.append)
+            addresses = await self.environment.find_controllers(
+                joins,
+                secret=self.boot.settings.secret_bytes,
+                certificates=self.boot.certificates,
+                tell=reasons.append,
+            )
             if not addresses:
                 say(
                     f"no node answers at {', '.join(joins)} ({'; '.join(reasons)}); --join must name the "
@@ -451,6 +466,8 @@ class Controller(Process):
                 await self._guard.keep(self.state().nodes)
                 await self._keep_folder_version()
                 await self._register()
+                if self._first_token is not None and self.group is not None and self._guard.confirmed:
+                    await self._first_token.tidy(self.group.catalog)
                 if self.group is not None:
                     await self._duties.run_pass(self.group)
             except (NotCatalogLeader, NotLeader, ConfigurationRefused, TransportError) as error:
@@ -558,6 +575,7 @@ class Controller(Process):
                 "storage": self.storage.statistics(),
                 "raft": self.driver.statistics(),
                 "transport": self.transport.statistics(),
+                "tls": self.tls_statistics(),
                 "loop": self.health.statistics(),
                 "repair": self.repairs.statistics(),
                 "catalog": {

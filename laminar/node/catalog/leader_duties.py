@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from laminar.node.access.first_token import FirstToken
 from laminar.node.catalog.balancing import Balancer
 from laminar.node.catalog.group import CatalogGroup
 from laminar.node.catalog.node_directory import NodeDirectory
@@ -51,6 +52,7 @@ class LeaderDuties:
         driver: Driver,
         directory: NodeDirectory,
         balancer: Balancer,
+        first_token: FirstToken | None,
         again: Callable[[], None],
     ) -> None:
         self._boot = boot
@@ -59,6 +61,7 @@ class LeaderDuties:
         self._directory = directory
         self._balancer = balancer
         self._again = again
+        self._first_token = first_token
         self._presence = Presence()
         self._planner = Planner(Wanted(CatalogState()))
         # What the last pass planned from, if it found nothing to do: the same has nothing to do again.
@@ -91,6 +94,8 @@ class LeaderDuties:
         if self._change_voters(group, gone=gone, absent=absent):
             return
         await self._enable_commands(group)
+        if self._first_token is not None:
+            await self._first_token.make_if_none(group.catalog)
         await self._place(group, gone=gone, now_ms=now_ms)
         await self._balancer.run_pass(group, absent=absent)
 

@@ -237,7 +237,11 @@ class LocalReplica:
     async def _seek_others(self) -> None:
         """Find controllers through `--join`, unless some are remembered: the damaged catalog names none."""
         if not self._addresses.remembered:
-            found = await self._boot.environment.find_controllers(self._boot.settings.join)
+            found = await self._boot.environment.find_controllers(
+                self._boot.settings.join,
+                secret=self._boot.settings.secret_bytes,
+                certificates=self._boot.certificates,
+            )
             self._addresses.remembered = {str(address): address for address in found}
 
     def resume_campaigning(self) -> None:

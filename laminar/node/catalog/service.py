@@ -39,6 +39,7 @@ from membership.records import (
     Setting,
 )
 from membership.requests import (
+    AccessStep,
     AlterTopic,
     ChannelStep,
     PlacementChange,
@@ -163,6 +164,16 @@ class ChannelRequest(msgspec.Struct, frozen=True, tag="channel"):
     step: ChannelStep
 
 
+class AccessRequest(msgspec.Struct, frozen=True, tag="access"):
+    """Create or revoke a credential, as `Catalog.change_access` does.
+
+    Refused with `not_enabled` while a node's program does not know credentials; with `quota` beyond the
+    limit.
+    """
+
+    step: AccessStep
+
+
 CatalogRequest = (
     TopicRequest
     | DeleteTopicRequest
@@ -179,6 +190,7 @@ CatalogRequest = (
     | BeginRouteRequest
     | RouteProgressRequest
     | ChannelRequest
+    | AccessRequest
 )
 
 
@@ -404,6 +416,8 @@ class CatalogService:
                 return CatalogAnswer(progress=self._progress_of(request.topic))
             case ChannelRequest():
                 return await self._change_channel(request)
+            case AccessRequest():
+                return await self._change_access(request)
         return CatalogAnswer(result=result)
 
     async def _confirm(self, request: ConfirmRequest) -> CatalogAnswer:
@@ -528,6 +542,16 @@ class CatalogService:
         limit = catalog_rules.MAX_CHANNELS
         if result.topic is None or len(result.topic.channels or ()) < limit:
             limit = catalog_rules.MOST_CHANNELS
+        return CatalogAnswer(error="quota", detail=result.detail, value=limit + 1, limit=limit)
+
+    async def _change_access(self, request: AccessRequest) -> CatalogAnswer:
+        try:
+            result = await self._led_group().catalog.change_access(request.step)
+        except NotEnabled as error:
+            return CatalogAnswer(error="not_enabled", detail=self._too_old(error.needed))
+        if result.outcome != "quota":
+            return CatalogAnswer(result=result)
+        limit = catalog_rules.MOST_CREDENTIALS
         return CatalogAnswer(error="quota", detail=result.detail, value=limit + 1, limit=limit)
 
     def led(self, leading: bool) -> None:

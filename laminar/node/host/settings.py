@@ -21,6 +21,8 @@ from laminar.http.api.documents.shared import MAX_REPLICAS
 from laminar.log.format.settings import StorageSettings
 
 DEFAULT_PORT = 7070
+TOKENS, OPEN = "tokens", "open"
+"""The values of the setting `access`."""
 _MI = 1 << 20
 _HOUR_MS = 3_600_000
 _OF_STORAGE = StorageSettings()
@@ -28,7 +30,10 @@ _OF_STORAGE = StorageSettings()
 # Variables with our prefix that are not settings of a node: they are the client's, the command line's or
 # the tests'.
 _OTHER_VARIABLES = frozenset(
-    {"LAMINAR_URL", "LAMINAR_TOKEN", "LAMINAR_CONTEXT", "LAMINAR_CONFIG", "LAMINAR_KERNEL_HEADERS"}
+    {
+        *("LAMINAR_URL", "LAMINAR_TOKEN", "LAMINAR_TOKEN_FILE", "LAMINAR_CA"),
+        *("LAMINAR_CONTEXT", "LAMINAR_CONFIG", "LAMINAR_KERNEL_HEADERS"),
+    }
 )
 _OTHER_PREFIXES = ("LAMINAR_TEST_", "LAMINAR_BENCH_")
 
@@ -73,7 +78,10 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     ] = ""
     host: Annotated[
         str,
-        _about("address that every socket binds to; other than loopback only with `secret` and `insecure`"),
+        _about(
+            "address that every socket binds to; other than loopback only with `secret`, and with "
+            "`tls_certificate` or `insecure`"
+        ),
     ] = "127.0.0.1"
     advertise_host: Annotated[
         str, _about("host that other nodes and clients are given, if not `host`; needed for 0.0.0.0")
@@ -100,13 +108,36 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     secret: Annotated[
         str, _about("what the cluster's nodes share and prove, 16 characters or more", check=_secret)
     ] = ""
+    secret_file: Annotated[
+        str, _about("a file with the secret, in place of `secret`; the first node may have drawn one there")
+    ] = ""
+    access: Annotated[
+        str,
+        _about(
+            "who may use the HTTP API: tokens (each request needs a token, the first of which is written "
+            "to `data`), or open (every client that reaches the port may do everything)",
+            check=_one_of(TOKENS, OPEN),
+        ),
+    ] = "tokens"
     insecure: Annotated[
         bool,
         _about(
-            "open the HTTP ports to other machines although clients need no credentials: every client"
-            " that reaches a port may read, write and delete everything"
+            "open the HTTP ports to other machines although something that protects from them is missing,"
+            " such as TLS: what that is, every start names"
         ),
     ] = False
+    tls_certificate: Annotated[
+        str,
+        _about(
+            "PEM file of the node's certificate, and of those between it and the CA: with it all ports for"
+            " HTTP and for other nodes speak TLS"
+        ),
+    ] = ""
+    tls_key: Annotated[str, _about("PEM file of the certificate's key, without a password")] = ""
+    tls_ca: Annotated[
+        str,
+        _about("PEM file of the CAs that certificates of other nodes, and of clients that show one, are of"),
+    ] = ""
     hosts: Annotated[
         tuple[str, ...],
         _about(
@@ -277,9 +308,24 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         return self.secret.encode() or None
 
     @property
-    def is_open(self) -> bool:
-        """Whether other machines reach the HTTP ports, which need no credentials."""
-        return not is_loopback(self.host)
+    def tls(self) -> bool:
+        """Whether HTTP and the connections of nodes are encrypted."""
+        return bool(self.tls_certificate)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the node's URLs."""
+        return "https" if self.tls else "http"
+
+    @property
+    def lacks(self) -> list[str]:
+        """What protects the HTTP ports from other machines and is not set; a clause for each."""
+        return [] if self.tls else ["HTTP is not encrypted (tls_certificate)"]
+
+    @property
+    def is_insecure(self) -> bool:
+        """Whether other machines reach the HTTP ports, and something that protects from them is missing."""
+        return not is_loopback(self.host) and bool(self.lacks)
 
     @property
     def of_storage(self) -> StorageSettings:
@@ -357,7 +403,7 @@ def _seeds(value: tuple[str, ...]) -> str:
     for seed in value:
         host, colon, port = seed.rpartition(":")
         if "//" in seed:
-            return f"must be a list of HOST:PORT or http://HOST:PORT, not {seed!r}"
+            return f"must be a list of HOST:PORT or http[s]://HOST:PORT, not {seed!r}"
         if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
             return f"must be a list of HOST:PORT, not {seed!r}"
     return ""
@@ -428,9 +474,30 @@ def load(
     ]:
         values[name] = convert(name, raw, origin=origin)
         origins[name] = origin
-    settings = Settings(**values)
+    settings = with_secret_of_file(Settings(**values))
     check_together(settings)
     return Loaded(settings, origins)
+
+
+def with_secret_of_file(settings: Settings) -> Settings:
+    """Return the settings with the secret that the file `secret_file` has, if that is set.
+
+    Raises:
+        SettingsError: the file can't be read, has no secret, or `secret` is set too.
+    """
+    path = settings.secret_file
+    if not path:
+        return settings
+    if settings.secret:
+        raise SettingsError("set either secret or secret_file", name="secret_file")
+    try:
+        secret = Path(path).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"secret_file {path} can't be read: {error}", name="secret_file") from error
+    wrong = _secret(secret) if secret else "is empty"
+    if wrong:
+        raise SettingsError(f"secret_file {path} {wrong}", name="secret_file")
+    return msgspec.structs.replace(settings, secret=secret)
 
 
 def convert(name: str, raw: object, *, origin: str) -> Any:
@@ -449,8 +516,8 @@ def convert(name: str, raw: object, *, origin: str) -> Any:
         if isinstance(raw, list | tuple) and all(isinstance(each, str) for each in raw):
             raw = tuple(part.strip().rstrip("/") for each in raw for part in each.split(",") if part.strip())
             if name == "join":
-                # A node's URL may stand for its HOST:PORT.
-                raw = tuple(part.removeprefix("http://") for part in raw)
+                # A node's URL may stand for its HOST:PORT. The own settings say whether it speaks TLS.
+                raw = tuple(part.removeprefix("http://").removeprefix("https://") for part in raw)
     target = tuple[str, ...] if setting.kind is tuple else setting.kind
     shown = "" if name == "secret" else f" (it is {raw!r})"
     try:
@@ -482,6 +549,13 @@ def check_together(settings: Settings) -> None:
             f"({settings.heartbeat_ms})",
             name="election_timeout_ms",
         )
+    files = {name: getattr(settings, name) for name in ("tls_certificate", "tls_key", "tls_ca")}
+    missing = [name for name, path in files.items() if not path]
+    if missing and len(missing) < len(files):
+        given = " and ".join(name for name in files if name not in missing)
+        raise SettingsError(
+            f"{given} without {' and '.join(missing)}: TLS needs all three files", name=missing[0]
+        )
     if not settings.secret and not is_loopback(settings.host):
         raise SettingsError(
             f"host {settings.host} can be reached by others, and no secret is set: set LAMINAR_SECRET to the "
@@ -500,12 +574,12 @@ def check_together(settings: Settings) -> None:
 
 def fault_of_open_http(settings: Settings) -> str:
     """Return why the HTTP ports may not be opened with these settings; "" if they may."""
-    if not settings.is_open or settings.insecure:
+    if not settings.is_insecure or settings.insecure:
         return ""
     return (
-        f"host {settings.host} can be reached by others, and HTTP clients need no credentials (the secret is "
-        "for nodes only): use host 127.0.0.1, or set insecure (--insecure, LAMINAR_INSECURE=true) if every "
-        "machine that can reach this host may read, write and delete everything"
+        f"host {settings.host} can be reached by others, and {' and '.join(settings.lacks)}: set that, or "
+        "use host 127.0.0.1, or set insecure (--insecure, LAMINAR_INSECURE=true) if every machine that can "
+        "reach this host, or the network between, may read, write and delete everything"
     )
 
 

@@ -19,6 +19,7 @@ from typing import Literal
 
 import msgspec
 
+from laminar.node.host.certificates import Certificates
 from laminar.node.host.settings import Settings
 from laminar.node.runtime.environment import Environment
 from membership.boot_history import BootRecord
@@ -180,6 +181,8 @@ class Boot:
     """Writes it into the identity; blocks. Use `keep_folder_version`."""
     datagrams: socket.socket | None = None
     """This shard's UDP socket of the shared port, bound; None for the controller."""
+    certificates: Certificates | None = None
+    """What HTTP ports and other nodes are spoken to with; None without TLS."""
     environment: Environment = field(default_factory=Environment)
 
     @property

@@ -7,6 +7,7 @@ catalog on the data path. A view may lag. It answers questions, and makes no dec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -16,6 +17,7 @@ from membership.boot_history import BootRecord
 from membership.catalog_delta import CatalogDelta, VersionGap, changed_by, delta_between
 from membership.records import (
     CatalogState,
+    CredentialRecord,
     NodeRecord,
     PartitionRecord,
     TopicRecord,
@@ -24,6 +26,8 @@ from router import owner_shard, partition_hash
 
 # Most answers of `partition_address` that are kept: those of deleted partitions are not used any more.
 MOST_ADDRESSES = 1_000_000
+NO_CREDENTIALS: Mapping[str, CredentialRecord] = MappingProxyType({})
+
 GAP = b"gap"
 """A shard's answer to an update of another view than its own."""
 
@@ -122,6 +126,11 @@ class View:
         """The code version that the cluster has enabled; 0 before the first view."""
         return self.message.code_version if self.message is not None else 0
 
+    @property
+    def credentials(self) -> Mapping[str, CredentialRecord]:
+        """All credentials by id: the same object as long as none changes."""
+        return self.message.catalog.credentials if self.message is not None else NO_CREDENTIALS
+
     def nodes(self) -> Mapping[str, NodeRecord]:
         """Return all nodes by name."""
         return self.message.catalog.nodes if self.message is not None else {}
@@ -172,7 +181,7 @@ class View:
         record = self.nodes().get(node)
         if record is None or shard >= len(record.shard_http_ports):
             return None
-        return f"http://{host_in_url(record.host)}:{record.shard_http_ports[shard]}"
+        return f"{record.scheme}://{host_in_url(record.host)}:{record.shard_http_ports[shard]}"
 
     def partition_address(self, node: str, topic: str, number: int) -> Address | None:
         """Return where the shard that owns a partition on `node` listens for its peers; None if unknown."""

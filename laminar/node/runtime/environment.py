@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from laminar.log.disk.disk import Disk, RealDisk
 from laminar.log.storage import Storage
 from laminar.node.consensus.election_throttle import MOST_AT_ONCE
+from laminar.node.host.certificates import Certificates
 from laminar.node.host.clock import Clock
 from laminar.node.host.sealed_files import read_bytes
 from laminar.node.transport.receive_budget import RECEIVE_BUDGET_BYTES
@@ -64,6 +65,7 @@ class Environment:
         role: int,
         nonce: bytes,
         secret: bytes | None,
+        certificates: Certificates | None,
         history: bytes,
         store_id: bytes,
         epoch: Callable[[], bytes],
@@ -78,6 +80,7 @@ class Environment:
             role=role,
             nonce=nonce,
             secret=secret,
+            certificates=certificates,
             history=history,
             store_id=store_id,
             epoch=epoch,
@@ -91,22 +94,30 @@ class Environment:
         return Gossip(**arguments)
 
     async def find_controllers(
-        self, joins: Sequence[str], *, tell: Callable[[str], None] = lambda reason: None
+        self,
+        joins: Sequence[str],
+        *,
+        secret: bytes | None,
+        certificates: Certificates | None = None,
+        tell: Callable[[str], None] = lambda reason: None,
     ) -> list[Address]:
         """Return controllers' addresses of the cluster that answers at one of `joins`; [] if none answers.
 
-        `tell` gets a sentence for each that does not answer as a node.
+        `secret` is the cluster's, which is proven to it; None if there is none. With `certificates` they are
+        asked over TLS. `tell` gets a sentence for each that does not answer as a node.
         """
         # Here and not at the top: it brings an HTTP client, which most processes never need.
         from laminar.node.runtime.join import find_controllers
 
-        return await find_controllers(joins, tell=tell)
+        return await find_controllers(joins, secret=secret, certificates=certificates, tell=tell)
 
-    async def find_cluster(self, joins: Sequence[str]) -> bytes | None:
+    async def find_cluster(
+        self, joins: Sequence[str], *, secret: bytes | None, certificates: Certificates | None = None
+    ) -> bytes | None:
         """Return the id of the cluster that answers at one of `joins`; None if none does."""
         from laminar.node.runtime.join import find_cluster
 
-        return await find_cluster(joins)
+        return await find_cluster(joins, secret=secret, certificates=certificates)
 
     def trace(self, name: str) -> Trace | None:
         """Return the observer of the Raft core of replica `name`; None for none."""

@@ -7,12 +7,16 @@ addresses of the controllers. All else goes over the node transport, which the s
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from laminar.http.client.connection import ask_once
+from laminar.http.client.tls import SYSTEM, Trust
 from laminar.http.protocol.answer import ConnectionFailed
+from laminar.node.host.certificates import Certificates
+from laminar.node.runtime.join_proof import authorization
 from laminar.node.transport.transport import Address, TcpAddress
 from membership.boot_history import BootRecord
 from membership.records import (
@@ -56,12 +60,20 @@ class _Cluster(msgspec.Struct):
     cluster_id: str | None = None
 
 
-async def find_controllers(joins: Sequence[str], *, tell: Callable[[str], None]) -> list[Address]:
+async def find_controllers(
+    joins: Sequence[str],
+    *,
+    secret: bytes | None,
+    certificates: Certificates | None = None,
+    tell: Callable[[str], None],
+) -> list[Address]:
     """Return the controllers' addresses, by the first of `joins` (HTTP `host:port`) that answers; else [].
 
-    `tell` gets a sentence for each of `joins` that did not answer as a node.
+    With the cluster's `secret` it is proven, as members answer no one else without a token. `tell` gets a
+    sentence for each of `joins` that did not answer as a node. With `certificates` they are asked over TLS,
+    and their certificate must name the host of `joins`.
     """
-    cluster = await _ask(joins, tell)
+    cluster = await _ask(joins, secret, certificates, tell)
     addresses: list[Address] = []
     for node in cluster.nodes if cluster is not None else ():
         host, _, port = node.peer.rpartition(":")
@@ -69,24 +81,45 @@ async def find_controllers(joins: Sequence[str], *, tell: Callable[[str], None])
     return addresses
 
 
-async def find_cluster(joins: Sequence[str]) -> bytes | None:
+async def find_cluster(
+    joins: Sequence[str], *, secret: bytes | None, certificates: Certificates | None = None
+) -> bytes | None:
     """Return the cluster's id, by the first of `joins` (HTTP `host:port`) that answers; else None."""
-    cluster = await _ask(joins, _log.debug)
+    cluster = await _ask(joins, secret, certificates, _log.debug)
     try:
         return bytes.fromhex(cluster.cluster_id) if cluster is not None and cluster.cluster_id else None
     except ValueError:
         return None
 
 
-async def _ask(joins: Sequence[str], tell: Callable[[str], None]) -> _Cluster | None:
+async def _ask(
+    joins: Sequence[str],
+    secret: bytes | None,
+    certificates: Certificates | None,
+    tell: Callable[[str], None],
+) -> _Cluster | None:
+    scheme = "http" if certificates is None else "https"
+    trust = SYSTEM if certificates is None else Trust.of(certificates.current.join, "tls_ca")
     for join in joins:
+        headers = {}
+        if secret is not None:
+            headers["Authorization"] = authorization(secret, now_ms=time.time_ns() // 1_000_000)
         try:
-            answer = await ask_once(f"http://{join}", "GET", "/v1/cluster", timeout_s=TIMEOUT_S)
+            answer = await ask_once(
+                f"{scheme}://{join}",
+                "GET",
+                "/v1/cluster",
+                headers=headers,
+                timeout_s=TIMEOUT_S,
+                trust=trust,
+            )
             if answer.status == 200:
                 cluster = msgspec.json.decode(answer.body, type=_Cluster)
                 if cluster.nodes:
                     return cluster
                 tell(f"{join} has not joined a cluster itself yet")  # another of `joins` may have
+            elif answer.status == 401:
+                tell(f"{join} does not accept this node's secret, or the clocks of the two differ by minutes")
             else:
                 tell(f"{join} answered with status {answer.status}")
         except ConnectionFailed as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import gc
 import logging
 import select
@@ -26,6 +27,7 @@ from laminar.node.consensus.lost_majority import RecordedMembers, Releases
 from laminar.node.consensus.peer_repair import METHOD as REPAIR
 from laminar.node.consensus.peer_repair import PeerRepair
 from laminar.node.consensus.replica import Replica
+from laminar.node.host.certificates import CHECK_S as CERTIFICATES_CHECK_S
 from laminar.node.host.failed_logs import (
     CHECK_S,
     EXIT_TO_RECOVER,
@@ -102,6 +104,7 @@ class Process:
             role=self.role,
             nonce=boot.nonce,
             secret=secret.encode() if secret else None,
+            certificates=boot.certificates,
             history=encode_history(boot.boot_history),
             store_id=boot.store_id,
             epoch=lambda: self.epoch,
@@ -214,6 +217,7 @@ class Process:
 
     async def listen(self) -> None:
         """Start serving the other processes: TCP for other nodes, an abstract Unix socket for this one's."""
+        self.every(CERTIFICATES_CHECK_S, self.check_certificates)
         await self.transport.serve_unix(self.boot.unix_name(self.boot.role))
         await self.transport.serve_tcp(self.boot.peer)
 
@@ -227,6 +231,26 @@ class Process:
         # Else a process that ends could win an election that it has to hand over again.
         if not self.stopping.is_set():
             self.driver.lost(lost)
+
+    # -- certificates ----------------------------------------------------------------------
+
+    def check_certificates(self) -> Coroutine[Any, Any, None] | None:
+        """Return the work that looks for newer certificates; None without TLS."""
+        return None if self.boot.certificates is None else self._refresh_certificates(again=False)
+
+    def reload_certificates(self) -> None:
+        """Load the certificates again (SIGHUP). Without TLS nothing is done."""
+        if self.boot.certificates is not None and not self.stopping.is_set():
+            self.spawn(self._refresh_certificates(again=True))
+
+    def tls_statistics(self) -> dict[str, int]:
+        """Return the figures of the certificates; none without TLS."""
+        return {} if self.boot.certificates is None else self.boot.certificates.statistics()
+
+    async def _refresh_certificates(self, *, again: bool) -> None:
+        assert self.boot.certificates is not None
+        refresh = functools.partial(self.boot.certificates.refresh, again=again)
+        await asyncio.get_running_loop().run_in_executor(None, refresh)
 
     # -- logs that failed -----------------------------------------------------------------
 
@@ -363,6 +387,7 @@ def run_process(boot: Boot, store: str, make: Callable[[Boot, Storage], Process]
         loop = asyncio.get_running_loop()
         process = make(boot, storage)
         loop.add_signal_handler(signal.SIGTERM, process.stop)
+        loop.add_signal_handler(signal.SIGHUP, process.reload_certificates)
         loop.add_reader(boot.lifeline, process.stop)
         gc.collect()
         gc.freeze()

@@ -12,14 +12,21 @@ them listening and connections waiting, so it answers without delay.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterable
 
+from laminar.http.server.reader import Connection
 from laminar.http.server.server import HttpServer
+from laminar.node.host.certificates import reason_of
+from laminar.node.host.log_rate_limit import LimitedLog
+from laminar.node.host.tls_listener import TlsListener
 from laminar.node.partition.partition import Partition
 from laminar.node.runtime.boot import Boot
 from laminar.node.runtime.cluster_view import View
 from laminar.node.runtime.listeners import BACKLOG, begin_to_listen, listens
+
+log = logging.getLogger("laminar.http")
 
 LATEST_S = 5.0
 """A shard whose replicas are open listens after this time, whatever it waits for.
@@ -38,7 +45,8 @@ class HttpPorts:
     def __init__(self, boot: Boot, server: HttpServer) -> None:
         self._boot = boot
         self._server = server
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | TlsListener[Connection]] = []
+        self._log = LimitedLog(log, now_s=asyncio.get_running_loop().time)
         self._closed = False
 
     @property
@@ -71,11 +79,27 @@ class HttpPorts:
         duplicate = sock.dup()  # the loop closes its server's socket, but `sock` stays open
         duplicate.setblocking(False)
         backlog = min(BACKLOG, self._server.limits.max_connections // 4)
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(self._server.protocol_factory, sock=duplicate, backlog=backlog)
+        factory, certificates = self._server.protocol_factory, self._boot.certificates
+        server: asyncio.Server | TlsListener[Connection]
+        if certificates is None:
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(factory, sock=duplicate, backlog=backlog)
+        else:
+            duplicate.listen(backlog)
+            server = TlsListener(
+                duplicate,
+                make=factory,
+                failed=self._tls_failed,
+                context=lambda: certificates.current.http,
+                most=backlog,
+            )
         self._servers.append(server)
         if self._closed:
             server.close()
+
+    def _tls_failed(self, connection: Connection, error: BaseException) -> None:
+        self._server.counts.tls_failed += 1
+        self._log.warning("tls", "HTTP connection refused: TLS: %s", reason_of(error))
 
     def close(self) -> None:
         """Take no further connection."""

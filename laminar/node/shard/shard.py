@@ -252,6 +252,7 @@ class Shard(Process):
             "scrub": self.storage.scrubber.statistics(),
             "http": self.http.statistics(),
             "transport": self.transport.statistics(),
+            "tls": self.tls_statistics(),
             "raft": self.driver.statistics(),
             "loop": self.health.statistics(),
             "node": {

@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import socket
+import ssl
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from laminar.node.host.certificates import Certificates, is_of_certificate, node_names, reason_of
 from laminar.node.host.log_rate_limit import LimitedLog
 from laminar.node.transport.dialer import Address, Dialer, TcpAddress, UnixAddress
 from laminar.node.transport.handshake import Acceptor, Channel, HandshakeError, Hello, Initiator, decode_hello
@@ -63,7 +65,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     silent_pings: int = 5
     """Pings in a row without a byte from the peer, after which it counts as gone."""
     unauthenticated: int = 256
-    """Accepted connections whose handshake is not finished; more are dropped."""
+    """Accepted connections whose handshake is not finished; more are dropped. With TLS, as many again
+    whose handshake of TLS is not finished.
+    """
 
 
 @dataclass(slots=True)
@@ -76,6 +80,10 @@ class _LinkState:
     opened: asyncio.Future[None]
     """Done when the handshake is finished or the link is gone."""
     timer: asyncio.TimerHandle | None = None
+    certified: frozenset[str] | None = None
+    """The nodes that the peer's certificate names; None without TLS."""
+    refused: bool = False
+    """Whether we refused the peer."""
     greeted: bool = False
     """Whether our reply, with our proof, was sent to the process that connected."""
     peer: Peer | None = None
@@ -119,12 +127,14 @@ class Connections:
         owner: ConnectionsOwner,
         *,
         secret: bytes | None,
+        certificates: Certificates | None,
         limits: Limits,
         rng: random.Random,
         loop: asyncio.AbstractEventLoop,
         counters: Counter[str],
     ) -> None:
         self._owner = owner
+        self._certificates = certificates
         self._secret = secret
         self._limits = limits
         self._rng = rng
@@ -174,6 +184,13 @@ class Connections:
         handshake = Acceptor(self._owner.hello(Channel.CALL), self._secret, enabled=self._owner.enabled())
         self._states[link] = _LinkState(handshake, None, self._loop.create_future())
         return link
+
+    def tls_failed(self, link: Link, error: BaseException) -> None:
+        """Forget an accepted connection whose handshake of TLS failed."""
+        reason = "certificate" if is_of_certificate(error) else "tls"
+        self._counters[f"refused_{reason}"] += 1
+        self._log.warning(reason, "connection refused: TLS: %s", reason_of(error))
+        self._forget(link)
 
     def pause_bulk(self, paused: bool) -> None:
         """Stop or resume reading from every accepted BULK connection, also from those to come."""
@@ -234,7 +251,7 @@ class Connections:
         try:
             async with asyncio.timeout(self._limits.connect_timeout_ms / 1000):
                 if isinstance(address, TcpAddress):
-                    await self._loop.create_connection(lambda: link, address.host, address.port)
+                    await self._connect_tcp(link, address)
                 else:
                     await self._connect_unix(link, address)
                 await opened
@@ -243,9 +260,28 @@ class Connections:
             # election timeout covers that.
             self._fail_to_connect(link, f"no handshake from {address} in time")
         except OSError as error:
+            if isinstance(error, ssl.SSLError):
+                reason = "certificate" if is_of_certificate(error) else "tls"
+                self._counters[f"refused_{reason}"] += 1
+                self._log.warning(reason, "connection to %s: TLS: %s", dialer.place, reason_of(error))
             self._fail_to_connect(link, f"{address}: {error}")
             if isinstance(error, ConnectionError):
                 self._owner.on_lost(address)
+
+    async def _connect_tcp(self, link: Link, address: TcpAddress) -> None:
+        if self._certificates is None:
+            await self._loop.create_connection(lambda: link, address.host, address.port)
+            return
+        timeout_s = self._limits.connect_timeout_ms / 1000
+        await self._loop.create_connection(
+            lambda: link,
+            address.host,
+            address.port,
+            ssl=self._certificates.current.connect,
+            server_hostname=address.host,
+            ssl_handshake_timeout=timeout_s,
+            ssl_shutdown_timeout=timeout_s,
+        )
 
     async def _connect_unix(self, link: Link, address: UnixAddress) -> None:
         # uvloop takes a path as a C string, which the zero byte before an abstract name would end. So we
@@ -268,8 +304,14 @@ class Connections:
         """Start the handshake, or wait for the peer to start it. Called by a link."""
         state = self._states[link]
         assert link.transport is not None
+        if link.transport.get_extra_info("sslcontext") is not None:
+            state.certified = node_names(link.transport.get_extra_info("peercert"))
         if not _same_user(link.transport):
             self._refuse(link, HandshakeError("user", "the process at the other end is another user's"))
+        elif state.certified is not None and not state.certified:
+            self._refuse(
+                link, HandshakeError("certificate", "the certificate at the other end names no node")
+            )
         elif isinstance(state.handshake, Initiator):
             link.send_at_once(FrameKind.HELLO, state.handshake.hello)
         elif not self._is_ours(link.transport):
@@ -322,12 +364,15 @@ class Connections:
         handshake = state.handshake
         if isinstance(handshake, Initiator) and kind == FrameKind.REPLY:
             proof, theirs = handshake.take_reply(payload)
+            _check_certificate(state, theirs)
             link.send_at_once(FrameKind.PROOF, proof)
             self._establish(link, state, theirs)
         elif isinstance(handshake, Initiator) and kind == FrameKind.REFUSED:
             raise HandshakeError("refused", f"refused by the peer: {bytes(payload).decode(errors='replace')}")
         elif isinstance(handshake, Acceptor) and kind == FrameKind.HELLO:
-            self._refuse_own_name(link, payload)
+            theirs = decode_hello(payload)
+            _check_certificate(state, theirs)
+            self._refuse_own_name(link, theirs)
             link.send_at_once(FrameKind.REPLY, handshake.take_hello(payload))
             state.greeted = True
         elif isinstance(handshake, Acceptor) and kind == FrameKind.PROOF:
@@ -335,10 +380,9 @@ class Connections:
         else:
             raise HandshakeError("malformed", f"frame of kind {kind} within the handshake")
 
-    def _refuse_own_name(self, link: Link, payload: memoryview) -> None:
+    def _refuse_own_name(self, link: Link, theirs: Hello) -> None:
         """Refuse a process that uses this node's name over TCP: its own processes use the Unix socket."""
         assert link.transport is not None
-        theirs = decode_hello(payload)
         over_tcp = link.transport.get_extra_info("socket").family != socket.AF_UNIX
         if over_tcp and theirs.node == self._owner.node and theirs.channel != Channel.CALL:
             raise HandshakeError("node", f"a process of another machine or user calls itself {theirs.node!r}")
@@ -370,6 +414,7 @@ class Connections:
         if error.outdated:
             self._owner.on_outdated(str(error))
         self._states[link].greeted = False
+        self._states[link].refused = True
         dialer = self._states[link].dialer
         if dialer is None:
             self._log.warning(error.reason, "connection refused: %s", error)
@@ -388,6 +433,12 @@ class Connections:
             link.close_reason = link.close_reason or str(error)
         state = self._states.get(link)
         peer = state.peer if state else None
+        if state is not None and peer is None and state.dialer and state.certified and not state.refused:
+            # With TLS 1.3 the peer verifies our certificate after our side of the handshake is over.
+            self._counters["refused_by_peer"] += 1
+            self._log.warning(
+                "peer", "%s ended the connection: it may refuse our certificate", state.dialer.place
+            )
         if state is not None and state.greeted and peer is None and self._secret is not None:
             self._counters["refused_secret"] += 1
             self._log.warning(
@@ -449,6 +500,13 @@ class Connections:
                 self._lose(state.peer, f"silent for {state.silent_pings} pings")
             elif state.dialer is not None:
                 link.send(FrameKind.PING, (_PING.pack(now),), _PING.size)
+
+
+def _check_certificate(state: _LinkState, theirs: Hello) -> None:
+    """Refuse a peer whose certificate does not name the node that it says it is."""
+    if state.certified is not None and theirs.node not in state.certified:
+        names = ", ".join(sorted(state.certified)) or "no node"
+        raise HandshakeError("certificate", f"node {theirs.node!r} showed a certificate that names {names}")
 
 
 def _same_user(transport: asyncio.Transport) -> bool:

@@ -4,7 +4,7 @@ The initiator sends a `Hello`; the acceptor answers with its own and a proof; th
 and may send frames at once. Each proof is an HMAC-SHA256 under the cluster's secret over *both* hellos, each
 of which carries a fresh random challenge, so neither side can replay or reflect what it saw. Without a secret
 both proofs are empty, and a side that has a secret accepts no empty one. The secret authenticates the
-process, not what it sends: frames travel unencrypted and carry checksums only.
+process, not what it sends: frames carry checksums only, and are encrypted where the connection speaks TLS.
 
 This module reads no socket, clock or randomness: `laminar.node.transport.transport` passes bytes and
 challenges in.

@@ -26,6 +26,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from laminar.node.host.certificates import Certificates
+from laminar.node.host.tls_listener import TlsListener
 from laminar.node.transport.connections import Connections, Limits, Peer, ProtocolError
 from laminar.node.transport.dialer import Address, TcpAddress, UnixAddress
 from laminar.node.transport.handshake import CHALLENGE_SIZE, PROTOCOL_VERSION, Channel, Hello
@@ -57,7 +59,8 @@ BACKLOG = 1024
 class Transport:
     """The transport of one process. Set the callbacks before serving or sending.
 
-    `cluster_id` is called at each handshake, so a joining node may learn its cluster while it runs.
+    `cluster_id` is called at each handshake, so a joining node may learn its cluster while it runs. With
+    `certificates` all TCP connections speak TLS, and each side shows a certificate that names its node.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Transport:
         role: int,
         nonce: bytes,
         secret: bytes | None,
+        certificates: Certificates | None = None,
         history: bytes = b"",
         store_id: bytes = b"",
         epoch: Callable[[], bytes] = lambda: b"",
@@ -95,11 +99,13 @@ class Transport:
         self._loop = loop or asyncio.get_running_loop()
         self._calls = Calls(self._loop)
         self._counters: Counter[str] = Counter()
-        self._servers: list[asyncio.Server] = []
+        self._certificates = certificates
+        self._servers: list[asyncio.Server | TlsListener[Link]] = []
         self._closed = False
         self._connections = Connections(
             self,
             secret=secret,
+            certificates=certificates,
             limits=self.limits,
             rng=rng or random.Random(),
             loop=self._loop,
@@ -118,7 +124,22 @@ class Transport:
         duplicate = sock.dup()
         duplicate.setblocking(False)
         accept = self._connections.accept
-        self._servers.append(await self._loop.create_server(accept, sock=duplicate, backlog=BACKLOG))
+        if self._certificates is None:
+            self._servers.append(await self._loop.create_server(accept, sock=duplicate, backlog=BACKLOG))
+            return
+        certificates, timeout_s = self._certificates, self.limits.connect_timeout_ms / 1000
+        duplicate.listen(BACKLOG)
+        listener = TlsListener(
+            duplicate,
+            make=accept,
+            failed=self._connections.tls_failed,
+            context=lambda: certificates.current.accept,
+            most=self.limits.unauthenticated,
+            handshake_s=timeout_s,
+            shutdown_s=timeout_s,
+            loop=self._loop,
+        )
+        self._servers.append(listener)
 
     async def serve_unix(self, name: str) -> None:
         """Accept connections on the abstract Unix socket `name`, from processes of our own user only."""

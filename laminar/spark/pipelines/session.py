@@ -23,14 +23,25 @@ PLACE = ("partition", "offset")
 _COALESCE_PERSISTED = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
 
 
-def cluster_options(url: str | Sequence[str] | None, token: str | None = None) -> dict[str, str]:
+def cluster_options(
+    url: str | Sequence[str] | None,
+    token: str | None = None,
+    *,
+    token_file: str | os.PathLike[str] | None = None,
+    ca: str | os.PathLike[str] | None = None,
+) -> dict[str, str]:
     """Return the source's and the sink's options for a cluster.
 
-    None for `url` or `token`: it is found as `laminar.connect` finds it.
+    What is None is found as `laminar.connect` finds it.
     """
-    endpoints = resolve(url, token)
-    options = {"laminar.endpoints": ",".join(endpoints.urls)}
-    return options if endpoints.token is None else options | {"laminar.token": endpoints.token}
+    endpoints = resolve(url, token, token_file=token_file, ca=ca)
+    options = {
+        "laminar.endpoints": ",".join(endpoints.urls),
+        "laminar.token": endpoints.token,
+        "laminar.tokenFile": endpoints.token_file,
+        "laminar.ca": endpoints.ca,
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 @contextmanager
@@ -104,5 +115,10 @@ def connected(cluster: Mapping[str, str]) -> Cluster:
     from laminar.spark.read.cluster import cluster as connect
     from laminar.spark.read.options import endpoints_of
 
-    endpoints = resolve(endpoints_of(cluster.get("laminar.endpoints")), cluster.get("laminar.token"))
+    endpoints = resolve(
+        endpoints_of(cluster.get("laminar.endpoints")),
+        cluster.get("laminar.token"),
+        token_file=cluster.get("laminar.tokenFile"),
+        ca=cluster.get("laminar.ca"),
+    )
     return connect(endpoints, timeout_ms=120_000)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from laminar.batch import Batch, split
 from laminar.batch.large_record import checksum_of, size_of
@@ -56,12 +56,38 @@ _making = threading.Lock()
 _tuned = False
 
 
-def resolve_endpoints(options: Options) -> Endpoints:
-    """Return the cluster's addresses and token, from the options or else from the environment.
+class Access(Protocol):
+    """The options of a source or a sink that say which cluster, and who asks."""
 
-    It is called in the driver, and the result is pickled to the tasks: their environment may differ.
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """URLs of nodes to begin with."""
+        ...
+
+    @property
+    def token(self) -> str | None:
+        """The token."""
+        ...
+
+    @property
+    def token_file(self) -> str | None:
+        """The path of a file with the token."""
+        ...
+
+    @property
+    def ca(self) -> str | None:
+        """The path of a PEM file, or its text."""
+        ...
+
+
+def resolve_endpoints(options: Access) -> Endpoints:
+    """Return the cluster's addresses, token and CA, from the options or else from the environment.
+
+    It is called in the driver, and the result is pickled to the tasks: their environment and files may
+    differ.
     """
-    return resolve(options.endpoints or None, options.token)
+    found = resolve(options.endpoints or None, options.token, token_file=options.token_file, ca=options.ca)
+    return found.with_contents()
 
 
 def cluster(endpoints: Endpoints, *, timeout_ms: int) -> Cluster:

@@ -38,6 +38,8 @@ OPTIONS: Final = {
     "assign": "both",
     "laminar.endpoints": "both",
     "laminar.token": "both",
+    "laminar.tokenFile": "both",
+    "laminar.ca": "both",
     "laminar.timeoutMs": "both",
     "startingOffsets": "both",
     "startingTimestamp": "both",
@@ -106,6 +108,8 @@ class Options:
     assigned: tuple[Partition, ...] = ()
     endpoints: tuple[str, ...] = ()
     token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    ca: str | None = field(default=None, repr=False)
     timeout_ms: int = 120_000
     start: OffsetSpec = AT_LATEST
     end: OffsetSpec = AT_LATEST
@@ -157,6 +161,8 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         assigned=assigned,
         endpoints=endpoints_of(options.get("laminar.endpoints")),
         token=options.get("laminar.token"),
+        token_file=options.get("laminar.tokenFile"),
+        ca=options.get("laminar.ca"),
         timeout_ms=options.number("laminar.timeoutMs", 120_000),
         start=start,
         end=end,

@@ -21,6 +21,8 @@ SINK_OPTIONS: Final = {
     "topic": "both",
     "laminar.endpoints": "both",
     "laminar.token": "both",
+    "laminar.tokenFile": "both",
+    "laminar.ca": "both",
     "laminar.timeoutMs": "both",
     "includeHeaders": "both",
     "txnAppId": "batch",
@@ -56,6 +58,8 @@ class SinkOptions:
     topic: str | None = None
     endpoints: tuple[str, ...] = ()
     token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    ca: str | None = field(default=None, repr=False)
     timeout_ms: int = 120_000
     transaction: tuple[str, int] | None = None
     checkpoint: str | None = None
@@ -86,6 +90,8 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         topic=topic,
         endpoints=endpoints_of(options.get("laminar.endpoints")),
         token=options.get("laminar.token"),
+        token_file=options.get("laminar.tokenFile"),
+        ca=options.get("laminar.ca"),
         timeout_ms=options.number("laminar.timeoutMs", 120_000),
         checkpoint=by_lower.get("checkpointlocation") if streaming else None,
         transaction=None if application is None or version is None else (application, version),

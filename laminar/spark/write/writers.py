@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from laminar.client.errors import Error, Fenced
-from laminar.client.net.endpoints import Endpoints, resolve
+from laminar.client.net.endpoints import Endpoints
 from laminar.client.records import Staged
 from laminar.spark.write.fingerprints import Fingerprint, committed_before, journal_of, older_than_its_sink
 from laminar.spark.write.options import SinkOptions, check_sink_schema
@@ -66,7 +66,9 @@ class _Writer:
         self._options = options
         self._positions = check_sink_schema(schema, topic=options.topic)
         # Resolved in the driver, for all tasks.
-        self._endpoints: Endpoints = resolve(options.endpoints or None, options.token)
+        from laminar.spark.read.cluster import resolve_endpoints
+
+        self._endpoints: Endpoints = resolve_endpoints(options)
 
     def _cluster(self) -> Cluster:
         from laminar.spark.read.cluster import cluster

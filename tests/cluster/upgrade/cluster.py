@@ -32,6 +32,8 @@ class MixedCluster(GrowingCluster):
         command = super().command(number)
         if number not in self.older:
             return command
+        at = command.index("--access")  # a setting that it does not know; it asks for no token
+        del command[at : at + 2]
         return ["/usr/bin/env", f"PYTHONPATH={self.program}", *command]
 
     def format_version(self, number: int) -> int:

@@ -132,6 +132,17 @@ class Upgrade(Life):
                 if made.depth != 1:
                     raise LifeFailed(f"a channel of one record: {made}")
 
+    async def token(self, number: int, *, refused: bool) -> None:
+        """Make a token, which the older program does not know: while one runs it is refused."""
+        async with self.stage("a token is refused" if refused else "a token is made", number):
+            url = f"{self.cluster.urls[number]}/v1/admin/tokens"
+            asked = {"name": "upgrade", "grants": [{"role": "read", "prefix": ""}]}
+            async with httpx.AsyncClient(timeout=30) as http:
+                answer = await http.post(url, json=asked)
+            found = (answer.status_code, answer.json().get("code"))
+            if found != ((503, "not_enabled") if refused else (201, None)):
+                raise LifeFailed(f"a token: {answer.text}")
+
     # -- work while programs are mixed -----------------------------------------------------------
 
     async def topics_by_both(self, one: int, other: int) -> None:
@@ -348,6 +359,7 @@ async def whole(up: Upgrade) -> None:
     await up.api.command("POST", f"/v1/admin/nodes/{up.name(0)}/undrain")
     await up.refuse_older_program_on_newer_folder(1)
     await up.channel(1, refused=False)
+    await up.token(1, refused=False)
     await up.refuse_older_join(4)
     await up.expect_enabled()
     await up.converge("the wanted set")
@@ -361,10 +373,12 @@ async def short(up: Upgrade) -> None:
     await up.expect_mixed()
     await up.topics_by_both(0, 1)
     await up.channel(0, refused=True)
+    await up.token(0, refused=True)
     await up.change_program(0, older=True)
     for number in range(3):
         await up.change_program(number, older=False)
     await up.expect_enabled()
     await up.channel(1, refused=False)
+    await up.token(1, refused=False)
     await up.refuse_older_program_on_newer_folder(0)
     await up.refuse_older_join(3)

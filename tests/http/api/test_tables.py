@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +16,18 @@ from laminar.http.api.names import check_name
 from laminar.http.api.openapi import docs_page, openapi_document
 from laminar.http.api.problem_response import problem_response
 from laminar.http.api.problems import CODES, LISTED, Problem, code_of_status
+from laminar.http.api.roles import (
+    ADMIN,
+    ADMIN_OF_ALL,
+    ANY,
+    DESCRIBE,
+    METRICS,
+    PUBLIC,
+    READ,
+    WRITE,
+    WRITE_SINK,
+    WRITE_STAGE,
+)
 from laminar.http.api.routes import ROUTES, check_query, match
 
 ROOT = Path(__file__).parents[3]
@@ -106,11 +119,12 @@ def test_every_route_is_found(route: object) -> None:
         "number": "7",
         "part": "9",
         "delayed": "0.5.7",
+        "token": "0123456789abcdef",
     }
     path, params = template, {}
     names = (
         "topic partition version offset cursor channel node sink number producer group member upload part"
-        " operation delayed"
+        " operation delayed token"
     )
     for name in names.split():
         if f"{{{name}}}" in template:
@@ -237,3 +251,27 @@ def test_the_page_has_an_anchor_for_every_code_and_loads_nothing() -> None:
 def test_the_protocol_document_names_every_code_and_route(name: str) -> None:
     """docs/protocol.md is written by hand; this keeps it whole."""
     assert f"`{name}`" in PROTOCOL
+
+
+NEEDED = {
+    PUBLIC: "nothing",
+    ANY: "a token",
+    DESCRIBE: "read, write or admin on the topic",
+    READ: "read on the topic",
+    WRITE: "write on the topic",
+    WRITE_SINK: "write on the sink",
+    WRITE_STAGE: "write on the sink and the topic",
+    ADMIN: "admin on the topic",
+    ADMIN_OF_ALL: "admin on everything",
+    METRICS: "metrics",
+}
+
+
+def test_the_page_on_security_says_what_each_operation_needs() -> None:
+    """Its table is written by hand."""
+    page = (ROOT / "docs" / "security.md").read_text()
+    rows = re.findall(r"^\| ([a-z, ]+) \| (`[a-z_`, ]+`) \|$", page, re.MULTILINE)
+    listed = [(name, what) for what, names in rows for name in re.findall(r"`([a-z_]+)`", names)]
+
+    assert {route.operation: NEEDED[route.needs] for route in ROUTES} == dict(listed)
+    assert len(listed) == len(dict(listed))

@@ -140,6 +140,13 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     call("list_sinks")
     call("delete_sink", sink=sink)
 
+    grants = [{"role": "read", "prefix": topic}]
+    token = call("create_token", document={"name": "n", "grants": grants, "expires": "2100-01-01T00:00:00Z"})
+    call("describe_token", token=token.json()["id"])
+    call("list_tokens")
+    call("whoami")
+    call("revoke_token", token=token.json()["id"])
+
     call("delete_records", **place, before=1, dry_run="true")
     assert 412 == call("recover_partition", **place, accept_loss="false").status_code
     call("delete_topic", topic=topic, If_Match="*")

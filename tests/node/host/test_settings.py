@@ -84,13 +84,14 @@ def test_a_list_is_commas_in_a_variable() -> None:
         ({"flags": {"heartbeat_ms": 1000}}, "must be at least three times heartbeat_ms"),
         ({"flags": {"host": "0.0.0.0"}}, "no secret is set: set LAMINAR_SECRET"),
         ({"flags": {"host": "db1.example.net"}}, "no secret is set"),
-        ({"flags": {"host": "10.0.0.1", "secret": "s" * 16}}, "HTTP clients need no credentials"),
+        ({"flags": {"host": "10.0.0.1", "secret": "s" * 16}}, "HTTP is not encrypted"),
         (
             {"flags": {"host": "10.0.0.1", "secret": "s" * 16}},
             "set insecure (--insecure, LAMINAR_INSECURE=true)",
         ),
         ({"flags": {"host": "10.0.0.1", "insecure": True}}, "no secret is set"),
         ({"flags": {"host": "0.0.0.0", "secret": "s" * 16, "insecure": True}}, "set advertise_host"),
+        ({"flags": {"tls_key": "k.pem"}}, "tls_key without tls_certificate and tls_ca: TLS needs all three"),
         ({"environ": {"LAMINAR_INSECURE": "perhaps"}}, "insecure is true or false (it is 'perhaps')"),
     ],
 )
@@ -156,8 +157,8 @@ def test_insecure_opens_http_to_other_machines(sources: dict[str, Any]) -> None:
     settings = load(environ=sources.get("environ"), flags=flags).settings
 
     assert settings.insecure
-    assert settings.is_open
-    assert not load(flags={"insecure": True}).settings.is_open
+    assert settings.is_insecure
+    assert not load(flags={"insecure": True}).settings.is_insecure
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.77.3.1", "::1", "localhost"])
@@ -203,8 +204,20 @@ def test_no_socket_is_opened_for_settings_that_were_not_loaded(tmp_path: Path) -
     with closing(folder):
         with pytest.raises(PermissionError, match="no secret is set"):
             open_sockets_of(Settings(host="10.0.0.1", insecure=True), 1, folder)
-        with pytest.raises(PermissionError, match="HTTP clients need no credentials"):
+        with pytest.raises(PermissionError, match="HTTP is not encrypted"):
             open_sockets_of(Settings(host="10.0.0.1", secret="s" * 16), 1, folder)
+
+
+def test_tls_opens_a_host_to_other_machines() -> None:
+    """And its URLs are of https; without it, and with `insecure`, what is missing is named."""
+    files = {"tls_certificate": "c.pem", "tls_key": "k.pem", "tls_ca": "ca.pem"}
+    given = {"host": "10.0.0.1", "secret": "s" * 16}
+
+    settings = load(flags=given | files).settings
+    assert (True, "https", False) == (settings.tls, settings.scheme, settings.is_insecure)
+    settings = load(flags=given | {"insecure": True}).settings
+    assert (False, "http", True) == (settings.tls, settings.scheme, settings.is_insecure)
+    assert ["HTTP is not encrypted (tls_certificate)"] == settings.lacks
 
 
 def test_a_node_to_join_may_be_given_by_its_url() -> None:
@@ -212,8 +225,8 @@ def test_a_node_to_join_may_be_given_by_its_url() -> None:
     joined = load(flags={"join": ["http://10.0.0.1:7070/", "10.0.0.2:7070"]}).settings.join
 
     assert ("10.0.0.1:7070", "10.0.0.2:7070") == joined
-    with pytest.raises(SettingsError, match="HOST:PORT or http://HOST:PORT"):
-        load(flags={"join": ["https://10.0.0.1:7070"]})
+    with pytest.raises(SettingsError, match=r"HOST:PORT or http\[s\]://HOST:PORT"):
+        load(flags={"join": ["ftp://10.0.0.1:7070"]})
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from laminar.node.host.certificates import Certificates
 from laminar.node.transport.transport import Limits, TcpAddress, Transport
 from tests.node.transport.ends import CLUSTER, End, Make
 
@@ -29,6 +30,7 @@ async def make() -> AsyncIterator[Make]:
         listen: socket.socket | None = None,
         code_version: int = 1,
         enabled: int = 0,
+        certificates: Certificates | None = None,
     ) -> End:
         transport = Transport(
             cluster_id=lambda: cluster,
@@ -36,6 +38,7 @@ async def make() -> AsyncIterator[Make]:
             role=role,
             nonce=nonce or os.urandom(16),
             secret=secret,
+            certificates=certificates,
             limits=limits,
             code_version=code_version,
             enabled=lambda: enabled,

@@ -10,13 +10,12 @@ from __future__ import annotations
 import socket
 import statistics
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,6 +24,10 @@ from laminar.cli.commands.cluster import Partitions, all_operations, changes_of,
 from laminar.cli.commands.topic import all_topics
 from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
+from laminar.client.errors import Error
+
+if TYPE_CHECKING:
+    from laminar.client.sync.client import Client
 
 ASK_TIMEOUT_S = 3.0
 # `Date` has whole seconds, and is up to a second old.
@@ -73,9 +76,9 @@ def doctor(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
         topics = {topic["topic"]: topic for topic in all_topics(client)}
         partitions = {name: [dict(each.raw) for each in client.topic(name).partitions()] for name in topics}
         under_way = all_operations(client)
-    with ThreadPoolExecutor(8) as pool:
-        asked = pool.map(answers_of, about["nodes"])
-        answers = {node["node"]: found for node, found in zip(about["nodes"], asked, strict=True)}
+        with ThreadPoolExecutor(8) as pool:
+            asked = pool.map(partial(answers_of, client), about["nodes"])
+            answers = {node["node"]: found for node, found in zip(about["nodes"], asked, strict=True)}
     findings = [
         *of_nodes(nodes, answers),
         *of_clocks(answers),
@@ -100,19 +103,19 @@ def doctor(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
 # -- asking a node ---------------------------------------------------------------------------
 
 
-def answers_of(node: Mapping[str, Any]) -> Answers:
+def answers_of(client: Client, node: Mapping[str, Any]) -> Answers:
     """Ask one node, as ``/v1/cluster`` describes it."""
     found = Answers(closed=[place for place in _ports(node) if not _reaches(place)])
     began_s = time.time()
-    body, date = _get(f"{node['url']}/readyz")
+    body, date = _get(client, node, "/readyz")
     if body:
         found.ready = msgspec.json.decode(body)
     if date:
         found.ahead_s = parsedate_to_datetime(date).timestamp() - (began_s + time.time()) / 2
-    body, _ = _get(f"{node['url']}/v1/version")
+    body, _ = _get(client, node, "/v1/version")
     if body:
         found.version = msgspec.json.decode(body)["version"]
-    body, _ = _get(f"{node['url']}/metrics")
+    body, _ = _get(client, node, "/metrics")
     for line in body.decode().splitlines():
         name, _, value = line.rpartition(" ")
         if name and not name.startswith("#"):
@@ -120,16 +123,13 @@ def answers_of(node: Mapping[str, Any]) -> Answers:
     return found
 
 
-def _get(url: str) -> tuple[bytes, str]:
-    """Return body and `Date` of an answer of any status; two empty ones if none comes."""
+def _get(client: Client, node: Mapping[str, Any], path: str) -> tuple[bytes, str]:
+    """Return body and `Date` of an answer; two empty ones if none comes, or the client may not have it."""
     try:
-        try:
-            with urllib.request.urlopen(url, timeout=ASK_TIMEOUT_S) as answer:
-                return answer.read(), answer.headers.get("Date") or ""
-        except urllib.error.HTTPError as error:
-            return error.read(), error.headers.get("Date") or ""
-    except (OSError, ValueError):
+        answer = client.ask_node(node["url"], path, timeout=ASK_TIMEOUT_S)
+    except Error:
         return b"", ""
+    return b"" if answer.status in (401, 403) else bytes(answer.body), answer.headers.get("date", "")
 
 
 def _ports(node: Mapping[str, Any]) -> list[str]:

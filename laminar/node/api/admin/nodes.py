@@ -88,7 +88,7 @@ class NodeRoutes:
         alive = [each for each in state.nodes if view.alive(each)]
         return documents.AdminNode(
             node=name,
-            url=f"http://{host_in_url(record.host)}:{record.http_port}",
+            url=f"{record.scheme}://{host_in_url(record.host)}:{record.http_port}",
             status=view.message.statuses.get(name, "unknown") if view.message is not None else "unknown",
             alive=view.alive(name),
             zone=record.effective_zone,

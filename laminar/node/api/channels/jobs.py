@@ -22,6 +22,7 @@ from laminar.http.api.parameters import MAX_PAGE, MAX_WAIT_MS
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time, parse_time
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import principal_of
 from laminar.node.api.channels.job_documents import documents_of
 from laminar.node.api.channels.lookup import ChannelLookup
 from laminar.node.api.channels.steps import (
@@ -100,7 +101,7 @@ class JobRoutes:
         if asked.settle is not UNSET:
             settled = await self._settle(record, known.id, asked.settle)
         if streams:
-            return self._streams.response(topic, channel, known.id, asked)
+            return self._streams.response(topic, channel, known.id, asked, principal_of(request))
         given = await self.receive_from(record, known.id, asked)
         if JOBS_TYPE in request.headers.get("accept", ""):
             body = msgspec.msgpack.encode(

@@ -9,7 +9,8 @@ leaders takes an end back, so no credit is given twice.
 1. *Nothing is taken that the consumer has no credit for*, and nothing while it does not read: the writer of
    the connection asks for the next event when the one before has gone out.
 2. *A stream ends with its connection*, and what is out of it is released at once.
-3. *A consumer that lets all its jobs be late is taken for one that stands still*, and its stream ends: else
+3. *A stream ends when the credential of its principal does*: it may last for days.
+4. *A consumer that lets all its jobs be late is taken for one that stands still*, and its stream ends: else
    it would use up the attempts of job after job. One that lets a few be late goes on.
 """
 
@@ -22,6 +23,7 @@ from typing import Final, Protocol
 from laminar.http.api.documents import jobs as documents
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Response
+from laminar.node.access.principals import Principal, unauthorized
 from laminar.node.api.channels.job_documents import HEARTBEAT, events_of, problem_event
 from laminar.node.api.channels.lookup import ChannelLookup, no_such_channel
 from laminar.node.api.channels.steps import ASK_S, ChannelSteps, EndedAnswer, EndedRequest, Given
@@ -165,17 +167,21 @@ class JobStreams:
                 outcome="not_applied",
             )
 
-    def response(self, topic: str, channel: str, channel_id: int, asked: documents.Receive) -> Response:
+    def response(
+        self, topic: str, channel: str, channel_id: int, asked: documents.Receive, principal: Principal
+    ) -> Response:
         """Return the answer of a stream, which begins when it is sent."""
         headers = [
             ("Content-Type", STREAM_TYPE),
             ("Cache-Control", "no-store"),
             (CHANNEL_HEADER, f"{channel_id}"),
         ]
-        return Response(200, headers, self._events(topic, channel, channel_id, asked), endless=True)
+        return Response(
+            200, headers, self._events(topic, channel, channel_id, asked, principal), endless=True
+        )
 
     async def _events(
-        self, topic: str, channel: str, channel_id: int, asked: documents.Receive
+        self, topic: str, channel: str, channel_id: int, asked: documents.Receive, principal: Principal
     ) -> AsyncIterator[bytes]:
         """Yield the events of a stream until it is closed; the last one may be a problem."""
         try:
@@ -191,6 +197,10 @@ class JobStreams:
         said_s = loop.time()
         try:
             while True:
+                credentials, now_ms = self._services.view.credentials, self._services.clock.wall_ms()
+                if not principal.stands(credentials, now_ms=now_ms):
+                    yield problem_event(unauthorized("the token of this stream was revoked, or has expired"))
+                    return
                 given: list[Given] = []
                 try:
                     known = await self._channels.record(topic, channel)

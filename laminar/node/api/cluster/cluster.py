@@ -11,6 +11,7 @@ from laminar.http.api.openapi import docs_page, openapi_document
 from laminar.http.api.parameters import MAX_WAIT_MS, OFFSET_LIMIT
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import principal_of
 from laminar.node.api.cluster.health import Watch
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import HostServices
@@ -38,9 +39,9 @@ class ClusterRoutes:
                 cluster_id=cluster_id.hex() if cluster_id is not None else None,
                 version=view.version,
                 catalog_leader=view.message.catalog_leader if view.message is not None else "",
-                # Of the answering node only: whether other machines reach its HTTP ports, which need no
-                # credentials.
-                insecure=self._services.settings.is_open,
+                # Of the answering node only: whether other machines reach its HTTP ports, and these lack what
+                # protects from them.
+                insecure=self._services.settings.is_insecure,
                 code_version=view.code_version,
                 nodes=[self._node(name) for name in sorted(view.nodes())],
             )
@@ -63,10 +64,10 @@ class ClusterRoutes:
         host = host_in_url(record.host)
         return Node(
             node=name,
-            url=f"http://{host}:{record.http_port}",
+            url=f"{record.scheme}://{host}:{record.http_port}",
             peer=f"{host}:{record.peer_ports[0]}",
             shards=[
-                ShardAddress(shard, f"http://{host}:{port}")
+                ShardAddress(shard, f"{record.scheme}://{host}:{port}")
                 for shard, port in enumerate(record.shard_http_ports)
             ],
             weight=record.weight,
@@ -96,7 +97,8 @@ class ClusterRoutes:
         """Answer GET /readyz: 200 if the whole node serves, else 503 with the reasons.
 
         What fails because other nodes are missing is only a warning, as a client would fare no better at
-        another node. So is a disk below the low-water mark: everything but appends is served.
+        another node. So is a disk below the low-water mark: everything but appends is served. Names of topics
+        are told to an admin of everything only.
         """
         reasons = []
         if not self._services.ready:
@@ -120,7 +122,7 @@ class ClusterRoutes:
                 documents.Ready(
                     "ready",
                     self._services.node,
-                    await self._watch.warnings(),
+                    await self._watch.warnings(with_names=principal_of(request).may("admin", "")),
                     documents.DiskSpace(space.free_bytes, space.threshold_bytes, space.low),
                 )
             )

@@ -109,20 +109,23 @@ class Watch:
             found.append(msgspec.msgpack.decode(answer, type=HealthReport))
         return found
 
-    async def warnings(self) -> list[str]:
-        """Return a sentence for each thing that operators should know of although the node serves."""
+    async def warnings(self, *, with_names: bool) -> list[str]:
+        """Return a sentence for each thing that operators should know of although the node serves.
+
+        `with_names`: also the names of topics and partitions, not only their number.
+        """
         services = self._services
         reports = await self._all()
         found = []
         if services.space.low:
             found.append(f"appends are refused: {services.space.reason}")
-        if services.settings.is_open:
-            found.append("insecure: HTTP clients need no credentials")
+        if services.settings.is_insecure:
+            found.append(f"insecure: {' and '.join(services.settings.lacks)}")
         if not self.catalog_is_led():
             found.append("the catalog has no leader: no topic can be created, changed or deleted")
         few = self.fewer_placed()
         if few:
-            found.append(f"topics have fewer replicas than asked for: {_named(few)}")
+            found.append(f"topics have fewer replicas than asked for: {_named(few, with_names)}")
         system = services.view.topics().get(TRANSACTIONS)
         if system is not None and system.replicas < services.settings.default_replicas:
             found.append(
@@ -136,7 +139,7 @@ class Watch:
         ):
             places = sorted(place for report in reports for place in getattr(report, name))
             if places:
-                found.append(f"{what}: {_named(places)}")
+                found.append(f"{what}: {_named(places, with_names)}")
         return found
 
     def statistics(self) -> dict[str, int]:
@@ -167,6 +170,8 @@ def in_sync_of(partition: Partition) -> list[str]:
     ]
 
 
-def _named(places: list[str]) -> str:
+def _named(places: list[str], with_names: bool) -> str:
+    if not with_names:
+        return str(len(places))
     more = len(places) - MOST_NAMED
     return ", ".join(places[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -15,6 +15,7 @@ from laminar.http.api.parameters import MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import principal_of
 from laminar.node.api.cluster.replica_status import ReplicaStatus
 from laminar.node.api.common.etags import changed, etag, names, required
 from laminar.node.api.common.json_body import json_body
@@ -79,12 +80,15 @@ class TopicRoutes:
         )
 
     async def topics(self, request: Request) -> Response:
-        """Answer GET /v1/topics."""
+        """Answer GET /v1/topics: those on which the principal has a role."""
         prefix = request.query.get("prefix", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         after = request.query.get("after", "")
+        principal = principal_of(request)
         names_found = (
-            name for name in self._services.view.topics() if name.startswith(prefix) and name > after
+            name
+            for name in self._services.view.topics()
+            if name.startswith(prefix) and name > after and principal.may("describe", name)
         )
         found = heapq.nsmallest(limit + 1, names_found)
         page = found[:limit]

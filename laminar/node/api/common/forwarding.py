@@ -15,6 +15,7 @@ import msgspec
 from laminar.batch import Buffer
 from laminar.http.api.problems import Outcome, Problem
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import ANYONE, principal_of
 from laminar.node.transport.transport import (
     Address,
     CallTimeout,
@@ -36,6 +37,7 @@ _LEFT_BEHIND = frozenset(
         "connection",
         "content-encoding",
         "content-length",
+        "authorization",
         "expect",
         PART,
         "laminar-redirect",
@@ -53,6 +55,8 @@ class PassedRequest(msgspec.Struct, frozen=True, array_like=True):
     headers: dict[str, str]
     body: bytearray
     """A copy that the receiver may change: a leader stamps batches in place."""
+    principal: str = ""
+    """Who asks, as the shard that took the request has found; empty where none is asked for."""
 
 
 _passed_decoder = msgspec.msgpack.Decoder(PassedRequest)
@@ -85,7 +89,9 @@ def encode_passed(request: Request) -> bytes:
     """
     headers = {name: value for name, value in request.headers.items() if name not in _LEFT_BEHIND}
     headers[FORWARDED] = "2" if FORWARDED in request.headers else "1"
-    return _encoder.encode((request.method, request.target, headers, request.body))
+    passed = (request.method, request.target, headers, request.body)
+    principal = principal_of(request)
+    return _encoder.encode(passed if principal is ANYONE else (*passed, principal.name))
 
 
 def decode_passed(payload: bytes) -> PassedRequest:
@@ -118,6 +124,11 @@ class Forwarder:
     def peer(self) -> str:
         """The process that passed the request on, as `node/role`."""
         return f"{self._peer.node}/{self._peer.role}"
+
+    @property
+    def certificate(self) -> None:
+        """None: the shard that took the request has looked at its client."""
+        return None
 
 
 Handler = Callable[[Peer, bytes], Awaitable[Any]]

@@ -18,6 +18,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import principal_of
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.leader_call import SINK_STEP, LeaderCall
 from laminar.node.api.common.query import integer, next_link
@@ -240,13 +241,17 @@ class SinkRoutes:
         return Response.json(_described(sink, answer.sink))
 
     async def sinks(self, request: Request) -> Response:
-        """Answer GET /v1/sinks?prefix=&limit=&after=."""
+        """Answer GET /v1/sinks?prefix=&limit=&after=: those that the principal may write."""
         prefix, after = request.query.get("prefix", ""), request.query.get("after", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         await self._refresh_for({TOPIC})
         found: list[Sink] = []
         if TOPIC in self._services.view.topics():
-            asked = [ListRequest(TOPIC, number, prefix, after, limit + 1) for number in range(COORDINATORS)]
+            asked = [
+                ListRequest(TOPIC, number, each, after, limit + 1)
+                for each in principal_of(request).prefixes("write", within=prefix)
+                for number in range(COORDINATORS)
+            ]
             for each in await asyncio.gather(*(self._at_leader(one, list[Sink]) for one in asked)):
                 found += each
         found.sort(key=lambda sink: sink.name)
@@ -382,6 +387,10 @@ class SinkRoutes:
         await self._refresh_for(
             {part.topic for part in parts}, [(part.topic, str(part.partition)) for part in parts]
         )
+        principal = principal_of(request)
+        for part in parts:
+            if part.acks:
+                principal.require("read", part.topic)
         for place, part in enumerate(parts):
             _refuse_system(part.topic, field=f"parts.{place}.topic")
             self._topics.partition_record(part.topic, str(part.partition))

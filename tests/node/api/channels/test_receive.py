@@ -12,12 +12,14 @@ import pytest
 
 from laminar.http.api.documents.jobs import Receive
 from laminar.http.api.problems import Problem
+from laminar.node.access.principals import ANYONE
 from laminar.node.api.channels import jobs as module
 from laminar.node.api.channels import streams
 from laminar.node.api.channels.job_documents import HEARTBEAT
 from laminar.node.api.channels.jobs import JobRoutes
 from laminar.node.api.channels.steps import Given, ReceiveRequest, SettleRequest
 from laminar.node.channels.jobs import Run
+from laminar.node.host.clock import Clock
 from membership.records import ChannelRecord, TopicRecord
 
 CHANNEL = 7
@@ -140,12 +142,13 @@ async def test_a_stream_says_now_and_then_that_it_stands(monkeypatch: pytest.Mon
 
     services = SimpleNamespace(
         settings=SimpleNamespace(max_job_streams=1),
-        view=SimpleNamespace(code_version=streams.STREAMS_SINCE),
+        view=SimpleNamespace(code_version=streams.STREAMS_SINCE, credentials={}),
+        clock=Clock(),
         rng=random.Random(1),
     )
     channels = SimpleNamespace(record=record, topic=lambda name: topic())
     jobs = JobRoutes(services, channels, leaders)  # type: ignore[arg-type]
-    body = jobs._streams.response("t", "c", CHANNEL, Receive(credit=1)).body
+    body = jobs._streams.response("t", "c", CHANNEL, Receive(credit=1), ANYONE).body
     assert isinstance(body, AsyncGenerator)
 
     async with asyncio.timeout(20):

@@ -1,0 +1,83 @@
+"""The roles that a principal may have, and which of them a route needs (docs/security.md).
+
+A grant gives a role on all names that begin with its prefix. Names are those of topics; sinks and named
+producers belong to no topic, and their names count as if they were a topic's. This module knows the rules of
+roles, not who has which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal, NamedTuple, Protocol
+
+Role = Literal["read", "write", "admin", "metrics"]
+What = Literal["public", "any", "describe", "read", "write", "admin", "metrics"]
+
+ROLES: Final[tuple[Role, ...]] = ("read", "write", "admin", "metrics")
+
+SYSTEM_PREFIX: Final = "_"
+"""Names that begin so belong to the system: only an admin of everything has a role on them."""
+
+# By what a route needs: the roles that give it. An admin has all, also those on which nothing depends yet.
+_GIVEN_BY: Final[dict[What, frozenset[str]]] = {
+    "describe": frozenset(("read", "write", "admin")),
+    "read": frozenset(("read", "admin")),
+    "write": frozenset(("write", "admin")),
+    "admin": frozenset(("admin",)),
+    "metrics": frozenset(("metrics", "admin")),
+}
+
+
+class Needs(NamedTuple):
+    """What a request must be allowed to do: `what`, on the names in these parameters of path or query.
+
+    `public`: no principal is asked for. `any`: some principal. Without parameters a role is needed on
+    everything, which is the empty prefix.
+    """
+
+    what: What
+    named_by: tuple[str, ...] = ()
+
+
+PUBLIC: Final = Needs("public")
+ANY: Final = Needs("any")
+DESCRIBE: Final = Needs("describe", ("topic",))
+READ: Final = Needs("read", ("topic",))
+WRITE: Final = Needs("write", ("topic",))
+ADMIN: Final = Needs("admin", ("topic",))
+WRITE_SINK: Final = Needs("write", ("sink",))
+WRITE_STAGE: Final = Needs("write", ("sink", "topic"))
+ADMIN_OF_ALL: Final = Needs("admin")
+METRICS: Final = Needs("metrics")
+
+
+class AnyGrant(Protocol):
+    """A role on every name that begins with a prefix."""
+
+    @property
+    def role(self) -> str:
+        """One of `ROLES`."""
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names; empty: all names."""
+
+
+def allows(grants: Iterable[AnyGrant], what: What, name: str) -> bool:
+    """Return whether grants allow `what` on a name; the empty name stands for everything."""
+    system = name.startswith(SYSTEM_PREFIX)
+    given_by = _GIVEN_BY["admin" if system else what]
+    if system:
+        name = ""
+    return any(grant.role in given_by and name.startswith(grant.prefix) for grant in grants)
+
+
+def prefixes(grants: Iterable[AnyGrant], what: What, *, within: str) -> list[str]:
+    """Return the prefixes of the names below `within` on which grants allow `what`; none begins another."""
+    found: list[str] = []
+    for each in sorted(grant.prefix for grant in grants if grant.role in _GIVEN_BY[what]):
+        narrowed = each if each.startswith(within) else within
+        overlap = within.startswith(each) or each.startswith(within)
+        if overlap and not any(narrowed.startswith(known) for known in found):
+            found.append(narrowed)
+    return found

@@ -1,0 +1,58 @@
+"""The secret that a cluster's nodes share when no one has set one: the first node draws it, on the loopback.
+
+With tokens each node needs a secret, on the loopback too: else any process of the machine could speak as a
+node, and have requests carried out that no token permits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from typing import Final
+
+import msgspec
+
+from laminar.node.access.private_files import read_private, write_private
+from laminar.node.host.settings import TOKENS, Settings
+
+_log = logging.getLogger("laminar.supervisor")
+
+FILE: Final = "secret"
+SECRET_BYTES: Final = 32
+
+
+class SecretError(Exception):
+    """The node needs the cluster's secret and can't have one; the text says what to do."""
+
+
+def with_secret(settings: Settings, directory: str, *, joins: bool) -> Settings:
+    """Return the settings with a secret: their own, that of the data folder, or a new one, kept there.
+
+    `joins`: the cluster has other nodes, or the node is to join one; then no secret is drawn, as the others
+    would not know it.
+
+    Raises:
+        SecretError: a secret is needed, and there is none; or the file can't be read or written.
+    """
+    if settings.secret:
+        return settings
+    path = os.path.join(directory, FILE)
+    try:
+        known = read_private(path)
+        if not known and settings.access != TOKENS:
+            return settings
+        if not known and joins:
+            raise SecretError(
+                "access is tokens, so the nodes of a cluster need a secret, and none is set here: set "
+                f"secret_file (--secret-file, LAMINAR_SECRET_FILE) to the file {FILE} in the first node's "
+                "data folder, or LAMINAR_SECRET to the same on every node; with access=open on every node "
+                "none is needed on the loopback"
+            )
+        if not known:
+            known = secrets.token_urlsafe(SECRET_BYTES)
+            write_private(path, known)
+            _log.info("drew the secret of this cluster's nodes: %s; nodes that join need it", path)
+    except OSError as error:
+        raise SecretError(f"the cluster's secret: {error}") from error
+    return msgspec.structs.replace(settings, secret=known)

@@ -1,0 +1,146 @@
+"""The check of who asks, on a request's head: one for each shard of a node with the setting `access=tokens`.
+
+Invariants:
+
+1. *A principal holds as long as the credentials among which it was found are the view's.* These are one
+   immutable table, shared between views while no credential changes. So one comparison of identities says
+   whether an earlier check still stands, and a revocation holds for the first request after the view has it.
+2. *A secret is hashed once for each token and table*, not for each request: tokens that were recognised are
+   kept. Texts that were not are not kept, so no client can fill the memory.
+3. *No answer tells an unknown token from a revoked one*, nor what exists from what does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from laminar.http.api.problems import Problem
+from laminar.http.api.roles import Needs
+from laminar.http.protocol.request_head import RequestHead
+from laminar.node.access.certificates import subject_of
+from laminar.node.access.principals import UNPROVEN, Principal, unauthorized
+from laminar.node.access.tokens import id_of, proves
+from laminar.node.host.clock import Clock
+from laminar.node.runtime import join_proof
+from laminar.node.runtime.cluster_view import View
+from membership.records import CredentialRecord
+
+JOIN_OPERATION: Final = "cluster"
+"""What a node that joins may ask with nothing but a proof of the cluster's secret."""
+
+_SCHEME: Final = "bearer "
+
+
+class Guard:
+    """The principals of a shard's requests, by the credentials of its view."""
+
+    def __init__(self, view: View, clock: Clock, *, secret: bytes | None) -> None:
+        """Guard by `view`; with the cluster's `secret` nodes that join may ask for its members."""
+        self._view = view
+        self._clock = clock
+        self._secret = secret
+        # By token: the principals that were found in `_credentials`.
+        self._known: dict[str, Principal] = {}
+        self._subjects: dict[str, CredentialRecord] | None = None
+        self._credentials: Mapping[str, CredentialRecord] = view.credentials
+
+    def holds(self, principal: Principal) -> bool:
+        """Return whether a principal that was found earlier still is what it was."""
+        return principal.found_in is self._view.credentials and (
+            not principal.expires_ms or self._clock.wall_ms() < principal.expires_ms
+        )
+
+    def permit(
+        self,
+        head: RequestHead,
+        operation: str,
+        needs: Needs,
+        params: Mapping[str, str],
+        *,
+        certificate: Mapping[str, Any] | None = None,
+    ) -> Principal:
+        """Return the principal of a request, which may do what its route needs.
+
+        `certificate` is the one that the client has shown, in the form of `getpeercert`. A token counts more.
+
+        Raises:
+            Problem: 401 `unauthorized`, 403 `forbidden`.
+        """
+        try:
+            principal = self._principal(head.headers.get("authorization", ""), operation, certificate)
+        except Problem:
+            if needs.what != "public":
+                raise
+            principal = UNPROVEN
+        if needs.what in ("public", "any"):
+            return principal  # one that is proven on a public route may see more of the node
+        if not needs.named_by:
+            principal.require(needs.what, "")
+        for parameter in needs.named_by:
+            # A missing one is refused by the handler; no role is on a name that is none.
+            name = params.get(parameter) or head.query.get(parameter)
+            if name:
+                principal.require(needs.what, name)
+        return principal
+
+    def _principal(
+        self, authorization: str, operation: str, certificate: Mapping[str, Any] | None
+    ) -> Principal:
+        if certificate is not None and not authorization:
+            return self.of_certificate(certificate)
+        if operation == JOIN_OPERATION and self._secret is not None:
+            until_ms = join_proof.valid_until_ms(authorization, self._secret, now_ms=self._clock.wall_ms())
+            if until_ms:
+                return Principal("(node)", expires_ms=until_ms, found_in=self._view.credentials)
+        if authorization[: len(_SCHEME)].lower() != _SCHEME:
+            raise unauthorized("the request has no token")
+        return self.of_token(authorization[len(_SCHEME) :].strip())
+
+    def of_token(self, text: str) -> Principal:
+        """Return the principal that a token proves.
+
+        Raises:
+            Problem: 401 `unauthorized`.
+        """
+        credentials = self._newest()
+        principal = self._known.get(text)
+        if principal is None:
+            record = credentials.get(id_of(text))
+            if record is None or not proves(text, record):
+                raise unauthorized("the token is not known here, or was revoked")
+            principal = self._known[text] = _principal_of(record, credentials)
+        if principal.expires_ms and self._clock.wall_ms() >= principal.expires_ms:
+            raise unauthorized("the token has expired")
+        return principal
+
+    def of_certificate(self, certificate: Mapping[str, Any]) -> Principal:
+        """Return the principal that a client's certificate proves, by its subject name.
+
+        Raises:
+            Problem: 401 `unauthorized`.
+        """
+        credentials = self._newest()
+        if self._subjects is None:
+            # Of several credentials with one subject the newest counts.
+            records = sorted(credentials.values(), key=lambda each: each.version)
+            self._subjects = {each.certificate: each for each in records if each.certificate}
+        record = self._subjects.get(subject_of(certificate))
+        if record is None:
+            raise unauthorized("the request has no token, and its certificate is not known here")
+        if record.expires_ms and self._clock.wall_ms() >= record.expires_ms:
+            raise unauthorized("the certificate's credential has expired")
+        return _principal_of(record, credentials)
+
+    def _newest(self) -> Mapping[str, CredentialRecord]:
+        """Return the view's credentials; what was found in others is forgotten."""
+        credentials = self._view.credentials
+        if credentials is not self._credentials:
+            self._credentials = credentials
+            self._known.clear()
+            self._subjects = None
+        return credentials
+
+
+def _principal_of(record: CredentialRecord, credentials: Mapping[str, CredentialRecord]) -> Principal:
+    return Principal(record.name, tuple(record.grants), record.expires_ms, record.id, credentials)

@@ -1,0 +1,57 @@
+"""Tokens: their text, and what the catalog keeps of one to recognise it.
+
+`lam_ID_SECRET`: the id is public, 16 hexadecimal digits; the secret is 32 random bytes as 43 characters of
+base64url. The catalog has SHA-256 over a salt and these bytes. A slow hash would not help: there is nothing
+to guess in 256 random bits.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from membership.records import CredentialRecord
+
+ID_BYTES: Final = 8
+SECRET_BYTES: Final = 32
+SALT_BYTES: Final = 16
+
+_TOKEN: Final = re.compile(r"lam_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
+
+
+class NewToken(NamedTuple):
+    """A token, and what the catalog is to keep of it."""
+
+    text: str
+    id: str
+    salt: bytes
+    digest: bytes
+
+
+def new_token(random_bytes: Callable[[int], bytes]) -> NewToken:
+    """Return a new token; `random_bytes` must be fit for secrets, as `os.urandom` is."""
+    number, secret, salt = random_bytes(ID_BYTES).hex(), random_bytes(SECRET_BYTES), random_bytes(SALT_BYTES)
+    text = base64.urlsafe_b64encode(secret).rstrip(b"=").decode()
+    return NewToken(f"lam_{number}_{text}", number, salt, _digest(salt, secret))
+
+
+def id_of(text: str) -> str:
+    """Return the id of a token; empty for a text that is none."""
+    found = _TOKEN.fullmatch(text)
+    return "" if found is None else found[1]
+
+
+def proves(text: str, record: CredentialRecord) -> bool:
+    """Return whether a token is that of a record with its id; the comparison takes the same time always."""
+    found = _TOKEN.fullmatch(text)
+    if found is None or found[1] != record.id or not record.digest:
+        return False
+    return hmac.compare_digest(_digest(record.salt, base64.urlsafe_b64decode(f"{found[2]}=")), record.digest)
+
+
+def _digest(salt: bytes, secret: bytes) -> bytes:
+    return hashlib.sha256(salt + secret).digest()

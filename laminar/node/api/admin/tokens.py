@@ -1,0 +1,160 @@
+"""Routes of tokens: make, list, revoke; and the principal of a request.
+
+A token's secret is drawn here, and is in one answer and nowhere else: the catalog has a digest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from laminar.http.api.documents import access as documents
+from laminar.http.api.problems import Problem
+from laminar.http.api.roles import AnyGrant
+from laminar.http.api.timestamps import format_time, parse_time
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import principal_of
+from laminar.node.access.tokens import new_token
+from laminar.node.api.common.json_body import json_body
+from laminar.node.api.common.placement_call import PlacementCall
+from laminar.node.api.common.services import ShardServices
+from laminar.node.catalog.service import AccessRequest
+from laminar.node.transport.transport import TransportError
+from membership.records import CredentialRecord, Grant
+from membership.requests import AccessStep, CreateCredential, Result, RevokeCredential
+
+
+class TokenRoutes:
+    """The handlers of tokens' routes."""
+
+    def __init__(self, services: ShardServices, placement: PlacementCall) -> None:
+        self._services = services
+        self._placement = placement
+
+    async def tokens(self, request: Request) -> Response:
+        """Answer GET /v1/admin/tokens."""
+        await self._placement.newest_view()
+        records = sorted(
+            self._services.view.credentials.values(), key=lambda each: (each.name, each.created_ms, each.id)
+        )
+        return Response.json(documents.Tokens([_described(each) for each in records]))
+
+    async def token(self, request: Request, token: str) -> Response:
+        """Answer GET /v1/admin/tokens/{token}."""
+        await self._placement.newest_view()
+        record = self._services.view.credentials.get(token)
+        if record is None:
+            raise _no_such_token(token)
+        return Response.json(_described(record))
+
+    async def create(self, request: Request) -> Response:
+        """Answer POST /v1/admin/tokens, once this shard's view has the token."""
+        asked = json_body(request, documents.NewToken)
+        now_ms = self._services.clock.wall_ms()
+        expires_ms = 0
+        if asked.expires is not None:
+            expires_ms = parse_time(asked.expires, field="expires")
+            if expires_ms <= now_ms:
+                raise Problem(
+                    "invalid",
+                    "a token must expire after now",
+                    field="expires",
+                    value=asked.expires,
+                    limit=format_time(now_ms),
+                    outcome="not_applied",
+                )
+        for place, grant in enumerate(asked.grants):
+            if grant.role == "metrics" and grant.prefix:
+                raise Problem(
+                    "invalid",
+                    "metrics are of the whole node, so this role has no prefix",
+                    field=f"grants.{place}.prefix",
+                    value=grant.prefix,
+                    outcome="not_applied",
+                )
+        made = new_token(os.urandom)
+        by_certificate = asked.certificate is not None
+        step = CreateCredential(
+            id=made.id,
+            name=asked.name,
+            grants=[Grant(each.role, each.prefix) for each in asked.grants],
+            salt=b"" if by_certificate else made.salt,
+            digest=b"" if by_certificate else made.digest,
+            created_ms=now_ms,
+            expires_ms=expires_ms,
+            certificate=asked.certificate or "",
+        )
+        await self._change(step)
+        answer = documents.CreatedToken(
+            token=None if by_certificate else made.text,
+            id=made.id,
+            name=step.name,
+            grants=_grants(step.grants),
+            created=format_time(now_ms),
+            expires=_time(expires_ms),
+            certificate=asked.certificate,
+        )
+        headers = [("Location", f"/v1/admin/tokens/{made.id}"), ("Cache-Control", "no-store")]
+        return Response.json(answer, status=201, headers=headers)
+
+    async def revoke(self, request: Request, token: str) -> Response:
+        """Answer DELETE /v1/admin/tokens/{token}, once this shard refuses the token."""
+        result = await self._change(RevokeCredential(token))
+        if result.outcome == "absent":
+            raise _no_such_token(token)
+        return Response(204)
+
+    async def whoami(self, request: Request) -> Response:
+        """Answer GET /v1/whoami."""
+        principal = principal_of(request)
+        return Response.json(
+            documents.WhoAmI(principal.name, _grants(principal.grants), _time(principal.expires_ms))
+        )
+
+    async def _change(self, step: AccessStep) -> Result:
+        """Have the catalog change the credentials, and wait until this shard's view shows it.
+
+        Raises:
+            Problem: 503 `not_enabled` or `no_leader`, 504, 422 `invalid`, 429 `quota`.
+        """
+        try:
+            answer = await self._services.ask_catalog(AccessRequest(step))
+        except TransportError as error:
+            raise Problem("no_leader", f"the catalog: {error}", outcome="unknown") from error
+        if answer.error == "not_enabled":
+            raise Problem("not_enabled", answer.detail)
+        if answer.error == "quota":
+            raise Problem("quota", answer.detail, field="tokens", value=answer.value, limit=answer.limit)
+        if answer.error == "unknown":
+            raise Problem("outcome_unknown", answer.detail)
+        if answer.error:
+            raise Problem("no_leader", answer.detail or "the catalog has no leader at the moment")
+        result = answer.result
+        assert result is not None
+        if result.outcome in ("invalid", "failed", "already_exists"):
+            raise Problem("invalid", result.detail)
+        await self._placement.until_seen(result.version)
+        return result
+
+
+def _described(record: CredentialRecord) -> documents.Token:
+    return documents.Token(
+        id=record.id,
+        name=record.name,
+        grants=_grants(record.grants),
+        created=format_time(record.created_ms),
+        expires=_time(record.expires_ms),
+        certificate=record.certificate or None,
+    )
+
+
+def _grants(grants: Iterable[AnyGrant]) -> list[documents.Grant]:
+    return [documents.Grant(each.role, each.prefix) for each in grants]
+
+
+def _time(time_ms: int) -> str | None:
+    return format_time(time_ms) if time_ms else None
+
+
+def _no_such_token(token: str) -> Problem:
+    return Problem("no_such_token", f"there is no token of id {token!r}", field="token", value=token)

@@ -1,0 +1,165 @@
+"""Clients and the command line in a cluster of real nodes that asks for tokens, without TLS and with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import laminar
+from laminar import aio
+from tests.cluster.guarded import Guarded, run_laminar
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "tls"])
+def guarded(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Guarded]:
+    with Guarded(tmp_path_factory.mktemp("guarded"), tls=request.param) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def admin(guarded: Guarded) -> Iterator[laminar.Client]:
+    with guarded.connect() as client:
+        yield client
+
+
+@pytest.fixture
+def topic(admin: laminar.Client, request: pytest.FixtureRequest) -> str:
+    """A topic named after the test."""
+    name = request.node.name.replace("[", "-").replace("]", "")
+    admin.create_topic(name, partitions=4)
+    return str(name)
+
+
+def make_token(admin: laminar.Client, *grants: tuple[str, str], name: str = "billing") -> tuple[str, str]:
+    """Make a token, and return its text and id."""
+    asked = {"name": name, "grants": [{"role": role, "prefix": prefix} for role, prefix in grants]}
+    made = admin.request_json("POST", "/v1/admin/tokens", asked)
+    return made["token"], made["id"]
+
+
+def test_a_token_is_good_for_what_it_grants(guarded: Guarded, admin: laminar.Client, topic: str) -> None:
+    """At once, though other nodes learn of it a little later."""
+    text, _ = make_token(admin, ("write", topic), ("read", topic))
+    with guarded.connect(token=text) as client:
+        handle = client.topic(topic)
+        with handle.producer() as producer:
+            for number in range(1_000):
+                producer.send(b"%d" % number, key=str(number % 10))
+        with handle.producer(name=topic) as named:
+            named.send(b"1000", number=1)
+        with handle.subscribe(group="group") as records:
+            for read, _ in enumerate(records, 1):
+                if read == 1_001:
+                    break
+            records.commit()
+        with client.transaction(topic, 1) as tx:
+            tx.append(topic, b"1001")
+        assert 1_002 == len(list(handle.read()))
+        assert [topic] == client.topics()
+        assert [topic] == [each.sink for each in client.sinks()]
+        for refused in (handle.delete, lambda: client.topic("other").append(b"a")):
+            with pytest.raises(laminar.Forbidden):
+                refused()
+        with pytest.raises(laminar.ConfigError, match="take no datagrams"):
+            with handle.datagrams() as datagrams:
+                datagrams.append(b"a")
+
+
+async def test_jobs_and_long_polls_go_on_over_a_rotation(
+    guarded: Guarded, admin: laminar.Client, topic: str, tmp_path: Path
+) -> None:
+    """The second token is made and written, the first one revoked: no job and no record is lost or fails."""
+    file = tmp_path / "token"
+    old, old_id = make_token(admin, ("read", topic), ("write", topic))
+    file.write_text(old)
+    admin.topic(topic).channel("work", exist_ok=True)
+    done: list[bytes] = []
+    async with aio.connect(guarded.urls, token_file=file, ca=guarded.ca) as client:
+        handle = client.topic(topic)
+        channel = await handle.channel("work")
+        async with handle.producer() as producer:
+            deliveries = [producer.send(b"%d" % number) for number in range(50)]
+            async for job in channel.receive(max_jobs=10):
+                await job.ack()
+                done.append(job.raw)
+                if len(done) == 50:
+                    new, _ = make_token(admin, ("read", topic), ("write", topic))
+                    file.with_name("fresh").write_text(new)
+                    os.replace(file.with_name("fresh"), file)
+                    admin.request_json("DELETE", f"/v1/admin/tokens/{old_id}")
+                    deliveries += [producer.send(b"%d" % number) for number in range(50, 100)]
+                if len(done) == 100:
+                    break
+        assert all(delivery.result().offset >= 0 for delivery in deliveries)
+
+    assert {b"%d" % number for number in range(100)} == set(done)
+    with guarded.connect(token=old) as client:
+        with pytest.raises(laminar.Unauthorized):
+            client.topics()
+
+
+def test_one_url_is_enough_for_a_client_with_a_token(
+    guarded: Guarded, admin: laminar.Client, topic: str
+) -> None:
+    """Without TLS other hosts get no token, so the given node passes on what they are to do."""
+    with guarded.connect(url=guarded.urls[1]) as client:
+        handle = client.topic(topic)
+        with handle.producer() as producer:
+            for number in range(400):
+                producer.send(b"%d" % number, partition=number % 4)
+        assert 400 == len(list(handle.read()))
+
+
+def test_the_command_line_makes_and_revokes_tokens(
+    guarded: Guarded, admin: laminar.Client, topic: str, tmp_path: Path
+) -> None:
+    """A token from the first one to its end, with no token in any output but that of its creation."""
+    (tmp_path / "admin").write_text(guarded.admin_token)
+    file = tmp_path / "billing"
+    as_admin = {"LAMINAR_TOKEN_FILE": str(tmp_path / "admin")}
+    made = run_laminar(
+        guarded,
+        "token",
+        "create",
+        "cli",
+        f"--grant=write:{topic}",
+        "--expires=1d",
+        f"--to={file}",
+        **as_admin,
+    )
+    produced = run_laminar(guarded, "produce", topic, str(tmp_path / "admin"), "--token-file", str(file))
+    refused = run_laminar(guarded, "consume", topic, "--token-file", str(file))
+    who = run_laminar(guarded, "whoami", "--json", "--token-file", str(file))
+    listed = run_laminar(guarded, "token", "list", "--json", **as_admin)
+    mine = {each["name"]: each for each in msgspec.json.decode(listed.stdout)}["cli"]
+    shown = run_laminar(guarded, "token", "show", mine["id"], **as_admin)
+    revoked = run_laminar(guarded, "token", "revoke", mine["id"], "--yes", **as_admin)
+    after = run_laminar(guarded, "whoami", LAMINAR_TOKEN=file.read_text().strip())
+    gone = run_laminar(guarded, "token", "show", mine["id"], **as_admin)
+    status = run_laminar(guarded, "cluster", "status", **as_admin)
+    doctor = run_laminar(guarded, "cluster", "doctor", "--json", **as_admin)
+
+    assert (0, 0, 0, 0, 0) == (
+        made.returncode,
+        produced.returncode,
+        who.returncode,
+        shown.returncode,
+        revoked.returncode,
+    ), made.stderr + produced.stderr + who.stderr + shown.stderr + revoked.stderr
+    assert (1, True) == (refused.returncode, "forbidden: " in refused.stderr), refused.stderr
+    assert "laminar whoami" in refused.stderr
+    (row,) = msgspec.json.decode(who.stdout)
+    assert ("cli", [{"role": "write", "prefix": topic}]) == (row["principal"], row["grants"])
+    assert f"write:{topic}" in shown.stdout
+    assert (1, True) == (after.returncode, "unauthorized: " in after.stderr)
+    assert (1, True) == (gone.returncode, "no_such_token: " in gone.stderr)
+    assert 0 == status.returncode, status.stdout
+    assert not [
+        each for each in msgspec.json.decode(doctor.stdout)["findings"] if "/readyz" in each["finding"]
+    ]
+    for ran in (made, produced, refused, who, listed, shown, revoked, after, gone, status, doctor):
+        assert "lam_" not in ran.stdout + ran.stderr
