@@ -121,7 +121,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.client.errors", "laminar.client.records", "laminar.client.net", "laminar.wire"),
     ),
     "laminar.client.delivery_time": ("laminar.client.errors", "laminar.wire"),
-    "laminar.client.delayed": ("laminar.client.delivery_time", "laminar.client.net"),
+    "laminar.client.delayed": (
+        "laminar.client.delivery_time",
+        "laminar.client.errors",
+        "laminar.client.net",
+    ),
     "laminar.client.topic": (
         *("laminar.client.trace_id", "laminar.client.delivery_time", "laminar.client.delayed"),
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),

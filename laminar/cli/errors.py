@@ -11,7 +11,8 @@ from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, 
 # Hints of the server that name HTTP requests, and what to say instead: commands.
 HINTS = {
     "no_such_topic": "`laminar topic list` shows what there is, `laminar topic create` makes one",
-    "already_exists": "`laminar topic describe` shows it",
+    "already_exists": "`laminar topic describe` or `laminar channel describe` shows it",
+    "no_such_channel": "`laminar channel list` shows what there is, `laminar channel create` makes one",
     "node_in_use": "`laminar node describe` shows what is on it",
     "no_such_operation": "`laminar operations list` shows what is under way",
     "not_cancellable": "`laminar topic alter` changes a number of replicas, `laminar partition move` a place",

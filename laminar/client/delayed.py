@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from laminar.client.delivery_time import Delay, DeliverAt, span_ms, time_ms
+from laminar.client.errors import ConfigError
 from laminar.client.net.session import Session, topic_path
 
 _PAGE = 1000
@@ -127,6 +128,13 @@ class DelayedQuestions:
         return found
 
     def _of(self, id: str) -> str:
+        if not isinstance(id, str):
+            raise ConfigError(
+                "the id of a delayed record is text; a receipt with an offset has none",
+                code="invalid",
+                field="id",
+                value=id,
+            )
         return f"{self._path}/{quote(id, safe='')}"
 
 

@@ -427,15 +427,15 @@ class AsideInfo:
     """A record of a channel that is aside: it waits for its next attempt, or is dead.
 
     `attempts` are those that failed, and `reason` is that of the last one. `time` is when it is tried again,
-    or when it died (RFC 3339). With `waits_for_key` it was not tried: an earlier record of its key goes
-    first. `token` names it for `Channel.replay` and `drop`; its value is that of `Topic.open`.
+    or when it died (RFC 3339). With `waits_for_key` it was not tried, and has no time: an earlier record of
+    its key goes first. `token` names it for `Channel.replay` and `drop`; its value is that of `Topic.open`.
     """
 
     partition: int
     offset: int
     token: str
     attempts: int
-    time: str
+    time: str | None
     waits_for_key: bool
     reason: str
 
@@ -447,7 +447,7 @@ class AsideInfo:
             offset=int(answer["offset"]),
             token=str(answer["token"]),
             attempts=int(answer["attempts"]),
-            time=str(answer["at"]),
+            time=None if answer["waits_for_key"] else str(answer["at"]),
             waits_for_key=bool(answer["waits_for_key"]),
             reason=str(answer["reason"]),
         )

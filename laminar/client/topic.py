@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from laminar.client.codecs import Codec, not_bytes
-from laminar.client.consume.channel import Channel
+from laminar.client.consume.channel import Channel, settings_in_ms
 from laminar.client.consume.cursors import CursorState, cursor_path
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, OnDamage, OnExpired
 from laminar.client.consume.large_values import Value
@@ -573,7 +573,8 @@ class Topic(Generic[T]):
     ) -> ChannelInfo:
         """Create a channel, and return when it is open in all partitions.
 
-        `settings` are those of docs/channels.md; one that is left out has its default.
+        `settings` are those of docs/channels.md; one that is left out has its default. `start` and `until`
+        may be a `datetime`.
 
         Raises:
             AlreadyExists: the channel exists with other settings; or it exists, and `exist_ok` is false.
@@ -582,7 +583,7 @@ class Topic(Generic[T]):
         answer = await self._session.call(
             "PUT",
             self._channel_path(name),
-            body=msgspec.json.encode({"settings": dict(settings or {})}),
+            body=msgspec.json.encode({"settings": settings_in_ms(settings or {})}),
             headers={"Content-Type": "application/json"},
             timeout_s=timeout,
         )
@@ -765,6 +766,10 @@ class Topic(Generic[T]):
         detach: bool = False,
     ) -> RouteInfo:
         """Merge partitions that are neighbours by key range to one; the rest is as for `split`."""
+        if len(partitions) < 2:  # a change of one is a move
+            raise ConfigError(
+                "name two partitions or more", code="invalid", field="partitions", value=list(partitions)
+            )
         return await self._change(
             list(partitions), avoid=avoid, wait=wait, abandon=abandon, force=force, detach=detach
         )

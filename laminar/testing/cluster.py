@@ -367,7 +367,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def get_json(url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 2.0) -> Any:
+def get_json(url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 10.0) -> Any:
     """Return the JSON that this address answers, None unless the status is 200. There is no retry."""
     # Imported here: pytest loads this package in every session where Laminar is installed.
     import urllib.error

@@ -8,8 +8,9 @@ names what it was given. Nothing here knows which node leads a partition, or wha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -101,6 +102,8 @@ class ChannelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 
 
 _DEFAULT = ChannelSettings()
+SETTINGS: Final = frozenset(ChannelSettings.__struct_fields__)
+"""The names of the settings."""
 
 
 def settings_of(answer: Mapping[str, Any]) -> ChannelSettings:
@@ -118,6 +121,9 @@ def stored(settings: ChannelSettings) -> dict[str, Any]:
     return {
         name: value for name, value in found.items() if getattr(settings, name) != getattr(_DEFAULT, name)
     }
+
+
+_TOKEN = re.compile(r"([0-9]{1,20}):([0-9]{1,20})(?:-([0-9]{1,20}))?:([0-9]{1,20})")
 
 
 class Named(NamedTuple):
@@ -140,13 +146,12 @@ def parse_token(text: str) -> Named:
     Raises:
         ValueError: the text is no token.
     """
-    try:
-        partition, offsets, delivery = text.split(":")
-        first, _, last = offsets.partition("-")
-        named = Named(int(partition), int(first), int(last or first) + 1, int(delivery))
-    except ValueError:
-        raise ValueError(f"{text[:80]!r} is no token: PARTITION:OFFSET:DELIVERY") from None
-    if min(named) < 0 or named.end <= named.first or max(named) >= 1 << 62 or not text.isascii():
+    found = _TOKEN.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text[:80]!r} is no token: PARTITION:OFFSET:DELIVERY")
+    partition, first, last, delivery = found.groups()
+    named = Named(int(partition), int(first), int(last or first) + 1, int(delivery))
+    if named.end <= named.first or max(named) >= 1 << 62:
         raise ValueError(f"{text[:80]!r} is no token: its numbers cannot be")
     return named
 

@@ -23,7 +23,7 @@ _numbers = itertools.count()
 def node(on_node: str, laminar: Command) -> str:
     """The node's name, once the catalog takes commands about it."""
     (row,) = json.loads(laminar("node", "list", "--json").out)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while laminar("node", "undrain", row["node"]).code:
         assert time.monotonic() < deadline
     return str(row["node"])

@@ -64,11 +64,28 @@ def test_a_channel_begins_where_it_is_said(topic: str, laminar: Command) -> None
 
     assert {"a": {"0": 1, "1": 0}, "b": ends, "c": ends} == nexts
     assert {"start": {"cursor": "readers"}} == before["a"]["settings"]
-    for wrong in ("soon", "cursors:a", "2030-01-31"):
-        refused = laminar("channel", "create", topic, "d", "--start", wrong)
-        assert 2 == refused.code and "--start" in refused.err, wrong
+    for wrong in ("soon", "cursors:a", "2030-01-31", "-1x"):
+        for option in ("--start", "--until"):
+            refused = laminar("channel", "create", topic, "d", f"{option}={wrong}")
+            assert 2 == refused.code and option in refused.err and "-1h" in refused.err, wrong
     both = laminar("channel", "create", topic, "d", "--start", "latest", "--setting", "start=latest")
     assert 2 == both.code and "mutually exclusive" in both.err
+
+
+def test_a_channel_of_a_range_ends_where_it_is_said(topic: str, laminar: Command) -> None:
+    """A replay to the side: what came in the last hour, up to now."""
+    made = laminar("channel", "create", topic, "replay", "--start=-1h", "--until", "now")
+    assert 0 == made.code, made.err
+    found = described(laminar, topic, "replay")
+    assert 10 == found["depth"] and {"start", "until"} == found["settings"].keys()
+    assert 0 == laminar("channel", "create", topic, "old", "--until=-1h").code
+    assert 0 == described(laminar, topic, "old")["depth"]
+
+
+def test_settings_are_shown_as_they_are_said(topic: str, laminar: Command) -> None:
+    said = 'filter={"tags":["a"]}'
+    assert 0 == laminar("channel", "create", topic, "c", "--setting", said).code
+    assert said in laminar("channel", "describe", topic, "c").text
 
 
 def test_a_channel_is_paused_and_resumed(topic: str, laminar: Command) -> None:
@@ -98,6 +115,7 @@ def test_what_is_there_already_or_wrong_is_said(topic: str, laminar: Command) ->
     for command in ("describe", "pause", "delete"):
         refused = laminar("channel", command, topic, "nothing")
         assert 0 != refused.code and "no channel 'nothing'" in refused.err, command
+        assert "PUT /v1" not in refused.err and "laminar channel list" in refused.err, command
 
 
 def test_jobs_are_received_and_said_something_of(topic: str, laminar: Command) -> None:

@@ -197,7 +197,7 @@ def test_a_cluster_in_the_foreground(number: signal.Signals, laminar: Command, t
         dev.send_signal(number)
         said_later = dev.stdout.read()
 
-        assert 0 == dev.wait(20)
+        assert 0 == dev.wait(60)
     # An interrupt in the middle of an import can end Python by SIGINT, though it was caught.
     assert b"laminar" not in said_later
     assert (0, b"hi\n", 0) == (produced.code, consumed.out, unused.code)

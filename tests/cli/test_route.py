@@ -57,6 +57,37 @@ def test_a_partition_is_split_moved_and_merged(topic: str, laminar: Command) -> 
     assert 100 == partitions[0]["end_offset"]
 
 
+def test_a_former_change_is_shown(topic: str, laminar: Command) -> None:
+    assert 0 == laminar("topic", "split", topic, "0", "--at", "1000").code
+    assert 0 == laminar("topic", "move", topic, "2").code
+    shown = laminar("topic", "route", topic, "--version", "1")
+
+    head, _, *rows = shown.text.splitlines()
+    assert "route 1 is done: 0 to 1, 2" == head
+    wanted = [
+        ["0", "input", "0", "65,536"],
+        ["1", "output", "0", "1,000"],
+        ["2", "output", "1,000", "65,536"],
+    ]
+    assert wanted == [row.split()[:4] for row in rows]
+    assert 1 == json.loads(laminar("topic", "route", topic, "--version", "1", "--json").out)["version"]
+    for wrong in ("3", "0"):
+        refused = laminar("topic", "route", topic, "--version", wrong)
+        assert (1, True) == (refused.code, f"route {wrong} of topic {topic}" in refused.err), refused.err
+
+
+def test_what_channels_have_to_do_yet_keeps_a_partition(topic: str, laminar: Command) -> None:
+    """What is said to do about it is of channels, not of cursors."""
+    assert 0 == laminar("channel", "create", topic, "billing").code
+    assert 0 == laminar("topic", "split", topic, "0", "--at", "1000").code
+
+    refused = laminar("topic", "reclaim", topic, "0")
+    assert 1 == refused.code and "billing at 0" in refused.err
+    assert "laminar channel delete" in refused.err and "cursor" not in refused.err
+    assert 0 == laminar("channel", "delete", topic, "billing", "--yes").code
+    assert 0 == laminar("topic", "reclaim", topic, "0").code
+
+
 def test_a_partition_is_cut_where_its_records_are_divided(topic: str, on_node: str, laminar: Command) -> None:
     assert 0 == laminar("topic", "split", topic, "0").code
     (_, first, cut), (_, again, end) = held(laminar, topic)
@@ -103,6 +134,8 @@ def test_a_change_that_waits_is_shown_and_cancelled(topic: str, on_node: str, la
 def test_what_cannot_be_is_said(topic: str, laminar: Command) -> None:
     assert 2 == laminar("topic", "merge", topic, "0").code
     assert 2 == laminar("topic", "split", topic, "0", "--into", "2", "--key", "k").code
+    none = laminar("topic", "split", topic, "0", "--into", "0")
+    assert (1, True) == (none.code, "field=into, value=0" in none.err)
     wrong = laminar("topic", "split", topic, "7")
     assert (1, True) == (wrong.code, "field=inputs, value=7" in wrong.err)
     forced = laminar("topic", "move", topic, "0", "--force")

@@ -155,12 +155,12 @@ class FakeCluster:
 
     def start(self) -> None:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(60)
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(60)
         self._loop.close()
 
     def create(self, topic: str, partitions: int) -> None:
@@ -214,7 +214,7 @@ class FakeCluster:
             for writer in list(self._writers[node]):
                 writer.transport.abort()
 
-        asyncio.run_coroutine_threadsafe(run(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
         for partitions in self.topics.values():
             for partition in partitions:
                 if partition.leader == node:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import laminar
 from tests.client.members import MemberProcess
@@ -13,7 +14,7 @@ KEYS = 8
 
 
 class Keyed:
-    """A thread that sends numbered records of each key, in order, until it is told to end."""
+    """A thread that sends numbered records of each key, in order, until it or its block ends."""
 
     def __init__(self, url: str | Sequence[str], topic: str, *, pause_s: float = 0.15) -> None:
         self._ending = threading.Event()
@@ -33,6 +34,13 @@ class Keyed:
         except BaseException as failure:
             self.failures.append(failure)
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ending.set()
+        self._thread.join()
 
     def end(self) -> int:
         """How many of each key there are, when all are acknowledged."""

@@ -14,6 +14,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 import laminar
 
@@ -161,7 +162,7 @@ def ended(members: list[MemberProcess]) -> Iterator[list[MemberProcess]]:
 class Writing:
     """A thread that appends a record to every partition in every pause, until it is told to end.
 
-    Their tags are `tags` in turn.
+    Their tags are `tags` in turn. It does not outlive the block.
     """
 
     def __init__(
@@ -189,6 +190,13 @@ class Writing:
                         tag = self._tags[number % len(self._tags)]
                         producer.send(b"%d" % number, partition=partition, tag=tag)
                     number += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ending.set()
+        self._thread.join()
 
     def end(self) -> dict[int, int]:
         """Where the partitions end, when all is there."""

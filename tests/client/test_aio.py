@@ -279,10 +279,11 @@ async def test_a_read_is_one_request_where_one_answer_holds_all(cluster: Any) ->
 
 async def test_a_leader_that_passes_over_records_is_not_believed_of_where_they_begin(cluster: Any) -> None:
     """Its first batch lies after the offset that it says it began at: other replicas are asked."""
-    async with aio.connect(cluster.urls, timeout=1.0) as client:
+    async with aio.connect(cluster.urls) as client:
         topic = client.topic("t")
         for number in range(10):
             await topic.append(b"%d" % number, partition=0)
+        client.session.timeout_s = 2.0
         cluster.holes.add((0, 0))
         values = [r.raw async for r in topic.read(partitions=[0])]
 
@@ -290,10 +291,11 @@ async def test_a_leader_that_passes_over_records_is_not_believed_of_where_they_b
 
 
 async def test_a_read_of_records_that_every_replica_passes_over_says_which(cluster: Any) -> None:
-    async with aio.connect(cluster.urls, timeout=0.5) as client:
+    async with aio.connect(cluster.urls) as client:
         topic = client.topic("t")
         for number in range(10):
             await topic.append(b"%d" % number, partition=0)
+        client.session.timeout_s = 0.5
         cluster.holes |= {(node, 4) for node in range(3)}
         values = []
         with pytest.raises(laminar.TimedOut, match="answered 5 for 4"):

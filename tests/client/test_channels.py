@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,24 @@ async def test_a_channel_begins_where_a_cursor_stands(topic: Topic[bytes]) -> No
     assert [b"1", b"2"] == [job.value for job in await channel.receive_batch()]
     with pytest.raises(laminar.NotFound, match="no cursor 'reader'"):
         await topic.channel("d", start={"cursor": "reader"})
+
+
+async def test_a_channel_of_a_range_of_times_may_be_given_datetimes(topic: Topic[bytes]) -> None:
+    """Naive ones are local, and it is found by the same times again."""
+    await topic.append(b"before", partition=0)
+    await asyncio.sleep(0.01)
+    start = datetime.datetime.now(datetime.UTC)
+    await topic.append(b"in it", partition=0)
+    await asyncio.sleep(0.01)
+    until = datetime.datetime.now()
+    await topic.append(b"after", partition=0)
+
+    channel = await topic.channel("c", start=start, until=until)
+    again = await topic.channel("c", start=start, until=until, exist_ok=True)
+
+    assert [b"in it"] == [job.value for job in await channel.receive_batch()]
+    assert channel.settings == again.settings
+    assert {"start": math.floor(start.timestamp() * 1000)}.items() <= channel.settings.items()
 
 
 async def test_a_change_names_what_it_changes_and_others_stay(topic: Topic[bytes]) -> None:

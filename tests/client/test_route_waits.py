@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+import laminar
 from laminar.client import route_changes
 from laminar.client.errors import TimedOut
 from laminar.client.net.session import Session
@@ -33,6 +35,16 @@ class Nodes:
 
 def nodes(*views: dict[str, Any]) -> Session:
     return cast("Session", Nodes(*views))
+
+
+@pytest.mark.parametrize("partitions", [[], [0]])
+async def test_one_partition_is_not_merged(tmp_path: Path, partitions: list[int]) -> None:
+    """It would be moved, as a change of one partition is."""
+    async with laminar.embed(tmp_path / "data", journal_file_bytes=4 << 20) as node:
+        topic = await node.client.create_topic("t")
+        with pytest.raises(laminar.ConfigError, match="two partitions or more"):
+            await topic.merge(partitions)
+        assert (await topic.route()).version == 0
 
 
 async def test_a_change_that_is_done_is_not_taken_from_a_node_that_sees_it_under_way() -> None:

@@ -42,7 +42,7 @@ def replacing_cluster(real_disk: Path) -> Iterator[LocalCluster]:
 
 def until_all_vote(cluster: LocalCluster) -> None:
     """On the catalog: right after its founding one or two do, and the loss of one of two stops it."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while (told := _catalog_voters(cluster.urls[0])) < cluster.nodes:
         assert time.monotonic() < deadline, f"{told:g} of {cluster.nodes} nodes vote"
         time.sleep(0.02)

@@ -64,7 +64,7 @@ class Load:
                 if not self._waiting and asyncio.get_running_loop().time() > self._calm_from:
                     await asyncio.sleep(CALM_PAUSE_S)
 
-    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 180.0) -> None:
         """Wait until the acknowledged records satisfy a condition."""
         assert self._task is not None
         self._waiting += 1
@@ -112,7 +112,7 @@ async def converged(
     partitions: int,
     *,
     replicas: int | None = None,
-    timeout_s: float = 30.0,
+    timeout_s: float = 120.0,
 ) -> list[Violation]:
     """Wait until all replicas of each partition are as far, then compare their committed bytes.
 

@@ -20,7 +20,7 @@ from laminar.batch import build
 from laminar.testing.cluster import LocalCluster
 
 BATCH = "application/vnd.laminar.batch"
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -130,7 +130,7 @@ def test_a_replica_behind_min_offset_waits_and_then_says_so(
             behind.json()["limit"],
         )
         assert "retry-after" in behind.headers
-        assert 0.15 < time.monotonic() - begun < 5
+        assert 0.15 < time.monotonic() - begun < 15
         if url in where["follower"]:
             assert where["leader"] == [behind.headers["laminar-leader"]]
 
@@ -170,7 +170,7 @@ def test_a_long_poll_at_a_follower_is_woken(client: httpx.Client, shared_cluster
             client.post(where["leader"][0] + path, content=b"x")
             answer = waiting.result(25)
         assert [round_] == [record["offset"] for record in answer.json()["records"]]
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 15
 
 
 def test_who_wants_a_redirect_gets_one_before_the_body_is_read(
@@ -291,7 +291,7 @@ def test_pitfall_38_a_topic_deleted_and_made_again_while_a_node_was_away(
         making = pool.submit(until, make)
         cluster.spawn(2)
         cluster.wait_ready()
-        again = making.result(60)
+        again = making.result(180)
 
     assert again.is_success, again.text
     until(lambda: "live" == client.get(cluster.urls[0] + path).json()["state"])
@@ -335,7 +335,7 @@ def test_a_killed_shard_makes_its_node_not_ready_until_it_is_back(
                 until(lambda: seen[-1][0] == 200)
             finally:
                 done.set()
-            watching.result(10)
+            watching.result(60)
 
         assert any(status == 503 and "shard 1" in text for status, text in seen)
         for number in range(4):

@@ -11,7 +11,7 @@ import pytest
 
 from laminar.testing.cluster import LocalCluster
 
-WAIT_S = 40.0
+WAIT_S = 120.0
 
 
 @pytest.fixture

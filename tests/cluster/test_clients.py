@@ -18,7 +18,7 @@ TOPIC = "anybody"
 @pytest.fixture(scope="module")
 def strangers(shared_cluster: LocalCluster) -> list[str]:
     """URLs of partition 0's records on each node; at most one of them leads."""
-    created = requests.put(f"{shared_cluster.urls[0]}/v1/topics/{TOPIC}", json={"partitions": 1}, timeout=10)
+    created = requests.put(f"{shared_cluster.urls[0]}/v1/topics/{TOPIC}", json={"partitions": 1}, timeout=60)
     assert created.status_code in (200, 201), created.text
     leader = get_json(f"{shared_cluster.urls[0]}/v1/topics/{TOPIC}/partitions/0")["leader"]["node"]
     others = [node.url for node in shared_cluster.members if node.name != leader]
@@ -28,7 +28,7 @@ def strangers(shared_cluster: LocalCluster) -> list[str]:
 
 def stored(strangers: list[str], offset: int) -> bytes:
     """The value as another node than the asked one has it."""
-    answer = requests.get(f"{strangers[1]}/{offset}", timeout=10)
+    answer = requests.get(f"{strangers[1]}/{offset}", timeout=60)
     assert 200 == answer.status_code, answer.text
     return answer.content
 
@@ -52,7 +52,7 @@ STREAMED = b"".join(pieces())
 def test_curl_with_a_plain_body(strangers: list[str]) -> None:
     """curl -d, as a bare user would."""
     done = subprocess.run(
-        ["curl", "-sS", "-d", "from curl", strangers[0]], capture_output=True, check=True, timeout=20
+        ["curl", "-sS", "-d", "from curl", strangers[0]], capture_output=True, check=True, timeout=60
     )
 
     assert b"from curl" == stored(strangers, offset_of(json.loads(done.stdout)))
@@ -62,7 +62,7 @@ def test_curl_with_a_streamed_body(strangers: list[str]) -> None:
     """A body of unknown length, sent chunked."""
 
     command = ["curl", "-sS", "-X", "POST", "-H", "Transfer-Encoding: chunked", "-T", "-", strangers[0]]
-    done = subprocess.run(command, input=STREAMED, capture_output=True, check=True, timeout=20)
+    done = subprocess.run(command, input=STREAMED, capture_output=True, check=True, timeout=60)
 
     assert STREAMED == stored(strangers, offset_of(json.loads(done.stdout)))
 
@@ -70,7 +70,7 @@ def test_curl_with_a_streamed_body(strangers: list[str]) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_httpx(strangers: list[str], streamed: bool) -> None:
     """With bytes, and with a generator, which httpx sends chunked."""
-    answer = httpx.post(strangers[0], content=pieces() if streamed else STREAMED, timeout=20)
+    answer = httpx.post(strangers[0], content=pieces() if streamed else STREAMED, timeout=60)
 
     assert 201 == answer.status_code, answer.text
     assert STREAMED == stored(strangers, offset_of(answer.json()))
@@ -79,7 +79,7 @@ def test_httpx(strangers: list[str], streamed: bool) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_requests(strangers: list[str], streamed: bool) -> None:
     """With bytes, and with a generator: after a 307 it would send an empty body, so it must get none."""
-    answer = requests.post(strangers[0], data=pieces() if streamed else STREAMED, timeout=20)
+    answer = requests.post(strangers[0], data=pieces() if streamed else STREAMED, timeout=60)
 
     assert 201 == answer.status_code, answer.text
     assert [] == answer.history, "an ordinary client is not redirected"
@@ -89,7 +89,7 @@ def test_requests(strangers: list[str], streamed: bool) -> None:
 def test_who_asks_for_it_is_redirected_to_the_leader(strangers: list[str]) -> None:
     """laminarmq's S9 and C4: the answer is 307 with an absolute Location, before the body is read."""
     answers = [
-        requests.post(url, data=b"x", headers={"Laminar-Redirect": "1"}, allow_redirects=False, timeout=20)
+        requests.post(url, data=b"x", headers={"Laminar-Redirect": "1"}, allow_redirects=False, timeout=60)
         for url in strangers
     ]
     # The lead may have gone to one of the two since: never to both.
@@ -102,7 +102,7 @@ def test_who_asks_for_it_is_redirected_to_the_leader(strangers: list[str]) -> No
         data=b"x",
         headers={"Laminar-Redirect": "1"},
         allow_redirects=False,
-        timeout=20,
+        timeout=60,
     )
     assert 201 == second.status_code, second.text
 
@@ -110,14 +110,14 @@ def test_who_asks_for_it_is_redirected_to_the_leader(strangers: list[str]) -> No
 def test_a_topic_append_puts_each_key_where_its_route_says(shared_cluster: LocalCluster) -> None:
     """NDJSON over many keys, asked of every node: the same key in the same place, in order."""
     base = shared_cluster.urls[0]
-    assert requests.put(f"{base}/v1/topics/keyed", json={"partitions": 8}, timeout=10).ok
+    assert requests.put(f"{base}/v1/topics/keyed", json={"partitions": 8}, timeout=60).ok
     lines = "".join(f'{{"k":"key-{n % 50}","n":{n}}}\n' for n in range(500))
     for url in shared_cluster.urls:
         answer = requests.post(
             f"{url}/v1/topics/keyed/records?key_from=/k",
             data=lines,
             headers={"Content-Type": "application/x-ndjson"},
-            timeout=20,
+            timeout=60,
         )
         assert 200 == answer.status_code, answer.text
         assert 500 == answer.json()["appended"]
@@ -126,7 +126,7 @@ def test_a_topic_append_puts_each_key_where_its_route_says(shared_cluster: Local
     order: dict[str, list[int]] = {}
     for number in range(8):
         answer = requests.get(
-            f"{base}/v1/topics/keyed/partitions/{number}/records?read=leader&limit=5000", timeout=20
+            f"{base}/v1/topics/keyed/partitions/{number}/records?read=leader&limit=5000", timeout=60
         )
         for record in answer.json()["records"]:
             where.setdefault(record["key"], set()).add(number)

@@ -45,7 +45,7 @@ def flip(data: Path, topic: str, value: bytes) -> None:
 
 def wait_for(condition: Callable[[], bool], *, what: str) -> None:
     """Until it holds; it is asked of processes, which tell nobody."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.05)

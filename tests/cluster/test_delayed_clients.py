@@ -47,7 +47,8 @@ def test_what_a_producer_delays_is_published_once_over_kills_and_a_split(cluster
                     restarted = kill_leader(cluster, topic, beside)
                 elif restarted is not None and restarted.done() and split is None and len(sent) > 200:
                     split = beside.submit(topic.split, 0, at=32_768, wait=60)
-                time.sleep(0.002)
+                # Few more: each is asked for afterwards, and a node may take long to be there again.
+                time.sleep(0.002 if len(sent) < 400 else 0.1)
             split.result()
             sent += [(b"last", producer.send(b"last", "k", deliver_at=now_ms() + HOUR_MS))]
 

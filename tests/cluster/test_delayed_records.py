@@ -12,7 +12,7 @@ from tests.cluster.test_replacement_cluster import holders
 
 MIB = 1 << 20
 TWO_YEARS_MS = 2 * 365 * 24 * 3_600_000
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 TOPIC = "later"
 
 
@@ -99,7 +99,7 @@ def test_a_record_that_is_due_in_two_years_is_kept_and_published_once(
                 each["partition"]
                 for each in asked(rest, "GET", f"/v1/topics/{TOPIC}/delayed").json()["records"]
             }
-            <= {1, 2}
+            in ({1}, {2})
         ),
     )
     (listed,) = asked(rest, "GET", f"/v1/topics/{TOPIC}/delayed").json()["records"]

@@ -27,8 +27,7 @@ def test_a_group_goes_on_when_the_node_that_keeps_its_roster_dies(cluster: Local
     with laminar.connect(cluster.urls, timeout=30) as client:
         client.create_topic("orders", partitions=PARTITIONS, replicas=3)
     members = [MemberProcess(cluster.urls, "orders", "billing", session_s=4, every=3) for _ in range(3)]
-    with ended(members):
-        writing = Writing(cluster.urls, "orders", PARTITIONS)
+    with ended(members), Writing(cluster.urls, "orders", PARTITIONS) as writing:
         until(lambda: all(member.joined for member in members), "all join")
         until(lambda: sum(len(member.read) for member in members) > 30, "records are read")
         cluster.kill(leader_of_roster(cluster, "orders", "billing"))
@@ -50,8 +49,7 @@ def test_a_group_that_chooses_by_tag_goes_on_over_kills_and_restarts(cluster: Lo
     with laminar.connect(cluster.urls, timeout=30) as client:
         client.create_topic("orders", partitions=PARTITIONS, replicas=3)
     members = [MemberProcess(cluster.urls, "orders", "paid", every=2, tag="paid") for _ in range(3)]
-    with ended(members):
-        writing = Writing(cluster.urls, "orders", PARTITIONS, tags=("paid", "new", None))
+    with ended(members), Writing(cluster.urls, "orders", PARTITIONS, tags=("paid", "new", None)) as writing:
         until(lambda: sum(len(member.read) for member in members) > 30, "records are read")
         killed = leader_of_roster(cluster, "orders", "paid")
         cluster.kill(killed)

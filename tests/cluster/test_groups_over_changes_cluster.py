@@ -27,8 +27,7 @@ def go_over(cluster: LocalCluster, *, seed: int, changes: int) -> int:
         handle = client.topic(TOPIC)
         members = [MemberProcess(cluster.urls, TOPIC, "g") for _ in range(3)]
         living = list(members)
-        with ended(members):
-            sending = Keyed(cluster.urls, TOPIC, pause_s=0.25)
+        with ended(members), Keyed(cluster.urls, TOPIC, pause_s=0.25) as sending:
             until(lambda: sum(len(member.read) for member in members) > 3 * KEYS, "they read")
             for number in range(changes):
                 ranges = handle.route().ranges

@@ -40,7 +40,7 @@ def test_a_sealed_segment_that_is_short_or_gone_is_filled_from_the_other_replica
         victim = cluster.members[2]
         assert victim.process is not None
         victim.process.terminate()  # in order, so that its last checkpoint names all segments
-        assert 0 == victim.process.wait(20)
+        assert 0 == victim.process.wait(60)
         cluster.kill(2)
         first, second, third, *_ = sorted(victim.data.glob("logs/t-0-*/*.log"))
         whole = {path: path.read_bytes() for path in (first, second, third)}

@@ -34,7 +34,7 @@ def cluster(real_disk: Path) -> Iterator[FaultyCluster]:
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not (found := condition()):
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
@@ -61,7 +61,7 @@ def recover(cluster: FaultyCluster, *arguments: str) -> subprocess.CompletedProc
         env=cluster.environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
 
 

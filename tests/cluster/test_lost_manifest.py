@@ -150,7 +150,7 @@ def test_a_node_whose_controller_lost_its_manifest_says_so_in_one_line_and_ends(
     before = victim.log.read_text()
     cluster.spawn(2)
     assert victim.process is not None
-    assert 1 == victim.process.wait(30)
+    assert 1 == victim.process.wait(60)
     said = victim.log.read_text().removeprefix(before)
     [line] = [each for each in said.splitlines() if "no whole copy of manifest" in each]
     assert all(name in line for name in rotten) and str(victim.data / "controller") in line

@@ -29,7 +29,7 @@ def holders(url: str, topic: str) -> set[str]:
 
 
 async def until_moved(url: str, topic: str, *, gone: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while True:
         found = await asyncio.to_thread(holders, url, topic)
         if len(found) == 3 and gone not in found:
@@ -51,7 +51,7 @@ def received_bytes(cluster: LocalCluster, numbers: list[int]) -> float:
 
 def until_three_vote(url: str) -> None:
     """In the catalog, as a node knows of it: right after its founding one or two do."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while metric(url, "laminar_catalog_voters") < 3:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -72,7 +72,7 @@ def fill(cluster: LocalCluster) -> None:
         for _ in range(8):
             answer = http.post(f"/v1/topics/{KEPT}/partitions/0/records", content=b"x" * MIB)
             assert 201 == answer.status_code
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while partition(cluster.urls[0], KEPT)["start_offset"] == 0:
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -41,7 +41,7 @@ def starts(http: httpx.Client) -> list[set[int]]:
 
 def until_alike(http: httpx.Client, *, beyond: list[int]) -> list[int]:
     """Wait until all replicas of each partition begin at one entry behind `beyond`; these entries."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while True:
         found = starts(http)
         if all(len(told) == 1 and min(told) > before for told, before in zip(found, beyond, strict=True)):
@@ -58,7 +58,7 @@ def patch(http: httpx.Client, **settings: Any) -> None:
 
 def trim_until(http: httpx.Client, url: str, *, before: int) -> None:
     """A leader that was just elected may not know yet how far the others are, and says who holds it back."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while True:
         answer = http.delete(url, params={"before": before})
         assert 200 == answer.status_code, answer.text

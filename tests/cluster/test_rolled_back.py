@@ -44,7 +44,7 @@ def start_of(cluster: LocalCluster, node: str) -> int:
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.1)

@@ -15,9 +15,9 @@ SECRET = "a secret of more than sixteen characters"
 def test_nodes_with_the_secret_form_a_cluster_and_one_with_another_cannot_join(real_disk: Path) -> None:
     """The stranger keeps asking and is refused; the cluster never lists it."""
     with LocalCluster(real_disk / "cluster", nodes=2, shards=1, settings={"secret": SECRET}) as cluster:
-        made = requests.put(f"{cluster.urls[0]}/v1/topics/t", json={"replicas": 2}, timeout=10)
+        made = requests.put(f"{cluster.urls[0]}/v1/topics/t", json={"replicas": 2}, timeout=60)
         assert 201 == made.status_code, made.text
-        sent = requests.post(f"{cluster.urls[1]}/v1/topics/t/records", data=b"x", timeout=10)
+        sent = requests.post(f"{cluster.urls[1]}/v1/topics/t/records", data=b"x", timeout=60)
         assert 2 == sent.json()["durable"]["replicas"], sent.text
 
         command = cluster.command(1)
@@ -37,7 +37,7 @@ def test_nodes_with_the_secret_form_a_cluster_and_one_with_another_cannot_join(r
             said = next(line for line in stranger.stdout if "joining: through" in line)
         finally:
             stranger.terminate()
-            stranger.communicate(timeout=20)
+            stranger.communicate(timeout=60)
 
         assert f"{cluster.members[0].host}" in said
         listed = get_json(f"{cluster.urls[0]}/v1/cluster")

@@ -63,7 +63,7 @@ def dev(terminal: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
         assert running.poll() is None, b"".join(told).decode() + complaints.read_text()
         yield
         running.send_signal(signal.SIGINT)
-        assert 0 == running.wait(30)
+        assert 0 == running.wait(120)
     assert "" == complaints.read_text()
 
 

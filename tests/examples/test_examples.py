@@ -24,7 +24,7 @@ def test_an_example_is_shown_word_for_word_and_prints_what_the_page_shows(
     (block,) = [block for block in blocks_of(PAGE) if block.text == text]
 
     runs = [
-        subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=120)
         for _ in range(2)
     ]
 

@@ -46,7 +46,7 @@ SMALL = StorageSettings(
     segment_size_bytes=64 << 10,
     recent_bytes=128 << 10,
 )
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class HeldWorker:

@@ -55,11 +55,17 @@ def main(url: str, topic: str, driver: str, place: str, step: str = "", count: s
     if step:
         kill_at(step, int(count))
     with laminar.connect(url, timeout=10) as client:
-        relay = Relay(
-            lambda: connect_to(driver, place), "outbox", client.topic(topic), "relay", max_rows=10, poll=0.02
-        )
-        print("running", flush=True)
-        relay.run()
+        said = False
+
+        def connect() -> Any:
+            nonlocal said
+            # Within `run`, which handles SIGTERM by now.
+            if not said:
+                said = True
+                print("running", flush=True)
+            return connect_to(driver, place)
+
+        Relay(connect, "outbox", client.topic(topic), "relay", max_rows=10, poll=0.02).run()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from laminar.once import FORGET_EVERY, Done, schema
 from tests.outbox.applications import Application
 
 Topic = laminar.Topic[bytes]
+# It ends what hangs, and judges nothing.
+PATIENCE_S = 120
 
 
 @dataclass
@@ -156,7 +158,7 @@ def test_two_consumers_of_one_job_at_a_time(postgres: Application) -> None:
         thread.start()
         until_one_waits(postgres)
         ends()
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert [3] == effects.places()
 
     effects.connection.close()
@@ -188,7 +190,7 @@ def test_a_consumer_that_slept_while_its_job_was_done_and_forgotten(postgres: Ap
     thread.start()
     until_one_waits(postgres)
     effects.connection.commit()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     effects.connection.close()
 
     assert [False] == fresh

@@ -114,13 +114,13 @@ def test_a_query_reads_everything_once_though_a_node_is_killed(
     producing = threading.Thread(target=produce)
     producing.start()
     try:
-        assert under_way.wait(30)
+        assert under_way.wait(120)
         nodes.kill(2)
-        producing.join(60)
+        producing.join()
         nodes.restart(2)
         query.processAllAvailable()
     finally:
-        producing.join(60)
+        producing.join()
         query.stop()
 
     values = sorted(int(row.value) for row in spark.read.parquet(str(tmp_path / "out")).collect())

@@ -134,7 +134,7 @@ def test_news_end_the_wait(topic: Topic, reader: Callable[..., StreamReader]) ->
 
     appending.join()
     assert 1 == found[f"{topic.name}:0"]
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15
 
 
 def test_an_idle_query_asks_rarely(topic: Topic, reader: Callable[..., StreamReader]) -> None:
@@ -267,7 +267,7 @@ def test_what_is_made_later_joins_without_a_restart(
     start = one.latestOffset(one.initialOffset(), ALL)
     client.create_topic("later-b", partitions=2, replicas=1).append(b"7", partition=1)
     end = start
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while end == start and time.monotonic() < deadline:
         end = one.latestOffset(start, ALL)
 
@@ -378,7 +378,7 @@ def test_a_topic_created_again_is_read_from_its_start_if_losses_may_be(
         one.prepareForTriggerAvailableNow()
         end, found = all_values(one, start)
     else:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         end = start
         while end == start and time.monotonic() < deadline:
             end = one.latestOffset(start, ALL)

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from laminar.wire.channels import ChannelSettings, CursorStart, settings_of, stored
+from laminar.wire.channels import ChannelSettings, CursorStart, parse_token, settings_of, stored
 
 
 def test_a_setting_with_its_default_is_not_stored_though_it_was_sent() -> None:
@@ -31,3 +31,17 @@ def test_a_start_at_a_cursor_is_stored_as_it_was_said() -> None:
 def test_a_start_that_names_no_cursor_is_refused(start: object) -> None:
     with pytest.raises(msgspec.ValidationError, match="start"):
         settings_of({"start": start})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0:1", "0:1:2:3", "-1:0:1", "0: 1:2", "0:1_0:2", "+0:1:2", "0:1-:2", "0:2-1:3", "0:1:²", "0:1:٣"],
+)
+def test_what_is_no_token_is_refused(text: str) -> None:
+    """Numbers are digits alone; a range rises."""
+    with pytest.raises(ValueError, match="is no token"):
+        parse_token(text)
+
+
+def test_a_token_names_a_record_or_a_range() -> None:
+    assert (3, 5, 6, 7) == parse_token("3:5:7") and (3, 5, 10, 7) == parse_token("3:5-9:7")

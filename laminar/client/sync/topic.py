@@ -375,7 +375,8 @@ class Topic(Generic[T]):
     ) -> ChannelInfo:
         """Create a channel, and return when it is open in all partitions.
 
-        `settings` are those of docs/channels.md; one that is left out has its default.
+        `settings` are those of docs/channels.md; one that is left out has its default. `start` and `until`
+        may be a `datetime`.
 
         Raises:
             AlreadyExists: the channel exists with other settings; or it exists, and `exist_ok` is false.

@@ -213,7 +213,7 @@ class Api:
         self._datagrams = Datagrams(
             host, self._locator, topics, sock=host.datagram_socket, limits=self.limits
         )
-        metrics = MetricsRoute(host, watch, self._datagrams.statistics)
+        metrics = MetricsRoute(host, watch, topics, self._datagrams.statistics)
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(host, self._exchange, leaders, topics, limits=self.limits)
         self._to_topics = to_topics = TopicAppends(

@@ -924,7 +924,7 @@ def _check_range(named: Iterable[Named]) -> None:
     if total > MAX_RANGE:
         raise Problem(
             "invalid",
-            "a request names fewer records",
+            f"a request names {MAX_RANGE:,} records at most",
             field="tokens",
             value=total,
             limit=MAX_RANGE,

@@ -38,6 +38,8 @@ class Publishers:
         self._published = 0
         self._copied = 0
         self._sent = 0
+        # How late the last record was that one of them published, in seconds.
+        self._late_s = 0.0
 
     def of(self, partition: Partition) -> Publisher:
         """Return the publisher of a partition, which is made if there is none."""
@@ -86,19 +88,20 @@ class Publishers:
         for group in list(self._held):
             self._end(group)
 
-    def statistics(self) -> dict[str, int]:
-        """Return how many records this process published, copied and sent on, and how many are pending."""
+    def statistics(self) -> dict[str, float]:
+        """Return how many records this process published, copied and sent on, and how many are pending.
+
+        `late_seconds`: how late the last record of a partition was published; the highest of those that have
+        pending records, or what it was of the last one that had.
+        """
         held = self._held.values()
         return {
             "published": self._published + sum(each.publisher.published for each in held),
             "copied": self._copied + sum(each.carrier.copied for each in held),
             "sent": self._sent + sum(each.sender.sent for each in held),
             "pending": sum(len(each.partition.state.delayed) for each in held),
+            "late_seconds": max((each.publisher.late_s for each in held), default=self._late_s),
         }
-
-    def late_s(self) -> float:
-        """Return how late the last record of a partition was published, in seconds; the highest of all."""
-        return max((each.publisher.late_s for each in self._held.values()), default=0.0)
 
     def _end(self, group: bytes) -> None:
         held = self._held.pop(group)
@@ -106,5 +109,6 @@ class Publishers:
         held.carrier.stop()
         held.sender.stop()
         self._sent += held.sender.sent
+        self._late_s = held.publisher.late_s
         self._published += held.publisher.published
         self._copied += held.carrier.copied

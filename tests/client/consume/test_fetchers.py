@@ -99,9 +99,10 @@ async def test_records_that_are_damaged_at_the_leader_are_read_from_another_repl
     def damaged(node: int, partition: Any, query: dict[str, str]) -> FakeAnswer | None:
         return problem(503, "damaged", limit=10) if query["read"] == "leader" else None
 
-    async with aio.connect(cluster.urls, timeout=1.0) as client:
+    async with aio.connect(cluster.urls) as client:
         topic = client.topic("t")
         await _append(topic, TEN)
+        client.session.timeout_s = 2.0
         cluster.on_fetch = damaged
         assert TEN == await _read(topic)
 
@@ -124,9 +125,10 @@ async def test_damage_at_the_leader_does_not_end_a_read_at_the_end_that_a_replic
             await asyncio.sleep(0.005)
         cluster.leaderless, partition.lag = False, {}
 
-    async with aio.connect(cluster.urls, timeout=1.0) as client:
+    async with aio.connect(cluster.urls) as client:
         topic = client.topic("t")
         await _append(topic, TEN)
+        client.session.timeout_s = 2.0
         partition.lag = dict.fromkeys(range(3), 2)
         cluster.on_fetch = damaged
         electing = asyncio.create_task(elect())
@@ -156,14 +158,16 @@ async def test_an_answer_that_breaks_off_is_asked_for_again(cluster: Any) -> Non
 
 async def test_a_read_that_could_not_begin_is_not_at_its_end(cluster: Any) -> None:
     """Asked again, the same reader hands out all, instead of ending as if there were nothing."""
-    async with aio.connect(cluster.urls, timeout=0.2) as client:
+    async with aio.connect(cluster.urls) as client:
         topic = client.topic("t")
         await _append(topic, TEN)
         reader = topic.read(partitions=[0])
+        patient_s, client.session.timeout_s = client.session.timeout_s, 0.2
         cluster.silent |= {0, 1, 2}
         with pytest.raises(laminar.TimedOut):
             _ = [record async for record in reader]
         cluster.silent.clear()
+        client.session.timeout_s = patient_s
         values = [record.raw async for record in reader]
 
     assert TEN == values

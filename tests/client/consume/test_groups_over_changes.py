@@ -36,9 +36,8 @@ def topic(url: str, request: pytest.FixtureRequest) -> str:
 def test_three_members_go_over_every_change_and_kills(url: str, topic: str) -> None:
     """Split, merge and move under load, a member killed in each, another that comes."""
     members = [MemberProcess([url], topic, "g") for _ in range(3)]
-    with laminar.connect(url, timeout=60) as client, ended(members):
+    with laminar.connect(url, timeout=60) as client, ended(members), Keyed(url, topic) as sending:
         handle = client.topic(topic)
-        sending = Keyed(url, topic)
         until(lambda: sum(map(len, (member.read for member in members))) > 3 * KEYS, "they read")
 
         def after(change: Callable[[], laminar.RouteInfo], kill: int) -> None:

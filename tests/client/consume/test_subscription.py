@@ -59,20 +59,24 @@ class Reading:
     """A member that commits after each record, until it is told to end."""
 
     def __init__(self, topic: aio.Topic[bytes], seen: list[Place], *, group: str = "g") -> None:
-        self.records = topic.subscribe(group, session=2.0)
+        self.records = topic.subscribe(group, session=20.0)
         self.mine: list[Place] = []
         self._seen = seen
+        self._commits = False
         self._task = asyncio.get_running_loop().create_task(self._read())
 
     async def _read(self) -> None:
         async with self.records as records:
             async for record in records:
+                self._commits = True
                 self.mine.append((record.partition, record.offset))
                 self._seen.append((record.partition, record.offset))
                 await records.commit()
+                self._commits = False
 
     async def leave(self) -> None:
-        """Its block ends by an exception: what is committed stands, the rest is not."""
+        """Its block ends by an exception, when the record in its hand is committed: that stands."""
+        await eventually(lambda: not self._commits)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -350,8 +354,7 @@ def everything(members: list[MemberProcess], ends: dict[int, int]) -> int:
 def test_what_a_killed_member_owned_is_read_on_by_another(url: str, topic: str) -> None:
     """kill -9: a session later, from its last commit; what it was given since comes again, nothing else."""
     members = [MemberProcess([url], topic, "g", every=4) for _ in range(2)]
-    with ended(members):
-        writing = Writing([url], topic, PARTITIONS)
+    with ended(members), Writing([url], topic, PARTITIONS) as writing:
         until(lambda: all(len(member.read) > 8 for member in members), "both read")
         members[0].kill()
         killed_s = time.monotonic()
@@ -366,8 +369,7 @@ def test_what_a_killed_member_owned_is_read_on_by_another(url: str, topic: str) 
 def test_a_member_that_stood_still_hands_out_nothing_that_another_committed(url: str, topic: str) -> None:
     """It was taken for dead while it was stopped; when it goes on it looks first what it owns still."""
     members = [MemberProcess([url], topic, "g", every=2) for _ in range(2)]
-    with ended(members):
-        writing = Writing([url], topic, PARTITIONS)
+    with ended(members), Writing([url], topic, PARTITIONS) as writing:
         until(lambda: all(len(member.read) > 8 for member in members), "both read")
         members[0].process.send_signal(signal.SIGSTOP)
         stopped_s = time.monotonic()

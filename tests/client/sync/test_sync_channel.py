@@ -63,11 +63,11 @@ def test_a_loop_that_breaks_off_gives_back_what_it_has(topic: laminar.Topic[byte
 def test_work_calls_its_handler_in_threads(topic: laminar.Topic[bytes]) -> None:
     """As many at a time as it says; a failure is tried again, and the end is that of the channel."""
     channel = topic.channel("c", retry_ms=10)
-    together = threading.Barrier(3, timeout=20)
+    together, calls = threading.Barrier(3, timeout=60), itertools.count()
     seen: list[tuple[bytes, int]] = []
 
     def handle(job: laminar.Job[bytes]) -> None:
-        if len(seen) < 3:
+        if next(calls) < 3:
             together.wait()
         if job.value == b"5" and job.attempt == 1:
             raise laminar.Retry("not yet", delay=0.01)

@@ -241,7 +241,7 @@ async def test_what_a_transaction_has_pinned_is_copied_and_ends_with_it(tmp_path
     batch = (b"s" * 16, 0, 1)
     async with carrying(tmp_path) as held:
         await append(held.partition, b"pinned")
-        jobs = await given(held.delivery, timeout_ms=1_000)
+        jobs = await given(held.delivery, timeout_ms=3_000)
         named = Named(0, 0, 1, jobs.runs[0].delivery)
         index = await held.delivery.pin(batch, [PartAcks(CHANNEL, [named])])
         await held.fill(5)

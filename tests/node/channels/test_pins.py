@@ -51,11 +51,11 @@ async def test_what_is_pinned_is_out_until_its_batch_ends_however_long_that_take
     """The others' time goes on. Done with the batch, it never comes again, also after a restart."""
     async with delivering(tmp_path) as (partition, delivery):
         await append(partition, b"a", b"b", b"c")
-        jobs = await given(delivery, timeout_ms=SECOND_MS)
+        jobs = await given(delivery, timeout_ms=2 * SECOND_MS)
         index = await delivery.pin(BATCH, acks(jobs, 0, 2))
         again = await given(delivery)
         assert (offsets(again), attempts(again)) == ([1], [2])
-        await nothing(delivery, 1.5)
+        await nothing(delivery, 2.5)
         assert index == await delivery.pin(BATCH, acks(jobs, 0, 2)), "asked again it is answered as at first"
 
         channel = partition.state.channels.by_id[CHANNEL]
@@ -75,9 +75,9 @@ async def test_a_batch_that_is_not_committed_gives_its_jobs_their_time_again(tmp
     """From its end on: whoever has them may still acknowledge, and if he is gone they come again."""
     async with delivering(tmp_path) as (partition, delivery):
         await append(partition, b"a", b"b")
-        jobs = await given(delivery, timeout_ms=SECOND_MS)
+        jobs = await given(delivery, timeout_ms=2 * SECOND_MS)
         await delivery.pin(BATCH, acks(jobs))
-        await nothing(delivery, 1.3)
+        await nothing(delivery, 2.3)
         await delivery.end_pins(BATCH, done=False)
 
         assert sorted(partition.state.channels.by_id[CHANNEL].out) == [0, 1]
@@ -86,7 +86,7 @@ async def test_a_batch_that_is_not_committed_gives_its_jobs_their_time_again(tmp
         channel = partition.state.channels.by_id[CHANNEL]
         assert not channel.pins and not channel.out
         await append(partition, b"c")
-        later = await given(delivery, timeout_ms=SECOND_MS)
+        later = await given(delivery, timeout_ms=2 * SECOND_MS)
         await delivery.pin(BATCH, acks(later))
         await delivery.end_pins(BATCH, done=False)
         again = await given(delivery, wait_s=5.0)

@@ -20,6 +20,7 @@ from laminar.node.api.delayed.steps import DelayedList
 from laminar.node.delay import carrier as carrier_module
 from laminar.node.delay.carrier import Carrier
 from laminar.node.delay.publisher import Publisher, State
+from laminar.node.delay.publishers import Publishers
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.retention import Retention, Rules
@@ -44,6 +45,22 @@ async def publishing(folder: Path) -> AsyncIterator[tuple[Partition, Publisher]]
             publisher.stop()
 
 
+class Held:
+    """The wall clock of a replica, which stands still until `go`: before that nothing becomes due."""
+
+    def __init__(self, partition: Partition, publisher: Publisher) -> None:
+        self.now_ms = now_ms()
+        self._publisher = publisher
+        self._replica = partition.replica
+        self._replica.wall_ms = lambda: self.now_ms
+
+    def go(self) -> None:
+        """Let the clock go on from where it stands."""
+        behind_ms = now_ms() - self.now_ms
+        self._replica.wall_ms = lambda: now_ms() - behind_ms
+        self._publisher.wake()
+
+
 async def append(partition: Partition, *values: bytes, **columns: Any) -> Receipt:
     frame = build(values, **columns)
     return await partition.appends.append_frame(frame, Header.unpack(frame))
@@ -63,7 +80,8 @@ def values(batches: list[Batch]) -> list[bytes]:
 async def test_records_are_published_in_the_order_of_their_times_and_never_early(tmp_path: Path) -> None:
     """They have no offset before that; what is appended meanwhile comes first."""
     async with publishing(tmp_path) as (partition, publisher):
-        now = now_ms()
+        clock = Held(partition, publisher)
+        now = clock.now_ms
         due = [now + 300, now + 150, now + 300]
         receipt = await append(
             partition, b"c", b"a", b"d", delivery_times=due, keys=[b"k", None, b"k"], tags=["t", None, None]
@@ -73,6 +91,7 @@ async def test_records_are_published_in_the_order_of_their_times_and_never_early
 
         assert (receipt.delayed, receipt.count, other.delayed, at_once.delayed) == (0, 3, 3, None)
         assert (at_once.offset, partition.end_offset, len(partition.state.delayed)) == (0, 1, 4)
+        clock.go()
         batches = await read(partition, 5)
 
         assert values(batches) == [b"now", b"a", b"b", b"c", b"d"]
@@ -92,16 +111,35 @@ async def test_pending_records_survive_a_restart(tmp_path: Path) -> None:
         assert values(await read(partition, 2)) == [b"late", b"later"]
 
 
+async def test_how_late_records_were_published_is_known(tmp_path: Path) -> None:
+    """Also when none is pending any more, and the partition has no publisher."""
+    publishers = Publishers()
+    async with lone_partition(tmp_path) as partition:
+        await append(partition, b"late", delivery_times=[now_ms() + 50])
+        await asyncio.sleep(0.3)  # it is due before anybody looks
+        publishers.check([partition])
+        before = publishers.statistics()
+        assert values(await read(partition, 1)) == [b"late"]
+        publishers.check([partition])
+
+        after = publishers.statistics()
+        assert (before["pending"], before["late_seconds"]) == (1, 0)
+        assert (after["pending"], after["published"]) == (0, 1) and 0.2 < after["late_seconds"] < 60
+        publishers.stop()
+
+
 async def test_a_record_is_cancelled_or_published_and_everyone_is_told_the_same(tmp_path: Path) -> None:
     """A number that was never given is not known; a second cancellation says the same as the first."""
     async with publishing(tmp_path) as (partition, publisher):
-        due_ms = now_ms() + 400
+        clock = Held(partition, publisher)
+        due_ms = clock.now_ms + 200
         receipt = await append(partition, b"a", b"b", delivery_times=[due_ms, due_ms])
         first = receipt.delayed
         assert first is not None
 
         assert await publisher.change(first, CANCELLED, was_ms=due_ms) is State.PENDING
         assert await publisher.change(first, CANCELLED, was_ms=due_ms) is State.CANCELLED
+        clock.go()
         assert values(await read(partition, 1)) == [b"b"]
 
         assert await publisher.change(first + 1, CANCELLED, was_ms=due_ms) is State.PUBLISHED
@@ -113,14 +151,16 @@ async def test_a_record_is_cancelled_or_published_and_everyone_is_told_the_same(
 async def test_a_record_is_moved_to_another_time(tmp_path: Path) -> None:
     """To now, or later; its new time is what readers see."""
     async with publishing(tmp_path) as (partition, publisher):
-        far = now_ms() + 3_600_000
-        soon = now_ms() + 200
+        clock = Held(partition, publisher)
+        far = clock.now_ms + 3_600_000
+        soon = clock.now_ms + 200
         receipt = await append(partition, b"far", b"soon", delivery_times=[far, soon])
         first = receipt.delayed
         assert first is not None
 
         assert await publisher.change(first + 1, soon + 300, was_ms=soon) is State.PENDING
-        assert await publisher.change(first, now_ms(), was_ms=far) is State.PENDING
+        assert await publisher.change(first, clock.now_ms, was_ms=far) is State.PENDING
+        clock.go()
         batches = await read(partition, 2)
 
         assert values(batches) == [b"far", b"soon"]
@@ -130,11 +170,13 @@ async def test_a_record_is_moved_to_another_time(tmp_path: Path) -> None:
 
 async def test_a_retry_gets_the_numbers_of_the_first_attempt(tmp_path: Path) -> None:
     """Whether the records are still pending or not."""
-    async with publishing(tmp_path) as (partition, _):
-        times = [now_ms() + 200, now_ms() + 200]
+    async with publishing(tmp_path) as (partition, publisher):
+        clock = Held(partition, publisher)
+        times = [clock.now_ms + 200] * 2
         producer = {"producer_id": b"p" * 16, "sequence": 0, "delivery_times": times}
         receipt = await append(partition, b"a", b"b", **producer)
         again = await append(partition, b"a", b"b", **producer)
+        clock.go()
         await read(partition, 2)
         published = await append(partition, b"a", b"b", **producer)
         following = await append(partition, b"c", producer_id=b"p" * 16, sequence=1)
@@ -160,10 +202,12 @@ async def test_a_retry_that_came_later_gets_the_times_of_the_first_attempt(tmp_p
 
 async def test_keys_and_headers_count_for_the_size_of_an_entry(tmp_path: Path) -> None:
     """Else entries of records with small values and large headers would be too large, and never be taken."""
-    async with publishing(tmp_path) as (partition, _):
-        due_ms = now_ms() + 300
+    async with publishing(tmp_path) as (partition, publisher):
+        clock = Held(partition, publisher)
+        due_ms = clock.now_ms + 100
         headers = [{"h": b"%04d" % place * 15_000} for place in range(60)]
         await append(partition, *[b"v"] * 60, delivery_times=[due_ms] * 60, headers=headers)
+        clock.go()
         await read(partition, 60)
 
         sizes = [
@@ -179,7 +223,8 @@ async def test_an_entry_that_cannot_be_read_keeps_no_others_waiting(
 ) -> None:
     """It is tried again, and published when it is repaired."""
     async with publishing(tmp_path) as (partition, publisher):
-        due_ms = now_ms() + 300
+        clock = Held(partition, publisher)
+        due_ms = clock.now_ms + 100
         await append(partition, b"damaged", delivery_times=[due_ms])
         damaged = partition.log.last_index
         await append(partition, b"next", delivery_times=[due_ms + 1])
@@ -193,6 +238,7 @@ async def test_an_entry_that_cannot_be_read_keeps_no_others_waiting(
 
         monkeypatch.setattr(publisher.contents, "batch", batch)
         publisher.forget()
+        clock.go()
         assert values(await read(partition, 1)) == [b"next"]
         broken.clear()
         assert values(await read(partition, 2)) == [b"next", b"damaged"]
@@ -307,7 +353,8 @@ async def test_more_records_than_are_known_one_by_one_are_published_in_order(
     monkeypatch.setattr("laminar.node.delay.publisher.MAX_NEAR", 400)
     monkeypatch.setattr("laminar.node.delay.publisher.PUBLISH_RECORDS", 50)
     async with publishing(tmp_path) as (partition, publisher):
-        due_ms, reads = now_ms() + 700, 0
+        clock = Held(partition, publisher)
+        due_ms, reads = clock.now_ms + 200, 0
         due = publisher.contents.due
 
         async def counted(*arguments: Any, **named: Any) -> Any:
@@ -319,6 +366,7 @@ async def test_more_records_than_are_known_one_by_one_are_published_in_order(
         for first in range(0, 4_000, 200):
             times = [due_ms + (first + place) % 7 for place in range(200)]
             await append(partition, *[b"%d" % time for time in times], delivery_times=times)
+        clock.go()
         found = values(await read(partition, 4_000))
 
         assert len(found) == 4_000 and partition.end_offset == 4_000
@@ -340,7 +388,8 @@ async def test_a_batch_is_delayed_as_a_whole(tmp_path: Path) -> None:
 async def test_thousands_of_records_are_published_once_each(tmp_path: Path) -> None:
     """In several entries, while others are cancelled."""
     async with publishing(tmp_path) as (partition, publisher):
-        due_ms = now_ms() + 700
+        clock = Held(partition, publisher)
+        due_ms = clock.now_ms + 200
         sent = [b"%05d" % number for number in range(25_000)]
         numbers = []
         for first in range(0, len(sent), 5_000):
@@ -349,6 +398,7 @@ async def test_thousands_of_records_are_published_once_each(tmp_path: Path) -> N
             numbers.append(receipt.delayed)
         assert numbers == list(range(0, 25_000, 5_000))
         cancelled = [7, 4_999, 5_000, 24_999]
+        clock.go()
         states = await asyncio.gather(
             *(publisher.change(number, CANCELLED, was_ms=due_ms) for number in cancelled)
         )
@@ -463,7 +513,8 @@ async def test_copies_are_made_of_some_thousand_records_at_a_time(
 async def test_copies_let_the_log_begin_later_and_lose_nothing(tmp_path: Path) -> None:
     """What is pending in old entries is copied; numbers, changed times and cancellations count as before."""
     async with publishing(tmp_path) as (partition, publisher):
-        soon, far = now_ms() + 600, now_ms() + 3_600_000
+        clock = Held(partition, publisher)
+        soon, far = clock.now_ms + 200, clock.now_ms + 3_600_000
         await append(partition, b"first", b"gone", b"moved", delivery_times=[soon, far, far])
         await append(partition, b"second", delivery_times=[soon + 1], tags=["t"], headers=[{"a": b"b"}])
         await publisher.change(1, CANCELLED, was_ms=far)
@@ -478,6 +529,7 @@ async def test_copies_let_the_log_begin_later_and_lose_nothing(tmp_path: Path) -
         await partition.start_mover.propose(last)
 
         assert (partition.log.start.index, carrier.copied) == (last, 3)
+        clock.go()
         batches = await read(partition, 3)
         assert values(batches) == [b"first", b"second", b"moved"]
         tags = [tag for batch in batches for tag in batch.tags or [None] * len(batch)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import time_ns
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -38,8 +39,16 @@ def create(
     start: Annotated[
         str | None,
         Parameter(
-            help="Where it begins: earliest, latest, a time as 2026-01-31T12:00:00Z, or cursor:NAME, where "
-            "that cursor stands. [default: earliest]"
+            help="Where it begins: earliest, latest, -1h, a time as 2026-01-31T12:00:00Z, or cursor:NAME, "
+            "where that cursor stands. [default: earliest]",
+            allow_leading_hyphen=True,
+        ),
+    ] = None,
+    until: Annotated[
+        str | None,
+        Parameter(
+            help="Where it ends: now, -1h, or a time. [default: nowhere]",
+            allow_leading_hyphen=True,
         ),
     ] = None,
     setting: Annotated[
@@ -52,10 +61,11 @@ def create(
 ) -> None:
     """Create a channel; return when it is open in all partitions."""
     settings = settings_of(setting)
-    if start is not None:
-        if "start" in settings:
-            raise UsageError("--start and --setting start=... are mutually exclusive")
-        settings["start"] = start_of(start)
+    for option, text, read in (("start", start, start_of), ("until", until, until_of)):
+        if text is not None:
+            if option in settings:
+                raise UsageError(f"--{option} and --setting {option}=... are mutually exclusive")
+            settings[option] = read(text)
     with cluster.connect() as client:
         client.topic(topic).create_channel(name, settings=settings, exist_ok=if_not_exists)
 
@@ -67,9 +77,27 @@ def start_of(text: str) -> str | int | dict[str, str]:
     kind, colon, name = text.partition(":")
     if kind == "cursor" and colon:
         return {"cursor": name}
-    time = moment("--start", text)
-    assert time is not None
-    return round(time.timestamp() * 1000)
+    return _time_of("--start", text, "earliest, latest, -1h, cursor:NAME, or a time")
+
+
+def until_of(text: str) -> int:
+    """Return the setting that an end means. Raises `UsageError` if it is none."""
+    return _time_of("--until", "-0s" if text == "now" else text, "now, -1h, or a time")
+
+
+def _time_of(option: str, text: str, choice: str) -> int:
+    """Return a time, or one that lies back as -1h does, in ms. Raises `UsageError`."""
+    from laminar.client.consume.reader import start_parameter
+    from laminar.client.errors import ConfigError
+
+    try:
+        if not text.startswith("-"):
+            time = moment(option, text)
+            assert time is not None
+            return round(time.timestamp() * 1000)
+        return int(start_parameter(text, now_ms=time_ns() // 1_000_000))
+    except (UsageError, ConfigError):
+        raise UsageError(f"{option} {text!r}: say {choice} with an offset, as 2030-01-31T12:00:00Z") from None
 
 
 def describe(
@@ -85,7 +113,7 @@ def describe(
         return
     warn(found)
     if listing.format == "table":
-        settings = "".join(f", {setting}={value}" for setting, value in found.settings.items())
+        settings = "".join(f", {setting}={as_option(value)}" for setting, value in found.settings.items())
         print(f"{name} of {topic}: {found.depth:,} to be given out, {found.dead:,} dead{settings}")
     rows = [
         {"partition": int(number), "oldest": age(each)} | each
@@ -93,6 +121,13 @@ def describe(
     ]
     columns = ("partition", "next", "end", "depth", "out", "aside", "dead", "lost", "oldest", "blocked")
     show(rows, listing, columns=columns, name="partition")
+
+
+def as_option(value: object) -> str:
+    """Return the value of a setting as `--setting` takes it."""
+    import msgspec
+
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def set_channel(

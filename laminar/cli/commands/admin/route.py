@@ -36,10 +36,21 @@ Avoid = Annotated[
 Detach = Annotated[bool, Parameter(negative="", help="Return once the change has begun.")]
 
 
-def route(topic: Name, *, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:
+def route(
+    topic: Name,
+    *,
+    version: Annotated[
+        int | None, Parameter(help="Only the change that made this version of the route, or makes it.")
+    ] = None,
+    listing: Listing = AS_TABLE,
+    cluster: Cluster = ANY_CLUSTER,
+) -> None:
     """Show which partition holds which keys, which have ended, and the change under way."""
     from laminar.cli.output import show, show_json
 
+    if version is not None:
+        _show_change(topic, version, listing, cluster)
+        return
     with cluster.connect() as client:
         found = client.topic(topic).route()
         partitions = [each.raw for each in client.topic(topic).partitions()]
@@ -95,7 +106,7 @@ def split(
         begun = client.topic(topic).split(
             partition,
             key if key is not None else list(at) or None,
-            into=into or 2,
+            into=2 if into is None else into,
             avoid=avoid,
             wait=wait,
             abandon=abandon,
@@ -163,9 +174,14 @@ def reclaim(topic: Name, partition: Number, *, cluster: Cluster = ANY_CLUSTER) -
             gone = client.topic(topic).reclaim(partition)
         except NotDrained as error:
             behind = ", ".join(f"{name} at {position}" for name, position in dict(error.limit).items())
-            raise Failed(
-                f"{error.message}: {behind}; `laminar cursor delete` removes what is not used"
-            ) from None
+            # The server says of what these are.
+            hint = (
+                "dead records count: `laminar channel dead` replays or drops them, `laminar channel delete` "
+                "removes what is not used"
+                if "channels" in error.message
+                else "`laminar cursor delete` removes what is not used"
+            )
+            raise Failed(f"{error.message}: {behind}; {hint}") from None
     print(f"partition {partition} of {topic} is reclaimed: {gone.deleted} records")
 
 
@@ -188,6 +204,26 @@ def _finish(client: Client, topic: str, route: RouteInfo, *, wait: float | None,
     else:
         shares = ", ".join(f"{number}: {held.start} to {held.stop}" for number, held in route.ranges.items())
         print(f"{topic}: route {route.version}; {shares}")
+
+
+def _show_change(topic: str, version: int, listing: Listing, cluster: Cluster) -> None:
+    """Show the partitions that a change ended, and those that it made."""
+    from laminar.cli.output import show, show_json
+
+    with cluster.connect() as client:
+        change = _described(client, topic, version)
+        if change is None:
+            newest = client.topic(topic).route().version
+            raise Failed(f"no known change made route {version} of topic {topic}, which has route {newest}")
+    if listing.format == "json":
+        show_json(change)
+        return
+    if listing.format == "table":
+        print(_under_way(change))
+    ended = [each | {"is": "reclaimed" if each["reclaimed"] else "input"} for each in change["inputs"]]
+    made = [each | {"is": "output", "end": None, "sealed": None} for each in change["outputs"]]
+    columns = ("partition", "is", "from", "to", "end", "sealed")
+    show(ended + made, listing, columns=columns, name="partition")
 
 
 def _described(client: Client, topic: str, version: int) -> dict[str, Any] | None:

@@ -92,13 +92,16 @@ class Positioned(Answer):
 
 
 class AsideJob(Answer):
-    """A record that is aside. `at`: when it is tried again; of a dead one, when it died."""
+    """A record that is aside. `at`: when it is tried again; of a dead one, when it died.
+
+    With `waits_for_key` it was never tried: an earlier record of its key goes first, and `at` is null.
+    """
 
     partition: int
     offset: Count
     token: str
     attempts: Count
-    at: Time
+    at: Time | None
     waits_for_key: bool
     reason: str
 

@@ -29,6 +29,7 @@ from laminar.node.catalog.service import CatalogAnswer, ChannelRequest
 from laminar.node.transport.transport import TransportError
 from laminar.wire.channels import (
     CURSOR_START_SINCE,
+    SETTINGS,
     ChannelSettings,
     CursorStart,
     settings_of,
@@ -226,9 +227,11 @@ class ChannelRoutes:
         seen in their versions.
         """
         known = await self._if_match(request, topic, channel)
-        patch = json_body(request, documents.ChannelPatch)
-        merged = {
-            name: value for name, value in (known.settings | patch.settings).items() if value is not None
+        patch = json_body(request, documents.ChannelPatch).settings
+        # A name that is no setting is refused also with null, which is left out of what is merged.
+        unknown = {name: value for name, value in patch.items() if name not in SETTINGS}
+        merged = unknown | {
+            name: value for name, value in (known.settings | patch).items() if value is not None
         }
         settings = document_of({"settings": merged}, documents.NewChannel).settings
         _check_fixed(known, settings)

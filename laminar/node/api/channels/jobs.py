@@ -299,7 +299,7 @@ class JobRoutes:
         if wrong is not None:
             raise Problem(
                 "invalid",
-                f"topic {topic.name!r} has no such partition",
+                f"topic {topic.name!r} has no partition {wrong.named.partition}, which a token names",
                 field="tokens",
                 value=wrong.named.partition,
                 outcome="not_applied",
@@ -381,7 +381,7 @@ class JobRoutes:
                     offset=each.offset,
                     token=token(each.partition, each.offset, 0),
                     attempts=each.attempts,
-                    at=format_time(each.due_ms),
+                    at=None if each.waits_for_key else format_time(each.due_ms),
                     waits_for_key=each.waits_for_key,
                     reason=each.reason,
                 )
@@ -399,18 +399,18 @@ class JobRoutes:
         known = await self._channels.record(topic, channel)
         record = self._channels.topic(topic)
         if asked.replay is not UNSET and asked.drop is UNSET:
-            what, chosen = "retry", asked.replay
+            field, what, chosen = "replay", "retry", asked.replay
         elif asked.drop is not UNSET and asked.replay is UNSET:
-            what, chosen = "drop", asked.drop
+            field, what, chosen = "drop", "drop", asked.drop
         else:
             raise Problem("invalid", "give either replay or drop", field="replay", outcome="not_applied")
         if isinstance(chosen, str):
             if chosen != "all":
-                raise Problem("invalid", 'tokens, or "all"', field="replay", value=chosen, limit="all")
+                raise Problem("invalid", 'tokens, or "all"', field=field, value=chosen, limit="all")
             named: dict[int, list[int] | None] = dict.fromkeys(record.numbers)
         else:
             named = {}
-            for each in _parsed(chosen, "tokens"):
+            for each in _parsed(chosen, field):
                 named.setdefault(each.partition, [])
                 offsets = named[each.partition]
                 assert offsets is not None
@@ -457,7 +457,7 @@ def _steps(asked: documents.Acks) -> list[Step]:
     if len(steps) > MAX_NAMED:
         raise Problem(
             "invalid",
-            "a request has fewer tokens",
+            f"a request has {MAX_NAMED:,} tokens at most",
             field="tokens",
             value=len(steps),
             limit=MAX_NAMED,
@@ -475,7 +475,9 @@ def _named_text(named: Named) -> str:
 
 def _partition_of(topic: TopicRecord, name: str) -> int:
     if not name.isdecimal() or int(name) not in set(topic.numbers):
-        raise Problem("invalid", f"topic {topic.name!r} has no such partition", field="positions", value=name)
+        raise Problem(
+            "invalid", f"topic {topic.name!r} has no partition {name[:20]!r}", field="positions", value=name
+        )
     return int(name)
 
 

@@ -93,9 +93,19 @@ class _Scrape(Collector):
             "laminar_undrained_cursors",
             "Cursors that are before the ends of partitions which have ended, and which this node leads",
         )
+        versions = GaugeMetricFamily(
+            "laminar_route_version",
+            "Version of the topic's route, where this node leads a partition of it",
+            labels=["topic"],
+        )
+        known: dict[str, int] = {}
+        for each in led:
+            known[each["topic"]] = max(each["route"], known.get(each["topic"], 0))
+        for topic, version in sorted(known.items()):
+            versions.add_metric([topic], version)
         ended = [each["cursors"] for each in led if each["state"] == "sealed"]
         undrained.add_metric([], sum(lag > 0 for cursors in ended for lag, _ in cursors.values()))
-        yield from (changes, phases, states, undrained)
+        yield from (changes, phases, states, versions, undrained)
 
     def _channels(self) -> Iterator[Metric]:
         """Yield where channels stand, summed over the partitions that this node leads."""

@@ -14,6 +14,7 @@ import msgspec
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster.health import Watch
 from laminar.node.api.common.services import HostServices
+from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.runtime.boot import role_name, role_number
 from laminar.node.transport.transport import Peer, TransportError
 
@@ -23,8 +24,15 @@ ASK_TIMEOUT_S = 2.0
 class MetricsRoute:
     """The handler of GET /metrics, and the `stats` method by which siblings are asked."""
 
-    def __init__(self, services: HostServices, watch: Watch, datagrams: Callable[[], dict[str, int]]) -> None:
+    def __init__(
+        self,
+        services: HostServices,
+        watch: Watch,
+        topics: TopicLookup,
+        datagrams: Callable[[], dict[str, int]],
+    ) -> None:
         self._services = services
+        self._topics = topics
         self._datagrams = datagrams
         self._watch = watch
 
@@ -42,6 +50,7 @@ class MetricsRoute:
                     "topic": partition.topic,
                     "partition": partition.number,
                     "leading": partition.leads,
+                    "route": self._topics.version(partition.topic),
                     "state": partition.state.succession.status,
                     "log_failed": partition.log.failure is not None,
                     "appended_batches": partition.appends.appended_batches,

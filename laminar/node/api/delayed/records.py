@@ -131,7 +131,8 @@ class DelayedRoutes:
         if bucket_ms and to_ms - from_ms > documents.MAX_BUCKETS * bucket_ms:
             raise Problem(
                 "invalid",
-                "there are too many spans between `from` and `to`",
+                f"there are more than {documents.MAX_BUCKETS:,} spans between `from` and `to`, which are the "
+                "years 1970 to 9999 if they are left out",
                 field="bucket_ms",
                 value=bucket_ms,
                 limit=-(-(to_ms - from_ms) // documents.MAX_BUCKETS),

@@ -16,7 +16,7 @@ from tests.node.api.asking import problem
 def name(http: httpx.Client) -> str:
     """The node's name, once the catalog takes commands about it."""
     (node,) = http.get("/v1/admin/nodes").json()["nodes"]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while 503 == http.post(f"/v1/admin/nodes/{node['node']}/undrain").status_code:
         assert time.monotonic() < deadline
     return str(node["node"])

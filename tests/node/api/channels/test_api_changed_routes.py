@@ -20,7 +20,7 @@ def split(http: httpx.Client, topic: str) -> None:
     path = f"/v1/topics/{topic}/routes"
     answer = http.post(path, json={"after": 0, "inputs": [0], "cuts": [32768]})
     assert answer.status_code == 202, answer.text
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while http.get(f"{path}/1").json()["state"] != "done":
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -205,6 +205,16 @@ def test_where_it_begins_and_ends_and_its_order_never_change(
     assert {} == http.get(path).json()["settings"]
 
 
+def test_a_name_that_is_no_setting_is_refused_with_null_as_well(
+    http: httpx.Client, new_topic: NewTopic
+) -> None:
+    path = path_of(new_topic())
+    http.put(path, json={})
+    refused = http.patch(path, json={"settings": {"max_attemps": None}}, headers={"If-Match": "*"})
+
+    problem(refused, 422, "invalid", field="settings.max_attemps")
+
+
 def test_a_change_beyond_the_limits_names_the_field(http: httpx.Client, new_topic: NewTopic) -> None:
     path = path_of(new_topic())
     http.put(path, json={})

@@ -60,7 +60,7 @@ def out(http: httpx.Client, topic: str) -> int:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "it did not come to be"
         time.sleep(0.02)
@@ -124,15 +124,16 @@ def test_a_time_out_makes_room_and_more_time_does_not(
     topic = new_topic(1)
     create(http, topic, retry_ms=3_600_000)
     append(http, topic, *({"value": value} for value in "abc"))
-    with stream(api_url, topic, credit=1, timeout_ms=1_000) as jobs:
+    # So much that what is said of a job comes within its time, also on a slow machine.
+    with stream(api_url, topic, credit=1, timeout_ms=3_000) as jobs:
         assert "a" == jobs.job()["value"]
         second = jobs.job()
         extended = time.monotonic()
-        settle(http, topic, extend=[{"token": second["token"], "timeout_ms": 2_500}])
+        settle(http, topic, extend=[{"token": second["token"], "timeout_ms": 5_000}])
         third = jobs.job()
 
         assert ("b", "c") == (second["value"], third["value"])
-        assert time.monotonic() - extended > 2.4
+        assert time.monotonic() - extended > 4.9
         assert {"done": 1, "late": []} == settle(http, topic, ack=[third["token"]])
 
 

@@ -237,7 +237,7 @@ def test_the_cluster_waits_for_its_next_version(http: httpx.Client, api_url: str
     version = http.get("/v1/cluster").json()["version"]
     assert 200 == http.get(f"/v1/cluster?after={version - 1}&wait_ms=20000").status_code
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         begun = time.monotonic()
         nothing = http.get(f"/v1/cluster?after={version}&wait_ms=300")
@@ -251,10 +251,10 @@ def test_the_cluster_waits_for_its_next_version(http: httpx.Client, api_url: str
         url = f"{api_url}/v1/cluster?after={version}&wait_ms=20000"
         waiting = pool.submit(httpx.get, url, timeout=30, trust_env=False)
         http.put("/v1/topics/news")
-        changed = waiting.result(10)
+        changed = waiting.result(19)
 
     assert (304, b"") == (nothing.status_code, nothing.content)
-    assert 0.25 < waited < 5
+    assert 0.25 < waited < 15
     assert changed.json()["version"] > version
     for wrong in ("after=x", "after=-1", "wait_ms=30001", "wait_ms=1e3", "after=0&wait_ms=%201"):
         field = wrong.rsplit("=", 1)[0].rsplit("&", 1)[-1]

@@ -357,7 +357,7 @@ def test_a_reader_who_waits_at_a_deleted_topic_is_let_go(
         assert 200 == partition.fetch(offset="latest", wait_ms=300).status_code
         http.delete(f"/v1/topics/{partition.topic}", headers={"If-Match": "*"})
 
-        answer = waiting.result(10)
+        answer = waiting.result(19)
 
     assert answer.status_code in (200, 404)
 

@@ -54,11 +54,11 @@ def test_members_hear_of_each_other(http: httpx.Client, api_url: str, topic: str
 
 def test_a_member_that_is_silent_for_a_session_is_gone(http: httpx.Client, path: str) -> None:
     """And a group of nobody, without a cursor, is none."""
+    since = time.monotonic()  # not after the answer, which may have been long on its way
     renew(http, path, "a", session_ms=2000)
-    since = time.monotonic()
 
     while http.get(path).status_code == 200:
-        assert time.monotonic() - since < 10
+        assert time.monotonic() - since < 60
         time.sleep(0.05)
 
     assert time.monotonic() - since > 1.9

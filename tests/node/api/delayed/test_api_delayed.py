@@ -18,6 +18,8 @@ NewTopic = Callable[..., str]
 
 ENVELOPES = {"Content-Type": "application/vnd.laminar.records+json"}
 HOUR_MS = 3_600_000
+# What a test does before a record is due takes some requests, and the disk may be slow.
+DELAY_MS = 2_000
 
 
 def now_ms() -> int:
@@ -44,17 +46,30 @@ def fetch(http: httpx.Client, topic: str, offset: int, partition: int = 0) -> li
     return found
 
 
+def listed_in(http: httpx.Client, topic: str, partitions: set[int]) -> list[dict[str, Any]]:
+    """The records that are pending, as soon as these partitions, and no others, have them."""
+    deadline = time.monotonic() + 60
+    while True:
+        listed: list[dict[str, Any]] = http.get(f"/v1/topics/{topic}/delayed", params={"limit": 100}).json()[
+            "records"
+        ]
+        if {each["partition"] for each in listed} == partitions:
+            return listed
+        assert time.monotonic() < deadline, listed
+        time.sleep(0.02)
+
+
 def test_a_delayed_record_is_published_when_it_is_due(http: httpx.Client, new_topic: NewTopic) -> None:
     """It has no offset before that, and says then when it was due; a delay counts from the append."""
     topic = new_topic(1)
     before = now_ms()
     receipt = appended(
-        http, topic, {"value": "late", "key": "k", "tag": "t", "delay_ms": 400, "trace_id": "ab" * 16}
+        http, topic, {"value": "late", "key": "k", "tag": "t", "delay_ms": DELAY_MS, "trace_id": "ab" * 16}
     )
 
     assert (receipt["appended"], receipt["placed"], len(receipt["scheduled"])) == (1, [], 1)
     partition, due_ms, count = map(int, receipt["scheduled"][0].split("."))
-    assert (partition, count) == (0, 0) and before + 400 <= due_ms <= now_ms() + 400
+    assert (partition, count) == (0, 0) and before + DELAY_MS <= due_ms <= now_ms() + DELAY_MS
     assert appended(http, topic, {"value": "now"})["placed"] == [{"partition": 0, "offset": 0, "count": 1}]
 
     (record,) = fetch(http, topic, 1)
@@ -88,7 +103,9 @@ def test_one_value_is_delayed_by_its_query(http: httpx.Client, new_topic: NewTop
 def test_a_cancelled_record_is_never_published(http: httpx.Client, new_topic: NewTopic) -> None:
     """To cancel it again says the same; an id that nobody was given is not found."""
     topic = new_topic(1)
-    receipt = appended(http, topic, {"value": "a", "delay_ms": 300}, {"value": "b", "delay_ms": 300})
+    receipt = appended(
+        http, topic, {"value": "a", "delay_ms": DELAY_MS}, {"value": "b", "delay_ms": DELAY_MS}
+    )
     first, second = receipt["scheduled"]
 
     cancelled = http.delete(f"/v1/topics/{topic}/delayed/{first}")
@@ -135,7 +152,8 @@ def test_pending_records_are_listed_and_counted(http: httpx.Client, new_topic: N
     buckets = http.get(path, params=span).json()["buckets"]
     assert [each["records"] for each in buckets] == [10, 10]
     assert sum(each["bytes"] for each in buckets) == sum(range(1, 21))
-    assert problem(http.get(path, params={"bucket_ms": 1}), 422, "invalid")["field"] == "bucket_ms"
+    unbounded = problem(http.get(path, params={"bucket_ms": HOUR_MS}), 422, "invalid", field="bucket_ms")
+    assert "years 1970 to 9999 if they are left out" in unbounded["detail"]
 
 
 def test_a_repeated_request_schedules_once(http: httpx.Client, new_topic: NewTopic) -> None:
@@ -212,10 +230,7 @@ def test_delayed_records_go_to_the_partitions_that_follow(http: httpx.Client, ne
     assert http.patch(f"{path}/{ids[1]}", json={"deliver_at": due_ms + HOUR_MS}).status_code == 200
 
     split(http, topic)
-    for _ in range(1000):
-        listed = http.get(path, params={"limit": 100}).json()["records"]
-        if {each["partition"] for each in listed} == {1, 2}:
-            break
+    listed = listed_in(http, topic, {1, 2})
     assert sorted(each["id"] for each in listed) == sorted(ids[1:])
     assert listed[-1]["id"] == ids[1]
     assert http.get(f"{path}/{ids[0]}").json()["state"] == "cancelled"
@@ -262,9 +277,5 @@ def test_records_with_keys_of_other_partitions_are_sent_on_too(
     body = {"after": 0, "inputs": [0], "cuts": [16384]}
     changed = http.post(f"/v1/topics/{topic}/routes", json=body)
     assert changed.status_code == 202, changed.text
-    for _ in range(1000):
-        listed = http.get(f"/v1/topics/{topic}/delayed").json()["records"]
-        if {each["partition"] for each in listed} == {2, 3}:
-            break
+    listed = listed_in(http, topic, {2, 3})
     assert sorted(each["id"] for each in listed) == sorted(ids)
-    assert {each["partition"] for each in listed} == {2, 3}

@@ -55,7 +55,7 @@ def fill(partition: Partition, mebibytes: int) -> None:
 
 
 def until_start(partition: Partition, wanted: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while start_offset(partition) < wanted:
         assert time.monotonic() < deadline, f"the start stays at {start_offset(partition)}"
         time.sleep(0.01)
