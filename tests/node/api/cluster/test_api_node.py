@@ -47,7 +47,10 @@ def filled(http: httpx.Client, new_topic: Callable[..., str]) -> Iterator[dict[s
     # More replicas than there are nodes are an operation that goes on.
     more = {"replicas": 3, "allow_fewer_replicas": True}
     assert 200 == http.patch(f"/v1/topics/{topic}", json=more, headers={"If-Match": "*"}).status_code
+    grants = [{"role": "read", "prefix": topic}]
+    token = http.post("/v1/admin/tokens", json={"name": "filled", "grants": grants}).json()["id"]
     yield {
+        "token": token,
         "sink": "driver",
         "number": "0",
         "topic": topic,
