@@ -320,7 +320,12 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     @property
     def lacks(self) -> list[str]:
         """What protects the HTTP ports from other machines and is not set; a clause for each."""
-        return [] if self.tls else ["HTTP is not encrypted (tls_certificate)"]
+        found = []
+        if self.access == "open":
+            found.append("HTTP clients need no token (access)")
+        if not self.tls:
+            found.append("HTTP is not encrypted (tls_certificate)")
+        return found
 
     @property
     def is_insecure(self) -> bool:

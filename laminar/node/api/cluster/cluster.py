@@ -98,7 +98,7 @@ class ClusterRoutes:
 
         What fails because other nodes are missing is only a warning, as a client would fare no better at
         another node. So is a disk below the low-water mark: everything but appends is served. Names of topics
-        are told to an admin of everything only.
+        are shown to an admin of everything only.
         """
         reasons = []
         if not self._services.ready:
