@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Token = Annotated[str, Parameter(help="PARTITION:OFFSET:DELIVERY, as `receive` or `dead` prints it.")]
 Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this number.")]
+Key = Annotated[str | None, Parameter(help="Only records with this key.")]
+Tag = Annotated[str | None, Parameter(help="Only records with this tag.")]
+Reason = Annotated[str | None, Parameter(help="Only records with this text in their reason.")]
 
 
 def receive(
@@ -145,13 +148,17 @@ def aside(
     topic: Topic,
     name: Name,
     *,
+    key: Key = None,
+    tag: Tag = None,
+    reason: Reason = None,
     limit: Limit = 100,
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
     """List the records that wait to be tried again."""
     with cluster.connect() as client:
-        show_aside(client.topic(topic).channel(name).aside(limit=limit), listing)
+        channel = client.topic(topic).channel(name)
+        show_aside(channel.aside(key=key, tag=tag, reason=reason, limit=limit), listing)
 
 
 def dead(
@@ -161,6 +168,9 @@ def dead(
     replay: Annotated[bool, Parameter(negative="", help="Give them out again.")] = False,
     drop: Annotated[bool, Parameter(negative="", help="End them: they are listed no more.")] = False,
     all: Annotated[bool, Parameter(negative="", help="All dead records, in place of tokens.")] = False,
+    key: Key = None,
+    tag: Tag = None,
+    reason: Reason = None,
     limit: Limit = 100,
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
@@ -170,10 +180,12 @@ def dead(
         raise UsageError("say --replay or --drop")
     if (replay or drop) == (not tokens and not all) or (tokens and all):
         raise UsageError("say --replay or --drop with tokens, or with --all; none of them lists")
+    if (replay or drop) and (key, tag, reason) != (None, None, None):
+        raise UsageError("--key, --tag and --reason are for the list: replay or drop its tokens")
     with cluster.connect() as client:
         channel = client.topic(topic).channel(name)
         if not (replay or drop):
-            show_aside(channel.dead(limit=limit), listing)
+            show_aside(channel.dead(key=key, tag=tag, reason=reason, limit=limit), listing)
             return
         count = (channel.replay if replay else channel.drop)("all" if all else tokens)
     print(f"{count:,} {'replayed' if replay else 'dropped'}")
@@ -187,6 +199,10 @@ def show_aside(found: list[AsideInfo], listing: Listing) -> None:
     """Print records that are aside, by partition and offset."""
     from laminar.cli.output import show
 
-    columns = ("token", "attempts", "time", "waits_for_key", "reason")
-    rows = [{field: getattr(each, field) for field in ("partition", "offset", *columns)} for each in found]
+    columns = ("token", "attempts", "time", "waits_for_key", "key", "tag", "reason")
+    rows = [
+        {field: getattr(each, field) for field in ("partition", "offset", *columns, "unreadable")}
+        | {"key": None if each.key is None else each.key.decode(errors="backslashreplace")}
+        for each in found
+    ]
     show(rows, listing, columns=columns, name="token")
