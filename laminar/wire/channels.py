@@ -78,8 +78,14 @@ class ChannelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     taken.
     """
 
-    start: Literal["earliest", "latest"] | Annotated[int, msgspec.Meta(ge=0)] | CursorStart = "earliest"
-    until: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    start: Annotated[
+        Literal["earliest", "latest"] | Annotated[int, msgspec.Meta(ge=0)] | CursorStart,
+        msgspec.Meta(description="Over HTTP a time may also be RFC 3339 with an offset from UTC."),
+    ] = "earliest"
+    until: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)] | None,
+        msgspec.Meta(description='Over HTTP also RFC 3339 with an offset from UTC, or "now".'),
+    ] = None
     order: Literal["none", "key"] = "none"
     timeout_ms: _Timeout = 30_000
     max_attempts: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 16

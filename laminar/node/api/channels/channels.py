@@ -8,7 +8,7 @@ it, waits until they have, so what is received after its answer is received as i
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET
@@ -16,6 +16,7 @@ from msgspec import UNSET
 from laminar.http.api.documents import channels as documents
 from laminar.http.api.parameters import MAX_PAGE
 from laminar.http.api.problems import Problem
+from laminar.http.api.timestamps import parse_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.channels.lookup import ChannelLookup, no_such_channel
 from laminar.node.api.channels.states import ChannelState, ChannelStates
@@ -42,6 +43,11 @@ from membership.requests import CreateChannel, DeleteChannel, Result, UpdateChan
 OPEN_WAIT_S = 5.0
 """How long a request waits for the leaders to open a channel, or to bring it to its new settings."""
 OPEN_RETRY_S = 0.02
+_PLACES: Final[dict[str, tuple[tuple[type, ...], tuple[str, ...], str]]] = {
+    "start": ((int, str, dict), ("earliest", "latest"), 'earliest, latest, a time, {"cursor": NAME}'),
+    "until": ((int, str), (), "now, a time"),
+}
+"""The settings that are places: the types of their values, their words, and what may be said."""
 
 
 class ChannelRoutes:
@@ -156,7 +162,8 @@ class ChannelRoutes:
                 leaders go on.
         """
         record = self._channels.topic(topic)
-        settings = json_body(request, documents.NewChannel).settings
+        asked = json_body(request, documents.ChannelPatch).settings
+        settings = document_of({"settings": self._in_ms(asked)}, documents.NewChannel).settings
         wanted = stored(settings)
         _check_size(wanted)
         self._check_until(wanted)
@@ -165,7 +172,10 @@ class ChannelRoutes:
         result = await self._ask(ChannelRequest(CreateChannel(topic, channel, wanted)), topic)
         known = _channel_of(result, channel)
         if result.outcome == "already_exists" and known is not None:
-            raise _already_exists(topic, channel, wanted, known)
+            # To say "now" again is the same request: it ends where it ended at first.
+            is_same = asked.get("until") == "now" and _but_until(wanted) == _but_until(known.settings)
+            if not is_same:
+                raise _already_exists(topic, channel, wanted, known)
         if known is None:
             raise no_such_channel(topic, channel)
         await self._placement.until_seen(result.version)
@@ -179,6 +189,29 @@ class ChannelRoutes:
             )
         record = self._channels.topic(topic)
         return self._shown(record, channel, known, states, created=result.outcome == "created")
+
+    def _in_ms(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return settings with the times of `start` and `until` in ms; ``now`` is that of this node's clock.
+
+        Raises:
+            Problem: 422 `invalid`, with what is allowed.
+        """
+        found = dict(settings)
+        for name, (kinds, words, allowed) in _PLACES.items():
+            value = settings.get(name)
+            if value is None or value in words:
+                continue
+            field = f"settings.{name}"
+            if name == "until" and value == "now":
+                found[name] = self._services.clock.wall_ms()
+            elif isinstance(value, bool) or not isinstance(value, kinds):
+                raise _no_place(field, value, allowed)
+            elif isinstance(value, str):
+                try:
+                    found[name] = parse_time(value, field=field)
+                except Problem:
+                    raise _no_place(field, value, allowed) from None
+        return found
 
     def _check_until(self, settings: dict[str, Any]) -> None:
         """Refuse an end in the future: leaders look it up when they open the channel. Raises `Problem`."""
@@ -227,7 +260,7 @@ class ChannelRoutes:
         seen in their versions.
         """
         known = await self._if_match(request, topic, channel)
-        patch = json_body(request, documents.ChannelPatch).settings
+        patch = self._in_ms(json_body(request, documents.ChannelPatch).settings)
         # A name that is no setting is refused also with null, which is left out of what is merged.
         unknown = {name: value for name, value in patch.items() if name not in SETTINGS}
         merged = unknown | {
@@ -352,6 +385,22 @@ def _refusal(answer: CatalogAnswer) -> Problem:
 def _channel_of(result: Result, name: str) -> ChannelRecord | None:
     """Return a channel as it is after a command; None if there is none."""
     return None if result.topic is None else (result.topic.channels or {}).get(name)
+
+
+def _no_place(field: str, value: Any, allowed: str) -> Problem:
+    return Problem(
+        "invalid",
+        "a time is RFC 3339 with an offset, as 2026-01-31T12:00:00Z, or whole milliseconds since the epoch",
+        field=field,
+        value=value,
+        limit=allowed,
+        outcome="not_applied",
+    )
+
+
+def _but_until(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings, and only whether they have an end, not where."""
+    return settings | {"until": "until" in settings}
 
 
 def _check_size(settings: dict[str, Any]) -> None:
