@@ -121,8 +121,10 @@ def stored(settings: ChannelSettings) -> dict[str, Any]:
     """Return the settings as a document, without those that have their default.
 
     Equal settings have equal documents. `omit_defaults` alone keeps a default that was decoded: it compares
-    by identity.
+    by identity. A filter that takes all is none.
     """
+    if settings.filter == Filter():
+        settings = msgspec.structs.replace(settings, filter=None)
     found: dict[str, Any] = msgspec.to_builtins(settings)
     return {
         name: value for name, value in found.items() if getattr(settings, name) != getattr(_DEFAULT, name)

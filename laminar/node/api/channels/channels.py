@@ -166,6 +166,7 @@ class ChannelRoutes:
         settings = document_of({"settings": self._in_ms(asked)}, documents.NewChannel).settings
         wanted = stored(settings)
         _check_size(wanted)
+        _check_sense(settings)
         self._check_until(wanted)
         if isinstance(settings.start, CursorStart) and channel not in (record.channels or {}):
             await self._check_cursor(topic, settings.start.cursor)
@@ -270,6 +271,8 @@ class ChannelRoutes:
         _check_fixed(known, settings)
         wanted = stored(settings)
         _check_size(wanted)
+        if patch.keys() & {"on_dead", "retry_ms", "retry_max_ms"}:
+            _check_sense(settings)  # else what an earlier program took could not be paused
         step = UpdateChannel(topic, channel, known.version, wanted)
         result = await self._ask(ChannelRequest(step), topic)
         now = _channel_of(result, channel)
@@ -415,6 +418,30 @@ def _check_size(settings: dict[str, Any]) -> None:
             limit=MOST_SETTINGS_BYTES,
             outcome="not_applied",
         )
+
+
+def _check_sense(settings: ChannelSettings) -> None:
+    """Refuse settings of which one makes another mean nothing.
+
+    Raises:
+        Problem: 422 `invalid`.
+    """
+    start, until = settings.start, settings.until
+    if settings.on_dead == "park" and settings.order != "key":
+        raise _no_sense("on_dead", "park", "order=key", "without order by key no record has a key to park")
+    if settings.retry_max_ms < settings.retry_ms:
+        detail = "the longest pause is shorter than the first one; give both"
+        raise _no_sense("retry_max_ms", settings.retry_max_ms, settings.retry_ms, detail)
+    if until is not None and (start == "latest" or (isinstance(start, int) and until < start)):
+        raise _no_sense(
+            "until", until, start, "the channel ends before it begins, and would give out nothing"
+        )
+
+
+def _no_sense(name: str, value: object, limit: object, detail: str) -> Problem:
+    return Problem(
+        "invalid", detail, field=f"settings.{name}", value=value, limit=limit, outcome="not_applied"
+    )
 
 
 def _check_fixed(known: ChannelRecord, settings: ChannelSettings) -> None:

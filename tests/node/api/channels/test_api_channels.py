@@ -198,6 +198,44 @@ def test_what_is_no_setting_is_422_and_names_the_field_and_its_limit(
     assert [] == http.get(f"/v1/topics/{topic}/channels").json()["channels"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "field", "value", "limit"),
+    [
+        ({"on_dead": "park"}, "settings.on_dead", "park", "order=key"),
+        ({"retry_ms": 900_001}, "settings.retry_max_ms", 900_000, 900_001),
+        ({"retry_ms": 5, "retry_max_ms": 4}, "settings.retry_max_ms", 4, 5),
+        ({"start": 8, "until": 7}, "settings.until", 7, 8),
+        ({"start": "latest", "until": 7}, "settings.until", 7, "latest"),
+    ],
+)
+def test_settings_of_which_one_makes_another_mean_nothing_are_refused(
+    http: httpx.Client,
+    new_topic: NewTopic,
+    settings: dict[str, Any],
+    field: str,
+    value: object,
+    limit: object,
+) -> None:
+    """At the creation, and in a change; what an earlier program took may be changed otherwise."""
+    topic = new_topic()
+    refused = http.put(path_of(topic), json={"settings": settings})
+    problem(refused, 422, "invalid", field=field, value=value, limit=limit)
+    if "until" not in settings:
+        create(http, topic)
+        changed = http.patch(path_of(topic), json={"settings": settings}, headers={"If-Match": "*"})
+        problem(changed, 422, "invalid", field=field, value=value, limit=limit)
+
+
+def test_a_filter_that_takes_all_is_none(http: httpx.Client, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    assert {} == create(http, topic, filter={})["settings"]
+    equal: list[dict[str, Any]] = [{}, {"filter": None}, {"filter": {"tags": []}}]
+    for same in equal:
+        assert 200 == http.put(path_of(topic), json={"settings": same}).status_code
+    patched = http.patch(path_of(topic), json={"settings": {"filter": {}}}, headers={"If-Match": "*"})
+    assert {} == patched.json()["settings"]
+
+
 def test_names_are_those_of_topics(http: httpx.Client, new_topic: NewTopic) -> None:
     for name in ("a%20b", "%2e", "a" * 201):
         problem(http.put(path_of(new_topic(), name), json={}), 422, "invalid", field="channel")
