@@ -228,6 +228,11 @@ _FAMILIES: dict[str, type[Error]] = {
         Unreadable,
     )
 }
+# Hints of the server that name HTTP requests, and what to say instead: methods of this client.
+_HINTS = {
+    "no_such_topic": "client.create_topic(name) creates it.",
+    "no_such_channel": "topic.channel(name, exist_ok=True) creates it.",
+}
 _MEMBERS = frozenset({"type", "title", "detail", "code", "status", "field", "value", "limit", "hint"})
 
 
@@ -251,7 +256,7 @@ def from_problem(status: int, problem: Mapping[str, Any], *, asked: str) -> Erro
         field=problem.get("field"),
         value=problem.get("value"),
         limit=problem.get("limit"),
-        hint=problem.get("hint"),
+        hint=_HINTS.get(code) or problem.get("hint"),
         retriable=known.retriable if known is not None else status in (429, 502, 503, 507),
         outcome=str(outcome) if outcome else ("unknown" if status == 504 else None),
         retry_after_ms=retry_after_ms if isinstance(retry_after_ms, int) else None,

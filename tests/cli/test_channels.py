@@ -140,7 +140,11 @@ def test_jobs_are_received_and_said_something_of(topic: str, laminar: Command) -
     assert 8 == len(lines) and {"1"} == {attempt for _, attempt, _ in lines}
     assert {str(n) for n in range(10)} == {one["value"], two["value"], *(value for _, _, value in lines)}
     none = laminar("channel", "receive", topic, "billing", "--wait", "0.1")
-    assert 1 == none.code and "no job came within 0.1 s" in none.err
+    assert 1 == none.code and "no job came within 0.1 s" in none.err and "paused" not in none.err
+    assert 0 == laminar("channel", "pause", topic, "billing").code
+    paused = laminar("channel", "receive", topic, "billing", "--wait", "0.1")
+    assert 1 == paused.code and "the channel is paused" in paused.err
+    assert 0 == laminar("channel", "resume", topic, "billing").code
     assert 2 == laminar("channel", "ack", topic, "billing").code
 
     assert 0 == laminar("channel", "seek", topic, "billing", "--at", "earliest").code

@@ -15,7 +15,7 @@ from laminar.cli.lines import PLACES, as_json, compile_format
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, OUTPUT, Cluster, Listing
 
 if TYPE_CHECKING:
-    from laminar.client.records import AsideInfo, Settled
+    from laminar.client.records import AsideInfo, ChannelInfo, Settled
     from laminar.client.sync.channel import Job
 
 Token = Annotated[str, Parameter(help="PARTITION:OFFSET:DELIVERY, as `receive` or `dead` prints it.")]
@@ -62,7 +62,17 @@ def receive(
                 warn_late(channel.settle(ack=[job.token for job in jobs]))
             left -= len(jobs)
         if left == max:
-            raise Failed(f"no job came within {wait:g} s")
+            why = why_none(channel.describe())
+            raise Failed(f"no job came within {wait:g} s{why}")
+
+
+def why_none(channel: ChannelInfo) -> str:
+    """Return why a channel gives out nothing new, as the end of a sentence; empty if it is not known."""
+    if channel.paused:
+        return ": the channel is paused, and `laminar channel resume` ends that"
+    if channel.blocked:
+        return ": too many of its records are out or aside, see `laminar channel describe`"
+    return ""
 
 
 def job_line(job: Job[bytes]) -> bytes:
@@ -112,7 +122,7 @@ def settle(topic: str, name: str, cluster: Cluster, **said: Any) -> None:
 def warn_late(settled: Settled) -> None:
     """Name the jobs whose time was over."""
     for token in settled.late:
-        complain(f"{token} is late: its time is over, and another consumer has it or will get it")
+        complain(f"{token} is late: no consumer has the job by this token now, if one ever had")
 
 
 def some(tokens: tuple[str, ...]) -> tuple[str, ...]:

@@ -298,16 +298,7 @@ class JobRoutes:
 
     async def _settle(self, topic: TopicRecord, channel: int, asked: documents.Acks) -> documents.Settled:
         steps = _steps(asked)
-        known = set(topic.all_numbers)
-        wrong = next((step for step in steps if step.named.partition not in known), None)
-        if wrong is not None:
-            raise Problem(
-                "invalid",
-                f"topic {topic.name!r} has no partition {wrong.named.partition}, which a token names",
-                field="tokens",
-                value=wrong.named.partition,
-                outcome="not_applied",
-            )
+        _check_partitions(topic, [step.named for step in steps], "tokens")
         by_partition: dict[int, list[Step]] = {}
         for step in steps:
             by_partition.setdefault(step.named.partition, []).append(step)
@@ -416,7 +407,9 @@ class JobRoutes:
             named: dict[int, list[int] | None] = dict.fromkeys(record.numbers)
         else:
             named = {}
-            for each in _parsed(chosen, field):
+            parsed = _parsed(chosen, field)
+            _check_partitions(record, parsed, field)
+            for each in parsed:
                 named.setdefault(each.partition, [])
                 offsets = named[each.partition]
                 assert offsets is not None
@@ -492,6 +485,20 @@ def _parsed(texts: Iterable[str], field: str) -> list[Named]:
                 "invalid", str(error), field=f"{field}[{place}]", value=text[:80], outcome="not_applied"
             ) from error
     return found
+
+
+def _check_partitions(topic: TopicRecord, named: Iterable[Named], field: str) -> None:
+    """Refuse tokens of partitions that the topic never had. Raises 422 `invalid`."""
+    known = set(topic.all_numbers)
+    wrong = next((each.partition for each in named if each.partition not in known), None)
+    if wrong is not None:
+        raise Problem(
+            "invalid",
+            f"topic {topic.name!r} has no partition {wrong}, which a token names",
+            field=field,
+            value=wrong,
+            outcome="not_applied",
+        )
 
 
 def _steps(asked: documents.Acks) -> list[Step]:

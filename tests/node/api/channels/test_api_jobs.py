@@ -99,6 +99,17 @@ def test_a_failed_record_is_listed_dead_replayed_and_dropped(http: httpx.Client,
     settle(http, topic, ack=[c["token"]])
 
 
+def test_a_dead_record_of_a_partition_that_is_not_there_is_422(
+    http: httpx.Client, new_topic: NewTopic
+) -> None:
+    """As for `acks`: the token is wrong, and nothing is changed."""
+    topic = new_topic(1)
+    create(http, topic)
+    for what in ("replay", "drop"):
+        refused = http.post(f"{path_of(topic)}/dead", json={what: ["0:1:0", "7:1:0"]})
+        problem(refused, 422, "invalid", field=what, value=7)
+
+
 def test_a_record_that_waits_is_listed_with_its_time(http: httpx.Client, new_topic: NewTopic) -> None:
     """What waits for its key says so."""
     topic = new_topic(1)
