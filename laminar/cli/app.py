@@ -237,7 +237,7 @@ COMMANDS = (
         "channel aside",
         "admin.jobs:aside",
         "List the records that wait to be tried again.",
-        "laminar channel aside flights billing",
+        "laminar channel aside flights billing --key LH400",
     ),
     Command(
         "channel dead",

@@ -256,6 +256,11 @@ TOKEN_HINT = (
     "give a token: token= or token_file=, LAMINAR_TOKEN or LAMINAR_TOKEN_FILE, --token-file; "
     "`laminar token create` makes one"
 )
+# Hints of the server that name HTTP requests, and what to say instead: methods of this client.
+_HINTS = {
+    "no_such_topic": "client.create_topic(name) creates it.",
+    "no_such_channel": "topic.channel(name, exist_ok=True) creates it.",
+}
 _MEMBERS = frozenset({"type", "title", "detail", "code", "status", "field", "value", "limit", "hint"})
 
 
@@ -270,7 +275,7 @@ def from_problem(status: int, problem: Mapping[str, Any], *, asked: str) -> Erro
     if status == 412:
         kind = PreconditionFailed
     kind = _BY_CODE.get(code, kind)
-    hint = problem.get("hint") if kind is not Unauthorized else TOKEN_HINT
+    hint = TOKEN_HINT if kind is Unauthorized else _HINTS.get(code) or problem.get("hint")
     detail = problem.get("detail") or problem.get("title") or f"{asked} was answered with {status}"
     retry_after_ms = problem.get("retry_after_ms")
     outcome = problem.get("outcome")

@@ -6,6 +6,7 @@ a `Record` is a view of one row of a batch. Columns are decoded when they are fi
 
 from __future__ import annotations
 
+import base64
 import datetime
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -429,6 +430,7 @@ class AsideInfo:
     `attempts` are those that failed, and `reason` is that of the last one. `time` is when it is tried again,
     or when it died (RFC 3339). With `waits_for_key` it was not tried, and has no time: an earlier record of
     its key goes first. `token` names it for `Channel.replay` and `drop`; its value is that of `Topic.open`.
+    Where `unreadable` is true its leader could not read it, and `key` and `tag` are not known.
     """
 
     partition: int
@@ -438,10 +440,14 @@ class AsideInfo:
     time: str | None
     waits_for_key: bool
     reason: str
+    key: bytes | None = None
+    tag: str | None = None
+    unreadable: bool = False
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> AsideInfo:
         """Read a line of a list."""
+        key = answer["key"].encode() if "key" in answer else None
         return cls(
             partition=int(answer["partition"]),
             offset=int(answer["offset"]),
@@ -450,6 +456,9 @@ class AsideInfo:
             time=None if answer["waits_for_key"] else str(answer["at"]),
             waits_for_key=bool(answer["waits_for_key"]),
             reason=str(answer["reason"]),
+            key=base64.b64decode(answer["key_base64"]) if "key_base64" in answer else key,
+            tag=answer.get("tag"),
+            unreadable=bool(answer.get("unreadable", False)),
         )
 
 

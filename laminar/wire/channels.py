@@ -78,8 +78,14 @@ class ChannelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     taken.
     """
 
-    start: Literal["earliest", "latest"] | Annotated[int, msgspec.Meta(ge=0)] | CursorStart = "earliest"
-    until: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    start: Annotated[
+        Literal["earliest", "latest"] | Annotated[int, msgspec.Meta(ge=0)] | CursorStart,
+        msgspec.Meta(description="Over HTTP a time may also be RFC 3339 with an offset from UTC."),
+    ] = "earliest"
+    until: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)] | None,
+        msgspec.Meta(description='Over HTTP also RFC 3339 with an offset from UTC, or "now".'),
+    ] = None
     order: Literal["none", "key"] = "none"
     timeout_ms: _Timeout = 30_000
     max_attempts: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 16
@@ -115,8 +121,10 @@ def stored(settings: ChannelSettings) -> dict[str, Any]:
     """Return the settings as a document, without those that have their default.
 
     Equal settings have equal documents. `omit_defaults` alone keeps a default that was decoded: it compares
-    by identity.
+    by identity. A filter that takes all is none.
     """
+    if settings.filter == Filter():
+        settings = msgspec.structs.replace(settings, filter=None)
     found: dict[str, Any] = msgspec.to_builtins(settings)
     return {
         name: value for name, value in found.items() if getattr(settings, name) != getattr(_DEFAULT, name)

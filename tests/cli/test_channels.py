@@ -124,19 +124,27 @@ def test_jobs_are_received_and_said_something_of(topic: str, laminar: Command) -
     one, two = (json.loads(line) for line in first)
     assert [1, 1] == [one["attempt"], two["attempt"]] and {"value", "key", "offset"} <= one.keys()
 
+    why = ("--reason", "there is no paper")
     assert 0 == laminar("channel", "ack", topic, "billing", one["token"]).code
-    assert 0 == laminar("channel", "nack", topic, "billing", two["token"], "--delay", "600").code
+    assert 0 == laminar("channel", "nack", topic, "billing", two["token"], "--delay", "600", *why).code
     late = laminar("channel", "release", topic, "billing", one["token"], two["token"])
     assert 3 == late.code and f"{one['token']} is late" in late.err and "0 done, 2 late" in late.err
     waiting = json.loads(laminar("channel", "aside", topic, "billing", "--json").out)
     assert [(two["offset"], 1)] == [(each["offset"], each["attempts"]) for each in waiting]
+    for options in (("--key", two["key"]), ("--reason", "no paper"), ("--key", two["key"], "--tag", "t")):
+        listed = json.loads(laminar("channel", "aside", topic, "billing", *options, "--json").out)
+        assert [two["key"]] * ("--tag" not in options) == [each["key"] for each in listed], options
 
     rest = laminar("channel", "receive", topic, "billing", "-n", "20", "--wait", "0.5", "--ack")
     lines = [line.split("\t") for line in rest.text.splitlines()]
     assert 8 == len(lines) and {"1"} == {attempt for _, attempt, _ in lines}
     assert {str(n) for n in range(10)} == {one["value"], two["value"], *(value for _, _, value in lines)}
     none = laminar("channel", "receive", topic, "billing", "--wait", "0.1")
-    assert 1 == none.code and "no job came within 0.1 s" in none.err
+    assert 1 == none.code and "no job came within 0.1 s" in none.err and "paused" not in none.err
+    assert 0 == laminar("channel", "pause", topic, "billing").code
+    paused = laminar("channel", "receive", topic, "billing", "--wait", "0.1")
+    assert 1 == paused.code and "the channel is paused" in paused.err
+    assert 0 == laminar("channel", "resume", topic, "billing").code
     assert 2 == laminar("channel", "ack", topic, "billing").code
 
     assert 0 == laminar("channel", "seek", topic, "billing", "--at", "earliest").code

@@ -33,6 +33,14 @@ async def test_a_channel_is_created_once(topic: Topic[bytes]) -> None:
         await topic.create_channel("c", settings={"order": "key", "max_attempts": 3}, exist_ok=True)
 
 
+async def test_what_is_missing_or_unknown_is_said_in_words_of_the_client(topic: Topic[bytes]) -> None:
+    with pytest.raises(laminar.NotFound) as missing:
+        await topic.channel("nothing")
+    assert "topic.channel(name, exist_ok=True)" in str(missing.value) and "PUT" not in str(missing.value)
+    with pytest.raises(laminar.Error, match=r"there is no field settings\.colour"):
+        await topic.channel("c", colour=1)
+
+
 async def test_what_it_has_to_do_is_shown(topic: Topic[bytes]) -> None:
     for number in range(4):
         await topic.append(b"x", key=str(number))

@@ -259,10 +259,10 @@ class Person(ChannelClient):
             "retry_ms": rng.choice((0, 500)),
             "retry_max_ms": 5000,
             "max_in_flight": rng.choice((3, 20, 10_000)),
-            "on_dead": rng.choice(("continue", "park")),
         }
         if name == "keyed" or rng.random() < 0.3:
             settings["order"] = "key"
+            settings["on_dead"] = rng.choice(("continue", "park"))
         if name == "other":
             settings["filter"] = rng.choice(_FILTERS)
             settings["start"] = rng.choice(("earliest", "latest"))
@@ -275,14 +275,16 @@ class Person(ChannelClient):
         if found.status != 200:
             return found.status == 404
         rng = self.rng
+        known = msgspec.json.decode(found.body)["settings"]
+        parks = ("continue", "park") if known.get("order") == "key" else ("continue",)
         if settings is None:
             settings = rng.choice(
                 (
-                    {"paused": not msgspec.json.decode(found.body)["settings"].get("paused", False)},
+                    {"paused": not known.get("paused", False)},
                     {"paused": False},
                     {"max_in_flight": rng.choice((1, 5, 50))},
                     {"filter": rng.choice((*_FILTERS, None))},
-                    {"on_dead": rng.choice(("continue", "park"))},
+                    {"on_dead": rng.choice(parks)},
                 )
             )
         etag = {"if-match": found.headers["etag"]}

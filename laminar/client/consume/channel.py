@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -166,20 +167,42 @@ class Channel(Generic[T]):
         answer = await self._session.call("PUT", f"{self._path}/position", body=body, headers=_CONTENT)
         return {int(partition): int(offset) for partition, offset in answer.json()["positions"].items()}
 
-    async def aside(self, *, limit: int | None = None) -> list[AsideInfo]:
-        """Return the records that wait to be tried again, up to `limit`, by partition and offset."""
-        return await self._listed("aside", limit)
+    async def aside(
+        self,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+    ) -> list[AsideInfo]:
+        """Return the records that wait to be tried again, up to `limit`, by partition and offset.
 
-    async def dead(self, *, limit: int | None = None) -> list[AsideInfo]:
-        """Return the dead records, up to `limit`, by partition and offset."""
-        return await self._listed("dead", limit)
+        Only those with this key, this tag, and this text in their reason, if given. To look for a key or a
+        tag reads the records, all that wait if need be.
+        """
+        return await self._listed("aside", limit, {"key": key, "tag": tag, "reason": reason})
 
-    async def _listed(self, what: str, limit: int | None) -> list[AsideInfo]:
+    async def dead(
+        self,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+    ) -> list[AsideInfo]:
+        """Return the dead records, up to `limit`, by partition and offset; looked for as in `aside`."""
+        return await self._listed("dead", limit, {"key": key, "tag": tag, "reason": reason})
+
+    async def _listed(
+        self, what: str, limit: int | None, wanted: Mapping[str, str | None]
+    ) -> list[AsideInfo]:
+        asked = {name: value for name, value in wanted.items() if value is not None}
         found: list[AsideInfo] = []
         after: str | None = ""
         while after is not None and (limit is None or len(found) < limit):
             size = _PAGE if limit is None else min(_PAGE, limit - len(found))
-            page = await self._session.get_json(f"{self._path}/{what}?limit={size}&after={after}")
+            query = urlencode({"limit": size, "after": after} | asked)
+            page = await self._session.get_json(f"{self._path}/{what}?{query}")
             found += [AsideInfo.from_answer(each) for each in page["jobs"]]
             after = page.get("next")
         return found

@@ -253,13 +253,31 @@ class Channel(Generic[T]):
         """
         return self._portal.run(lambda: self._twin.seek(to, drop=drop))
 
-    def aside(self, *, limit: int | None = None) -> list[AsideInfo]:
-        """Return the records that wait to be tried again, up to `limit`, by partition and offset."""
-        return self._portal.run(lambda: self._twin.aside(limit=limit))
+    def aside(
+        self,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+    ) -> list[AsideInfo]:
+        """Return the records that wait to be tried again, up to `limit`, by partition and offset.
 
-    def dead(self, *, limit: int | None = None) -> list[AsideInfo]:
-        """Return the dead records, up to `limit`, by partition and offset."""
-        return self._portal.run(lambda: self._twin.dead(limit=limit))
+        Only those with this key, this tag, and this text in their reason, if given. To look for a key or a
+        tag reads the records, all that wait if need be.
+        """
+        return self._portal.run(lambda: self._twin.aside(key=key, tag=tag, reason=reason, limit=limit))
+
+    def dead(
+        self,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+    ) -> list[AsideInfo]:
+        """Return the dead records, up to `limit`, by partition and offset; looked for as in `aside`."""
+        return self._portal.run(lambda: self._twin.dead(key=key, tag=tag, reason=reason, limit=limit))
 
     def replay(self, dead: Dead) -> int:
         """Give dead records out again, their attempts forgotten; return how many were dead.

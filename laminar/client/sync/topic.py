@@ -438,10 +438,10 @@ class Topic(Generic[T]):
     ) -> list[DelayedCount]:
         """Count what is pending by spans of `bucket` (seconds, or a `timedelta`); without it all at once.
 
-        Spans without records are left out. With a short `bucket` give `start` and `end` too.
+        Spans without records are left out.
 
         Raises:
-            Error: ``invalid``, there are more than 10,000 spans between `start` and `end`.
+            Error: ``invalid``, records are pending in more than 10,000 spans.
         """
         return self._portal.run(lambda: self._twin.count_delayed(bucket=bucket, start=start, end=end))
 

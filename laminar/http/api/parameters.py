@@ -109,6 +109,9 @@ LISTING: Final = (
 JOB_LISTING: Final = (
     LISTING[1],
     Parameter("after", TEXT, "Return records after this place: `next` of the page before."),
+    Parameter("key", TEXT, "Return only records with this key."),
+    Parameter("tag", TEXT, "Return only records with this tag."),
+    Parameter("reason", TEXT, "Return only records with this text in their reason."),
 )
 DELAYED_LISTING: Final = (
     LISTING[1],

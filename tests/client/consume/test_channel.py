@@ -89,7 +89,10 @@ async def test_what_is_nacked_and_released_comes_again(topic: Topic[bytes]) -> N
     assert (again.offset, 2, False, "?" + "x" * 199) == (
         *(dead.offset, dead.attempts, dead.waits_for_key, dead.reason),
     )
+    assert (None, None, False) == (dead.key, dead.tag, dead.unreadable)
     assert again.fence > job.fence
+    assert [dead] == await channel.dead(reason="?x")
+    assert [] == await channel.dead(key="k & t", tag="t") == await channel.dead(reason="no luck")
     assert 1 == await channel.replay([dead])
     (job,) = await taken(channel, 1)
     assert 1 == job.attempt

@@ -86,6 +86,7 @@ async def test_a_delayed_record_is_cancelled_moved_listed_and_counted(topic: Top
     assert (count.records, count.bytes) == (3, 3)
     spans = await topic.count_delayed(bucket=HOUR, start=now_ms(), end=later + HOUR)
     assert sum(each.records for each in spans) == 3 and len(spans) == 2
+    assert spans == await topic.count_delayed(bucket=HOUR), "without bounds all that is pending is counted"
     with pytest.raises(laminar.NotFound):
         await topic.cancel_delayed(ids[0] + "9")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants.case import case
 
 DELIVERY = ("tests/node/channels/test_delivery.py",)
+GATE = ("tests/node/channels/test_gate.py",)
 LEADERS = ("tests/node/channels/test_leaders.py",)
 RETENTION = ("tests/node/channels/test_retention.py",)
 CARRIER = ("tests/node/channels/test_carrier.py",)
@@ -118,6 +119,30 @@ CHANNELS = [
         "False",
         tests=DELIVERY,
         channels=True,
+    ),
+    case(
+        "no gate: an ordered channel gives out what follows partitions that it is not done with",
+        f"{_DELIVERY}._may_give",
+        "return False",
+        "return True",
+        tests=GATE,
+        tests_only=True,
+    ),
+    case(
+        "the gate opens though nobody has said what is in the partitions before",
+        f"{_DELIVERY}._open_gate",
+        "line.is_open = await",
+        "line.is_open = True or await",
+        tests=GATE,
+        tests_only=True,
+    ),
+    case(
+        "a dead record that parks its key does not keep the gate shut",
+        f"{_DELIVERY}._has_ended_all",
+        "or parks for",
+        "for",
+        tests=GATE,
+        tests_only=True,
     ),
     case(
         "the start of the log passes a record that is out or aside, without a copy",

@@ -15,11 +15,14 @@ from laminar.cli.lines import PLACES, as_json, compile_format
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, OUTPUT, Cluster, Listing
 
 if TYPE_CHECKING:
-    from laminar.client.records import AsideInfo, Settled
+    from laminar.client.records import AsideInfo, ChannelInfo, Settled
     from laminar.client.sync.channel import Job
 
 Token = Annotated[str, Parameter(help="PARTITION:OFFSET:DELIVERY, as `receive` or `dead` prints it.")]
 Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this number.")]
+Key = Annotated[str | None, Parameter(help="Only records with this key.")]
+Tag = Annotated[str | None, Parameter(help="Only records with this tag.")]
+Reason = Annotated[str | None, Parameter(help="Only records with this text in their reason.")]
 
 
 def receive(
@@ -59,7 +62,17 @@ def receive(
                 warn_late(channel.settle(ack=[job.token for job in jobs]))
             left -= len(jobs)
         if left == max:
-            raise Failed(f"no job came within {wait:g} s")
+            why = why_none(channel.describe())
+            raise Failed(f"no job came within {wait:g} s{why}")
+
+
+def why_none(channel: ChannelInfo) -> str:
+    """Return why a channel gives out nothing new, as the end of a sentence; empty if it is not known."""
+    if channel.paused:
+        return ": the channel is paused, and `laminar channel resume` ends that"
+    if channel.blocked:
+        return ": too many of its records are out or aside, see `laminar channel describe`"
+    return ""
 
 
 def job_line(job: Job[bytes]) -> bytes:
@@ -109,7 +122,7 @@ def settle(topic: str, name: str, cluster: Cluster, **said: Any) -> None:
 def warn_late(settled: Settled) -> None:
     """Name the jobs whose time was over."""
     for token in settled.late:
-        complain(f"{token} is late: its time is over, and another consumer has it or will get it")
+        complain(f"{token} is late: no consumer has the job by this token now, if one ever had")
 
 
 def some(tokens: tuple[str, ...]) -> tuple[str, ...]:
@@ -145,13 +158,17 @@ def aside(
     topic: Topic,
     name: Name,
     *,
+    key: Key = None,
+    tag: Tag = None,
+    reason: Reason = None,
     limit: Limit = 100,
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
     """List the records that wait to be tried again."""
     with cluster.connect() as client:
-        show_aside(client.topic(topic).channel(name).aside(limit=limit), listing)
+        channel = client.topic(topic).channel(name)
+        show_aside(channel.aside(key=key, tag=tag, reason=reason, limit=limit), listing)
 
 
 def dead(
@@ -161,6 +178,9 @@ def dead(
     replay: Annotated[bool, Parameter(negative="", help="Give them out again.")] = False,
     drop: Annotated[bool, Parameter(negative="", help="End them: they are listed no more.")] = False,
     all: Annotated[bool, Parameter(negative="", help="All dead records, in place of tokens.")] = False,
+    key: Key = None,
+    tag: Tag = None,
+    reason: Reason = None,
     limit: Limit = 100,
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
@@ -170,10 +190,12 @@ def dead(
         raise UsageError("say --replay or --drop")
     if (replay or drop) == (not tokens and not all) or (tokens and all):
         raise UsageError("say --replay or --drop with tokens, or with --all; none of them lists")
+    if (replay or drop) and (key, tag, reason) != (None, None, None):
+        raise UsageError("--key, --tag and --reason are for the list: replay or drop its tokens")
     with cluster.connect() as client:
         channel = client.topic(topic).channel(name)
         if not (replay or drop):
-            show_aside(channel.dead(limit=limit), listing)
+            show_aside(channel.dead(key=key, tag=tag, reason=reason, limit=limit), listing)
             return
         count = (channel.replay if replay else channel.drop)("all" if all else tokens)
     print(f"{count:,} {'replayed' if replay else 'dropped'}")
@@ -187,6 +209,10 @@ def show_aside(found: list[AsideInfo], listing: Listing) -> None:
     """Print records that are aside, by partition and offset."""
     from laminar.cli.output import show
 
-    columns = ("token", "attempts", "time", "waits_for_key", "reason")
-    rows = [{field: getattr(each, field) for field in ("partition", "offset", *columns)} for each in found]
+    columns = ("token", "attempts", "time", "waits_for_key", "key", "tag", "reason")
+    rows = [
+        {field: getattr(each, field) for field in ("partition", "offset", *columns, "unreadable")}
+        | {"key": None if each.key is None else each.key.decode(errors="backslashreplace")}
+        for each in found
+    ]
     show(rows, listing, columns=columns, name="token")

@@ -94,7 +94,9 @@ class Positioned(Answer):
 class AsideJob(Answer):
     """A record that is aside. `at`: when it is tried again; of a dead one, when it died.
 
-    With `waits_for_key` it was never tried: an earlier record of its key goes first, and `at` is null.
+    With `waits_for_key` it was never tried: an earlier record of its key goes first, and `at` is null. A key
+    that is no text is in `key_base64`. `unreadable`: the record cannot be read now, and its key and tag are
+    not known.
     """
 
     partition: int
@@ -104,10 +106,17 @@ class AsideJob(Answer):
     at: Time | None
     waits_for_key: bool
     reason: str
+    key: str | UnsetType = UNSET
+    key_base64: str | UnsetType = UNSET
+    tag: str | UnsetType = UNSET
+    unreadable: bool | UnsetType = UNSET
 
 
 class AsidePage(Answer):
-    """A page of the records that are aside, or dead; `next` is there if there are more."""
+    """A page of the records that are aside, or dead.
+
+    `next` is there if there may be more, also when a search has found nothing so far: give it as `after`.
+    """
 
     jobs: list[AsideJob]
     next: str | UnsetType = UNSET

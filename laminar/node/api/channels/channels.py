@@ -8,7 +8,7 @@ it, waits until they have, so what is received after its answer is received as i
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET
@@ -16,6 +16,7 @@ from msgspec import UNSET
 from laminar.http.api.documents import channels as documents
 from laminar.http.api.parameters import MAX_PAGE
 from laminar.http.api.problems import Problem
+from laminar.http.api.timestamps import parse_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.channels.lookup import ChannelLookup, no_such_channel
 from laminar.node.api.channels.states import ChannelState, ChannelStates
@@ -42,6 +43,11 @@ from membership.requests import CreateChannel, DeleteChannel, Result, UpdateChan
 OPEN_WAIT_S = 5.0
 """How long a request waits for the leaders to open a channel, or to bring it to its new settings."""
 OPEN_RETRY_S = 0.02
+_PLACES: Final[dict[str, tuple[tuple[type, ...], tuple[str, ...], str]]] = {
+    "start": ((int, str, dict), ("earliest", "latest"), 'earliest, latest, a time, {"cursor": NAME}'),
+    "until": ((int, str), (), "now, a time"),
+}
+"""The settings that are places: the types of their values, their words, and what may be said."""
 
 
 class ChannelRoutes:
@@ -156,16 +162,21 @@ class ChannelRoutes:
                 leaders go on.
         """
         record = self._channels.topic(topic)
-        settings = json_body(request, documents.NewChannel).settings
+        asked = json_body(request, documents.ChannelPatch).settings
+        settings = document_of({"settings": self._in_ms(asked)}, documents.NewChannel).settings
         wanted = stored(settings)
         _check_size(wanted)
+        _check_sense(settings)
         self._check_until(wanted)
         if isinstance(settings.start, CursorStart) and channel not in (record.channels or {}):
             await self._check_cursor(topic, settings.start.cursor)
         result = await self._ask(ChannelRequest(CreateChannel(topic, channel, wanted)), topic)
         known = _channel_of(result, channel)
         if result.outcome == "already_exists" and known is not None:
-            raise _already_exists(topic, channel, wanted, known)
+            # To say "now" again is the same request: it ends where it ended at first.
+            is_same = asked.get("until") == "now" and _but_until(wanted) == _but_until(known.settings)
+            if not is_same:
+                raise _already_exists(topic, channel, wanted, known)
         if known is None:
             raise no_such_channel(topic, channel)
         await self._placement.until_seen(result.version)
@@ -179,6 +190,29 @@ class ChannelRoutes:
             )
         record = self._channels.topic(topic)
         return self._shown(record, channel, known, states, created=result.outcome == "created")
+
+    def _in_ms(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return settings with the times of `start` and `until` in ms; ``now`` is that of this node's clock.
+
+        Raises:
+            Problem: 422 `invalid`, with what is allowed.
+        """
+        found = dict(settings)
+        for name, (kinds, words, allowed) in _PLACES.items():
+            value = settings.get(name)
+            if value is None or value in words:
+                continue
+            field = f"settings.{name}"
+            if name == "until" and value == "now":
+                found[name] = self._services.clock.wall_ms()
+            elif isinstance(value, bool) or not isinstance(value, kinds):
+                raise _no_place(field, value, allowed)
+            elif isinstance(value, str):
+                try:
+                    found[name] = parse_time(value, field=field)
+                except Problem:
+                    raise _no_place(field, value, allowed) from None
+        return found
 
     def _check_until(self, settings: dict[str, Any]) -> None:
         """Refuse an end in the future: leaders look it up when they open the channel. Raises `Problem`."""
@@ -227,7 +261,7 @@ class ChannelRoutes:
         seen in their versions.
         """
         known = await self._if_match(request, topic, channel)
-        patch = json_body(request, documents.ChannelPatch).settings
+        patch = self._in_ms(json_body(request, documents.ChannelPatch).settings)
         # A name that is no setting is refused also with null, which is left out of what is merged.
         unknown = {name: value for name, value in patch.items() if name not in SETTINGS}
         merged = unknown | {
@@ -237,6 +271,8 @@ class ChannelRoutes:
         _check_fixed(known, settings)
         wanted = stored(settings)
         _check_size(wanted)
+        if patch.keys() & {"on_dead", "retry_ms", "retry_max_ms"}:
+            _check_sense(settings)  # else what an earlier program took could not be paused
         step = UpdateChannel(topic, channel, known.version, wanted)
         result = await self._ask(ChannelRequest(step), topic)
         now = _channel_of(result, channel)
@@ -354,6 +390,22 @@ def _channel_of(result: Result, name: str) -> ChannelRecord | None:
     return None if result.topic is None else (result.topic.channels or {}).get(name)
 
 
+def _no_place(field: str, value: Any, allowed: str) -> Problem:
+    return Problem(
+        "invalid",
+        "a time is RFC 3339 with an offset, as 2026-01-31T12:00:00Z, or whole milliseconds since the epoch",
+        field=field,
+        value=value,
+        limit=allowed,
+        outcome="not_applied",
+    )
+
+
+def _but_until(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings, and only whether they have an end, not where."""
+    return settings | {"until": "until" in settings}
+
+
 def _check_size(settings: dict[str, Any]) -> None:
     """Refuse settings that are too many bytes for the catalog. Raises `Problem`."""
     size = len(msgspec.json.encode(settings))
@@ -366,6 +418,30 @@ def _check_size(settings: dict[str, Any]) -> None:
             limit=MOST_SETTINGS_BYTES,
             outcome="not_applied",
         )
+
+
+def _check_sense(settings: ChannelSettings) -> None:
+    """Refuse settings of which one makes another mean nothing.
+
+    Raises:
+        Problem: 422 `invalid`.
+    """
+    start, until = settings.start, settings.until
+    if settings.on_dead == "park" and settings.order != "key":
+        raise _no_sense("on_dead", "park", "order=key", "without order by key no record has a key to park")
+    if settings.retry_max_ms < settings.retry_ms:
+        detail = "the longest pause is shorter than the first one; give both"
+        raise _no_sense("retry_max_ms", settings.retry_max_ms, settings.retry_ms, detail)
+    if until is not None and (start == "latest" or (isinstance(start, int) and until < start)):
+        raise _no_sense(
+            "until", until, start, "the channel ends before it begins, and would give out nothing"
+        )
+
+
+def _no_sense(name: str, value: object, limit: object, detail: str) -> Problem:
+    return Problem(
+        "invalid", detail, field=f"settings.{name}", value=value, limit=limit, outcome="not_applied"
+    )
 
 
 def _check_fixed(known: ChannelRecord, settings: ChannelSettings) -> None:

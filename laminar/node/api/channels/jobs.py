@@ -8,6 +8,7 @@ consumer that is gone.
 from __future__ import annotations
 
 import asyncio
+import base64
 import math
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from laminar.http.api.documents import jobs as documents
 from laminar.http.api.parameters import MAX_PAGE, MAX_WAIT_MS
@@ -27,6 +29,8 @@ from laminar.node.api.channels.job_documents import documents_of
 from laminar.node.api.channels.lookup import ChannelLookup
 from laminar.node.api.channels.steps import (
     ASK_S,
+    AsideAnswer,
+    AsideRecord,
     AsideRequest,
     ChannelSteps,
     Given,
@@ -40,6 +44,7 @@ from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.channels.jobs import MAX_BYTES
 from laminar.node.channels.requests import Step
+from laminar.node.channels.search import Budget, Wanted
 from laminar.wire.channels import (
     CHANNEL_HEADER,
     JOBS_TYPE,
@@ -294,16 +299,7 @@ class JobRoutes:
 
     async def _settle(self, topic: TopicRecord, channel: int, asked: documents.Acks) -> documents.Settled:
         steps = _steps(asked)
-        known = set(topic.all_numbers)
-        wrong = next((step for step in steps if step.named.partition not in known), None)
-        if wrong is not None:
-            raise Problem(
-                "invalid",
-                f"topic {topic.name!r} has no partition {wrong.named.partition}, which a token names",
-                field="tokens",
-                value=wrong.named.partition,
-                outcome="not_applied",
-            )
+        _check_partitions(topic, [step.named for step in steps], "tokens")
         by_partition: dict[int, list[Step]] = {}
         for step in steps:
             by_partition.setdefault(step.named.partition, []).append(step)
@@ -359,39 +355,41 @@ class JobRoutes:
         return await self._listed(request, topic, channel, "dead")
 
     async def _listed(self, request: Request, topic: str, channel: str, what: str) -> Response:
+        """Answer with the records of one partition after the other, until the page or its budget is full."""
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
+        query = request.query
+        key = query["key"].encode() if "key" in query else None
+        wanted = Wanted(key, query.get("tag"), query.get("reason"))
         known = await self._channels.record(topic, channel)
-        record = self._channels.topic(topic)
-        first, offset = _after(request.query.get("after", ""))
-        answers = await asyncio.gather(
+        first, offset = _after(query.get("after", ""))
+        numbers = [number for number in self._channels.topic(topic).numbers if number >= first]
+        begin = {number: offset if number == first else 0 for number in numbers}
+        # Most partitions have nothing: which do is asked of all at once, what they have of one at a time.
+        counts = await asyncio.gather(
             *(
                 self._steps.aside(
-                    AsideRequest(topic, number, known.id, what, None, offset if number == first else 0, limit)
+                    AsideRequest(topic, number, known.id, what, after=begin[number], wanted=wanted)
                 )
-                for number in record.numbers
-                if number >= first
+                for number in numbers
             )
         )
-        records = [each for answer in answers for each in answer.records]
-        left = sum(answer.count for answer in answers) - len(records[:limit])
-        answer = documents.AsidePage(
-            [
-                documents.AsideJob(
-                    partition=each.partition,
-                    offset=each.offset,
-                    token=token(each.partition, each.offset, 0),
-                    attempts=each.attempts,
-                    at=None if each.waits_for_key else format_time(each.due_ms),
-                    waits_for_key=each.waits_for_key,
-                    reason=each.reason,
-                )
-                for each in records[:limit]
-            ]
-        )
-        if left > 0:
-            last = records[limit - 1]
-            answer.next = f"{last.partition}:{last.offset + 1}"
-        return Response.json(answer)
+        page, budget = documents.AsidePage([]), Budget(limit)
+        for number in [number for number, answer in zip(numbers, counts, strict=True) if answer.count]:
+            if budget.is_spent:
+                page.next = f"{number}:{begin[number]}"
+                break
+            asked = AsideRequest(
+                topic, number, known.id, what, None, begin[number], budget.listed, wanted, budget
+            )
+            answer = await self._steps.aside(asked)
+            if answer.left is None:
+                answer = _as_of_older(answer, asked)
+            page.jobs += map(_aside_job, answer.records)
+            budget = answer.left or budget
+            if answer.next is not None:
+                page.next = f"{number}:{answer.next}"
+                break
+        return Response.json(page)
 
     async def settle_dead(self, request: Request, topic: str, channel: str) -> Response:
         """Answer POST /v1/topics/{topic}/channels/{channel}/dead: replay or drop dead records."""
@@ -410,7 +408,9 @@ class JobRoutes:
             named: dict[int, list[int] | None] = dict.fromkeys(record.numbers)
         else:
             named = {}
-            for each in _parsed(chosen, field):
+            parsed = _parsed(chosen, field)
+            _check_partitions(record, parsed, field)
+            for each in parsed:
                 named.setdefault(each.partition, [])
                 offsets = named[each.partition]
                 assert offsets is not None
@@ -423,6 +423,54 @@ class JobRoutes:
             )
         )
         return Response.json(documents.DeadChanged(sum(answer.count for answer in answers)))
+
+
+# -- lists ---------------------------------------------------------------------------------------
+
+
+def _as_of_older(answer: AsideAnswer, asked: AsideRequest) -> AsideAnswer:
+    """Return the answer of a program that neither searches nor reads, as others give it.
+
+    Raises:
+        Problem: 503 `not_enabled` if something is looked for.
+    """
+    budget, listed = asked.budget, answer.records
+    assert budget is not None
+    if asked.wanted != Wanted():
+        raise Problem(
+            "not_enabled",
+            f"the leader of partition {asked.partition} has a program that does not search yet",
+            outcome="not_applied",
+        )
+    more = answer.count > len(listed)
+    return AsideAnswer(
+        answer.count,
+        [replace(each, is_read=False) for each in listed],
+        listed[-1].offset + 1 if more else None,
+        replace(budget, listed=budget.listed - len(listed)),
+    )
+
+
+def _aside_job(record: AsideRecord) -> documents.AsideJob:
+    found = documents.AsideJob(
+        partition=record.partition,
+        offset=record.offset,
+        token=token(record.partition, record.offset, 0),
+        attempts=record.attempts,
+        at=None if record.waits_for_key else format_time(record.due_ms),
+        waits_for_key=record.waits_for_key,
+        reason=record.reason,
+    )
+    if record.key is not None:
+        try:
+            found.key = record.key.decode()
+        except UnicodeDecodeError:
+            found.key_base64 = base64.b64encode(record.key).decode()
+    if record.tag is not None:
+        found.tag = record.tag
+    if not record.is_read:
+        found.unreadable = True
+    return found
 
 
 # -- tokens and places ---------------------------------------------------------------------------
@@ -438,6 +486,20 @@ def _parsed(texts: Iterable[str], field: str) -> list[Named]:
                 "invalid", str(error), field=f"{field}[{place}]", value=text[:80], outcome="not_applied"
             ) from error
     return found
+
+
+def _check_partitions(topic: TopicRecord, named: Iterable[Named], field: str) -> None:
+    """Refuse tokens of partitions that the topic never had. Raises 422 `invalid`."""
+    known = set(topic.all_numbers)
+    wrong = next((each.partition for each in named if each.partition not in known), None)
+    if wrong is not None:
+        raise Problem(
+            "invalid",
+            f"topic {topic.name!r} has no partition {wrong}, which a token names",
+            field=field,
+            value=wrong,
+            outcome="not_applied",
+        )
 
 
 def _steps(asked: documents.Acks) -> list[Step]:

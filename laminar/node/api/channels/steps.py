@@ -6,6 +6,8 @@ another consumer when its time is over.
 
 from __future__ import annotations
 
+from heapq import nsmallest
+
 import msgspec
 
 from laminar.http.api.deadlines import FORWARDED_APPEND_S, STEP_ATTEMPTS_S, STEP_PAUSE_S
@@ -15,6 +17,7 @@ from laminar.node.api.common.leader_call import STEP, LeaderCall, RetryPolicy
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.channels.jobs import Run
 from laminar.node.channels.requests import Step
+from laminar.node.channels.search import Budget, Found, Page, Wanted, offsets_of, page_of
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.channels import Why
 from laminar.node.transport.transport import Peer
@@ -97,8 +100,9 @@ class PlaceRequest(msgspec.Struct, frozen=True, array_like=True):
 class AsideRequest(msgspec.Struct, frozen=True, array_like=True):
     """List the records that are aside, or do something with the dead ones.
 
-    `what`: "aside", "dead", "retry" or "drop". `offsets` None: all, for the last two. Listed are up to
-    `limit` from offset `after` on.
+    `what`: "aside", "dead", "retry" or "drop". `offsets` None: all, for the last two. Listed is what is
+    `wanted` from offset `after` on, as far as the `budget` lets it be read; without one, up to `limit` as
+    the table has them, without keys and tags.
     """
 
     topic: str
@@ -108,10 +112,15 @@ class AsideRequest(msgspec.Struct, frozen=True, array_like=True):
     offsets: list[int] | None = None
     after: int = 0
     limit: int = 0
+    wanted: Wanted = Wanted()
+    budget: Budget | None = None
 
 
 class AsideRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A record that is aside. `due_ms`: when it is tried again, or when it died."""
+    """A record that is aside. `due_ms`: when it is tried again, or when it died.
+
+    `is_read` False: it could not be read, so its key and tag are not known.
+    """
 
     partition: int
     offset: int
@@ -120,13 +129,22 @@ class AsideRecord(msgspec.Struct, frozen=True, array_like=True):
     is_dead: bool
     waits_for_key: bool
     reason: str
+    key: bytes | None = None
+    tag: str | None = None
+    is_read: bool = True
 
 
 class AsideAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """How many there are, or were; and those that were to be listed."""
+    """How many there are, or were; and those that were to be listed.
+
+    `next`: the offset from which to go on, None: all were looked at. `left` is what is left of the budget;
+    None: there was none, or an older program has answered, which knows none.
+    """
 
     count: int
     records: list[AsideRecord]
+    next: int | None = None
+    left: Budget | None = None
 
 
 class ChannelSteps:
@@ -264,30 +282,31 @@ class ChannelSteps:
             return AsideAnswer(await delivery.drop_dead(request.channel, request.offsets), [])
         await partition.reader.confirmed_bounds()
         held = partition.state.channels.by_id.get(request.channel)
-        found = (
-            []
-            if held is None
-            else sorted(
-                (offset, each)
-                for offset, each in held.aside.items()
-                if (each.why is Why.DEAD) == (request.what == "dead") and offset >= request.after
+        if held is None:
+            return AsideAnswer(0, [], left=request.budget)
+        is_dead, after, wanted = request.what == "dead", request.after, request.wanted
+        offsets = offsets_of(held, is_dead=is_dead, after=after, wanted=wanted)
+        if request.budget is None:
+            first = [Found(offset, held.aside[offset]) for offset in nsmallest(request.limit, offsets)]
+            page = Page(first, None, None)
+        else:
+            page = await page_of(partition, held, offsets, wanted=wanted, budget=request.budget)
+        records = [
+            AsideRecord(
+                partition.number,
+                each.offset,
+                each.aside.attempts,
+                each.aside.due_ms,
+                each.aside.why is Why.DEAD,
+                each.aside.why is Why.BUSY,
+                each.aside.reason,
+                each.key,
+                each.tag,
+                each.is_read,
             )
-        )
-        return AsideAnswer(
-            len(found),
-            [
-                AsideRecord(
-                    partition.number,
-                    offset,
-                    each.attempts,
-                    each.due_ms,
-                    each.why is Why.DEAD,
-                    each.why is Why.BUSY,
-                    each.reason,
-                )
-                for offset, each in found[: request.limit]
-            ],
-        )
+            for each in page.records
+        ]
+        return AsideAnswer(len(offsets), records, page.next, page.left)
 
     async def on_aside(self, peer: Peer, payload: bytes) -> AsideAnswer:
         """Carry out a step for another shard, on a partition that is led here."""

@@ -97,9 +97,13 @@ class RouteChanges:
         ranges = route_of(record).ranges
         numbers = [each.number for each in ranges]
         for number in wanted.inputs:
-            if number not in numbers or wanted.inputs.count(number) > 1:
-                limit = f"{len(numbers)} partitions of route {wanted.after}, each once"
-                raise _wrong("inputs", number, limit, "it is no partition that takes records, or named twice")
+            limit = f"{len(numbers)} partitions of route {wanted.after}, each once"
+            if wanted.inputs.count(number) > 1:
+                raise _wrong("inputs", number, limit, "the partition is named twice")
+            if number not in numbers:
+                has_ended = number in record.all_numbers
+                detail = "the partition has ended: others take its records" if has_ended else None
+                raise _wrong("inputs", number, limit, detail or f"the topic has no partition {number}")
         inputs = [each for each in ranges if each.number in wanted.inputs]
         first, end = inputs[0].first, inputs[-1].first + inputs[-1].size
         if sum(each.size for each in inputs) != end - first:

@@ -86,10 +86,11 @@ def _invalid(text: str, document: Any, kind: type[msgspec.Struct]) -> Problem:
     unknown = _UNKNOWN.fullmatch(text)
     if unknown is not None:
         name = unknown["name"]
+        full = f"{path}.{name}" if path else name
         return Problem(
             "invalid",
-            "there is no such field",
-            field=f"{path}.{name}" if path else name,
+            f"there is no field {full}",
+            field=full,
             value=_at(document, f"{path}.{name}"),
             limit=_limit([each for each in _kind_at(kind, path) if isinstance(each, inspect.StructType)]),
         )

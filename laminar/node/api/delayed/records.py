@@ -11,6 +11,7 @@ import base64
 from heapq import nsmallest
 
 from laminar.http.api.documents import delayed as documents
+from laminar.http.api.documents.delayed import MAX_BUCKETS
 from laminar.http.api.parameters import LONGEST_MS, MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import LATEST_MS, format_time, parse_time
@@ -128,15 +129,6 @@ class DelayedRoutes:
         if "after" in query:
             when, _, named = query["after"].partition("_")
             after = (parse_time(when, field="after"), _id(named, field="after").number)
-        if bucket_ms and to_ms - from_ms > documents.MAX_BUCKETS * bucket_ms:
-            raise Problem(
-                "invalid",
-                f"there are more than {documents.MAX_BUCKETS:,} spans between `from` and `to`, which are the "
-                "years 1970 to 9999 if they are left out",
-                field="bucket_ms",
-                value=bucket_ms,
-                limit=-(-(to_ms - from_ms) // documents.MAX_BUCKETS),
-            )
         key = query["key"].encode() if "key" in query else None
         answers = await asyncio.gather(
             *(
@@ -147,7 +139,7 @@ class DelayedRoutes:
             )
         )
         if bucket_ms:
-            return Response.json(_buckets(answers))
+            return Response.json(buckets_of(answers, bucket_ms))
         # A record that is being sent on may be listed by two partitions.
         found: dict[int, tuple[int, Listed]] = {}
         for number, answer in zip(record.all_numbers, answers, strict=True):
@@ -200,12 +192,22 @@ def _document(partition: int, listed: Listed) -> documents.DelayedRecord:
     return found
 
 
-def _buckets(answers: list[DelayedListing]) -> documents.DelayedPage:
+def buckets_of(answers: list[DelayedListing], bucket_ms: int) -> documents.DelayedPage:
+    """Return the sums of what leaders have counted. Raises 422 `invalid` if too many spans have records."""
     found: dict[int, tuple[int, int]] = {}
     for answer in answers:
         for at, (count, size) in answer.buckets.items():
             before = found.get(at, (0, 0))
             found[at] = (before[0] + count, before[1] + size)
+    if len(found) > MAX_BUCKETS:
+        raise Problem(
+            "invalid",
+            f"records are pending in more than {MAX_BUCKETS:,} spans of this length: ask for longer ones, or "
+            "give `from` and `to`",
+            field="bucket_ms",
+            value=bucket_ms,
+            limit=-(-(max(found) - min(found)) // MAX_BUCKETS),
+        )
     return documents.DelayedPage(
         buckets=[documents.DelayedBucket(format_time(at), *found[at]) for at in sorted(found)]
     )

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from laminar.http.api.deadlines import FORWARDED_STEP_S
+from laminar.http.api.documents.delayed import MAX_BUCKETS
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import EntriesTrimmed, StorageError
 from laminar.node.api.common.leader_call import STEP, LeaderCall
@@ -173,6 +174,8 @@ async def _listing(publisher: Publisher, asked: DelayedList) -> DelayedListing:
         ]
         if asked.bucket_ms:
             _count(buckets, asked.bucket_ms, due, value_bytes(batch))
+            if len(buckets) > MAX_BUCKETS:
+                break  # it is refused
             continue
         for each in nsmallest(asked.limit, due):
             row = each.place.row

@@ -26,6 +26,20 @@ def split(http: httpx.Client, topic: str) -> None:
         time.sleep(0.02)
 
 
+def test_a_split_says_which_partition_it_can_not_split(http: httpx.Client, new_topic: NewTopic) -> None:
+    """One that has ended, one that never was, and one that is named twice are three mistakes."""
+    topic = new_topic(1)
+    split(http, topic)
+    for inputs, detail in (
+        ([0], "the partition has ended: others take its records"),
+        ([9], "the topic has no partition 9"),
+        ([1, 1], "the partition is named twice"),
+    ):
+        refused = http.post(f"/v1/topics/{topic}/routes", json={"after": 1, "inputs": inputs, "into": 2})
+        said = problem(refused, 422, "invalid", field="inputs", value=inputs[0])
+        assert said["detail"] == detail and said["limit"] == "2 partitions of route 1, each once"
+
+
 def records(values: str) -> list[dict[str, Any]]:
     return [{"value": value, "key": f"k{number % 4}"} for number, value in enumerate(values)]
 

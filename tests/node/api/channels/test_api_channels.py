@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -72,6 +73,29 @@ def test_where_it_begins_is_as_its_settings_say(http: httpx.Client, partition: P
     assert (4, 1) == (early["depth"], late["depth"])
     assert early["oldest_age_ms"] >= late["oldest_age_ms"] >= 0
     assert (0, 0, 0, 0, False) == tuple(early[name] for name in ("out", "aside", "dead", "lost", "blocked"))
+
+
+def test_its_places_may_be_times_as_text(http: httpx.Client, new_topic: NewTopic) -> None:
+    """The catalog keeps milliseconds; `now` is the time of the first creation."""
+    topic = new_topic()
+    made = create(http, topic, start="2026-01-31T13:00:00.5+01:00", until="2026-01-31T12:00:01Z")
+    assert {"start": 1_769_860_800_500, "until": 1_769_860_801_000} == made["settings"]
+    same = {"start": 1_769_860_800_500, "until": "1769860801000"}
+    assert 200 == http.put(path_of(topic), json={"settings": same}).status_code
+
+    first = create(http, topic, "replay", until="now")
+    time.sleep(0.002)
+    again = http.put(path_of(topic, "replay"), json={"settings": {"until": "now"}})
+
+    assert (200, first["settings"]) == (again.status_code, again.json()["settings"])
+    for other in ({"until": "now", "order": "key"}, {"until": 7}, {}):
+        refused = http.put(path_of(topic, "replay"), json={"settings": other})
+        problem(refused, 409, "already_exists")
+    problem(
+        http.put(path_of(topic), json={"settings": same | {"until": "now", "order": "key"}}),
+        409,
+        "already_exists",
+    )
 
 
 def test_it_begins_where_a_cursor_stands(http: httpx.Client, new_topic: NewTopic) -> None:
@@ -145,7 +169,11 @@ def test_of_equal_creations_that_race_one_is_the_first(api_url: str, new_topic: 
         ({"timeout_ms": 999}, "settings.timeout_ms", 999, 1000),
         ({"max_attempts": -1}, "settings.max_attempts", -1, 0),
         ({"order": "fifo"}, "settings.order", "fifo", "key, none"),
-        ({"start": "middle"}, "settings.start", "middle", "earliest, latest"),
+        ({"start": "middle"}, "settings.start", "middle", 'earliest, latest, a time, {"cursor": NAME}'),
+        ({"start": "2026-01-31T12:00:00"}, "settings.start", "2026-01-31T12:00:00", None),
+        ({"start": 1.5}, "settings.start", 1.5, 'earliest, latest, a time, {"cursor": NAME}'),
+        ({"until": "latest"}, "settings.until", "latest", "now, a time"),
+        ({"until": True}, "settings.until", True, "now, a time"),
         ({"start": {"cursor": "a b"}}, "settings.start.cursor", "a b", "^[A-Za-z0-9._-]{1,200}$"),
         ({"start": {"cursr": "a"}}, "settings.start.cursr", "a", "cursor"),
         ({"filter": {"tag": ["a"]}}, "settings.filter.tag", "['a']", "tags, headers"),
@@ -168,6 +196,44 @@ def test_what_is_no_setting_is_422_and_names_the_field_and_its_limit(
     assert value is None or value == said["value"]
     assert limit is None or limit == said["limit"]
     assert [] == http.get(f"/v1/topics/{topic}/channels").json()["channels"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "value", "limit"),
+    [
+        ({"on_dead": "park"}, "settings.on_dead", "park", "order=key"),
+        ({"retry_ms": 900_001}, "settings.retry_max_ms", 900_000, 900_001),
+        ({"retry_ms": 5, "retry_max_ms": 4}, "settings.retry_max_ms", 4, 5),
+        ({"start": 8, "until": 7}, "settings.until", 7, 8),
+        ({"start": "latest", "until": 7}, "settings.until", 7, "latest"),
+    ],
+)
+def test_settings_of_which_one_makes_another_mean_nothing_are_refused(
+    http: httpx.Client,
+    new_topic: NewTopic,
+    settings: dict[str, Any],
+    field: str,
+    value: object,
+    limit: object,
+) -> None:
+    """At the creation, and in a change; what an earlier program took may be changed otherwise."""
+    topic = new_topic()
+    refused = http.put(path_of(topic), json={"settings": settings})
+    problem(refused, 422, "invalid", field=field, value=value, limit=limit)
+    if "until" not in settings:
+        create(http, topic)
+        changed = http.patch(path_of(topic), json={"settings": settings}, headers={"If-Match": "*"})
+        problem(changed, 422, "invalid", field=field, value=value, limit=limit)
+
+
+def test_a_filter_that_takes_all_is_none(http: httpx.Client, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    assert {} == create(http, topic, filter={})["settings"]
+    equal: list[dict[str, Any]] = [{}, {"filter": None}, {"filter": {"tags": []}}]
+    for same in equal:
+        assert 200 == http.put(path_of(topic), json={"settings": same}).status_code
+    patched = http.patch(path_of(topic), json={"settings": {"filter": {}}}, headers={"If-Match": "*"})
+    assert {} == patched.json()["settings"]
 
 
 def test_names_are_those_of_topics(http: httpx.Client, new_topic: NewTopic) -> None:

@@ -99,6 +99,17 @@ def test_a_failed_record_is_listed_dead_replayed_and_dropped(http: httpx.Client,
     settle(http, topic, ack=[c["token"]])
 
 
+def test_a_dead_record_of_a_partition_that_is_not_there_is_422(
+    http: httpx.Client, new_topic: NewTopic
+) -> None:
+    """As for `acks`: the token is wrong, and nothing is changed."""
+    topic = new_topic(1)
+    create(http, topic)
+    for what in ("replay", "drop"):
+        refused = http.post(f"{path_of(topic)}/dead", json={what: ["0:1:0", "7:1:0"]})
+        problem(refused, 422, "invalid", field=what, value=7)
+
+
 def test_a_record_that_waits_is_listed_with_its_time(http: httpx.Client, new_topic: NewTopic) -> None:
     """What waits for its key says so."""
     topic = new_topic(1)
@@ -113,6 +124,45 @@ def test_a_record_that_waits_is_listed_with_its_time(http: httpx.Client, new_top
     assert first["at"] is not None and second["at"] is None
     assert first["attempts"] == 1
     assert receive(http, topic, wait_ms=50) == []
+
+
+def test_the_dead_are_looked_for_by_key_tag_and_reason(http: httpx.Client, new_topic: NewTopic) -> None:
+    """Each row says its key and tag; a page goes on where the one before it ended, over all partitions."""
+    topic = new_topic(3)
+    create(http, topic, max_attempts=1)
+    rows = [{"value": f"{n}", "key": f"k{n % 4}", "tag": "even" if n % 2 == 0 else "odd"} for n in range(12)]
+    append(http, topic, *rows, {"value": "x", "key_base64": "/w=="})
+    jobs: list[dict[str, Any]] = []
+    while len(jobs) < 13:
+        jobs += receive(http, topic, max=20)
+    settle(http, topic, nack=[{"token": job["token"], "reason": f"no luck: {job['value']}"} for job in jobs])
+
+    def found(**asked: Any) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = []
+        after: str | None = ""
+        while after is not None:
+            page = http.get(f"{path_of(topic)}/dead", params=asked | {"after": after}).json()
+            listed += page["jobs"]
+            after = page.get("next")
+        return listed
+
+    by_place = {(job["partition"], job["offset"]): job for job in jobs}
+    for limit in (1, 5, 100):
+        every = found(limit=limit)
+        assert [(each["partition"], each["offset"]) for each in every] == sorted(by_place)
+        for each in every:
+            job = by_place[each["partition"], each["offset"]]
+            for name in ("key", "key_base64", "tag"):
+                assert each.get(name) == job.get(name), name
+            assert "unreadable" not in each
+        assert {each["reason"] for each in found(limit=limit, key="k1")} == {
+            f"no luck: {n}" for n in (1, 5, 9)
+        }
+        assert len(found(limit=limit, tag="odd")) == 6
+        assert found(limit=limit, key="k1", tag="even") == []
+        (one,) = found(limit=limit, reason="luck: 7")
+        assert (one["key"], one["tag"]) == ("k3", "odd")
+    assert http.get(f"{path_of(topic)}/aside", params={"key": "k1"}).json() == {"jobs": []}
 
 
 def test_a_channel_is_moved_back_and_forward(http: httpx.Client, new_topic: NewTopic) -> None:

@@ -34,7 +34,7 @@ def request_of(body: bytes) -> Request:
         (b'{"between": 0}', "between must be between 1 and 4096", 1),
         (b'{"least": 0}', "least must be at least 1", 1),
         (b'{"text": "four"}', "Expected `str` of length <= 3", 3),
-        (b'{"other": 1}', "there is no such field", "between, least, text"),
+        (b'{"other": 1}', "there is no field other", "between, least, text"),
     ],
 )
 def test_a_limit_is_named_in_a_sentence(body: bytes, detail: str, limit: int | str) -> None:
