@@ -163,7 +163,7 @@ async def test_what_is_said_at_the_same_time_goes_in_one_request(topic: Topic[by
 
 async def test_a_pause_of_zero_is_not_the_pause_of_the_channel(topic: Topic[bytes]) -> None:
     """Said at the same time of jobs that follow each other, in either order."""
-    channel = await topic.channel("c", retry_ms=3_600_000)
+    channel = await topic.channel("c", retry_ms=3_600_000, retry_max_ms=3_600_000)
     for number in range(4):
         await topic.append(b"%d" % number, partition=1)
     jobs = await taken(channel, 4)

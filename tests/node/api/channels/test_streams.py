@@ -106,7 +106,7 @@ def test_what_is_given_back_makes_room(
 ) -> None:
     """A released one comes again at once, a refused one after its pause."""
     topic = new_topic(1)
-    create(http, topic, retry_ms=3_600_000)
+    create(http, topic, retry_ms=3_600_000, retry_max_ms=3_600_000)
     append(http, topic, {"value": "a"}, {"value": "b"})
     with stream(api_url, topic, credit=1) as jobs:
         first = jobs.job()
@@ -122,7 +122,7 @@ def test_a_time_out_makes_room_and_more_time_does_not(
     api_url: str, http: httpx.Client, new_topic: NewTopic
 ) -> None:
     topic = new_topic(1)
-    create(http, topic, retry_ms=3_600_000)
+    create(http, topic, retry_ms=3_600_000, retry_max_ms=3_600_000)
     append(http, topic, *({"value": value} for value in "abc"))
     # So much that what is said of a job comes within its time, also on a slow machine.
     with stream(api_url, topic, credit=1, timeout_ms=3_000) as jobs:
