@@ -16,8 +16,8 @@ from laminar.client.consume.jobs import Job
 from laminar.client.net.session import Session
 from laminar.client.policy import staging
 from laminar.client.transact import sinks
-from laminar.node.partition.state.pins import PINS_SINCE
 from laminar.testing.nodes import serve
+from membership.catalog import CODE_VERSION
 
 WAIT_S = 30.0
 
@@ -162,7 +162,7 @@ async def test_no_job_is_acknowledged_before_all_programs_know_pins(
     channel = await orders.channel("billing", exist_ok=True)
     await orders.append(b"a")
     (job,) = await jobs_of(channel, 1)
-    monkeypatch.setattr("laminar.node.api.transactions.acks.PINS_SINCE", PINS_SINCE + 1)
+    monkeypatch.setattr("laminar.node.api.transactions.acks.PINS_SINCE", CODE_VERSION + 1)
     sink = client.sink("billing")
     await sink.begin()
     async with sink.stage(0) as stager:
