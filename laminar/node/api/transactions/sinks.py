@@ -15,8 +15,8 @@ from laminar.http.api.deadlines import FORWARDED_SINK_STEP_S
 from laminar.http.api.documents import transactions as documents
 from laminar.http.api.parameters import MAX_EPOCH, MAX_NUMBER, MAX_PAGE
 from laminar.http.api.problems import Problem
-from laminar.http.api.roles import AFTER_SYSTEM
 from laminar.http.api.records import Limits
+from laminar.http.api.roles import AFTER_SYSTEM
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import principal_of
