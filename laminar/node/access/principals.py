@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from laminar.http.api.problems import Problem
-from laminar.http.api.roles import AnyGrant, What, allows, prefixes
+from laminar.http.api.roles import SYSTEM_PREFIX, AnyGrant, What, allows, prefixes
 from laminar.http.protocol.messages import Request
 from membership.records import CredentialRecord, Grant
 
@@ -43,8 +43,19 @@ class Principal:
         return self.credential in credentials and (not self.expires_ms or now_ms < self.expires_ms)
 
     def prefixes(self, what: What, *, within: str) -> list[str]:
-        """Return the prefixes of the names below `within` on which the grants allow `what`."""
+        """Return the prefixes of the names below `within` on which the grants allow `what`, if `may` does."""
         return prefixes(self.grants, what, within=within)
+
+    def among(self, names: Iterable[str], what: What, *, within: str) -> Iterator[str]:
+        """Yield the names below `within` on which the grants allow `what`.
+
+        Of many, as all topics are, it takes far less time than to ask `may` of each.
+        """
+        beginnings = tuple(self.prefixes(what, within=within))
+        systems = self.may(what, SYSTEM_PREFIX)
+        for name in names:
+            if name.startswith(beginnings) and (systems or not name.startswith(SYSTEM_PREFIX)):
+                yield name
 
     def require(self, what: What, name: str) -> None:
         """Refuse what the grants do not allow.
@@ -53,6 +64,8 @@ class Principal:
             Problem: 403 `forbidden`. It says nothing about whether anything of that name exists.
         """
         if not self.may(what, name):
+            if name.startswith(SYSTEM_PREFIX):
+                raise forbidden("admin", "")  # no other role helps
             raise forbidden(what, name)
 
 
@@ -80,5 +93,5 @@ def principal_of(request: Request) -> Principal:
     memo = request.head.memo
     principal: Principal | None = None if memo is None else memo.principal
     if principal is None:
-        principal = request.connection.context  # by a certificate
+        principal = request.connection.context  # by a certificate, or by nothing
     return ANYONE if principal is None else principal

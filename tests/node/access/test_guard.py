@@ -223,7 +223,10 @@ def test_no_subject_looks_like_another() -> None:
     forged = {"subject": ((("commonName", "billing,O=Example"),),)}
     real = {"subject": ((("commonName", "billing"),), (("organizationName", "Example"),))}
 
+    joined = {"subject": ((("commonName", "billing"), ("organizationName", "Example")),)}
+
     assert ("CN=billing\\,O\\=Example", "CN=billing,O=Example") == (subject_of(forged), subject_of(real))
+    assert "CN=billing+O=Example" == subject_of(joined)
 
 
 class Connection:
@@ -257,3 +260,49 @@ def test_a_principal_by_certificate_stays_with_its_connection() -> None:
     with pytest.raises(Problem):
         Api._permit(guarded.guard, Request(head, b"", unknown), matched)
     assert unknown.context is None
+
+
+@pytest.mark.parametrize("empty", [{}, {"authorization": ""}], ids=["no header", "an empty one"])
+def test_only_a_token_is_kept_with_the_head(empty: dict[str, str]) -> None:
+    """An empty header proves nothing, so that who showed a certificate is not known by these bytes.
+
+    Nor does a probe that proved nothing take what a certificate proves on a public route.
+    """
+    guarded = Guarded(Grant("read", "a"))
+    record = CredentialRecord(
+        "c" * 16, "svc", [Grant("admin", "")], b"", b"", 1, certificate="O=Example\\, Inc.,CN=billing"
+    )
+    guarded.show({record.id: record})
+
+    def ask(head: RequestHead, connection: Connection, operation: str) -> str:
+        head.memo = head.memo or _Matched(operation, {}, None)
+        Api._permit(guarded.guard, Request(head, b"", connection), head.memo)
+        return principal_of(Request(head, b"", connection)).name
+
+    shared, probe = RequestHead("GET", "/", empty), RequestHead("GET", "/readyz", empty)
+
+    assert "svc" == ask(shared, Connection(CERTIFICATE), "limits")
+    with pytest.raises(Problem):
+        ask(shared, Connection(), "limits")
+    assert ["anonymous", "svc"] == [ask(probe, Connection(shown), "readyz") for shown in (None, CERTIFICATE)]
+
+
+@pytest.mark.parametrize("unconfirmed", [False, True], ids=["no view", "a view of before its start"])
+def test_a_node_that_has_just_started_refuses_no_one_for_good(unconfirmed: bool) -> None:
+    """A client takes 401 for final, and may give records up for that; a token that is known holds."""
+    guarded = Guarded(Grant("read", "a"))
+    other = new_token(os.urandom)
+    if unconfirmed:
+        assert guarded.view.message is not None
+        guarded.view.message.confirmed = False
+        assert "billing" == guarded.guard.permit(guarded.head(), "limits", ANY, {}).name
+    else:
+        guarded.view.message = None
+
+    problem = refusal(guarded, f"Bearer {other.text}")
+    assert (503, "not_ready", True) == (problem.status, problem.code, problem.retriable)
+    with pytest.raises(Problem, match="since its start"):
+        guarded.guard.permit(guarded.head(""), "limits", ANY, {}, certificate=CERTIFICATE)
+    for text in ("", "Bearer lam_wrong"):
+        assert 401 == refusal(guarded, text).status
+    assert () == guarded.guard.permit(guarded.head(f"Bearer {other.text}"), "livez", PUBLIC, {}).grants

@@ -199,12 +199,39 @@ def test_lists_have_only_what_the_principal_may_see(guarded: Guarded) -> None:
     assert {"mine-sink", "other-sink"} <= listed("all", "/v1/sinks", "sink")
 
 
+def test_a_list_of_sinks_has_the_systems_for_an_admin_of_all_only(guarded: Guarded) -> None:
+    """Page by page, to its end; a page may be shorter, and names none of them as the next one's beginning."""
+    for sink in ("A-sink", "_one", "_two", "z-sink"):
+        assert 200 == guarded.ask("all", "POST", f"/v1/sinks/{sink}").status_code
+    guarded.make("write_every", ("write", ""), ("write", "_"), ("admin", "_one"))
+
+    def listed(kind: str, prefix: str) -> list[str]:
+        found: list[str] = []
+        query: dict[str, str] | None = {}
+        while query is not None:
+            asked = query | {"prefix": prefix, "limit": "1"}
+            answer = guarded.ask(kind, "GET", "/v1/sinks", params=asked)
+            if kind != "all":
+                assert "_one" not in answer.text and "_two" not in answer.text
+            found += [each["sink"] for each in answer.json()["sinks"]]
+            query = {"after": answer.json()["next"]} if "next" in answer.json() else None
+        return found
+
+    assert ["_one", "_two"] == listed("all", "_")
+    assert [] == listed("write_every", "_")
+    assert ["A-sink", "z-sink"] == [
+        each for each in listed("write_every", "") if not each.startswith(("mine", "other"))
+    ]
+    assert {"A-sink", "_one", "_two", "z-sink"} <= set(listed("all", ""))
+
+
 def test_the_systems_topics_belong_to_an_admin_of_all(guarded: Guarded) -> None:
     """A role on every name is none on these."""
     for role in ("read", "write"):
         guarded.make(f"{role}_all", (role, ""))
         answer = guarded.ask(f"{role}_all", "GET", "/v1/topics/_transactions")
-        assert (403, "admin") == (answer.status_code, "admin")
+        said = answer.json()
+        assert (403, "admin", "") == (answer.status_code, said["value"], said["limit"])
         assert 200 == guarded.ask(f"{role}_all", "GET", f"/v1/topics/{OTHER}").status_code
 
 
@@ -229,6 +256,33 @@ def test_a_commit_acknowledges_jobs_only_of_topics_that_the_principal_reads(guar
         answer.json().get("limit"),
     ), answer.text
     assert 403 != guarded.ask("all", "PUT", "/v1/sinks/mine-sink/batches/0", json=commit).status_code
+
+
+@pytest.mark.parametrize("topic", [OTHER, "other-unknown", "_transactions"])
+@pytest.mark.parametrize(
+    ("method", "path", "document"),
+    [
+        ("POST", "prepared", {"epoch": 1, "stages": [1]}),
+        ("PUT", "", {"epoch": 1, "parts": [{"stages": [1]}]}),
+        ("PUT", "", {"epoch": 1, "parts": [{"prepared": 1}]}),
+        ("PUT", "", {"epoch": 1, "parts": [{}]}),
+    ],
+    ids=["prepare", "commit stages", "commit what is prepared", "commit nothing"],
+)
+def test_a_batch_changes_only_topics_that_the_principal_writes(
+    guarded: Guarded, topic: str, method: str, path: str, document: dict[str, Any]
+) -> None:
+    """The topics are in the body; the answer does not tell whether they exist."""
+    place = {"topic": topic, "partition": 0}
+    if "parts" in document:
+        document = document | {"parts": [place | each for each in document["parts"]]}
+    else:
+        document = document | place
+    answer = guarded.ask("write", method, f"/v1/sinks/mine-sink/batches/0/{path}".rstrip("/"), json=document)
+
+    said = answer.json()
+    missing = ("admin", "") if topic.startswith("_") else ("write", topic)
+    assert (403, *missing) == (answer.status_code, said.get("value"), said.get("limit")), said
 
 
 def test_tokens_are_made_listed_and_revoked(guarded: Guarded) -> None:

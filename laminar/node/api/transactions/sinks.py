@@ -16,6 +16,7 @@ from laminar.http.api.documents import transactions as documents
 from laminar.http.api.parameters import MAX_EPOCH, MAX_NUMBER, MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
+from laminar.http.api.roles import AFTER_SYSTEM
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import principal_of
@@ -244,21 +245,24 @@ class SinkRoutes:
         """Answer GET /v1/sinks?prefix=&limit=&after=: those that the principal may write."""
         prefix, after = request.query.get("prefix", ""), request.query.get("after", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
+        principal = principal_of(request)
         await self._refresh_for({TOPIC})
         found: list[Sink] = []
         if TOPIC in self._services.view.topics():
             asked = [
                 ListRequest(TOPIC, number, each, after, limit + 1)
-                for each in principal_of(request).prefixes("write", within=prefix)
+                for each in principal.prefixes("write", within=prefix)
                 for number in range(COORDINATORS)
             ]
             for each in await asyncio.gather(*(self._at_leader(one, list[Sink]) for one in asked)):
                 found += each
         found.sort(key=lambda sink: sink.name)
-        answer = documents.SinkPage([_described(sink.name, sink) for sink in found[:limit]])
+        page = [sink for sink in found[:limit] if principal.may("write", sink.name)]
+        answer = documents.SinkPage([_described(sink.name, sink) for sink in page])
         headers = []
         if len(found) > limit:
-            answer.next = found[limit - 1].name
+            last = found[limit - 1].name
+            answer.next = last if principal.may("write", last) else AFTER_SYSTEM
             headers.append(next_link("/v1/sinks", prefix=prefix, limit=limit, after=answer.next))
         return Response.json(answer, headers=headers)
 
@@ -346,6 +350,7 @@ class SinkRoutes:
     async def prepare_stages(self, request: Request, sink: str, number: str) -> Response:
         """Answer POST /v1/sinks/{sink}/batches/{number}/prepared: prepare stages before their commit."""
         body = json_body(request, documents.Prepare)
+        principal_of(request).require("write", body.topic)
         _refuse_system(body.topic, field="topic")
         await self._refresh_for({body.topic, TOPIC}, [(body.topic, str(body.partition))])
         self._topics.partition_record(body.topic, str(body.partition))
@@ -384,13 +389,14 @@ class SinkRoutes:
         """Answer PUT /v1/sinks/{sink}/batches/{number}."""
         body = json_body(request, documents.Commit)
         parts = body.parts
+        principal = principal_of(request)
+        for topic in {part.topic: None for part in parts if part.acks}:
+            principal.require("read", topic)
+        for topic in {part.topic: None for part in parts if part.stages or part.prepared or not part.acks}:
+            principal.require("write", topic)
         await self._refresh_for(
             {part.topic for part in parts}, [(part.topic, str(part.partition)) for part in parts]
         )
-        principal = principal_of(request)
-        for part in parts:
-            if part.acks:
-                principal.require("read", part.topic)
         for place, part in enumerate(parts):
             _refuse_system(part.topic, field=f"parts.{place}.topic")
             self._topics.partition_record(part.topic, str(part.partition))
