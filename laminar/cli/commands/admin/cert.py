@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 CA_DAYS = 3650
 DAYS = 365
 MOST_DAYS = 36_500
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 # Clocks that are this much behind accept a new certificate at once.
 _EARLIER = datetime.timedelta(minutes=5)
 
@@ -136,10 +138,10 @@ def _host(text: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(text.strip("[]")))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(text)
-    except ValueError:
-        raise UsageError(f"--host is a name or an IP address (it is {text!r})") from None
+    # A URL, or a host with its port, would be a name that no client ever asks for.
+    if not _HOST.fullmatch(text):
+        raise UsageError(f"--host is a name or an IP address, without a port (it is {text!r})")
+    return x509.DNSName(text)
 
 
 def _checked(name: str) -> str:
