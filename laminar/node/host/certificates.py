@@ -36,6 +36,14 @@ _ATTRIBUTES = {
 }
 
 
+# What OpenSSL names in a way that says little.
+_REASONS = {
+    "KEY_VALUES_MISMATCH": "the key is of another certificate",
+    "PEM_LIB": "a file has not what it should in PEM",
+    "NO_CERTIFICATE_OR_CRL_FOUND": "it has no certificates in PEM",
+}
+
+
 class CertificateError(Exception):
     """The files of certificates cannot be used; the text names the file or the fault."""
 
@@ -47,6 +55,11 @@ class TlsFiles:
     certificate: str
     key: str
     ca: str
+
+    def setting(self, path: str) -> str:
+        """Return the setting that names this file."""
+        named = {self.key: "tls_key", self.ca: "tls_ca", self.certificate: "tls_certificate"}
+        return named[path]
 
     def signature(self) -> tuple[tuple[int, int, int], ...]:
         """Return a value that differs when one of the files was replaced or written.
@@ -141,12 +154,13 @@ def _filled(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     try:
         context.load_cert_chain(files.certificate, files.key, password=_no_password)
     except (OSError, ValueError) as error:  # `ssl.SSLError` is an `OSError`
-        text = f"tls_certificate {files.certificate} and tls_key {files.key} cannot be used: {error}"
+        reason = reason_of(error)
+        text = f"tls_certificate {files.certificate} and tls_key {files.key} cannot be used: {reason}"
         raise CertificateError(text) from error
     try:
         context.load_verify_locations(files.ca)
     except (OSError, ValueError) as error:
-        raise CertificateError(f"tls_ca {files.ca} cannot be used: {error}") from error
+        raise CertificateError(f"tls_ca {files.ca} cannot be used: {reason_of(error)}") from error
     return context
 
 
@@ -183,7 +197,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     if isinstance(error, ssl.SSLError) and error.reason:
-        return error.reason.lower().replace("_", " ")
+        return _REASONS.get(error.reason) or error.reason.lower().replace("_", " ")
     return str(error) or type(error).__name__
 
 
@@ -264,7 +278,8 @@ class Certificates:
             # Taken before: files that change meanwhile are loaded again.
             signature = self.files.signature()
         except OSError as error:
-            raise CertificateError(f"{error.filename}: {error.strerror}") from error
+            setting = self.files.setting(str(error.filename))
+            raise CertificateError(f"{setting} {error.filename}: {error.strerror}") from error
         contexts = load(self.files)
         if self.node is not None:
             self._check_name(contexts, self.node)
