@@ -87,6 +87,7 @@ def test_two_cas_of_one_name_are_told_apart(laminar: Laminar, tmp_path: Path) ->
         (("node", "ca", "--host", "h"), "the CA's own files"),
         (("client", "a/b"), "none of them '/'"),
         (("client", "x", "--days", "0"), "--days must be between 1 and"),
+        (("client", "x", "--days", "4000"), ": at most 3649 (it is 4000)"),
     ],
 )
 def test_what_cannot_be_is_refused(

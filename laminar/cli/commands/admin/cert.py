@@ -121,7 +121,7 @@ def _issue(
         raise UsageError("NAME is the name of the CA's own files: choose another")
     authority, authority_key = _read_ca(directory)
     key = _new_key()
-    builder = _builder(_name(name), authority.subject, key, _checked_days(days))
+    builder = _builder(_name(name), authority.subject, key, _days_within(authority, _checked_days(days)))
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if server else [])]
@@ -153,6 +153,17 @@ def _checked(name: str) -> str:
 def _checked_days(days: int) -> int:
     if not 1 <= days <= MOST_DAYS:
         raise UsageError(f"--days must be between 1 and {MOST_DAYS} (it is {days})")
+    return days
+
+
+def _days_within(authority: x509.Certificate, days: int) -> int:
+    """Return `days`; refuse more than the CA has left, of whose end no node warns."""
+    end = authority.not_valid_after_utc
+    left = (end - datetime.datetime.now(datetime.UTC)).days
+    if days > left:
+        raise UsageError(
+            f"--days: the CA ends before, on {end:%Y-%m-%d}: at most {max(left, 0)} (it is {days})"
+        )
     return days
 
 
