@@ -139,7 +139,8 @@ def load(files: TlsFiles) -> Contexts:
 def _server(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # Clients can ask for a new key only by a new connection, which is bounded as such. No ticket lets one
-    # leave out the certificates.
+    # leave out the certificates. TLS 1.2 can also go on with a session by its id: this process has verified
+    # its certificate at most two hours ago, and by these files.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.num_tickets = 0
     return _filled(context, files)
