@@ -38,6 +38,7 @@ _ATTRIBUTES = {
 
 # What OpenSSL names in a way that says little.
 _REASONS = {
+    "HTTP_REQUEST": "the other side speaks http://, not https://",
     "KEY_VALUES_MISMATCH": "the key is of another certificate",
     "PEM_LIB": "a file has not what it should in PEM",
     "NO_CERTIFICATE_OR_CRL_FOUND": "it has no certificates in PEM",
@@ -199,6 +200,8 @@ def reason_of(error: BaseException) -> str:
         return error.verify_message
     if isinstance(error, ssl.SSLError) and error.reason:
         return _REASONS.get(error.reason) or error.reason.lower().replace("_", " ")
+    if isinstance(error, ConnectionResetError):
+        return "the other side left within the handshake"
     return str(error) or type(error).__name__
 
 
