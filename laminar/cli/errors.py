@@ -17,7 +17,8 @@ HINTS = {
     "no_such_operation": "`laminar operations list` shows what is under way",
     "not_cancellable": "`laminar topic alter` changes a number of replicas, `laminar partition move` a place",
     "offset_expired": "--on-expired earliest goes on at the earliest record that is left",
-    "unauthorized": "say who asks: --token-file, LAMINAR_TOKEN, LAMINAR_TOKEN_FILE or a context with a token",
+    "unauthorized": "say who asks: --token-file, or (not with a --url of other hosts) LAMINAR_TOKEN, "
+    "LAMINAR_TOKEN_FILE or a context with a token",
     "forbidden": "`laminar whoami` shows what your token permits; an admin may make another",
     "no_such_token": "`laminar token list` shows what there is",
     "too_few_nodes": "start more nodes, ask for fewer --replicas, or give --allow-fewer-replicas; without "

@@ -253,8 +253,8 @@ _BY_CODE: dict[str, type[Error]] = {"unauthorized": Unauthorized, "forbidden": F
 # The outcome where the answer does not say it.
 _OUTCOMES = {401: "not_applied", 403: "not_applied", 504: "unknown"}
 TOKEN_HINT = (
-    "give a token: token= or token_file=, LAMINAR_TOKEN or LAMINAR_TOKEN_FILE, --token-file; "
-    "`laminar token create` makes one"
+    "give a token: token= or token_file=, --token-file; or LAMINAR_TOKEN or LAMINAR_TOKEN_FILE, which are "
+    "not sent to a URL that is given, unless LAMINAR_URL has its host; `laminar token create` makes one"
 )
 # Hints of the server that name HTTP requests, and what to say instead: methods of this client.
 _HINTS = {

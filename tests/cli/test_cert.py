@@ -82,10 +82,13 @@ def test_two_cas_of_one_name_are_told_apart(laminar: Laminar, tmp_path: Path) ->
     ("words", "said"),
     [
         (("node", "n1"), "give each host"),
+        (("node", "n1", "--host", "10.0.0.1:7070"), "--host is a name or an IP address, without a port"),
+        (("node", "n1", "--host", "https://n1"), "--host is a name or an IP address, without a port"),
         (("node", "a/b", "--host", "h"), "node must be 1 to 63 letters"),
         (("node", "ca", "--host", "h"), "the CA's own files"),
         (("client", "a/b"), "none of them '/'"),
         (("client", "x", "--days", "0"), "--days must be between 1 and"),
+        (("client", "x", "--days", "4000"), ": at most 3649 (it is 4000)"),
     ],
 )
 def test_what_cannot_be_is_refused(

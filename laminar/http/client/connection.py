@@ -54,6 +54,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.idle_since = 0.0
         self.lost: asyncio.Future[None] = loop.create_future()
         self._loop = loop
+        self._heard = False  # whether a byte has come
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[_Waiting] = deque()
         self._buffer = bytearray(HEAD_BUFFER_BYTES)
@@ -160,14 +161,21 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Finish the answer whose body ends with the connection, if there is one; fail all other requests."""
         if self._body_to_end is not None:
             self._finish(self._body_to_end)
-        self.abort("the server closed the connection")
+        self.abort("the server closed the connection" + self._perhaps_tls)
         return False
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Fail the outstanding requests: the connection has ended."""
         if not self.lost.done():
             self.lost.set_result(None)
-        self._end(str(exc) if exc is not None else "the connection was closed", sent=True)
+        reason = "the connection was closed" if exc is None else str(exc) + self._perhaps_tls
+        self._end(reason, sent=True)
+
+    @property
+    def _perhaps_tls(self) -> str:
+        """What is added if no byte has come: a port of TLS ends what it does not understand."""
+        unheard = not self._heard and self.url.startswith("http://")
+        return " before its first answer; is it https://?" if unheard else ""
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer of the next bytes: the body's own, or the connection's."""
@@ -177,6 +185,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take `nbytes` that were received into the buffer returned last."""
+        self._heard = True
         if self._body is not None:
             self._body_filled += nbytes
             if self._body_filled == len(self._body):

@@ -63,6 +63,7 @@ class Connection(asyncio.BufferedProtocol):
         "_body",
         "_body_view",
         "_chunked",
+        "_ending",
         "_filled",
         "_head",
         "_is_tls",
@@ -87,6 +88,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writer = ResponseWriter(server, on_room=self._go_on, on_end=self._finish)
         self._at_eof = False
         self._is_tls = False
+        self._ending = False  # closed by the loop, which has waited for the peer for a whole idle time
         self._tail = b""  # bytes that came and aren't used yet
         self._paused_reading = False
         self._phase = Phase.HEAD
@@ -538,16 +540,33 @@ class Connection(asyncio.BufferedProtocol):
             if stalls.over_head(now_s, limit_s=limits.head_timeout_s):
                 self._time_out("head", limits.head_timeout_s)
         elif stalls.over_idle(now_s, received=received, limit_s=limits.idle_timeout_s):
-            self.transport.close()
+            self._end_idle(self.transport, now_s)
+
+    def _end_idle(self, transport: asyncio.Transport, now_s: float) -> None:
+        """Close an idle connection; cut it if it has been closing all the while.
+
+        When the peer ends TCP without the end of TLS, the loop closes as well, and waits without a limit for
+        a peer that does not take what is left.
+        """
+        if self._ending and transport.is_closing():
+            self._server.counts.slow_readers += 1
+            self._reset()
+            return
+        self._ending = self._is_tls
+        self._stalls.restart(now_s, received=self._received)
+        transport.close()
 
     def _all_is_sent(self, transport: asyncio.Transport) -> bool:
-        """Return whether the peer's machine has everything.
+        """Return whether the peer's machine has everything, or the connection is lost already.
 
         Of TLS the loop does not count what it has encrypted. While it holds any of that, the kernel holds
         some, too.
         """
+        sock = transport.get_extra_info("socket")
+        if sock is None:  # a turn of the loop before it says so
+            return True
         in_kernel = array.array("i", [0])
-        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, in_kernel)
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, in_kernel)
         return in_kernel[0] == 0 and self._writer.unwritten_bytes == 0
 
     def _reset(self) -> None:

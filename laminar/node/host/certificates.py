@@ -27,6 +27,15 @@ WARN_S = 14 * 86_400
 """How long before its end a certificate is reported."""
 
 
+# What OpenSSL names in a way that says little.
+_REASONS = {
+    "HTTP_REQUEST": "the other side speaks http://, not https://",
+    "KEY_VALUES_MISMATCH": "the key is of another certificate",
+    "PEM_LIB": "a file has not what it should in PEM",
+    "NO_CERTIFICATE_OR_CRL_FOUND": "it has no certificates in PEM",
+}
+
+
 class CertificateError(Exception):
     """The files of certificates cannot be used; the text names the file or the fault."""
 
@@ -38,6 +47,11 @@ class TlsFiles:
     certificate: str
     key: str
     ca: str
+
+    def setting(self, path: str) -> str:
+        """Return the setting that names this file."""
+        named = {self.key: "tls_key", self.ca: "tls_ca", self.certificate: "tls_certificate"}
+        return named[path]
 
     def signature(self) -> tuple[tuple[int, int, int], ...]:
         """Return a value that differs when one of the files was replaced or written.
@@ -106,7 +120,8 @@ def load(files: TlsFiles) -> Contexts:
 def _server(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # Clients can ask for a new key only by a new connection, which is bounded as such. No ticket lets one
-    # leave out the certificates.
+    # leave out the certificates. TLS 1.2 can also go on with a session by its id: this process has verified
+    # its certificate at most two hours ago, and by these files.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.num_tickets = 0
     return _filled(context, files)
@@ -121,12 +136,13 @@ def _filled(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     try:
         context.load_cert_chain(files.certificate, files.key, password=_no_password)
     except (OSError, ValueError) as error:  # `ssl.SSLError` is an `OSError`
-        text = f"tls_certificate {files.certificate} and tls_key {files.key} cannot be used: {error}"
+        reason = reason_of(error)
+        text = f"tls_certificate {files.certificate} and tls_key {files.key} cannot be used: {reason}"
         raise CertificateError(text) from error
     try:
         context.load_verify_locations(files.ca)
     except (OSError, ValueError) as error:
-        raise CertificateError(f"tls_ca {files.ca} cannot be used: {error}") from error
+        raise CertificateError(f"tls_ca {files.ca} cannot be used: {reason_of(error)}") from error
     return context
 
 
@@ -163,7 +179,9 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     if isinstance(error, ssl.SSLError) and error.reason:
-        return error.reason.lower().replace("_", " ")
+        return _REASONS.get(error.reason) or error.reason.lower().replace("_", " ")
+    if isinstance(error, ConnectionResetError):
+        return "the other side left within the handshake"
     return str(error) or type(error).__name__
 
 
@@ -244,7 +262,8 @@ class Certificates:
             # Taken before: files that change meanwhile are loaded again.
             signature = self.files.signature()
         except OSError as error:
-            raise CertificateError(f"{error.filename}: {error.strerror}") from error
+            setting = self.files.setting(str(error.filename))
+            raise CertificateError(f"{setting} {error.filename}: {error.strerror}") from error
         contexts = load(self.files)
         if self.node is not None:
             self._check_name(contexts, self.node)

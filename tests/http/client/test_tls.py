@@ -153,8 +153,9 @@ async def test_a_connection_lost_in_the_handshake_may_be_tried_again(authority: 
 
 
 async def test_http_to_a_server_with_tls_has_no_answer(authority: Authority) -> None:
+    """Such a server ends what it does not understand without a word, so the failure asks."""
     async with serving_tls(authority.node("n1")) as port:
-        with pytest.raises(ConnectionFailed):
+        with pytest.raises(ConnectionFailed, match="before its first answer; is it https://"):
             await ask_once(f"http://127.0.0.1:{port}", "GET", "/", timeout_s=PATIENCE_S)
 
 

@@ -19,6 +19,7 @@ from laminar.http.api.problem_response import answer_error
 from laminar.http.client.connection import ask_once
 from laminar.http.client.tls import Trust
 from laminar.http.protocol.messages import Request, Response
+from laminar.http.server.reader import Connection
 from laminar.http.server.server import HttpServer
 from laminar.http.server.state import ServerLimits
 from laminar.node.access.certificates import subject_of
@@ -243,3 +244,53 @@ async def test_one_that_stands_still_before_the_last_piece_is_cut_off_too(author
         await until(lambda: server.statistics()["responses_2xx"] == 1)
         await until(lambda: server.statistics()["open_connections"] == 0)
         writer.transport.abort()
+
+
+async def test_a_sweep_between_the_end_and_its_report_harms_nothing(authority: Authority) -> None:
+    """The loop reports the end of TLS a turn after its socket is gone; a sweep that fails is the last."""
+    async with serving(authority, Mirror()) as (server, port):
+        _, writer = await connect(port, authority.context())
+        await until(lambda: bool(server._connections))
+        (connection,) = server._connections
+        assert isinstance(connection, Connection)
+        writer.transport.abort()
+        between = 0
+        while connection.transport is not None:
+            between += connection.transport.get_extra_info("socket") is None
+            connection.sweep(server.now_s)
+            await asyncio.sleep(0)
+
+        assert between
+
+
+async def test_one_that_ends_tcp_and_then_reads_nothing_is_cut_off(authority: Authority) -> None:
+    """The loop has begun to close by itself, without a limit, and does not count what is left."""
+
+    class Small(Mirror):
+        def handle(self, request: Request) -> Response:
+            return Response(200, body=b"z" * 40_000)
+
+    context = authority.context()
+
+    def asleep(port: int) -> ssl.SSLSocket:
+        plain = socket.socket()
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.connect(("127.0.0.1", port))
+        return context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+    async with serving(authority, Small(), shutdown_s=0.2, idle_timeout_s=0.3) as (server, port):
+        sock = await asyncio.get_running_loop().run_in_executor(None, asleep, port)
+        await until(lambda: bool(server._connections))
+        (connection,) = server._connections
+        assert isinstance(connection, Connection) and connection.transport is not None
+        small = connection.transport.get_extra_info("socket")
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        sock.sendall(GET % b"a")
+        await until(lambda: server.statistics()["responses_2xx"] == 1)
+        with socket.socket(fileno=socket.dup(sock.fileno())) as tcp:
+            tcp.shutdown(socket.SHUT_WR)
+
+        await until(lambda: server.statistics()["open_connections"] == 0)
+
+        assert 1 == server.statistics()["slow_readers"]
+        sock.close()

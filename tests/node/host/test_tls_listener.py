@@ -141,7 +141,7 @@ async def test_plain_text_is_refused_at_once(open_listener: Callable[..., Listen
 
     assert b"" == await asyncio.wait_for(reader.read(), 5)
 
-    assert ["http request"] == listening.failures
+    assert ["the other side speaks http://, not https://"] == listening.failures
     writer.close()
 
 

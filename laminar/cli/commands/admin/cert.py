@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 CA_DAYS = 3650
 DAYS = 365
 MOST_DAYS = 36_500
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 # Clocks that are this much behind accept a new certificate at once.
 _EARLIER = datetime.timedelta(minutes=5)
 
@@ -119,7 +121,7 @@ def _issue(
         raise UsageError("NAME is the name of the CA's own files: choose another")
     authority, authority_key = _read_ca(directory)
     key = _new_key()
-    builder = _builder(_name(name), authority.subject, key, _checked_days(days))
+    builder = _builder(_name(name), authority.subject, key, _days_within(authority, _checked_days(days)))
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if server else [])]
@@ -136,10 +138,10 @@ def _host(text: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(text.strip("[]")))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(text)
-    except ValueError:
-        raise UsageError(f"--host is a name or an IP address (it is {text!r})") from None
+    # A URL, or a host with its port, would be a name that no client ever asks for.
+    if not _HOST.fullmatch(text):
+        raise UsageError(f"--host is a name or an IP address, without a port (it is {text!r})")
+    return x509.DNSName(text)
 
 
 def _checked(name: str) -> str:
@@ -151,6 +153,17 @@ def _checked(name: str) -> str:
 def _checked_days(days: int) -> int:
     if not 1 <= days <= MOST_DAYS:
         raise UsageError(f"--days must be between 1 and {MOST_DAYS} (it is {days})")
+    return days
+
+
+def _days_within(authority: x509.Certificate, days: int) -> int:
+    """Return `days`; refuse more than the CA has left, of whose end no node warns."""
+    end = authority.not_valid_after_utc
+    left = (end - datetime.datetime.now(datetime.UTC)).days
+    if days > left:
+        raise UsageError(
+            f"--days: the CA ends before, on {end:%Y-%m-%d}: at most {max(left, 0)} (it is {days})"
+        )
     return days
 
 
