@@ -80,5 +80,5 @@ def principal_of(request: Request) -> Principal:
     memo = request.head.memo
     principal: Principal | None = None if memo is None else memo.principal
     if principal is None:
-        principal = request.connection.context  # by a certificate
+        principal = request.connection.context  # by a certificate, or by nothing
     return ANYONE if principal is None else principal

@@ -135,7 +135,7 @@ class _Matched(NamedTuple):
     params: dict[str, str]
     most_document_bytes: int | None
     principal: Principal | None = None
-    """Who asks by a token, if this shard asks; None before that is checked, and of a certificate."""
+    """Who asks by a token, if this shard asks; None before that is checked, and of a request without one."""
 
     def check_document(self, size: int) -> None:
         """Refuse a JSON body that is too large to be decoded on the event loop.
@@ -442,8 +442,8 @@ class Api:
     def _permit(guard: Guard, request: Request, matched: _Matched) -> None:
         """Refuse a request whose principal may not make it.
 
-        A principal by a token is kept with the head, which has the token. One by a certificate is kept with
-        the connection, as requests of others share the head.
+        A principal by a token is kept with the head, which has the token. Any other, by a certificate or by
+        nothing, is kept with the connection, as requests of others share the head.
 
         Raises:
             Problem: 401 `unauthorized`, 403 `forbidden`.
@@ -453,10 +453,10 @@ class Api:
         head, connection, operation = request.head, request.connection, matched.operation
         certificate = getattr(connection, "certificate", None)  # only a connection with TLS has one
         principal = guard.permit(head, operation, NEEDS[operation], matched.params, certificate=certificate)
-        if certificate is not None and "authorization" not in head.headers:
-            connection.context = principal
-        else:
+        if head.headers.get("authorization"):
             head.memo = matched._replace(principal=principal)
+        else:
+            connection.context = principal
 
     def _redirect(self, request: Request, operation: str, params: dict[str, str]) -> Response | None:
         """Return a 307 to the shard that serves the request: the leader's, or that of any replica.

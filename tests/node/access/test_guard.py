@@ -257,3 +257,28 @@ def test_a_principal_by_certificate_stays_with_its_connection() -> None:
     with pytest.raises(Problem):
         Api._permit(guarded.guard, Request(head, b"", unknown), matched)
     assert unknown.context is None
+
+
+@pytest.mark.parametrize("empty", [{}, {"authorization": ""}], ids=["no header", "an empty one"])
+def test_only_a_token_is_kept_with_the_head(empty: dict[str, str]) -> None:
+    """An empty header proves nothing, so that who showed a certificate is not known by these bytes.
+
+    Nor does a probe that proved nothing take what a certificate proves on a public route.
+    """
+    guarded = Guarded(Grant("read", "a"))
+    record = CredentialRecord(
+        "c" * 16, "svc", [Grant("admin", "")], b"", b"", 1, certificate="O=Example\\, Inc.,CN=billing"
+    )
+    guarded.show({record.id: record})
+
+    def ask(head: RequestHead, connection: Connection, operation: str) -> str:
+        head.memo = head.memo or _Matched(operation, {}, None)
+        Api._permit(guarded.guard, Request(head, b"", connection), head.memo)
+        return principal_of(Request(head, b"", connection)).name
+
+    shared, probe = RequestHead("GET", "/", empty), RequestHead("GET", "/readyz", empty)
+
+    assert "svc" == ask(shared, Connection(CERTIFICATE), "limits")
+    with pytest.raises(Problem):
+        ask(shared, Connection(), "limits")
+    assert ["anonymous", "svc"] == [ask(probe, Connection(shown), "readyz") for shown in (None, CERTIFICATE)]
