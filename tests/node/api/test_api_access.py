@@ -231,6 +231,32 @@ def test_a_commit_acknowledges_jobs_only_of_topics_that_the_principal_reads(guar
     assert 403 != guarded.ask("all", "PUT", "/v1/sinks/mine-sink/batches/0", json=commit).status_code
 
 
+@pytest.mark.parametrize("topic", [OTHER, "other-unknown", "_transactions"])
+@pytest.mark.parametrize(
+    ("method", "path", "document"),
+    [
+        ("POST", "prepared", {"epoch": 1, "stages": [1]}),
+        ("PUT", "", {"epoch": 1, "parts": [{"stages": [1]}]}),
+        ("PUT", "", {"epoch": 1, "parts": [{"prepared": 1}]}),
+        ("PUT", "", {"epoch": 1, "parts": [{}]}),
+    ],
+    ids=["prepare", "commit stages", "commit what is prepared", "commit nothing"],
+)
+def test_a_batch_changes_only_topics_that_the_principal_writes(
+    guarded: Guarded, topic: str, method: str, path: str, document: dict[str, Any]
+) -> None:
+    """The topics are in the body; the answer does not tell whether they exist."""
+    place = {"topic": topic, "partition": 0}
+    if "parts" in document:
+        document = document | {"parts": [place | each for each in document["parts"]]}
+    else:
+        document = document | place
+    answer = guarded.ask("write", method, f"/v1/sinks/mine-sink/batches/0/{path}".rstrip("/"), json=document)
+
+    said = answer.json()
+    assert (403, "write", topic) == (answer.status_code, said.get("value"), said.get("limit")), said
+
+
 def test_tokens_are_made_listed_and_revoked(guarded: Guarded) -> None:
     """The text is in one answer only; two of one name hold beside each other."""
     grants = [{"role": "write", "prefix": "orders"}]

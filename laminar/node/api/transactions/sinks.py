@@ -346,6 +346,7 @@ class SinkRoutes:
     async def prepare_stages(self, request: Request, sink: str, number: str) -> Response:
         """Answer POST /v1/sinks/{sink}/batches/{number}/prepared: prepare stages before their commit."""
         body = json_body(request, documents.Prepare)
+        principal_of(request).require("write", body.topic)
         _refuse_system(body.topic, field="topic")
         await self._refresh_for({body.topic, TOPIC}, [(body.topic, str(body.partition))])
         self._topics.partition_record(body.topic, str(body.partition))
@@ -384,13 +385,14 @@ class SinkRoutes:
         """Answer PUT /v1/sinks/{sink}/batches/{number}."""
         body = json_body(request, documents.Commit)
         parts = body.parts
+        principal = principal_of(request)
+        for topic in {part.topic: None for part in parts if part.acks}:
+            principal.require("read", topic)
+        for topic in {part.topic: None for part in parts if part.stages or part.prepared or not part.acks}:
+            principal.require("write", topic)
         await self._refresh_for(
             {part.topic for part in parts}, [(part.topic, str(part.partition)) for part in parts]
         )
-        principal = principal_of(request)
-        for part in parts:
-            if part.acks:
-                principal.require("read", part.topic)
         for place, part in enumerate(parts):
             _refuse_system(part.topic, field=f"parts.{place}.topic")
             self._topics.partition_record(part.topic, str(part.partition))
