@@ -18,6 +18,9 @@ ROLES: Final[tuple[Role, ...]] = ("read", "write", "admin", "metrics")
 SYSTEM_PREFIX: Final = "_"
 """Names that begin so belong to the system: only an admin of everything has a role on them."""
 
+AFTER_SYSTEM: Final = "_~"
+"""A text that sorts after all names of the system, and is none itself."""
+
 # By what a route needs: the roles that give it. An admin has all, also those on which nothing depends yet.
 _GIVEN_BY: Final[dict[What, frozenset[str]]] = {
     "describe": frozenset(("read", "write", "admin")),
@@ -73,7 +76,10 @@ def allows(grants: Iterable[AnyGrant], what: What, name: str) -> bool:
 
 
 def prefixes(grants: Iterable[AnyGrant], what: What, *, within: str) -> list[str]:
-    """Return the prefixes of the names below `within` on which grants allow `what`; none begins another."""
+    """Return the prefixes of the names below `within` on which grants allow `what`; none begins another.
+
+    The system's names are among them: `allows` tells.
+    """
     found: list[str] = []
     for each in sorted(grant.prefix for grant in grants if grant.role in _GIVEN_BY[what]):
         narrowed = each if each.startswith(within) else within

@@ -43,7 +43,7 @@ class Principal:
         return self.credential in credentials and (not self.expires_ms or now_ms < self.expires_ms)
 
     def prefixes(self, what: What, *, within: str) -> list[str]:
-        """Return the prefixes of the names below `within` on which the grants allow `what`."""
+        """Return the prefixes of the names below `within` on which the grants allow `what`, if `may` does."""
         return prefixes(self.grants, what, within=within)
 
     def require(self, what: What, name: str) -> None:

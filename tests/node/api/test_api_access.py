@@ -199,6 +199,32 @@ def test_lists_have_only_what_the_principal_may_see(guarded: Guarded) -> None:
     assert {"mine-sink", "other-sink"} <= listed("all", "/v1/sinks", "sink")
 
 
+def test_a_list_of_sinks_has_the_systems_for_an_admin_of_all_only(guarded: Guarded) -> None:
+    """Page by page, to its end; a page may be shorter, and names none of them as the next one's beginning."""
+    for sink in ("A-sink", "_one", "_two", "z-sink"):
+        assert 200 == guarded.ask("all", "POST", f"/v1/sinks/{sink}").status_code
+    guarded.make("write_every", ("write", ""), ("write", "_"), ("admin", "_one"))
+
+    def listed(kind: str, prefix: str) -> list[str]:
+        found: list[str] = []
+        query: dict[str, str] | None = {}
+        while query is not None:
+            asked = query | {"prefix": prefix, "limit": "1"}
+            answer = guarded.ask(kind, "GET", "/v1/sinks", params=asked)
+            if kind != "all":
+                assert "_one" not in answer.text and "_two" not in answer.text
+            found += [each["sink"] for each in answer.json()["sinks"]]
+            query = {"after": answer.json()["next"]} if "next" in answer.json() else None
+        return found
+
+    assert ["_one", "_two"] == listed("all", "_")
+    assert [] == listed("write_every", "_")
+    assert ["A-sink", "z-sink"] == [
+        each for each in listed("write_every", "") if not each.startswith(("mine", "other"))
+    ]
+    assert {"A-sink", "_one", "_two", "z-sink"} <= set(listed("all", ""))
+
+
 def test_the_systems_topics_belong_to_an_admin_of_all(guarded: Guarded) -> None:
     """A role on every name is none on these."""
     for role in ("read", "write"):

@@ -16,6 +16,7 @@ from laminar.http.api.documents import transactions as documents
 from laminar.http.api.parameters import MAX_EPOCH, MAX_NUMBER, MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
+from laminar.http.api.roles import AFTER_SYSTEM
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import principal_of
@@ -244,21 +245,24 @@ class SinkRoutes:
         """Answer GET /v1/sinks?prefix=&limit=&after=: those that the principal may write."""
         prefix, after = request.query.get("prefix", ""), request.query.get("after", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
+        principal = principal_of(request)
         await self._refresh_for({TOPIC})
         found: list[Sink] = []
         if TOPIC in self._services.view.topics():
             asked = [
                 ListRequest(TOPIC, number, each, after, limit + 1)
-                for each in principal_of(request).prefixes("write", within=prefix)
+                for each in principal.prefixes("write", within=prefix)
                 for number in range(COORDINATORS)
             ]
             for each in await asyncio.gather(*(self._at_leader(one, list[Sink]) for one in asked)):
                 found += each
         found.sort(key=lambda sink: sink.name)
-        answer = documents.SinkPage([_described(sink.name, sink) for sink in found[:limit]])
+        page = [sink for sink in found[:limit] if principal.may("write", sink.name)]
+        answer = documents.SinkPage([_described(sink.name, sink) for sink in page])
         headers = []
         if len(found) > limit:
-            answer.next = found[limit - 1].name
+            last = found[limit - 1].name
+            answer.next = last if principal.may("write", last) else AFTER_SYSTEM
             headers.append(next_link("/v1/sinks", prefix=prefix, limit=limit, after=answer.next))
         return Response.json(answer, headers=headers)
 
