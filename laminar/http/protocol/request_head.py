@@ -195,7 +195,8 @@ def _join_headers(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
         if name not in headers:
             headers[name] = value
         elif name in _SINGLE:
-            raise HttpError(400, "malformed", f"the header {name} occurs twice", field=name, value=value)
+            shown = None if name == "authorization" else value  # a token is not repeated in an answer
+            raise HttpError(400, "malformed", f"the header {name} occurs twice", field=name, value=shown)
         else:
             headers[name] += ("; " if name == "cookie" else ", ") + value
     return headers

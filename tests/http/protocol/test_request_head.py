@@ -106,6 +106,20 @@ def test_what_two_readers_could_understand_differently_is_refused(name: str) -> 
     assert field is None or field == refused.value.field
 
 
+def test_a_token_that_is_sent_twice_is_not_in_the_error() -> None:
+    """Errors are answered, and proxies and programs log answers; other headers are named with their value."""
+    for name, shown in (("Authorization", None), ("Expect", "lam_x")):
+        line = f"{name}: lam_x".encode()
+        with pytest.raises(HttpError) as refused:
+            parse_request_head(get(line, line))
+
+        assert ("malformed", name.lower(), shown) == (
+            refused.value.reason,
+            refused.value.field,
+            refused.value.value,
+        )
+
+
 def test_a_head_says_what_is_asked() -> None:
     """Method, path, decoded segments, query and headers, however they are written."""
     head = parse_request_head(
