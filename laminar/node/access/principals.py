@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from laminar.http.api.problems import Problem
-from laminar.http.api.roles import AnyGrant, What, allows, prefixes
+from laminar.http.api.roles import SYSTEM_PREFIX, AnyGrant, What, allows, prefixes
 from laminar.http.protocol.messages import Request
 from membership.records import CredentialRecord, Grant
 
@@ -45,6 +45,17 @@ class Principal:
     def prefixes(self, what: What, *, within: str) -> list[str]:
         """Return the prefixes of the names below `within` on which the grants allow `what`, if `may` does."""
         return prefixes(self.grants, what, within=within)
+
+    def among(self, names: Iterable[str], what: What, *, within: str) -> Iterator[str]:
+        """Yield the names below `within` on which the grants allow `what`.
+
+        Of many, as all topics are, it takes far less time than to ask `may` of each.
+        """
+        beginnings = tuple(self.prefixes(what, within=within))
+        systems = self.may(what, SYSTEM_PREFIX)
+        for name in names:
+            if name.startswith(beginnings) and (systems or not name.startswith(SYSTEM_PREFIX)):
+                yield name
 
     def require(self, what: What, name: str) -> None:
         """Refuse what the grants do not allow.

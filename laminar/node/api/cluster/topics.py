@@ -84,13 +84,8 @@ class TopicRoutes:
         prefix = request.query.get("prefix", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         after = request.query.get("after", "")
-        principal = principal_of(request)
-        names_found = (
-            name
-            for name in self._services.view.topics()
-            if name.startswith(prefix) and name > after and principal.may("describe", name)
-        )
-        found = heapq.nsmallest(limit + 1, names_found)
+        shown = principal_of(request).among(self._services.view.topics(), "describe", within=prefix)
+        found = heapq.nsmallest(limit + 1, (name for name in shown if name > after))
         page = found[:limit]
         answer = documents.TopicPage([self._describe(self._topics.record(name)) for name in page])
         headers = []
