@@ -8,6 +8,8 @@ Invariants:
 2. *A secret is hashed once for each token and table*, not for each request: tokens that were recognised are
    kept. Texts that were not are not kept, so no client can fill the memory.
 3. *No answer tells an unknown token from a revoked one*, nor what exists from what does not.
+4. *No one is refused for good by a view that may be older than the node's start*: clients take 401 for final.
+   What such a view does not know is answered with 503.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Guard:
         `certificate` is the one that the client has shown, in the form of `getpeercert`. A token counts more.
 
         Raises:
-            Problem: 401 `unauthorized`, 403 `forbidden`.
+            Problem: 401 `unauthorized`, 403 `forbidden`, 503 `not_ready`.
         """
         try:
             principal = self._principal(head.headers.get("authorization", ""), operation, certificate)
@@ -101,12 +103,15 @@ class Guard:
         """Return the principal that a token proves.
 
         Raises:
-            Problem: 401 `unauthorized`.
+            Problem: 401 `unauthorized`; 503 `not_ready` where that is not certain yet.
         """
         credentials = self._newest()
         principal = self._known.get(text)
         if principal is None:
-            record = credentials.get(id_of(text))
+            number = id_of(text)
+            record = credentials.get(number)
+            if record is None and number:
+                self._check_certain()
             if record is None or not proves(text, record):
                 raise unauthorized("the token is not known here, or was revoked")
             principal = self._known[text] = _principal_of(record, credentials)
@@ -118,7 +123,7 @@ class Guard:
         """Return the principal that a client's certificate proves, by its subject name.
 
         Raises:
-            Problem: 401 `unauthorized`.
+            Problem: 401 `unauthorized`; 503 `not_ready` where that is not certain yet.
         """
         credentials = self._newest()
         if self._subjects is None:
@@ -127,10 +132,20 @@ class Guard:
             self._subjects = {each.certificate: each for each in records if each.certificate}
         record = self._subjects.get(subject_of(certificate))
         if record is None:
+            self._check_certain()
             raise unauthorized("the request has no token, and its certificate is not known here")
         if record.expires_ms and self._clock.wall_ms() >= record.expires_ms:
             raise unauthorized("the certificate's credential has expired")
         return _principal_of(record, credentials)
+
+    def _check_certain(self) -> None:
+        """Raise 503 `not_ready` while this node's copy of the catalog may be one of before its start."""
+        if not self._view.is_confirmed:
+            raise Problem(
+                "not_ready",
+                "this node does not know who asks, and has not heard from the catalog since its start",
+                outcome="not_applied",
+            )
 
     def _newest(self) -> Mapping[str, CredentialRecord]:
         """Return the view's credentials; what was found in others is forgotten."""

@@ -446,7 +446,7 @@ class Api:
         nothing, is kept with the connection, as requests of others share the head.
 
         Raises:
-            Problem: 401 `unauthorized`, 403 `forbidden`.
+            Problem: 401 `unauthorized`, 403 `forbidden`, 503 `not_ready`.
         """
         if matched.principal is not None and guard.holds(matched.principal):
             return

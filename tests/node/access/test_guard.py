@@ -282,3 +282,24 @@ def test_only_a_token_is_kept_with_the_head(empty: dict[str, str]) -> None:
     with pytest.raises(Problem):
         ask(shared, Connection(), "limits")
     assert ["anonymous", "svc"] == [ask(probe, Connection(shown), "readyz") for shown in (None, CERTIFICATE)]
+
+
+@pytest.mark.parametrize("unconfirmed", [False, True], ids=["no view", "a view of before its start"])
+def test_a_node_that_has_just_started_refuses_no_one_for_good(unconfirmed: bool) -> None:
+    """A client takes 401 for final, and may give records up for that; a token that is known holds."""
+    guarded = Guarded(Grant("read", "a"))
+    other = new_token(os.urandom)
+    if unconfirmed:
+        assert guarded.view.message is not None
+        guarded.view.message.confirmed = False
+        assert "billing" == guarded.guard.permit(guarded.head(), "limits", ANY, {}).name
+    else:
+        guarded.view.message = None
+
+    problem = refusal(guarded, f"Bearer {other.text}")
+    assert (503, "not_ready", True) == (problem.status, problem.code, problem.retriable)
+    with pytest.raises(Problem, match="since its start"):
+        guarded.guard.permit(guarded.head(""), "limits", ANY, {}, certificate=CERTIFICATE)
+    for text in ("", "Bearer lam_wrong"):
+        assert 401 == refusal(guarded, text).status
+    assert () == guarded.guard.permit(guarded.head(f"Bearer {other.text}"), "livez", PUBLIC, {}).grants
