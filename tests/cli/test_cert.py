@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from laminar.node.host.certificates import CertificateError, Certificates, TlsFiles, subject_of
+from laminar.node.access.certificates import subject_of
+from laminar.node.host.certificates import CertificateError, Certificates, TlsFiles
 from tests.cli.conftest import Command as Laminar
 
 

@@ -26,15 +26,6 @@ CHECK_S = 5.0
 WARN_S = 14 * 86_400
 """How long before its end a certificate is reported."""
 
-_ATTRIBUTES = {
-    "commonName": "CN",
-    "organizationName": "O",
-    "organizationalUnitName": "OU",
-    "countryName": "C",
-    "localityName": "L",
-    "stateOrProvinceName": "ST",
-}
-
 
 class CertificateError(Exception):
     """The files of certificates cannot be used; the text names the file or the fault."""
@@ -84,17 +75,6 @@ def node_names(certificate: Mapping[str, Any] | None) -> frozenset[str]:
         for kind, value in alternatives
         if kind == "URI" and value.startswith(NODE_URI)
     )
-
-
-def subject_of(certificate: Mapping[str, Any] | None) -> str:
-    """Return the subject of a verified certificate as text, such as `CN=billing,O=Example`; "" for None."""
-    parts = [pair for group in (certificate or {}).get("subject", ()) for pair in group]
-    return ",".join(f"{_ATTRIBUTES.get(name, name)}={_escaped(value)}" for name, value in parts)
-
-
-def _escaped(value: str) -> str:
-    """Return a value with a backslash before what separates: no subject has the text of another."""
-    return "".join(f"\\{each}" if each in ",+=\\" else each for each in value)
 
 
 def load(files: TlsFiles) -> Contexts:

@@ -21,7 +21,8 @@ from laminar.http.client.tls import Trust
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.server.server import HttpServer
 from laminar.http.server.state import ServerLimits
-from laminar.node.host.certificates import Certificates, node_names, subject_of
+from laminar.node.access.certificates import subject_of
+from laminar.node.host.certificates import Certificates, node_names
 from laminar.node.host.tls_listener import SHUTDOWN_S, TlsListener
 from tests.certificates import Authority
 from tests.http.serving import GET, PATIENCE_S, POST, Mirror, read_answer, until
@@ -108,7 +109,7 @@ async def test_the_application_sees_a_verified_certificate(authority: Authority,
     class Seeing(Mirror):
         def head(self, request: Request) -> Response | None:
             shown = request.connection.certificate
-            seen.append((subject_of(shown), node_names(shown)))
+            seen.append((subject_of(shown or {}), node_names(shown)))
             return None
 
     stranger = Authority(tmp_path / "other").client("billing")

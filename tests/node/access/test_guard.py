@@ -223,7 +223,10 @@ def test_no_subject_looks_like_another() -> None:
     forged = {"subject": ((("commonName", "billing,O=Example"),),)}
     real = {"subject": ((("commonName", "billing"),), (("organizationName", "Example"),))}
 
+    joined = {"subject": ((("commonName", "billing"), ("organizationName", "Example")),)}
+
     assert ("CN=billing\\,O\\=Example", "CN=billing,O=Example") == (subject_of(forged), subject_of(real))
+    assert "CN=billing+O=Example" == subject_of(joined)
 
 
 class Connection:

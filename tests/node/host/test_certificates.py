@@ -13,7 +13,6 @@ from laminar.node.host.certificates import (
     Certificates,
     TlsFiles,
     node_names,
-    subject_of,
 )
 from tests.certificates import Authority
 
@@ -131,12 +130,10 @@ def test_a_certificate_that_ends_soon_is_reported(
 
 
 def test_names_are_read_from_what_the_handshake_has_verified() -> None:
-    """No two subjects have one text, and only the URI names a node."""
+    """Only the URI names a node."""
     shown = {
-        "subject": ((("commonName", "a,O=b"),), (("organizationName", "c"),)),
         "subjectAltName": (("DNS", "laminar:node:n2"), ("URI", "laminar:node:n1"), ("URI", "other:n3")),
     }
 
     assert frozenset({"n1"}) == node_names(shown)
-    assert r"CN=a\,O\=b,O=c" == subject_of(shown)
-    assert (frozenset(), "") == (node_names(None), subject_of(None))
+    assert frozenset() == node_names(None)
