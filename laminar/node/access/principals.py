@@ -64,6 +64,8 @@ class Principal:
             Problem: 403 `forbidden`. It says nothing about whether anything of that name exists.
         """
         if not self.may(what, name):
+            if name.startswith(SYSTEM_PREFIX):
+                raise forbidden("admin", "")  # no other role helps
             raise forbidden(what, name)
 
 
