@@ -26,7 +26,6 @@ CHECK_S = 5.0
 WARN_S = 14 * 86_400
 """How long before its end a certificate is reported."""
 
-
 # What OpenSSL names in a way that says little.
 _REASONS = {
     "HTTP_REQUEST": "the other side speaks http://, not https://",
