@@ -17,7 +17,7 @@ from laminar.http.api.records import Limits, Records
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import RequestHead
 from laminar.http.server.writer import failure_of
-from laminar.node.api.common.forwarding import Exchange, PassedResponse
+from laminar.node.api.common.forwarding import Exchange, Forwarder, PassedResponse
 from laminar.node.api.common.leader_call import LeaderCall, append_policy
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -28,7 +28,7 @@ from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt, Waiter
 from laminar.node.partition.state.producers import REMEMBERED_BATCHES, Producers
-from laminar.node.transport.transport import Address, RemoteError, TcpAddress
+from laminar.node.transport.transport import Address, Peer, RemoteError, TcpAddress
 from tests.node.alone import lone_partition
 from tests.node.services import TOPIC, Services, exchange
 from tests.node.trio import batch
@@ -58,8 +58,8 @@ def elsewhere(answers: Callable[[], PassedResponse]) -> AppendRoutes:
 def post(body: bytes | bytearray, **headers: str) -> Request:
     """An append to partition 0 of the topic."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection: Any = None
-    return Request(RequestHead("POST", "/v1/topics/t/partitions/0/records", named), body, connection)
+    client = Forwarder(Peer("client", 1, b"n" * 16))
+    return Request(RequestHead("POST", "/v1/topics/t/partitions/0/records", named), body, client)
 
 
 async def appended(served: AppendRoutes, request: Request) -> Response:
