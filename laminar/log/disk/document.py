@@ -56,14 +56,19 @@ class Document:
             NewerFormat: A newer program wrote the newest whole copy.
         """
         files = self._files()
-        reasons = []
-        for number, name in files:
-            found = self._payload(name, number)
-            if isinstance(found, bytes):
-                return found
-            if isinstance(found, _NewerCopy):
-                raise NewerFormat(os.path.join(self.directory, name), found.version, known=_VERSION)
-            reasons.append(f"{name} {found}")
+        while True:
+            reasons = []
+            for number, name in files:
+                found = self._payload(name, number)
+                if isinstance(found, bytes):
+                    return found
+                if isinstance(found, _NewerCopy):
+                    raise NewerFormat(os.path.join(self.directory, name), found.version, known=_VERSION)
+                reasons.append(f"{name} {found}")
+            listed, files = files, self._files()
+            if files == listed:
+                break
+            # Another thread or process has replaced them since they were listed: read the new ones.
         # Only copies "a" with number 1: the first `write` was interrupted between its two renames, and
         # never returned. So no payload was ever durable, and nothing is lost.
         begun_only = bool(files) and files[-1][0] == 1 and all(name.endswith(".a") for _, name in files)

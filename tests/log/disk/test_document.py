@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from laminar.log.disk.disk import File
 from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DamagedDocument, DiskError
 from tests.disks.fault_disk import FaultDisk, PowerCut
@@ -146,6 +147,23 @@ def test_rot_in_both_copies_is_damage_not_absence() -> None:
     with pytest.raises(DamagedDocument):
         document.read()
     assert document.exists()
+
+
+def test_a_document_that_is_replaced_while_it_is_read_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies that were listed are gone then, and newer ones are there."""
+    disk = _disk()
+    Document(disk, "d", "thing").write(b"old")
+    opened = disk.open
+    newer = [b"new"]
+
+    def open_later(path: str, **options: bool) -> File:
+        if newer:
+            Document(disk, "d", "thing").write(newer.pop())
+        return opened(path, **options)
+
+    monkeypatch.setattr(disk, "open", open_later)
+
+    assert b"new" == Document(disk, "d", "thing").read()
 
 
 def test_a_write_uses_a_number_above_any_seen() -> None:

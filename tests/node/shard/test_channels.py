@@ -17,6 +17,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.shard.channels import differences
 from laminar.node.shard.shard import Shard
 from laminar.wire.channels import CURSOR_START_SINCE
+from membership.catalog import CODE_VERSION
 from membership.records import ChannelRecord, TopicRecord
 from tests.node.api.consumers.changed import until
 from tests.node.catalog.test_route_requests import until_enabled
@@ -187,8 +188,9 @@ async def test_a_start_that_an_older_program_cannot_read_is_not_written(
     """It would stop at the entry that opens the channel."""
     await node.client.topic("t").set_cursor("readers", {0: 0})
     await until_enabled(node, version=CURSOR_START_SINCE)
-    monkeypatch.setattr("laminar.node.api.channels.channels.CURSOR_START_SINCE", CURSOR_START_SINCE + 1)
-    with pytest.raises(laminar.Error, match=f"needs code version {CURSOR_START_SINCE + 1}") as refused:
+    later = CODE_VERSION + 1
+    monkeypatch.setattr("laminar.node.api.channels.channels.CURSOR_START_SINCE", later)
+    with pytest.raises(laminar.Error, match=f"needs code version {later}") as refused:
         await create(node, start={"cursor": "readers"})
 
     assert ("not_enabled", 503) == (refused.value.code, refused.value.status)
