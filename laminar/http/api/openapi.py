@@ -45,8 +45,8 @@ _SECURITY_SCHEMES: Final = {
         "type": "http",
         "scheme": "bearer",
         "bearerFormat": "lam_ID_SECRET",
-        "description": "A token, which an admin makes with POST /v1/admin/tokens. A node with access=open asks "
-        "for none.",
+        "description": "A token, which an admin makes with POST /v1/admin/tokens. With access=open a node "
+        "asks for none.",
     },
     _CERTIFICATE: {
         "type": "mutualTLS",

@@ -43,14 +43,14 @@ MOST_QUEUED: Final = 1000
 MOST_AT_ONCE: Final = 100
 """Records of one append."""
 MOST_REFUSED: Final = 30
-"""Principals and addresses whose refusals are told apart, in a minute."""
+"""Principals and addresses whose refusals are distinguished, in a minute."""
 MOST_ALIKE: Final = 100
-"""Kinds of reads and failed calls of admins that are told apart, in a minute."""
+"""Kinds of reads and failed calls of admins that are distinguished, in a minute."""
 RETENTION: Final = {"retention_ms": 90 * 24 * 3_600_000, "retention_bytes": 1 << 30}
 """Settings of a new `_audit`; an admin may change them."""
 
 TICK_S: Final = 0.25
-"""How often a batch is written. A partition remembers so many idempotency keys and no more."""
+"""How often a batch is written. Each batch is an idempotency key, of which a partition remembers 32,768."""
 PAUSE_MS: Final = 500
 LONGEST_PAUSE_MS: Final = 30_000
 _LONGEST_PATH: Final = 300

@@ -96,7 +96,7 @@ def asked(
 async def test_a_flood_of_refusals_makes_few_records_that_count_all(
     topic: Topic, lines: pytest.LogCaptureFixture
 ) -> None:
-    """From one address, and from more addresses than are told apart."""
+    """From one address, and from more addresses than are distinguished."""
     refusal = Problem("unauthorized", "the request has no token")
     for number in range(20_000):
         topic.log.failed(asked(address=f"10.0.{number % 100}.1"), refusal, is_call=False)
