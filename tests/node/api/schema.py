@@ -21,8 +21,11 @@ from laminar.testing.cluster import LocalCluster
 # By kind of principal: how many examples each operation gets. Of what it may not do few are enough.
 EXAMPLES = {"admin": 20, "writer": 8, "reader": 8, "nobody": 3}
 ROLES = {"writer": "write", "reader": "read"}
+# It takes ids from answers, so it would revoke its own token, delete the topic that all others are of, or keep
+# its partitions in a change, during which they answer 503.
+LAST = ("begin_route", "delete_topic", "revoke_token")
 TIME_LIMIT_S = 900
-LONGEST_WAIT_MS = 20
+MOST = {"wait_ms": 20, "min_offset": 0}
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 SETTINGS: dict[str, str | int] = {"access": "tokens", "default_replicas": 1, "max_append_bytes": 2 << 20}
 
@@ -52,17 +55,22 @@ def main() -> int:
             command += ["--continue-on-failure", "--generation-with-security-parameters", "false"]
             if tokens[kind]:
                 command += ["--header", f"Authorization: Bearer {tokens[kind]}"]
-            worst = max(worst, subprocess.run(command, timeout=TIME_LIMIT_S).returncode)
+            for part in ("--exclude-operation-id", "--include-operation-id"):
+                chosen = [word for operation in LAST for word in (part, operation)]
+                worst = max(worst, subprocess.run([*command, *chosen], timeout=TIME_LIMIT_S).returncode)
     return worst
 
 
 def _impatient(document: dict[str, Any]) -> dict[str, Any]:
-    """The document, by which no request waits long: requests are made one after the other."""
+    """The document, by which no request waits long: requests are made one after the other.
+
+    Nor for records to come: a read of what is not there yet is answered with 503 `replica_lagging`.
+    """
     for methods in document["paths"].values():
         for operation in methods.values():
             for row in operation["parameters"]:
-                if row["name"] == "wait_ms":
-                    row["schema"]["maximum"] = LONGEST_WAIT_MS
+                if row["name"] in MOST:
+                    row["schema"]["maximum"] = MOST[row["name"]]
     return document
 
 
