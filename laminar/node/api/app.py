@@ -411,7 +411,8 @@ class Api:
 
     def _check(self, request: Request, matched: _Matched) -> Response | None:
         """Check a permitted request: its topic, the size of its body, and whether to redirect it."""
-        matched.check_system()
+        if matched.is_systems:
+            matched.check_system()
         operation, params = matched.operation, matched.params
         length = request.content_length
         if length:

@@ -21,8 +21,8 @@ from laminar.testing.cluster import LocalCluster
 # By kind of principal: how many examples each operation gets. Of what it may not do few are enough.
 EXAMPLES = {"admin": 20, "writer": 8, "reader": 8, "nobody": 3}
 ROLES = {"writer": "write", "reader": "read"}
-# It takes ids from answers, so it would revoke its own token, delete the topic that all others are of, or keep
-# its partitions in a change, during which they answer 503.
+# It takes ids from answers, so it would revoke its own token, delete the topic that all is about, or begin
+# a change of its partitions, during which they answer 503.
 LAST = ("begin_route", "delete_topic", "revoke_token")
 TIME_LIMIT_S = 900
 MOST = {"wait_ms": 20, "min_offset": 0}

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -224,3 +225,26 @@ def test_the_command_shows_it(
     assert "call" == first["kind"]
     reader = ["--url", node.cluster.urls[0], "--token", node.tokens["reader"]]
     assert 0 != run(["audit", *reader])
+
+
+def test_an_admin_is_answered_while_no_record_can_be_written(tmp_path: Path) -> None:
+    """Here there is no room for the topic `_audit`; who makes room is not locked out, and nothing is lost."""
+    full: dict[str, str | int] = {"access": "tokens", "default_replicas": 1, "max_partitions": 1}
+    with (
+        LocalCluster(tmp_path, nodes=1, shards=1, settings=full) as cluster,
+        httpx.Client(timeout=20, trust_env=False) as http,
+    ):
+        found = Watched(cluster, http, {"admin": cluster.admin_token})
+        assert 201 == found.ask("admin", "PUT", "/v1/topics/made", json={}).status_code
+        until = time.monotonic() + 20
+        while "_audit takes no records, 1 wait" not in cluster.members[0].log.read_text():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        metrics = found.ask("admin", "GET", "/metrics").text
+        assert 'laminar_audit_waiting{process="shard 0"} 1' in metrics
+        deleted = found.ask("admin", "DELETE", "/v1/topics/made", headers={"if-match": "*"})
+        assert 202 == deleted.status_code
+        assert "call: admin DELETE /v1/topics/made" in cluster.members[0].log.read_text()
+
+        found.until({"operation": "create_topic", "status": 201}, {"operation": "delete_topic"})
+        assert 2 == len(found.records())
