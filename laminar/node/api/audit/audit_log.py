@@ -29,7 +29,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.access.principals import ANYONE, Principal
+from laminar.node.access.principals import ANYONE, UNPROVEN, Principal
 from laminar.node.access.tokens import id_of
 from laminar.node.api.audit.summaries import Summaries
 from laminar.node.api.common.services import ShardServices
@@ -43,7 +43,7 @@ MOST_QUEUED: Final = 1000
 MOST_AT_ONCE: Final = 100
 """Records of one append."""
 MOST_REFUSED: Final = 30
-"""Principals and addresses whose refusals are distinguished, in a minute."""
+"""Principals and addresses whose refusals are distinguished, in a minute; as many addresses of strangers."""
 MOST_ALIKE: Final = 100
 """Kinds of reads and failed calls of admins that are distinguished, in a minute."""
 RETENTION: Final = {"retention_ms": 90 * 24 * 3_600_000, "retention_bytes": 1 << 30}
@@ -102,7 +102,8 @@ class AuditLog:
         self._make_topic = make_topic
         self._makes_topic = makes_topic
         self._queue: deque[AuditRecord] = deque()
-        self._refusals = Summaries(MOST_REFUSED)
+        # Apart, so that a flood without tokens hides no principal.
+        self._strangers, self._refusals = Summaries(MOST_REFUSED), Summaries(MOST_REFUSED)
         self._alike = Summaries(MOST_ALIKE)
         # The batch that is being written: its lines, their number, and its key.
         self._batch: tuple[bytes, int, str] | None = None
@@ -153,7 +154,8 @@ class AuditLog:
             return
         self._refused += 1
         key = (asked.principal.name, _host_of(asked.request.peer), status)
-        self._keep_if_new(self._refusals, key, lambda: self._record("refused", asked, status, code, ""))
+        among = self._strangers if asked.principal is UNPROVEN else self._refusals
+        self._keep_if_new(among, key, lambda: self._record("refused", asked, status, code, ""))
 
     def _keep_if_new(self, among: Summaries, key: Hashable, make: Callable[[], AuditRecord]) -> None:
         record = among.add(key, make, now_ms=self._services.clock.wall_ms())
@@ -228,7 +230,7 @@ class AuditLog:
     def _tick(self) -> Work | None:
         """Return the writing of the next batch, if there is one and no pause."""
         now_ms = self._services.clock.wall_ms()
-        for summaries in (self._refusals, self._alike):
+        for summaries in (self._strangers, self._refusals, self._alike):
             if summaries.due(now_ms):
                 for record in summaries.take():
                     self._keep(record)
