@@ -269,6 +269,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         *("laminar.node.routes", "laminar.node.channels", "laminar.node.access"),
     ),
+    "laminar.node.api.audit": (
+        *("laminar.node.api.common", "laminar.node.access", "laminar.node.host"),
+        *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
+    ),
     "laminar.node.api": (
         *(
             "laminar.node.api.*",

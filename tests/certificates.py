@@ -35,13 +35,13 @@ class Pair:
 class Authority:
     """A CA with its files in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, days: int = 365) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.pem = folder / "ca.pem"
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, folder.name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder(self._name, self._key.public_key(), days=10)
+        builder = self._builder(self._name, self._key.public_key(), days=days)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         self.pem.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
 

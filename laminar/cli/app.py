@@ -450,6 +450,12 @@ COMMANDS = (
         "laminar whoami",
     ),
     Command(
+        "audit",
+        "admin.audit:audit",
+        "Show what admins did and who was refused.",
+        "laminar audit --since 1d --refused",
+    ),
+    Command(
         "pipeline archive",
         "pipeline:archive",
         "Write a topic to Parquet by day, each record once; run again, it continues where it was.",

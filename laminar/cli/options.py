@@ -49,6 +49,20 @@ class Cluster:
             "or the system's CAs."
         ),
     ] = None
+    certificate: Annotated[
+        Path | None,
+        Parameter(
+            help="A PEM file with a certificate that says who asks, in place of a token. Else "
+            "LAMINAR_CERTIFICATE or the context's."
+        ),
+    ] = None
+    key: Annotated[
+        Path | None,
+        Parameter(
+            name="--certificate-key",
+            help="A PEM file with the certificate's key, unless that is in the same file. Else LAMINAR_KEY.",
+        ),
+    ] = None
     timeout: Annotated[
         float | None,
         Parameter(help="Seconds for each call, over all its retries. [default: 10; produce and consume: 60]"),
@@ -61,7 +75,13 @@ class Cluster:
 
         seconds = timeout if self.timeout is None else self.timeout
         with connect(
-            self.url, token=self.token, token_file=self.token_file, ca=self.ca, timeout=seconds
+            self.url,
+            token=self.token,
+            token_file=self.token_file,
+            ca=self.ca,
+            certificate=self.certificate,
+            key=self.key,
+            timeout=seconds,
         ) as client:
             if seconds > PATIENCE_S:
                 warn_if_no_node_answers(client, timeout=seconds)

@@ -186,6 +186,23 @@ def test_clocks_are_compared_with_each_other() -> None:
     assert ("clocks", "b", "its clock is 12 s ahead") == (skewed.check, skewed.where, skewed.finding)
 
 
+def test_the_doctor_names_certificates_that_end_and_records_that_are_missing() -> None:
+    day = 86_400.0
+    fine = Answers(
+        metrics={"laminar_tls_certificate_left_s": [15 * day], "laminar_tls_ca_left_s": [61 * day]}
+    )
+    soon = Answers(metrics={"laminar_tls_certificate_left_s": [20 * day, 3 * day]})
+    late = Answers(metrics={"laminar_tls_ca_left_s": [-1.0], "laminar_audit_dropped": [2.0, 0.0, 3.0]})
+
+    assert [] == list(doctor.of_certificates({"a": fine, "b": Answers()}))
+    found = list(doctor.of_certificates({"a": soon, "b": late}))
+    assert [("a", "its certificate ends in 3 days"), ("b", "its CA has ended")] == [
+        (each.where, each.finding) for each in found
+    ]
+    assert [] == list(doctor.of_audit({"a": fine}))
+    assert ["5 records"] == [each.finding[:9] for each in doctor.of_audit({"b": late})]
+
+
 def test_slow_or_full_disks_and_low_limits_are_found() -> None:
     quick = machine(storage_journal_syncs=1000, storage_journal_syncs_us=10**6, node_open_files_limit=20_000)
     slow = machine(

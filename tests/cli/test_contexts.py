@@ -58,6 +58,7 @@ def test_the_list_shows_no_token(laminar: Command) -> None:
             "urls": ["http://127.0.0.1:7070"],
             "token": "set",
             "ca": None,
+            "certificate": None,
         }
     ] == json.loads(ran.out)
     assert "s3cret" not in laminar("context", "list").text
@@ -68,11 +69,12 @@ def test_a_context_has_the_files_of_token_and_ca(
     laminar: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By their whole paths; the environment goes before them, and an option before that."""
-    for name in ("billing.token", "ca.pem", "other.pem"):
+    for name in ("billing.token", "ca.pem", "other.pem", "me.pem", "me.key"):
         (tmp_path / name).write_text("x")
     monkeypatch.chdir(tmp_path)
     url = "https://127.0.0.1:7070"
-    added = laminar("context", "add", "live", url, "--token-file", "billing.token", "--ca", "ca.pem")
+    files = ("--token-file", "billing.token", "--ca", "ca.pem", "--certificate", "me.pem")
+    added = laminar("context", "add", "live", url, *files, "--certificate-key", "me.key")
     found = resolve(None, None)
     monkeypatch.setenv("LAMINAR_CA", "other.pem")
     monkeypatch.setenv("LAMINAR_TOKEN", "lam_mine")
@@ -80,6 +82,7 @@ def test_a_context_has_the_files_of_token_and_ca(
 
     assert 0 == added.code
     assert (str(tmp_path / "billing.token"), str(tmp_path / "ca.pem")) == (found.token_file, found.ca)
+    assert (str(tmp_path / "me.pem"), str(tmp_path / "me.key")) == (found.certificate, found.key)
     assert ("lam_mine", None, "other.pem") == (other.token, other.token_file, other.ca)
     assert "given.pem" == resolve(None, None, ca="given.pem").ca
     assert str(tmp_path / "ca.pem") in laminar("context", "list", "--json").text

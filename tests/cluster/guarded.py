@@ -22,11 +22,12 @@ class Guarded(LocalCluster):
         if tls:
             self.certificates = directory / "certificates"
             self.ca = self.certificates / "ca.pem"
-            self._cert("ca")
+            self.make_certificate("ca")
             for node in self.members:
-                self._cert("node", node.name, "--host", node.host)
+                self.make_certificate("node", node.name, "--host", node.host)
 
-    def _cert(self, *arguments: str) -> None:
+    def make_certificate(self, *arguments: str) -> None:
+        """Call `laminar cert` with these arguments."""
         made = run_laminar(self, "cert", *arguments, "--directory", str(self.certificates))
         assert 0 == made.returncode, made.stderr
 

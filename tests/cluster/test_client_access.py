@@ -69,6 +69,38 @@ def test_a_token_is_good_for_what_it_grants(guarded: Guarded, admin: laminar.Cli
                 datagrams.append(b"a")
 
 
+async def test_a_certificate_proves_who_the_client_is(
+    guarded: Guarded, admin: laminar.Client, topic: str
+) -> None:
+    """In both faces and on the command line, with the key in its own file or in the certificate's."""
+    if guarded.ca is None:
+        pytest.skip("a certificate needs TLS")
+    guarded.make_certificate("client", "robot")
+    pem, key = guarded.certificates / "robot.pem", guarded.certificates / "robot.key"
+    both = guarded.certificates / "both.pem"
+    both.write_text(key.read_text() + pem.read_text())
+    grants = [{"role": "write", "prefix": topic}]
+    document = {"name": "robot", "grants": grants, "certificate": "CN=robot"}
+    admin.request_json("POST", "/v1/admin/tokens", document)
+
+    with laminar.connect(guarded.urls, ca=guarded.ca, certificate=both) as client:
+        assert "robot" == client.request_json("GET", "/v1/whoami")["principal"]
+        client.topic(topic).append(b"one")
+        with pytest.raises(laminar.Forbidden):
+            client.topic("other").append(b"a")
+    async with aio.connect(guarded.urls, ca=guarded.ca, certificate=pem, key=key) as there:
+        await there.topic(topic).append(b"two")
+    shown = run_laminar(guarded, "whoami", "--certificate", str(pem), "--certificate-key", str(key))
+    assert "robot" in shown.stdout, shown.stderr
+    shown = run_laminar(guarded, "whoami", LAMINAR_CERTIFICATE=str(pem), LAMINAR_KEY=str(key))
+    assert "robot" in shown.stdout, shown.stderr
+    with laminar.connect(guarded.urls, ca=guarded.ca) as stranger, pytest.raises(laminar.Unauthorized):
+        stranger.topics()
+    with pytest.raises(laminar.ConfigError, match=r"robot.pem with .*ca.pem"):
+        with laminar.connect(guarded.urls, ca=guarded.ca, certificate=pem, key=guarded.ca) as client:
+            client.topics()
+
+
 async def test_jobs_and_long_polls_go_on_over_a_rotation(
     guarded: Guarded, admin: laminar.Client, topic: str, tmp_path: Path
 ) -> None:

@@ -137,7 +137,9 @@ def _of_nodes(ready: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
                 f"node {node} refuses appends: its disk has {disk['free_bytes']:,} bytes free, "
                 f"the minimum is {disk['low_water_bytes']:,}"
             )
-        system = [each for each in said.get("warnings") or () if each.startswith("_transactions ")]
+        system = [
+            each for each in said.get("warnings") or () if each.startswith(("_transactions ", "_audit "))
+        ]
         found += [each for each in system if each not in found]
     return found
 

@@ -24,6 +24,12 @@ def add(
     ca: Annotated[
         Path | None, Parameter(help="A PEM file with the CA of the cluster's certificates.")
     ] = None,
+    certificate: Annotated[
+        Path | None, Parameter(help="A PEM file with a certificate that says who asks, in place of a token.")
+    ] = None,
+    certificate_key: Annotated[
+        Path | None, Parameter(help="A PEM file with its key, unless that is in the same file.")
+    ] = None,
     use: Annotated[
         bool, Parameter(negative="", help="Make it the current one; the first always is.")
     ] = False,
@@ -33,12 +39,21 @@ def add(
 
     if not urls:
         raise UsageError("give one URL at least: laminar context add NAME http://HOST:PORT")
-    found = resolve(urls, token, token_file=token_file, ca=ca, environment={})
+    found = resolve(
+        urls,
+        token,
+        token_file=token_file,
+        ca=ca,
+        certificate=certificate,
+        key=certificate_key,
+        environment={},
+    )
     context: dict[str, object] = {"urls": list(found.urls)}
     if token is not None:
         context["token"] = token
     # Paths are kept whole: commands run in any folder.
-    for key, file in (("token_file", token_file), ("ca", ca)):
+    files = {"token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}
+    for key, file in files.items():
         if file is not None:
             if not file.is_file():
                 raise UsageError(f"{file}: there is no such file")
@@ -72,6 +87,7 @@ def list_contexts(*, listing: Listing = AS_TABLE) -> None:
             "urls": context.get("urls") or [context.get("url", "")],
             "token": "set" if context.get("token") else context.get("token_file"),
             "ca": context.get("ca"),
+            "certificate": context.get("certificate"),
         }
         for name, context in sorted(contexts.by_name.items())
     ]

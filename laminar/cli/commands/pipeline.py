@@ -63,7 +63,14 @@ def options_of(cluster: Cluster) -> dict[str, str]:
     """Return the options of Spark's source and sink for a cluster."""
     from laminar.spark.pipelines.session import cluster_options
 
-    return cluster_options(cluster.url, cluster.token, token_file=cluster.token_file, ca=cluster.ca)
+    return cluster_options(
+        cluster.url,
+        cluster.token,
+        token_file=cluster.token_file,
+        ca=cluster.ca,
+        certificate=cluster.certificate,
+        key=cluster.key,
+    )
 
 
 def archive(

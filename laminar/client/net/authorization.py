@@ -75,6 +75,8 @@ class Authorization:
 
         The file is looked at now. A token that has not changed is sent again while it is new.
         """
+        if self._token is None and self._endpoints.certificate is not None:
+            return self._now_ms() < self._new_at_ms + SETTLE_MS  # as with a token: a node may not know it yet
         if self._token is None or not self.may_ask(url):
             return False
         if self._endpoints.token_file is not None and self.version == version:

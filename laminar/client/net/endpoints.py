@@ -7,6 +7,7 @@ The context file is only read here; ``laminar context`` writes it. Its form is::
     urls = ["https://127.0.0.1:7070"]
     token = "..."  # optional, or token_file = "/path"
     ca = "/path"  # optional
+    certificate = "/path"  # optional, and its key = "/path" unless that is in the same file
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Endpoints:
 
     `origin` says where the URLs were found. With a `token_file`, `token` holds while that cannot be read.
     `ca` is the path of a PEM file, or its text: TLS certificates must be of this CA; None: of one that the
-    system trusts.
+    system trusts. `certificate` and `key` are paths of PEM files that the client shows to nodes.
     """
 
     urls: tuple[str, ...]
@@ -41,6 +42,8 @@ class Endpoints:
     origin: str = "argument"
     token_file: str | None = None
     ca: str | None = field(default=None, repr=False)
+    certificate: str | None = None
+    key: str | None = None
 
     @property
     def tls_only(self) -> bool:
@@ -65,7 +68,8 @@ class Endpoints:
     def with_contents(self) -> Endpoints:
         """Return these endpoints with the texts of their files, for processes on other machines.
 
-        Where the token file is there as well, it is read there, and holds.
+        Where the token file is there as well, it is read there, and holds. A certificate and its key have to
+        be there: they are files only.
 
         Raises:
             ConfigError: a file cannot be read, or holds no token or no CA.
@@ -78,15 +82,27 @@ class Endpoints:
         return found
 
 
-def trust_in(ca: str | None) -> Trust:
-    """Return the trust in the CAs of `ca`. Raises ConfigError if it has none."""
+def trust_in(ca: str | None, certificate: str | None = None, key: str | None = None) -> Trust:
+    """Return the trust in the CAs of `ca`, and the certificate that the client shows.
+
+    Raises:
+        ConfigError: `ca` has no CA, or the certificate cannot be used with the key.
+    """
     from laminar.http.client.tls import Trust, is_pem
 
     try:
-        return Trust(ca)
+        found = Trust(ca)
     except ValueError as fault:
         value = None if ca is None or is_pem(ca) else ca
         raise ConfigError(f"ca: {fault}", code="bad_ca", field="ca", value=value) from None
+    if certificate is None:
+        return found
+    try:
+        return Trust(ca, certificate=certificate, key=key)
+    except ValueError as fault:
+        raise ConfigError(
+            str(fault), code="bad_certificate", field="certificate", value=certificate
+        ) from None
 
 
 def context_file(environment: Mapping[str, str]) -> Path:
@@ -104,6 +120,8 @@ def resolve(
     *,
     token_file: str | os.PathLike[str] | None = None,
     ca: str | os.PathLike[str] | None = None,
+    certificate: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Endpoints:
     """Return where to connect: argument, ``LAMINAR_URL``, current context, or localhost.
@@ -111,10 +129,12 @@ def resolve(
     Several URLs in one string are separated by commas. If `url` is given, the nodes get the `token` that is
     given with it, or that of the `token_file`. They get ``LAMINAR_TOKEN`` or that of ``LAMINAR_TOKEN_FILE``
     only if they are hosts of ``LAMINAR_URL``: otherwise an untrusted URL could obtain the token of another
-    cluster. ``LAMINAR_CA`` holds for every URL with which no `ca` is given.
+    cluster. ``LAMINAR_CA`` holds for every URL with which no `ca` is given, and so do
+    ``LAMINAR_CERTIFICATE`` and ``LAMINAR_KEY``: a server learns no secret by the certificate.
 
     Raises:
-        ConfigError: a text is not the URL of a node, or none is given; or a token is none.
+        ConfigError: a text is not the URL of a node, or none is given; or a token is none; or a key is given
+            without its certificate.
     """
     given = os.environ if environment is None else environment
     if token is not None and token_file is not None:
@@ -123,8 +143,9 @@ def resolve(
         check_token(token, "token")
     file = None if token_file is None else os.fspath(token_file)
     ca = given.get("LAMINAR_CA") or None if ca is None else os.fspath(ca)
+    shown = _pair(certificate, key) or _pair(given.get("LAMINAR_CERTIFICATE"), given.get("LAMINAR_KEY"))
     if url is not None:
-        found = Endpoints(_urls(url, "url"), token, "argument", file, ca)
+        found = Endpoints(_urls(url, "url"), token, "argument", file, ca, *shown)
         if token is None and file is None and given.get("LAMINAR_URL"):
             own = Endpoints(_urls(given["LAMINAR_URL"], "LAMINAR_URL"))
             if all(map(own.may_hear_token, found.urls)):
@@ -135,19 +156,41 @@ def resolve(
         token, file = _token_of(given)
     if given.get("LAMINAR_URL"):
         urls = _urls(given["LAMINAR_URL"], "LAMINAR_URL")
-        return Endpoints(urls, token, "LAMINAR_URL", file, ca)
+        return Endpoints(urls, token, "LAMINAR_URL", file, ca, *shown)
     path = context_file(given)
     context = _current_context(path)
     if context is None:
-        return Endpoints((DEFAULT_URL,), token, "default", file, ca)
+        return Endpoints((DEFAULT_URL,), token, "default", file, ca, *shown)
     if token is None and file is None:
         token, file = (str(context[name]) if context.get(name) else None for name in ("token", "token_file"))
         if token is not None:
             check_token(token, str(path))
     if ca is None and context.get("ca"):
         ca = str(context["ca"])
+    if not shown:
+        shown = _pair(*(str(context[name]) if context.get(name) else None for name in ("certificate", "key")))
     urls = _urls(context.get("urls") or context.get("url") or "", str(path))
-    return Endpoints(urls, token, str(path), None if token is not None else file, ca)
+    return Endpoints(urls, token, str(path), None if token is not None else file, ca, *shown)
+
+
+def _pair(
+    certificate: str | os.PathLike[str] | None, key: str | os.PathLike[str] | None
+) -> tuple[str, str | None] | tuple[()]:
+    """Return a certificate and its key, None if they are one file; nothing without a certificate.
+
+    Raises:
+        ConfigError: there is a key alone.
+    """
+    if certificate is None or not os.fspath(certificate):
+        if key is not None and os.fspath(key):
+            raise ConfigError(
+                "there is a key without its certificate",
+                code="no_certificate",
+                field="key",
+                value=os.fspath(key),
+            )
+        return ()
+    return os.fspath(certificate), os.fspath(key) if key is not None and os.fspath(key) else None
 
 
 def _token_of(environment: Mapping[str, str]) -> tuple[str | None, str | None]:

@@ -114,7 +114,7 @@ class Session:
             connect_timeout_s=CONNECT_TIMEOUT_S,
             idle_s=20.0,
             shared_ports=places,
-            trust=trust_in(endpoints.ca),
+            trust=trust_in(endpoints.ca, endpoints.certificate, endpoints.key),
             tls_only=endpoints.tls_only,
         )
         self.balancer = Balancer()

@@ -208,6 +208,8 @@ def connect(
     token: str | None = None,
     token_file: str | os.PathLike[str] | None = None,
     ca: str | os.PathLike[str] | None = None,
+    certificate: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
     timeout: float = CLIENT_TOTAL_S,
     shared_port: bool = False,
 ) -> Client:
@@ -221,11 +223,20 @@ def connect(
     `token` proves who the client is; a `token_file` has it, and is read again when it changes. None means
     ``LAMINAR_TOKEN``, ``LAMINAR_TOKEN_FILE`` or the context's, with the URL found there. `ca` is a file with
     the CA of the cluster's certificates, or its PEM text; None means ``LAMINAR_CA``, else the system's CAs.
+    `certificate` proves who the client is in place of a token: a PEM file, with its `key` in the same or in
+    another; None means ``LAMINAR_CERTIFICATE`` and ``LAMINAR_KEY``. Files that change are read again.
 
     Raises:
         ConfigError: an argument, or what stands for it, cannot be used.
     """
     twin = aio_client.connect(
-        url, token=token, token_file=token_file, ca=ca, timeout=timeout, shared_port=shared_port
+        url,
+        token=token,
+        token_file=token_file,
+        ca=ca,
+        certificate=certificate,
+        key=key,
+        timeout=timeout,
+        shared_port=shared_port,
     )
     return Client(twin)

@@ -8,6 +8,12 @@ from typing import Final
 from laminar.http.api.problems import Problem
 
 TOPIC_PATTERN: Final = r"[A-Za-z0-9._-]{1,200}"
+
+AUDIT_TOPIC: Final = "_audit"
+"""The topic of what admins did and who was refused (`laminar.wire.audit`)."""
+SYSTEM_TOPICS: Final = frozenset(("_transactions", AUDIT_TOPIC))
+"""The topics that nodes make and write: a client may read them, and decide where they are."""
+
 _TOPIC: Final = re.compile(TOPIC_PATTERN + r"\Z")
 
 

@@ -26,6 +26,7 @@ from laminar.http.api.documents.server import ProblemDocument
 from laminar.http.api.json_envelope import Envelope, Envelopes
 from laminar.http.api.parameters import PATH, Parameter
 from laminar.http.api.problems import LISTED, PROBLEM_TYPE
+from laminar.http.api.roles import Needs
 from laminar.http.api.routes import ROUTES, Body, Reply, Route
 from laminar.wire.channels import STREAM_TYPE
 
@@ -38,6 +39,20 @@ _BYTES: Final[dict[str, Any]] = {"type": "string", "format": "binary"}
 _TEXT: Final[dict[str, Any]] = {"type": "string"}
 _TEXTS: Final = (NDJSON_TYPE, ENVELOPE_LINES_TYPE, STREAM_TYPE, "text/plain", "text/html")
 _PROBLEM: Final = {"$ref": "#/components/responses/Problem"}
+_TOKEN, _CERTIFICATE = "token", "certificate"
+_SECURITY_SCHEMES: Final = {
+    _TOKEN: {
+        "type": "http",
+        "scheme": "bearer",
+        "bearerFormat": "lam_ID_SECRET",
+        "description": "A token, which an admin makes with POST /v1/admin/tokens. With access=open a node "
+        "asks for none.",
+    },
+    _CERTIFICATE: {
+        "type": "mutualTLS",
+        "description": "A client certificate whose subject an admin has named in POST /v1/admin/tokens.",
+    },
+}
 
 
 def _ref(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -74,13 +89,60 @@ def _response(reply: Reply) -> dict[str, Any]:
     return shown | {"content": _content(reply.content)} if reply.content else shown
 
 
+def _security(needs: Needs) -> list[dict[str, list[str]]]:
+    """Return what proves a principal, with the role that it needs; empty where none is asked for.
+
+    Where one of several roles is enough the list has none of them: it would name those that all are needed.
+    """
+    if needs.what == "public":
+        return []
+    roles: list[str] = [] if needs.what in ("any", "describe") else [needs.what]
+    return [{_TOKEN: roles}, {_CERTIFICATE: roles}]
+
+
+def _needed(needs: Needs) -> str:
+    """Return the sentence that says which role is needed on what."""
+    if needs.what == "public":
+        return "Needs no token."
+    if needs.what == "any":
+        return "Needs a token, and no role."
+    role = "one of the roles read, write, admin" if needs.what == "describe" else f"the role {needs.what}"
+    names = " and ".join(f"the {name}" for name in needs.named_by) or "everything"
+    return f"Needs {role} on {names}."
+
+
+def _refusals(needs: Needs) -> dict[str, Any]:
+    """Return the answers that tell a client apart from what it asks for."""
+    names = {"403": "Forbidden", "429": "TooMuch"}
+    if needs.what != "public":
+        names = {"401": "Unauthorized"} | names
+    return {status: {"$ref": f"#/components/responses/{name}"} for status, name in names.items()}
+
+
+def _problem(description: str, **headers: str) -> dict[str, Any]:
+    """Return the response of a problem; `headers` are sentences by name, with _ for -."""
+    shown: dict[str, Any] = {
+        "description": description,
+        "content": {PROBLEM_TYPE: {"schema": _ref(ProblemDocument)}},
+    }
+    if headers:
+        shown["headers"] = {
+            name.replace("_", "-"): {"description": text, "schema": _TEXT} for name, text in headers.items()
+        }
+    return shown
+
+
 def _operation(route: Route) -> dict[str, Any]:
     path = tuple(PATH[name] for name in _NAME.findall(route.template))
     shown: dict[str, Any] = {
         "operationId": route.operation,
         "summary": route.summary,
+        "description": _needed(route.needs),
+        "security": _security(route.needs),
         "parameters": [_parameter(row) for row in (*path, *route.parameters)],
-        "responses": {str(reply.status): _response(reply) for reply in route.replies} | {"default": _PROBLEM},
+        "responses": {str(reply.status): _response(reply) for reply in route.replies}
+        | _refusals(route.needs)
+        | {"default": _PROBLEM},
     }
     if route.document is not None:
         required = any(field.required for field in msgspec.structs.fields(route.document))
@@ -108,16 +170,31 @@ def openapi_document() -> dict[str, Any]:
     for route in ROUTES:
         if not route.template.startswith("/docs/"):  # the same page as /docs
             paths.setdefault(route.template, {})[route.method.lower()] = _operation(route)
-    problem = {
-        "description": "An error (RFC 9457).",
-        "content": {PROBLEM_TYPE: {"schema": _ref(ProblemDocument)}},
+    problems = {
+        "Problem": _problem("An error (RFC 9457)."),
+        "Unauthorized": _problem(
+            "Nothing proves who asks: no token, or one that is not known or has expired.",
+            WWW_Authenticate="`Bearer`",
+        ),
+        "Forbidden": _problem(
+            "The principal lacks a role: `value` is the role, `limit` the name that it is missing on, empty "
+            "for everything. Or a page of another site asks."
+        ),
+        "TooMuch": _problem(
+            "A quota is used up: `field` and `limit` say which.",
+            Retry_After="Seconds after which to try again.",
+        ),
     }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Laminar", "version": "v1", "description": _ABOUT, "license": {"name": "MIT"}},
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": _schemas(), "responses": {"Problem": problem}},
+        "components": {
+            "schemas": _schemas(),
+            "responses": problems,
+            "securitySchemes": _SECURITY_SCHEMES,
+        },
     }
 
 
@@ -126,7 +203,8 @@ def docs_page() -> str:
     """Return one HTML page without assets: routes, then errors, each error with its anchor."""
     routes = "".join(
         f"<tr><td>{route.method}</td><td><code>{escape(route.template)}</code></td>"
-        f"<td>{escape(route.summary)}</td><td>{escape(', '.join(route.query))}</td></tr>"
+        f"<td>{escape(route.summary)}</td><td>{escape(', '.join(route.query))}</td>"
+        f"<td>{escape(_needed(route.needs).removeprefix('Needs ').rstrip('.'))}</td></tr>"
         for route in ROUTES
     )
     errors = "".join(
@@ -141,7 +219,7 @@ def docs_page() -> str:
         "th{text-align:left}td,th{padding:.2em 1em .2em 0;vertical-align:top}"
         "tr:target{background:#ffd}</style>"
         "<h1>Laminar</h1><h2>Routes</h2>"
-        f"<table><tr><th>method<th>path<th>what it does<th>query{routes}</table>"
+        f"<table><tr><th>method<th>path<th>what it does<th>query<th>needs{routes}</table>"
         '<p>The same as <a href="/openapi.json">OpenAPI</a>.</p><h2 id="errors">Errors</h2>'
         f"<table><tr><th>status<th>code<th>meaning<th>retry?<th>what to do{errors}</table></html>"
     )

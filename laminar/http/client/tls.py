@@ -1,7 +1,8 @@
-"""Which servers a client trusts, and why it did not trust one.
+"""Which servers a client trusts, what it shows them of itself, and why it did not trust one.
 
 A `Trust` makes the TLS settings of connections from the CAs of a file, or from those of the system. Each
-server's certificate is verified, and that it is for the host that is asked: this cannot be switched off.
+server's certificate is verified, and that it is for the host that is asked: this cannot be switched off. A
+certificate of the client is shown to each server that asks for one.
 """
 
 from __future__ import annotations
@@ -29,21 +30,27 @@ def is_pem(text: str) -> bool:
 class Trust:
     """The CAs whose certificates are accepted: those of `ca`, else the system's.
 
-    `ca` is the path of a PEM file, or the text of one. A file that changes is read again for the next
-    connection; while it cannot be read, the CAs read last are used.
+    `ca` is the path of a PEM file, or the text of one. `certificate` and `key` are paths of PEM files: what
+    the client shows of itself; without `key` it is in the certificate's file. Files that change are read
+    again for the next connection; while one cannot be read, what was read last is used.
 
     Raises:
-        ValueError: when made with a file or text that has no certificate.
+        ValueError: when made with a file or text that has no certificate, or a key that does not fit.
     """
 
-    def __init__(self, ca: str | None = None) -> None:
+    def __init__(
+        self, ca: str | None = None, *, certificate: str | None = None, key: str | None = None
+    ) -> None:
         self._ca = ca
+        self._certificate = certificate
+        self._key = key
+        self._files = [file for file in (ca, certificate, key) if file is not None and not is_pem(file)]
         self._context: ssl.SSLContext | None = None
         self._name = "the system's CAs"
-        self._read: tuple[int, int, int] | None = None
+        self._read: tuple[tuple[int, int, int], ...] | None = None
         self.text: str | None = None
         """The CAs as PEM, for another machine; None for the system's."""
-        if ca is not None:
+        if ca is not None or certificate is not None:
             self._read = self._identity()
             self._context = self._made()
 
@@ -65,7 +72,7 @@ class Trust:
         """Return the TLS settings for a new connection."""
         if self._context is None:
             self._context = self._made()  # the system's CAs take a while to load, so only if they are needed
-        elif self._ca is not None and (identity := self._identity()) not in (None, self._read):
+        elif self._files and (identity := self._identity()) not in (None, self._read):
             try:
                 self._context = self._made()
             except ValueError:
@@ -96,15 +103,13 @@ class Trust:
             )
         return TlsFailed(f"{url}: TLS failed: {fault.reason or fault}")
 
-    def _identity(self) -> tuple[int, int, int] | None:
-        """Return what changes when the file does; None for a text, or if there is no file now."""
-        if self._ca is None or is_pem(self._ca):
-            return None
+    def _identity(self) -> tuple[tuple[int, int, int], ...] | None:
+        """Return what changes when a file does; None without files, or if one is not there now."""
         try:
-            found = os.stat(self._ca)
+            found = [os.stat(file) for file in self._files]
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in found) or None
 
     def _made(self) -> ssl.SSLContext:
         if self._ca is None:
@@ -119,6 +124,13 @@ class Trust:
                 ) from None
             self.text = text
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self._certificate is not None:
+            try:
+                context.load_cert_chain(self._certificate, self._key, password=_no_password)
+            except (OSError, ValueError) as fault:  # `ssl.SSLError` is an `OSError`
+                files = self._certificate if self._key is None else f"{self._certificate} with {self._key}"
+                why = fault.reason if isinstance(fault, ssl.SSLError) else getattr(fault, "strerror", None)
+                raise ValueError(f"the certificate {files} cannot be used: {why or fault}") from None
         return context
 
     def _pem(self) -> str:
@@ -132,6 +144,11 @@ class Trust:
         if not found:
             raise ValueError(f"{self.name} has no certificates in PEM")
         return "\n".join(found) + "\n"
+
+
+def _no_password() -> str:
+    """Refuse an encrypted key; OpenSSL would ask for its password on the terminal."""
+    raise ValueError("the key is encrypted")
 
 
 SYSTEM: Final = Trust()

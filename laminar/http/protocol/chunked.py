@@ -9,6 +9,7 @@ smuggled past one of them.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 # A line of the coding itself: a length with its extensions, or a trailer field.
@@ -18,6 +19,8 @@ LONGEST_TRAILER_BYTES: Final = 16384
 # The coding may take this many bytes, plus the size of the data: lengths, line ends, extensions, trailers.
 # A chunk of one byte costs its reader as much as one of a thousand.
 MOST_OVERHEAD_BYTES: Final = 65536
+# A trailer field: a name, a colon, a value without control bytes.
+_FIELD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\Z")
 _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
 
 
@@ -99,6 +102,8 @@ class ChunkedDecoder:
                 self.done = True
                 break
             else:
+                if not _FIELD.match(line):
+                    raise ChunkedError(f"{line[:20]!r} is no trailer field")
                 self._trailer_bytes += len(line) + 2
                 if self._trailer_bytes > LONGEST_TRAILER_BYTES:
                     raise ChunkedError(f"trailer longer than {LONGEST_TRAILER_BYTES} bytes")

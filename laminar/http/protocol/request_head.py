@@ -137,11 +137,17 @@ def parse_request_head(data: bytes) -> RequestHead:
     method = parser.get_method().decode("ascii")
     if method == "CONNECT":
         raise HttpError(501, "not_implemented", "this is no proxy", field="method", value=method)
-    head = RequestHead(method, _origin_form(collector.target), headers, http11=http11)
+    target, authority = _origin_form(collector.target)
+    head = RequestHead(method, target, headers, http11=http11)
     if http11 and "host" not in headers:
         raise HttpError(400, "malformed", "HTTP/1.1 needs a Host header", field="host")
     if not _HOST.match(headers.get("host", "").encode("latin-1")):
         raise HttpError(400, "malformed", "no valid host", field="host", value=headers["host"])
+    if authority is not None and authority.lower() != headers.get("host", authority).lower():
+        # Who looks at one of them, as a proxy does, would take the request for another server's.
+        raise HttpError(
+            400, "malformed", "the target and Host name two servers", field="host", value=headers["host"]
+        )
     _frame_body(head)
     return head
 
@@ -184,6 +190,8 @@ def _check_request_line(line: bytes) -> bool:
         if line.count(b" ") < 2 or version.startswith(b"HTTP/"):
             raise HttpError(505, "unsupported_version", "not HTTP/1.x", field="version", value=line[-20:])
         raise HttpError(400, "malformed", "no request line", field="head", value=line)
+    if line.count(b" ") != 2 or line[0] in b"\r\n":  # llhttp skips what is more
+        raise HttpError(400, "malformed", "no request line", field="head", value=line)
     return _VERSIONS[version]
 
 
@@ -202,8 +210,8 @@ def _join_headers(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return headers
 
 
-def _origin_form(target: bytes) -> str:
-    """Return the target as path and query: without scheme and authority; a fragment is refused."""
+def _origin_form(target: bytes) -> tuple[str, str | None]:
+    """Return the target as path and query, and the authority, if it has one; a fragment is refused."""
     if len(target) > LONGEST_TARGET_BYTES:
         raise HttpError(
             414,
@@ -217,14 +225,14 @@ def _origin_form(target: bytes) -> str:
     if "#" in text:
         raise HttpError(400, "malformed", "a target has no fragment", field="target", value=text)
     if text.startswith("/") or text == "*":
-        return text
+        return text, None
     scheme, mark, rest = text.partition("://")
     if not mark or scheme.lower() not in ("http", "https"):
         raise HttpError(400, "malformed", "the target is no path", field="target", value=text)
     at = min((i for i in (rest.find("/"), rest.find("?")) if i >= 0), default=-1)
     if at < 0:
-        return "/"
-    return rest[at:] if rest[at] == "/" else "/" + rest[at:]
+        return "/", rest
+    return rest[at:] if rest[at] == "/" else "/" + rest[at:], rest[:at]
 
 
 def _frame_body(head: RequestHead) -> None:

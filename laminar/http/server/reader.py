@@ -223,7 +223,7 @@ class Connection(asyncio.BufferedProtocol):
             if end < 0:
                 position = self._unfinished_head(data, position)
                 break
-            if end - position < 2:  # empty lines before a request are to be skipped (RFC 9112, 2.2)
+            if end == position:  # empty lines before a request are to be skipped (RFC 9112, 2.2)
                 position += 2
                 continue
             end += 4
@@ -244,7 +244,9 @@ class Connection(asyncio.BufferedProtocol):
     def _parse(self, raw: bytes) -> RequestHead:
         if len(raw) > LONGEST_HEAD_BYTES:
             raise head_too_large(len(raw))
-        return self._server.heads.parse(raw.lstrip(b"\r\n"))
+        while raw.startswith(b"\r\n"):
+            raw = raw[2:]
+        return self._server.heads.parse(raw)
 
     def _unfinished_head(self, data: bytes, position: int) -> int:
         """Refuse bytes that cannot become a head, without waiting for more; return where the head begins."""

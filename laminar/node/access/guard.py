@@ -86,6 +86,15 @@ class Guard:
                 principal.require(needs.what, name)
         return principal
 
+    def who(
+        self, head: RequestHead, operation: str, *, certificate: Mapping[str, Any] | None = None
+    ) -> Principal:
+        """Return the principal of a request that was refused; `UNPROVEN` if nothing proves one."""
+        try:
+            return self._principal(head.headers.get("authorization", ""), operation, certificate)
+        except Problem:
+            return UNPROVEN
+
     def _principal(
         self, authorization: str, operation: str, certificate: Mapping[str, Any] | None
     ) -> Principal:

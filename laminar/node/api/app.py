@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from laminar.http.api.append_body import Append
+from laminar.http.api.append_body import NDJSON_TYPE, Append
 from laminar.http.api.cross_site import Sites, check_body_type
 from laminar.http.api.deadlines import COMMIT_CHECK_S, COMMIT_WAIT_S
 from laminar.http.api.documents import server as documents
 from laminar.http.api.documents.shared import MAX_PARTITIONS, MAX_REPLICAS
 from laminar.http.api.documents.transactions import MAX_STAGES
+from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS
 from laminar.http.api.parameters import (
     GUARANTEES,
     MAX_FETCH_BYTES,
@@ -37,13 +38,14 @@ from laminar.http.protocol.request_head import (
     RequestHead,
 )
 from laminar.node.access.guard import Guard
-from laminar.node.access.principals import ANONYMOUS, Principal
+from laminar.node.access.principals import ANONYMOUS, UNPROVEN, Principal, principal_of
 from laminar.node.api.admin.balance import BalanceRoutes
 from laminar.node.api.admin.led_partitions import LedPartitions
 from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.admin.tokens import TokenRoutes
+from laminar.node.api.audit.audit_log import REFUSED, Asked, AuditLog, Source
 from laminar.node.api.channels.channels import ChannelRoutes
 from laminar.node.api.channels.gates import ChannelGates
 from laminar.node.api.channels.jobs import JobRoutes
@@ -97,7 +99,6 @@ from laminar.node.api.transactions.abandoned_stages import AbandonedStages
 from laminar.node.api.transactions.producers import ProducerRoutes
 from laminar.node.api.transactions.sinks import SinkRoutes
 from laminar.node.host.settings import TOKENS
-from laminar.node.transactions.coordinator import TOPIC
 from laminar.node.transactions.uploads import MAX_OPEN
 from laminar.node.transport.transport import Peer
 
@@ -117,10 +118,16 @@ _IDEMPOTENCY_HEADERS = {
 _REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_upload"})
 
 # The changes of an internal topic that are allowed: operators' decisions on where it is, and to accept a
-# loss. Of `update_topic` only the number of replicas is (`TopicRoutes.update`).
+# loss. Of `update_topic` only the number of replicas is, and retention of `_audit` (`TopicRoutes.update`).
 _ON_THE_SYSTEMS = frozenset(
     ("recover_partition", "update_topic", "pin_partition", "unpin_partition", "prefer_leader")
 )
+
+# Operations that the audit has: those of admins. Of the others it has what their handlers refuse.
+_OF_ADMINS = frozenset(operation for operation, needs in NEEDS.items() if needs.what == "admin")
+_CHECKED_LATER = frozenset({"begin_producer", "prepare_stages", "commit_batch"})
+_AUDITED = _OF_ADMINS | _CHECKED_LATER
+_AUDIT_TARGET = f"/v1/topics/{AUDIT_TOPIC}/partitions/0/records"
 
 # Operations whose bodies are records. A large one is parsed in a thread.
 _PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})
@@ -136,6 +143,25 @@ class _Matched(NamedTuple):
     most_document_bytes: int | None
     principal: Principal | None = None
     """Who asks by a token, if this shard asks; None before that is checked, and of a request without one."""
+
+    is_systems: bool = False
+    """Whether only nodes may do this, as it changes a topic of the system."""
+
+    def check_system(self) -> None:
+        """Refuse what only nodes may do.
+
+        Raises:
+            Problem: 422 `invalid`.
+        """
+        if self.is_systems:
+            topic = self.params["topic"]
+            raise Problem(
+                "invalid",
+                f"{topic} is an internal topic and cannot be created, changed or appended to",
+                field="topic",
+                value=topic,
+                outcome="not_applied",
+            )
 
     def check_document(self, size: int) -> None:
         """Refuse a JSON body that is too large to be decoded on the event loop.
@@ -213,7 +239,10 @@ class Api:
         self._datagrams = Datagrams(
             host, self._locator, topics, sock=host.datagram_socket, limits=self.limits
         )
-        metrics = MetricsRoute(host, watch, topics, self._datagrams.statistics)
+        self._audit = AuditLog(
+            host, self._append_to_audit, topic_routes.make, makes_topic=settings.access == TOKENS
+        )
+        metrics = MetricsRoute(host, watch, topics, self._datagrams.statistics, self._audit.statistics)
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(host, self._exchange, leaders, topics, limits=self.limits)
         self._to_topics = to_topics = TopicAppends(
@@ -341,7 +370,22 @@ class Api:
     # -- the application -------------------------------------------------------------------
 
     def head(self, request: Request) -> Response | None:
-        """Check a head before its body is read: the route, the body's size, and whether to redirect."""
+        """Check a head before its body is read: who asks for what, the body's size, whether to redirect."""
+        try:
+            matched = self._admit(request)
+        except Problem as problem:
+            if problem.status in REFUSED:
+                self._audit.failed(self._refused(request), problem, is_call=False)
+            raise
+        try:
+            return self._check(request, matched)
+        except Problem as problem:
+            if matched.operation in _OF_ADMINS or matched.is_systems:
+                self._audit.failed(_asked(request, matched), problem, is_call=True)
+            raise
+
+    def _admit(self, request: Request) -> _Matched:
+        """Return what a head asks for, if this shard may be asked, and the principal may ask it."""
         if request.head.memo is None:  # otherwise an equal head has passed these checks
             self._sites.check(request.head)
             if FORWARDED in request.head.headers:
@@ -354,6 +398,21 @@ class Api:
         matched = self._match(request.head)
         if self._guard is not None:
             self._permit(self._guard, request, matched)
+        return matched
+
+    def _refused(self, request: Request) -> Asked:
+        """Return who was refused, and what, as far as it is known."""
+        matched: _Matched | None = request.head.memo
+        if self._guard is None or matched is None:
+            return Asked(request, UNPROVEN)
+        certificate = getattr(request.connection, "certificate", None)
+        principal = self._guard.who(request.head, matched.operation, certificate=certificate)
+        return Asked(request, principal, matched.operation, matched.params)
+
+    def _check(self, request: Request, matched: _Matched) -> Response | None:
+        """Check a permitted request: its topic, the size of its body, and whether to redirect it."""
+        if matched.is_systems:
+            matched.check_system()
         operation, params = matched.operation, matched.params
         length = request.content_length
         if length:
@@ -388,6 +447,24 @@ class Api:
         matched = self._match(request.head)
         if self._guard is not None and matched.principal is None and request.connection.context is None:
             raise AssertionError(f"{matched.operation} was not permitted to any principal")
+        if matched.operation in _AUDITED:
+            return self._audited(request, matched)
+        return self._carry_out(request, matched)
+
+    async def _audited(self, request: Request, matched: _Matched) -> Response:
+        """Answer a request of which the audit has how it ended. The answer does not wait for that."""
+        is_call = matched.operation in _OF_ADMINS
+        try:
+            answer = self._carry_out(request, matched)
+            response = answer if isinstance(answer, Response) else await answer
+        except BaseException as error:
+            self._audit.failed(_asked(request, matched), error, is_call=is_call)
+            raise
+        if is_call:
+            self._audit.answered(_asked(request, matched), response)
+        return response
+
+    def _carry_out(self, request: Request, matched: _Matched) -> Response | Awaitable[Response]:
         operation, params = matched.operation, matched.params
         matched.check_document(len(request.body))
         if "topic" in params and operation != "create_topic" and not self._known(params):
@@ -412,15 +489,6 @@ class Api:
     def _match(self, head: RequestHead) -> _Matched:
         if head.memo is None:
             found = match(head.method, head.path)
-            reads = head.method in ("GET", "HEAD") or found.operation in _ON_THE_SYSTEMS
-            if found.params.get("topic") == TOPIC and not reads:
-                raise Problem(
-                    "invalid",
-                    f"{TOPIC} is an internal topic and cannot be created, changed or appended to",
-                    field="topic",
-                    value=TOPIC,
-                    outcome="not_applied",
-                )
             for name, operations in _IDEMPOTENCY_HEADERS.items():
                 if name in head.headers and found.operation not in operations:
                     supported = ", ".join(sorted(operations))
@@ -434,7 +502,13 @@ class Api:
             if head.query:
                 check_query(found.operation, head.query)
             check_body_type(head, found.operation)
-            head.memo = _Matched(found.operation, found.params, most_document_bytes(found.operation))
+            topic, reads = found.params.get("topic"), head.method in ("GET", "HEAD")
+            head.memo = _Matched(
+                found.operation,
+                found.params,
+                most_document_bytes(found.operation),
+                is_systems=topic in SYSTEM_TOPICS and not reads and found.operation not in _ON_THE_SYSTEMS,
+            )
         matched: _Matched = head.memo
         return matched
 
@@ -522,20 +596,37 @@ class Api:
     def close(self) -> None:
         """Stop receiving datagrams."""
         self._datagrams.close()
+        self._audit.close()
 
     # -- for other shards ------------------------------------------------------------------
 
     async def _on_http(self, peer: Peer, payload: bytes) -> Any:
         passed = decode_passed(payload)
         head = RequestHead(passed.method, passed.target, passed.headers)
-        # The node that took the request has checked what its principal may do.
+        # The node that took the request has checked what its principal may do, and has it in its audit.
+        matched = self._match(head)
+        if matched.operation != "append_to_partition" or matched.params["topic"] != AUDIT_TOPIC:
+            matched.check_system()
         if passed.principal or self._guard is not None:
-            head.memo = self._match(head)._replace(principal=Principal(passed.principal or ANONYMOUS))
+            head.memo = matched = matched._replace(principal=Principal(passed.principal or ANONYMOUS))
         request = Request(head, passed.body, Forwarder(peer))
-        answer = self.handle(request)
+        answer = self._carry_out(request, matched)
         return encode_response(answer if isinstance(answer, Response) else await answer)
+
+    async def _append_to_audit(self, lines: bytes, key: str) -> None:
+        """Append records to `_audit`, here or at its leader; with the same key again they are there once."""
+        head = RequestHead("POST", _AUDIT_TARGET, {"content-type": NDJSON_TYPE, "idempotency-key": key})
+        params = {"topic": AUDIT_TOPIC, "partition": "0"}
+        head.memo = _Matched("append_to_partition", params, None, Principal("(audit)"))
+        answer = self._append.partition(Request(head, lines, Source()), **params)
+        if not isinstance(answer, Response):
+            await answer
 
     def _sweep(self) -> None:
         """Answer all appends that wait too long for a majority. One pass for all saves a timer for each."""
         for partition in self._host.partitions.values():
             partition.appends.expire(older_than_s=COMMIT_WAIT_S)
+
+
+def _asked(request: Request, matched: _Matched) -> Asked:
+    return Asked(request, principal_of(request), matched.operation, matched.params)

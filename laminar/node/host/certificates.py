@@ -25,6 +25,8 @@ CHECK_S = 5.0
 """How often a process looks whether the files have changed."""
 WARN_S = 14 * 86_400
 """How long before its end a certificate is reported."""
+CA_WARN_S = 60 * 86_400
+"""The same of a CA: all nodes and clients need another one, and certificates of it."""
 
 # What OpenSSL names in a way that says little.
 _REASONS = {
@@ -78,6 +80,8 @@ class Contexts:
     """The nodes that the own certificate names."""
     expires_s: float
     """When the own certificate ends, in seconds since 1970."""
+    ca_expires_s: float
+    """When the first of the CAs ends."""
 
 
 def node_names(certificate: Mapping[str, Any] | None) -> frozenset[str]:
@@ -113,7 +117,15 @@ def load(files: TlsFiles) -> Contexts:
         join=_client(files),
         names=node_names(own),
         expires_s=ssl.cert_time_to_seconds(own["notAfter"]),
+        ca_expires_s=_first_end(connect, own),
     )
+
+
+def _first_end(context: ssl.SSLContext, own: Mapping[str, Any]) -> float:
+    """Return when the first CA of a context ends, in seconds since 1970."""
+    ends = [str(each["notAfter"]) for each in context.get_ca_certs()]
+    # Where the own certificate stands for its CA, OpenSSL counts none.
+    return min(map(ssl.cert_time_to_seconds, ends or [str(own["notAfter"])]))
 
 
 def _server(files: TlsFiles) -> ssl.SSLContext:
@@ -208,7 +220,8 @@ class Certificates:
         self.failed = 0
         self._loaded_from: object = None
         self._failed_from: object = None
-        self._warned_s = 0.0
+        # By what ends: when that was last reported.
+        self._warned_s: dict[str, float] = {}
         self.current = self._load()
 
     def name(self, node: str) -> None:
@@ -252,9 +265,14 @@ class Certificates:
         return True
 
     def statistics(self) -> dict[str, int]:
-        """Return counters, and the seconds that are left of the own certificate."""
-        left_s = int(self.current.expires_s - time.time())
-        return {"loaded": self.loaded, "load_failures": self.failed, "certificate_left_s": left_s}
+        """Return counters, and the seconds that are left of the own certificate and of the first CA."""
+        now_s = time.time()
+        return {
+            "loaded": self.loaded,
+            "load_failures": self.failed,
+            "certificate_left_s": int(self.current.expires_s - now_s),
+            "ca_left_s": int(self.current.ca_expires_s - now_s),
+        }
 
     def _load(self) -> Contexts:
         try:
@@ -285,7 +303,11 @@ class Certificates:
 
     def _warn_if_it_ends(self) -> None:
         now_s = time.time()
-        left_s = self.current.expires_s - now_s
-        if left_s < WARN_S and now_s - self._warned_s >= 86_400:
-            self._warned_s = now_s
-            log.warning("tls_certificate %s ends in %.1f days", self.files.certificate, left_s / 86_400)
+        for what, expires_s, warn_s in (
+            (f"tls_certificate {self.files.certificate}", self.current.expires_s, WARN_S),
+            (f"a CA of tls_ca {self.files.ca}", self.current.ca_expires_s, CA_WARN_S),
+        ):
+            left_s = expires_s - now_s
+            if left_s < warn_s and now_s - self._warned_s.get(what, 0.0) >= 86_400:
+                self._warned_s[what] = now_s
+                log.warning("%s ends in %.1f days", what, left_s / 86_400)

@@ -31,7 +31,8 @@ _OF_STORAGE = StorageSettings()
 # the tests'.
 _OTHER_VARIABLES = frozenset(
     {
-        *("LAMINAR_URL", "LAMINAR_TOKEN", "LAMINAR_TOKEN_FILE", "LAMINAR_CA"),
+        *("LAMINAR_URL", "LAMINAR_TOKEN", "LAMINAR_TOKEN_FILE", "LAMINAR_CA", "LAMINAR_CERTIFICATE"),
+        "LAMINAR_KEY",
         *("LAMINAR_CONTEXT", "LAMINAR_CONFIG", "LAMINAR_KERNEL_HEADERS"),
     }
 )
@@ -290,8 +291,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     default_replicas: Annotated[
         int,
         _about(
-            "replicas of a topic whose creation names no number, and of `_transactions`; the same on "
-            "every node",
+            "replicas of a topic whose creation names no number, of `_transactions` and of `_audit`; the "
+            "same on every node",
             1,
             MAX_REPLICAS,
         ),

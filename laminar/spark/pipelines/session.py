@@ -29,17 +29,21 @@ def cluster_options(
     *,
     token_file: str | os.PathLike[str] | None = None,
     ca: str | os.PathLike[str] | None = None,
+    certificate: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
 ) -> dict[str, str]:
     """Return the source's and the sink's options for a cluster.
 
     What is None is found as `laminar.connect` finds it.
     """
-    endpoints = resolve(url, token, token_file=token_file, ca=ca)
+    endpoints = resolve(url, token, token_file=token_file, ca=ca, certificate=certificate, key=key)
     options = {
         "laminar.endpoints": ",".join(endpoints.urls),
         "laminar.token": endpoints.token,
         "laminar.tokenFile": endpoints.token_file,
         "laminar.ca": endpoints.ca,
+        "laminar.certificate": endpoints.certificate,
+        "laminar.key": endpoints.key,
     }
     return {name: value for name, value in options.items() if value is not None}
 
@@ -120,5 +124,7 @@ def connected(cluster: Mapping[str, str]) -> Cluster:
         cluster.get("laminar.token"),
         token_file=cluster.get("laminar.tokenFile"),
         ca=cluster.get("laminar.ca"),
+        certificate=cluster.get("laminar.certificate"),
+        key=cluster.get("laminar.key"),
     )
     return connect(endpoints, timeout_ms=120_000)

@@ -79,6 +79,16 @@ class Access(Protocol):
         """The path of a PEM file, or its text."""
         ...
 
+    @property
+    def certificate(self) -> str | None:
+        """The path of a PEM file, on each machine."""
+        ...
+
+    @property
+    def key(self) -> str | None:
+        """The path of a PEM file, on each machine; None if the certificate's file has the key."""
+        ...
+
 
 def resolve_endpoints(options: Access) -> Endpoints:
     """Return the cluster's addresses, token and CA, from the options or else from the environment.
@@ -86,7 +96,14 @@ def resolve_endpoints(options: Access) -> Endpoints:
     It is called in the driver, and the result is pickled to the tasks: their environment and files may
     differ.
     """
-    found = resolve(options.endpoints or None, options.token, token_file=options.token_file, ca=options.ca)
+    found = resolve(
+        options.endpoints or None,
+        options.token,
+        token_file=options.token_file,
+        ca=options.ca,
+        certificate=options.certificate,
+        key=options.key,
+    )
     return found.with_contents()
 
 

@@ -40,6 +40,8 @@ OPTIONS: Final = {
     "laminar.token": "both",
     "laminar.tokenFile": "both",
     "laminar.ca": "both",
+    "laminar.certificate": "both",
+    "laminar.key": "both",
     "laminar.timeoutMs": "both",
     "startingOffsets": "both",
     "startingTimestamp": "both",
@@ -110,6 +112,8 @@ class Options:
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
     ca: str | None = field(default=None, repr=False)
+    certificate: str | None = None
+    key: str | None = None
     timeout_ms: int = 120_000
     start: OffsetSpec = AT_LATEST
     end: OffsetSpec = AT_LATEST
@@ -163,6 +167,8 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         token=options.get("laminar.token"),
         token_file=options.get("laminar.tokenFile"),
         ca=options.get("laminar.ca"),
+        certificate=options.get("laminar.certificate"),
+        key=options.get("laminar.key"),
         timeout_ms=options.number("laminar.timeoutMs", 120_000),
         start=start,
         end=end,

@@ -23,6 +23,8 @@ SINK_OPTIONS: Final = {
     "laminar.token": "both",
     "laminar.tokenFile": "both",
     "laminar.ca": "both",
+    "laminar.certificate": "both",
+    "laminar.key": "both",
     "laminar.timeoutMs": "both",
     "includeHeaders": "both",
     "txnAppId": "batch",
@@ -60,6 +62,8 @@ class SinkOptions:
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
     ca: str | None = field(default=None, repr=False)
+    certificate: str | None = None
+    key: str | None = None
     timeout_ms: int = 120_000
     transaction: tuple[str, int] | None = None
     checkpoint: str | None = None
@@ -92,6 +96,8 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         token=options.get("laminar.token"),
         token_file=options.get("laminar.tokenFile"),
         ca=options.get("laminar.ca"),
+        certificate=options.get("laminar.certificate"),
+        key=options.get("laminar.key"),
         timeout_ms=options.number("laminar.timeoutMs", 120_000),
         checkpoint=by_lower.get("checkpointlocation") if streaming else None,
         transaction=None if application is None or version is None else (application, version),

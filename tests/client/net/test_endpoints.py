@@ -37,6 +37,28 @@ def test_the_current_context_is_read(tmp_path: Path) -> None:
     assert "hush" not in repr(found)
 
 
+def test_a_certificate_is_found_as_a_ca_is(tmp_path: Path) -> None:
+    """Argument, environment, context; and with its own key, never with that of another place."""
+    file = tmp_path / "config.toml"
+    file.write_text(
+        'current = "x"\n[contexts.x]\nurls = ["https://c:7"]\ncertificate = "c.pem"\nkey = "c.key"\n'
+    )
+    context = {"LAMINAR_CONFIG": str(file)}
+    own = {"LAMINAR_CERTIFICATE": "e.pem", "LAMINAR_KEY": "e.key", "LAMINAR_URL": "https://e:1"}
+
+    def shown(found: Endpoints) -> tuple[str | None, str | None]:
+        return found.certificate, found.key
+
+    assert ("c.pem", "c.key") == shown(resolve(None, None, environment=context))
+    assert ("a.pem", None) == shown(resolve(None, None, certificate="a.pem", environment=context))
+    assert ("e.pem", "e.key") == shown(resolve(None, None, environment=context | own))
+    assert ("e.pem", "e.key") == shown(resolve("https://a:1", None, environment=own))
+    assert ("a.pem", None) == shown(resolve("https://a:1", None, certificate="a.pem", environment=own))
+    assert (None, None) == shown(resolve("https://a:1", None, environment=context))
+    with pytest.raises(laminar.ConfigError, match="without its certificate"):
+        resolve("https://a:1", None, key="a.key", environment={})
+
+
 def test_a_token_goes_to_the_hosts_that_are_named_with_it() -> None:
     """Who may say where to connect, as an option of Spark's does, is not always who may have the token."""
     environment = {"LAMINAR_URL": "http://a:1,http://b:1", "LAMINAR_TOKEN": "hush"}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from laminar.http.api.names import check_name
 from laminar.http.api.openapi import docs_page, openapi_document
 from laminar.http.api.problem_response import problem_response
-from laminar.http.api.problems import CODES, LISTED, Problem, code_of_status
+from laminar.http.api.problems import CODES, LISTED, PROBLEM_TYPE, Problem, code_of_status
 from laminar.http.api.roles import (
     ADMIN,
     ADMIN_OF_ALL,
@@ -225,6 +225,35 @@ def test_openapi_has_every_operation_and_code() -> None:
         for operation in methods.values():
             for parameter in operation["parameters"]:
                 assert parameter["in"] != "path" or f"{{{parameter['name']}}}" in path
+
+
+def test_openapi_says_of_each_route_who_may_ask_and_how_others_are_refused() -> None:
+    """By the table of routes, for a client that is made of the document."""
+    document = openapi_document()
+    schemes = document["components"]["securitySchemes"]
+    assert {"token": ("http", "bearer"), "certificate": ("mutualTLS", None)} == {
+        name: (scheme["type"], scheme.get("scheme")) for name, scheme in schemes.items()
+    }
+    for route in ROUTES:
+        if route.template.startswith("/docs/"):
+            continue
+        found = document["paths"][route.template][route.method.lower()]
+        refusals = {status for status in found["responses"] if status in ("401", "403", "429")}
+        if route.needs == PUBLIC:
+            assert ([], {"403", "429"}) == (found["security"], refusals)
+            assert "Needs no token." == found["description"]
+            continue
+        assert {"401", "403", "429"} == refusals
+        assert [["token"], ["certificate"]] == [list(each) for each in found["security"]]
+        for each in found["security"]:
+            (roles,) = each.values()
+            if route.needs.what in ("any", "describe"):
+                assert [] == roles  # one of several is enough
+            else:
+                assert [route.needs.what] == roles and roles[0] in found["description"]
+        assert all(name in found["description"] for name in (*route.needs.named_by, "Needs"))
+    for name in ("Unauthorized", "Forbidden", "TooMuch"):
+        assert [PROBLEM_TYPE] == list(document["components"]["responses"][name]["content"])
 
 
 def test_the_page_has_an_anchor_for_every_code_and_loads_nothing() -> None:

@@ -83,6 +83,11 @@ HOSTILE = {
     "a control byte in the target": (get(start=b"GET /\x01 HTTP/1.1"), "malformed", "head"),
     "a fragment": (get(start=b"GET /a#b HTTP/1.1"), "malformed", "target"),
     "a relative target": (get(start=b"GET a HTTP/1.1"), "malformed", "head"),
+    "another server than that of Host": (get(start=b"GET http://a/ HTTP/1.1"), "malformed", "host"),
+    "a user in the target": (get(start=b"GET http://u@localhost/ HTTP/1.1"), "malformed", "host"),
+    "two spaces before the target": (get(start=b"GET  / HTTP/1.1"), "malformed", "head"),
+    "a CR before the method": (get(start=b"\rGET / HTTP/1.1"), "malformed", "head"),
+    "an LF before the method": (get(start=b"\nGET / HTTP/1.1"), "malformed", "head"),
     "another scheme": (get(start=b"GET ftp://a/b HTTP/1.1"), "malformed", "target"),
     "broken percent-encoding": (get(start=b"GET /%zz HTTP/1.1"), "malformed", "path"),
     "a path that isn't UTF-8": (get(start=b"GET /%ff HTTP/1.1"), "malformed", "path"),
@@ -135,8 +140,12 @@ def test_a_head_says_what_is_asked() -> None:
 def test_an_absolute_target_loses_its_authority() -> None:
     """As a proxy's request would have it (RFC 9112, 3.2.2)."""
     targets = [
-        parse_request_head(get(start=b"GET " + target + b" HTTP/1.1")).target
-        for target in (b"http://a:1/b?c", b"HTTP://a", b"http://a?b")
+        parse_request_head(get(start=b"GET " + target + b" HTTP/1.1", host=b"Host: " + host + b"\r\n")).target
+        for target, host in (
+            (b"http://a:1/b?c", b"a:1"),
+            (b"HTTP://a", b"A"),
+            (b"http://a?b", b"a"),
+        )
     ]
 
     assert ["/b?c", "/", "/?b"] == targets

@@ -72,7 +72,8 @@ class Described:
         response = responses.get(str(answer.status_code), responses["default"])
         if "$ref" in response:
             assert answer.status_code >= 400, f"{operation_id} describes no {answer.status_code}"
-            response = self.document["components"]["responses"]["Problem"]
+            name = response["$ref"].removeprefix("#/components/responses/")
+            response = self.document["components"]["responses"][name]
         kind = answer.headers.get("content-type", "").partition(";")[0]
         if "content" not in response:
             assert not answer.content

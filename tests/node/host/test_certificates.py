@@ -113,7 +113,7 @@ def test_what_cannot_be_used_changes_nothing_until_it_can(
     pair.certificate.write_bytes(pair.certificate.read_bytes() or new)
     assert certificates.refresh()
     assert {"loaded": 2, "load_failures": 4} == {
-        name: count for name, count in certificates.statistics().items() if name != "certificate_left_s"
+        name: count for name, count in certificates.statistics().items() if not name.endswith("left_s")
     }
 
 
@@ -130,6 +130,22 @@ def test_a_certificate_that_ends_soon_is_reported(
     assert 1 == len(caplog.records)
     assert "ends in 3.0 days" in caplog.text
     assert 2 * 86_400 < certificates.statistics()["certificate_left_s"] <= 3 * 86_400
+
+
+def test_a_ca_that_ends_soon_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first of several that ends: who adds a new one still has to give everyone a certificate of it."""
+    old, new = Authority(tmp_path / "old", days=20), Authority(tmp_path / "new", days=900)
+    pair = old.node("n1", days=19)
+    old.pem.write_text(old.pem.read_text() + new.pem.read_text())
+    certificates = Certificates(old.files(pair))
+
+    with caplog.at_level(logging.WARNING):
+        certificates.refresh()
+        certificates.refresh()
+
+    assert [f"a CA of tls_ca {old.pem} ends in 20.0 days"] == caplog.messages
+    assert 19 * 86_400 < certificates.statistics()["ca_left_s"] <= 20 * 86_400
+    assert certificates.statistics()["certificate_left_s"] < certificates.statistics()["ca_left_s"]
 
 
 def test_names_are_read_from_what_the_handshake_has_verified() -> None:

@@ -38,6 +38,9 @@ FEWEST_SYNCS = 20
 LONGEST_SYNC_MS = 5_000
 FEWEST_OPEN_FILES = 4_096
 FEWEST_VOTERS = 3
+# As the log of a node warns (`laminar.node.host.certificates`).
+CERTIFICATE_DAYS = 14
+CA_DAYS = 60
 # Leaders of one node beyond its share by weight: a tenth, and these.
 MORE_LEADERS = 2
 
@@ -83,6 +86,8 @@ def doctor(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
         *of_nodes(nodes, answers),
         *of_clocks(answers),
         *of_disks(answers),
+        *of_certificates(answers),
+        *of_audit(answers),
         *of_programs(about, answers),
         *of_catalog(about, nodes),
         *of_partitions(topics, partitions),
@@ -235,6 +240,42 @@ def of_disks(answers: Mapping[str, Answers]) -> Iterator[Finding]:
                 name,
                 f"a process may open {limit:.0f} files",
                 "raise the hard limit (LimitNOFILE of systemd, `ulimit -Hn`) to 65536 or more",
+            )
+
+
+def of_certificates(answers: Mapping[str, Answers]) -> Iterator[Finding]:
+    """Yield certificates of nodes and CAs that end soon."""
+    for name, found in sorted(answers.items()):
+        for what, metric, most_days, do in (
+            (
+                "certificate",
+                "laminar_tls_certificate_left_s",
+                CERTIFICATE_DAYS,
+                f"make a new one: `laminar cert node {name} --host HOST --replace`",
+            ),
+            (
+                "CA",
+                "laminar_tls_ca_left_s",
+                CA_DAYS,
+                "add a new one to tls_ca on all nodes, then make new certificates (docs/operating.md#tls)",
+            ),
+        ):
+            left = min(found.metrics.get(metric, ()), default=None)
+            if left is not None and left < most_days * 86_400:
+                ends = f"ends in {left / 86_400:.0f} days" if left > 0 else "has ended"
+                yield Finding("certificates", name, f"its {what} {ends}", do)
+
+
+def of_audit(answers: Mapping[str, Answers]) -> Iterator[Finding]:
+    """Yield nodes some of whose records are missing in `_audit`."""
+    for name, found in sorted(answers.items()):
+        dropped = sum(found.metrics.get("laminar_audit_dropped", ()))
+        if dropped:
+            yield Finding(
+                "audit",
+                name,
+                f"{dropped:.0f} records since its start are in its log only, not in `_audit`",
+                "look why `_audit` takes none: `laminar topic describe _audit`; keep the log",
             )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from laminar.http.api.names import AUDIT_TOPIC
 from laminar.node.api.common.services import HostServices
 from laminar.node.runtime.boot import CONTROLLER
 from laminar.node.transactions.coordinator import TOPIC as TRANSACTIONS
@@ -126,12 +127,13 @@ class Watch:
         few = self.fewer_placed()
         if few:
             found.append(f"topics have fewer replicas than asked for: {_named(few, with_names)}")
-        system = services.view.topics().get(TRANSACTIONS)
-        if system is not None and system.replicas < services.settings.default_replicas:
-            found.append(
-                f"{TRANSACTIONS} has {system.replicas} of {services.settings.default_replicas} replicas "
-                "(default_replicas): named producers and sinks are kept on fewer nodes than topics"
-            )
+        for name, what in ((TRANSACTIONS, "named producers and sinks are"), (AUDIT_TOPIC, "the audit is")):
+            system = services.view.topics().get(name)
+            if system is not None and system.replicas < services.settings.default_replicas:
+                found.append(
+                    f"{name} has {system.replicas} of {services.settings.default_replicas} replicas "
+                    f"(default_replicas): {what} kept on fewer nodes than topics"
+                )
         for what, name in (
             ("partitions here have no leader", "leaderless"),
             ("partitions led here take no appends, as too few replicas are in sync", "refusing"),

@@ -30,10 +30,12 @@ class MetricsRoute:
         watch: Watch,
         topics: TopicLookup,
         datagrams: Callable[[], dict[str, int]],
+        audit: Callable[[], dict[str, int]],
     ) -> None:
         self._services = services
         self._topics = topics
         self._datagrams = datagrams
+        self._audit = audit
         self._watch = watch
 
     def own(self) -> dict[str, Any]:
@@ -44,6 +46,7 @@ class MetricsRoute:
             "role": role_name(services.number),
             **found,
             "datagrams": self._datagrams(),
+            "audit": self._audit(),
             "node": found["node"] | self._watch.statistics(),
             "partitions": [
                 {

@@ -11,6 +11,7 @@ import msgspec
 
 from laminar.http.api.documents import topics as documents
 from laminar.http.api.documents.shared import Setting
+from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS
 from laminar.http.api.parameters import MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
@@ -30,7 +31,6 @@ from laminar.node.catalog.service import (
     TopicRequest,
     TopicSettingsRequest,
 )
-from laminar.node.transactions.coordinator import TOPIC as TRANSACTIONS
 from laminar.node.transport.transport import TransportError
 from membership.records import TopicRecord
 from membership.requests import AlterTopic, Result
@@ -38,6 +38,9 @@ from membership.requests import AlterTopic, Result
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 MORE_PARTITIONS = "Delete a topic, or set `max_partitions` higher on every node."
 """The hint of a refusal because of the quota of partitions."""
+
+LOWEST_OF_AUDIT = {"retention_ms": 24 * 3_600_000, "retention_bytes": 16 << 20}
+"""The least that retention of `_audit` may be: an admin can't make it forget what was just done."""
 
 LED_WAIT_S = 2.0
 LED_RETRY_S = 0.02
@@ -130,13 +133,17 @@ class TopicRoutes:
     def _default_replicas(self) -> int:
         return self._services.settings.default_replicas
 
-    async def make(self, topic: str, *, partitions: int) -> None:
+    async def make(
+        self, topic: str, *, partitions: int, settings: Mapping[str, Setting] | None = None
+    ) -> None:
         """Create an internal topic unless it exists, on as many nodes as there are now.
 
         It asks for `default_replicas` all the same, so it grows when nodes join.
         """
         await self._make(
-            TopicRequest(topic, partitions, self._default_replicas, {}, allow_fewer_replicas=True)
+            TopicRequest(
+                topic, partitions, self._default_replicas, dict(settings or {}), allow_fewer_replicas=True
+            )
         )
 
     async def _make(self, wanted: TopicRequest) -> Result:
@@ -180,14 +187,7 @@ class TopicRoutes:
         version = await self._if_match(request, topic)
         patch = json_body(request, documents.TopicPatch)
         changes: dict[str, Setting | None] = msgspec.to_builtins(patch.settings)
-        if topic == TRANSACTIONS and changes:
-            raise Problem(
-                "invalid",
-                f"{TRANSACTIONS} is an internal topic: only its number of replicas may be changed",
-                field="topic",
-                value=topic,
-                outcome="not_applied",
-            )
+        _check_system(topic, changes)
         _check_fewest(changes, self._placed(self._topics.record(topic)))
         if patch.replicas is msgspec.UNSET:
             answer = await self._ask(TopicSettingsRequest(topic, changes, version))
@@ -331,6 +331,36 @@ def _already_exists(wanted: TopicRequest, known: TopicRecord | None) -> Problem:
 
 def _or_not_set(value: Setting | None) -> Setting:
     return "not set" if value is None else value
+
+
+def _check_system(topic: str, changes: Mapping[str, Setting | None]) -> None:
+    """Refuse what would harm a topic of the system; of `_audit` retention may change, down to a day.
+
+    Raises:
+        Problem: 422 `invalid`.
+    """
+    if topic not in SYSTEM_TOPICS:
+        return
+    lowest = LOWEST_OF_AUDIT if topic == AUDIT_TOPIC else {}
+    for name, value in changes.items():
+        if name not in lowest:
+            also = "".join(f" and {each}" for each in lowest)
+            raise Problem(
+                "invalid",
+                f"{topic} is an internal topic: only its number of replicas{also} may be changed",
+                field="topic",
+                value=topic,
+                outcome="not_applied",
+            )
+        if isinstance(value, int) and value < lowest[name]:
+            raise Problem(
+                "invalid",
+                f"{topic} must keep what happened: at least a day, or 16 MiB",
+                field=f"settings.{name}",
+                value=value,
+                limit=lowest[name],
+                outcome="not_applied",
+            )
 
 
 def _no_such_topic(topic: str) -> Problem:

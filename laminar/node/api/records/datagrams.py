@@ -23,6 +23,7 @@ from typing import Any, cast
 from laminar.batch import NO_PRODUCER, Header
 from laminar.http.api.append_body import read_batches
 from laminar.http.api.deadlines import SECOND_HOP_WAIT_S
+from laminar.http.api.names import SYSTEM_TOPICS
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.node.api.common.leader_lookup import Locator
@@ -32,7 +33,6 @@ from laminar.node.api.records.stale_routes import NOT_SAID, StaleRoutes, has_key
 from laminar.node.partition.deduplication import is_duplicate
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt as Appended
-from laminar.node.transactions.coordinator import TOPIC
 from laminar.wire.datagram import (
     Answer,
     DatagramCodec,
@@ -162,8 +162,8 @@ class Datagrams(asyncio.DatagramProtocol):
 
     def _verified(self, question: Question) -> bytearray:
         """Return the verified batch in memory of its own, as a leader stamps it in place."""
-        if question.topic == TOPIC:
-            raise Problem("invalid", "this is an internal topic", field="topic", value=TOPIC)
+        if question.topic in SYSTEM_TOPICS:
+            raise Problem("invalid", "this is an internal topic", field="topic", value=question.topic)
         frames = read_batches(question.frame, self._limits)
         if len(frames) != 1:
             raise Problem(

@@ -13,6 +13,7 @@ from laminar.batch import BatchError, merge, verify
 from laminar.http.api.append_body import batch_problem, parse_append
 from laminar.http.api.deadlines import FORWARDED_SINK_STEP_S
 from laminar.http.api.documents import transactions as documents
+from laminar.http.api.names import SYSTEM_TOPICS
 from laminar.http.api.parameters import MAX_EPOCH, MAX_NUMBER, MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
@@ -751,7 +752,7 @@ def _once(request: Request) -> bool:
 
 
 def _refuse_system(topic: str, *, field: str) -> None:
-    if topic == TOPIC:
+    if topic in SYSTEM_TOPICS:
         raise Problem("invalid", "this is an internal topic", field=field, value=topic)
 
 

@@ -1,0 +1,337 @@
+"""What admins did and who was refused: one log for each shard, on its way into the topic `_audit`.
+
+Invariants:
+
+1. *No request waits for the audit.* A record is queued in memory when the request is answered; a task writes
+   what is queued. An operator who repairs a broken cluster is answered although `_audit` takes nothing.
+2. *Nothing is lost silently.* A line of the node's log is written first. What the queue had no room for is
+   counted (`laminar_audit_dropped`), and said by a record `missed` as soon as records can be written again.
+3. *A flood makes few records.* Refusals, reads and calls that failed are counted by who and what
+   (`summaries`); of the queue they may fill half, so they displace no change.
+4. *No secret is in it*: no query, header or body. A token in a path is cut.
+
+A batch is repeated with the same idempotency key until it is durable, so it is in the topic once.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
+
+import msgspec
+
+from laminar.http.api.names import AUDIT_TOPIC
+from laminar.http.api.problems import Problem
+from laminar.http.api.timestamps import format_time
+from laminar.http.protocol.errors import HttpError
+from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import ANYONE, UNPROVEN, Principal
+from laminar.node.access.tokens import id_of
+from laminar.node.api.audit.summaries import Summaries
+from laminar.node.api.common.services import ShardServices
+from laminar.node.host.periodic import Work
+from laminar.wire.audit import NO_ANSWER, AuditRecord, Kind
+
+_log = logging.getLogger("laminar.audit")
+
+MOST_QUEUED: Final = 1000
+"""Records that wait in memory; more are counted and dropped."""
+MOST_AT_ONCE: Final = 100
+"""Records of one append."""
+MOST_REFUSED: Final = 30
+"""Principals and addresses whose refusals are distinguished, in a minute; as many addresses of strangers."""
+MOST_ALIKE: Final = 100
+"""Kinds of reads and failed calls of admins that are distinguished, in a minute."""
+RETENTION: Final = {"retention_ms": 90 * 24 * 3_600_000, "retention_bytes": 1 << 30}
+"""Settings of a new `_audit`; an admin may change them."""
+
+TICK_S: Final = 0.25
+"""How often a batch is written. Each batch is an idempotency key, of which a partition remembers 32,768."""
+PAUSE_MS: Final = 500
+LONGEST_PAUSE_MS: Final = 30_000
+_LONGEST_PATH: Final = 300
+
+REFUSED: Final = frozenset((401, 403))
+
+# As `laminar.node.access.tokens` has it, also one that is cut short or too long.
+_TOKEN: Final = re.compile(r"(lam_[0-9a-fA-F]*)_[A-Za-z0-9_-]*")
+_UNSEEN: Final = re.compile(r"[^ -~]")
+
+Append = Callable[[bytes, str], Awaitable[None]]
+"""Appends lines of JSON to `_audit`, once for each key. Raises `Problem`."""
+
+
+class MakeTopic(Protocol):
+    """The call that creates an internal topic unless it exists."""
+
+    async def __call__(self, topic: str, *, partitions: int, settings: Mapping[str, int]) -> None:
+        """Create `topic`. Raises `Problem`."""
+
+
+class Asked:
+    """Who asked for what, as far as it is known."""
+
+    __slots__ = ("operation", "params", "principal", "request")
+
+    def __init__(
+        self,
+        request: Request,
+        principal: Principal,
+        operation: str = "",
+        params: Mapping[str, str] | None = None,
+    ) -> None:
+        self.request = request
+        self.principal = principal
+        self.operation = operation
+        self.params = {} if params is None else params
+
+
+class AuditLog:
+    """The log of one shard: what is noted is queued, and a task writes it."""
+
+    def __init__(
+        self, services: ShardServices, append: Append, make_topic: MakeTopic, *, makes_topic: bool
+    ) -> None:
+        """Write by `append`. Unless `makes_topic`, nothing is noted while there is no topic `_audit`."""
+        self._services = services
+        self._append = append
+        self._make_topic = make_topic
+        self._makes_topic = makes_topic
+        self._queue: deque[AuditRecord] = deque()
+        # Apart, so that a flood without tokens hides no principal.
+        self._strangers, self._refusals = Summaries(MOST_REFUSED), Summaries(MOST_REFUSED)
+        self._alike = Summaries(MOST_ALIKE)
+        # The batch that is being written: its lines, their number, and its key.
+        self._batch: tuple[bytes, int, str] | None = None
+        self._pause_ms = PAUSE_MS
+        self._not_before_ms = 0
+        self._missed = 0
+        self._calls = 0
+        self._refused = 0
+        self._written = 0
+        self._dropped = 0
+        services.every(TICK_S, self._tick, to_the_end=True)
+
+    # -- what is noted ---------------------------------------------------------------------
+
+    def answered(self, asked: Asked, response: Response) -> None:
+        """Note a call that was carried out, with its answer."""
+        made = next((value for name, value in response.headers if name == "Location"), "")
+        self._note_call(asked, response.status, "", made if response.status == 201 else "")
+
+    def failed(self, asked: Asked, error: BaseException, *, is_call: bool) -> None:
+        """Note a request that ended with this error: a refusal, or a call of an admin (`is_call`)."""
+        status, code = NO_ANSWER, ""
+        if isinstance(error, Problem):
+            status, code = error.status, error.code
+        elif isinstance(error, HttpError):
+            status, code = error.status, error.reason
+        elif isinstance(error, Exception):
+            status, code = 500, "internal_error"
+        if status in REFUSED:
+            self._note_refusal(asked, status, code)
+        elif is_call:
+            self._note_call(asked, status, code, "")
+
+    def _note_call(self, asked: Asked, status: int, code: str, made: str) -> None:
+        if not self._is_on:
+            return
+        self._calls += 1
+        request = asked.request
+        if request.method not in ("GET", "HEAD") and (status < 400 or status >= 500):
+            # What changed something, or may have, is never summed up.
+            self._keep(self._record("call", asked, status, code, made), is_change=True)
+            return
+        key = (asked.principal.name, _host_of(request.peer), request.method, request.path, status)
+        self._keep_if_new(self._alike, key, lambda: self._record("call", asked, status, code, made))
+
+    def _note_refusal(self, asked: Asked, status: int, code: str) -> None:
+        if not self._is_on:
+            return
+        self._refused += 1
+        key = (asked.principal.name, _host_of(asked.request.peer), status)
+        among = self._strangers if asked.principal is UNPROVEN else self._refusals
+        self._keep_if_new(among, key, lambda: self._record("refused", asked, status, code, ""))
+
+    def _keep_if_new(self, among: Summaries, key: Hashable, make: Callable[[], AuditRecord]) -> None:
+        record = among.add(key, make, now_ms=self._services.clock.wall_ms())
+        if record is not None:
+            self._keep(record)
+
+    @property
+    def _is_on(self) -> bool:
+        return self._makes_topic or AUDIT_TOPIC in self._services.view.topics()
+
+    def _record(self, kind: Kind, asked: Asked, status: int, code: str, made: str) -> AuditRecord:
+        request = asked.request
+        authorization = request.headers.get("authorization", "")
+        subject = {name: _shown(value) for name, value in asked.params.items()}
+        if made:
+            subject["location"] = _shown(made)
+        return AuditRecord(
+            kind=kind,
+            time=format_time(self._services.clock.wall_ms()),
+            node=self._services.node,
+            shard=self._services.number,
+            principal=asked.principal.name,
+            credential=asked.principal.credential or id_of(authorization.rpartition(" ")[2]),
+            address=_host_of(request.peer),
+            method=request.method,
+            path=_shown(request.path),
+            operation=asked.operation,
+            subject=subject,
+            status=status,
+            code=code,
+        )
+
+    def _keep(self, record: AuditRecord, *, is_change: bool = False) -> None:
+        """Write a line of the log, and queue the record. Only changes may fill the whole queue."""
+        _say(record)
+        if len(self._queue) < (MOST_QUEUED if is_change else MOST_QUEUED // 2):
+            self._queue.append(record)
+        else:
+            self._drop(record.count)
+
+    def _drop(self, count: int) -> None:
+        if not self._missed:
+            _log.warning("records are missing in %s from now on: it takes none", AUDIT_TOPIC)
+        self._missed += count
+        self._dropped += count
+
+    def statistics(self) -> dict[str, int]:
+        """Return counters, and how many records wait."""
+        return {
+            "calls": self._calls,
+            "refused": self._refused,
+            "written": self._written,
+            "dropped": self._dropped,
+            "waiting": self._waiting,
+        }
+
+    def close(self) -> None:
+        """Say how many records are left behind: those of the last moment, or of all the time it took none."""
+        if self._waiting or self._missed:
+            _log.warning(
+                "this process ends with %d records that are not in %s",
+                self._waiting + self._missed,
+                AUDIT_TOPIC,
+            )
+
+    @property
+    def _waiting(self) -> int:
+        return len(self._queue) + (self._batch[1] if self._batch is not None else 0)
+
+    # -- what is written -------------------------------------------------------------------
+
+    def _tick(self) -> Work | None:
+        """Return the writing of the next batch, if there is one and no pause."""
+        now_ms = self._services.clock.wall_ms()
+        for summaries in (self._strangers, self._refusals, self._alike):
+            if summaries.due(now_ms):
+                for record in summaries.take():
+                    self._keep(record)
+        waits = self._batch is not None or self._queue or self._missed
+        if not waits or self._services.clock.monotonic_ms() < self._not_before_ms:
+            return None
+        return self._write()
+
+    async def _write(self) -> None:
+        """Write a batch. If that fails, it stays, and there is a pause, longer each time."""
+        try:
+            await self._write_batch()
+            self._pause_ms = PAUSE_MS
+        except Problem as problem:
+            self._wait(str(problem))
+            if self._batch is not None and problem.status < 500 and problem.code not in _PASSES:
+                self._drop(self._batch[1])  # it will never be taken
+                self._batch = None
+        except Exception as error:  # noqa: BLE001  # logged, and tried again: it must not end the process
+            self._wait(repr(error))
+
+    def _wait(self, why: str) -> None:
+        if self._pause_ms == PAUSE_MS:
+            _log.warning("%s takes no records, %d wait: %s", AUDIT_TOPIC, self._waiting, why)
+        self._not_before_ms = self._services.clock.monotonic_ms() + self._pause_ms
+        self._pause_ms = min(2 * self._pause_ms, LONGEST_PAUSE_MS)
+
+    async def _write_batch(self) -> None:
+        if AUDIT_TOPIC not in self._services.view.topics():
+            await self._make_topic(AUDIT_TOPIC, partitions=1, settings=RETENTION)
+        if self._batch is None:
+            self._batch = self._next_batch()
+        lines, count, key = self._batch
+        await self._append(lines, key)
+        self._written += count
+        self._batch = None
+
+    def _next_batch(self) -> tuple[bytes, int, str]:
+        records = [self._queue.popleft() for _ in range(min(len(self._queue), MOST_AT_ONCE))]
+        if self._missed:
+            missed = AuditRecord(
+                kind="missed",
+                time=format_time(self._services.clock.wall_ms()),
+                node=self._services.node,
+                shard=self._services.number,
+                count=self._missed,
+            )
+            records.append(missed)
+            self._missed = 0
+        lines = b"".join([msgspec.json.encode(record) + b"\n" for record in records])
+        return lines, len(records), self._services.rng.randbytes(16).hex()
+
+
+# What refuses a batch with 4xx, and may take it later: there is no such topic yet, or too many partitions.
+_PASSES: Final = frozenset(("no_such_topic", "no_such_partition", "quota"))
+
+
+def _say(record: AuditRecord) -> None:
+    """Write the line of a record."""
+    level = logging.WARNING if record.kind == "refused" else logging.INFO
+    again = f", {record.count} times since {record.first}" if record.count > 1 else ""
+    _log.log(
+        level,
+        "%s: %s %s %s from %s: %d%s%s",
+        record.kind,
+        record.principal,
+        record.method,
+        record.path,
+        record.address,
+        record.status,
+        f" {record.code}" if record.code else "",
+        again,
+    )
+
+
+def _shown(text: str) -> str:
+    """Return a text of a client as it may be kept: bounded, printable, without the secret of a token."""
+    plain = unquote(text)
+    if "lam_" in plain:
+        text = _TOKEN.sub(r"\1_(cut)", plain)
+    text = _UNSEEN.sub("?", text)
+    return text if len(text) <= _LONGEST_PATH else f"{text[:_LONGEST_PATH]}..."
+
+
+def _host_of(peer: str) -> str:
+    host, colon, _ = peer.rpartition(":")
+    return host if colon else peer
+
+
+class Source:
+    """The stand-in for a client's connection in the appends of the audit."""
+
+    def __init__(self) -> None:
+        self.context: Any = ANYONE
+
+    @property
+    def peer(self) -> str:
+        """The other end: there is none."""
+        return "audit"
+
+    @property
+    def certificate(self) -> None:
+        """None: there is no client."""
+        return None

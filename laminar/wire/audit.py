@@ -1,0 +1,50 @@
+"""Records of the audit: what a node writes into the topic `_audit`, and what a reader of it decodes.
+
+The value of each record of that topic is one `AuditRecord` as JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["call", "refused", "missed"]
+
+NO_ANSWER = 0
+"""The status of a call whose client left before its answer: it may have been carried out."""
+
+
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a principal did, or was refused; unknown members are ignored by a reader.
+
+    `call`: a call of a route that needs the role admin, with its outcome. `refused`: a 401 or 403. `missed`:
+    `count` records that a process could not write. Neither a query nor a header or body is in it.
+    """
+
+    kind: Kind
+    time: str
+    """When it ended, as in RFC 3339; of several alike the last."""
+    node: str
+    shard: int
+    """The process that was asked: the number of its shard."""
+    principal: str = ""
+    """Who asked; `anonymous` where nothing proved it."""
+    credential: str = ""
+    """The id of the token that was shown; of one that was refused it proves nothing."""
+    address: str = ""
+    """Where the request came from, without the port."""
+    method: str = ""
+    path: str = ""
+    """Of several alike one; a token in it is cut."""
+    operation: str = ""
+    """As in `/openapi.json`; empty if the request was refused before it was known."""
+    subject: dict[str, str] = {}
+    """The names in the path, such as `topic`, and `location`, what was made."""
+    status: int = NO_ANSWER
+    code: str = ""
+    """The code of the problem that was answered; empty if none was."""
+    count: int = 1
+    """How many it stands for: more than one if they were alike."""
+    first: str = ""
+    """When the first of several was; empty for one."""
