@@ -95,3 +95,9 @@ def principal_of(request: Request) -> Principal:
     if principal is None:
         principal = request.connection.context  # by a certificate, or by nothing
     return ANYONE if principal is None else principal
+
+
+def owner_of(request: Request) -> str:
+    """Return whose limits count what a request makes; empty where the node asks for no principal."""
+    name = principal_of(request).name
+    return "" if name == ANONYMOUS else name

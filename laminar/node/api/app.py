@@ -40,6 +40,7 @@ from laminar.node.access.guard import Guard
 from laminar.node.access.principals import ANONYMOUS, Principal
 from laminar.node.api.admin.balance import BalanceRoutes
 from laminar.node.api.admin.led_partitions import LedPartitions
+from laminar.node.api.admin.limits import LimitRoutes
 from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
@@ -176,7 +177,8 @@ class Api:
         places = PlacementRoutes(host, topics, placement)
         changes = OperationRoutes(host, nodes, places, placement)
         balance = BalanceRoutes(host)
-        tokens = TokenRoutes(host, placement)
+        limits = LimitRoutes(host, placement)
+        tokens = TokenRoutes(host, placement, limits)
         gates = Gates(host, leaders)
         steps = CursorSteps(host, leaders, topics, gates)
         partitions = PartitionRoutes(host, topics, states, drains=steps.drains)
@@ -298,6 +300,9 @@ class Api:
             "create_token": tokens.create,
             "describe_token": tokens.token,
             "revoke_token": tokens.revoke,
+            "list_principal_limits": limits.all,
+            "describe_principal_limits": limits.describe,
+            "set_principal_limits": limits.set,
             "whoami": tokens.whoami,
             "livez": cluster.livez,
             "readyz": cluster.readyz,

@@ -18,6 +18,7 @@ from laminar.http.api.parameters import MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import parse_time
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.limits import over_limit
 from laminar.node.api.channels.lookup import ChannelLookup, no_such_channel
 from laminar.node.api.channels.states import ChannelState, ChannelStates
 from laminar.node.api.common.etags import changed, etag, names, required
@@ -370,6 +371,8 @@ class ChannelRoutes:
 
 
 def _refusal(answer: CatalogAnswer) -> Problem:
+    if answer.error == "quota" and answer.what:
+        return over_limit(answer.what, answer.value, answer.limit, detail=answer.detail)
     if answer.error == "quota":
         return Problem(
             "quota",

@@ -14,6 +14,7 @@ from laminar.http.api.documents import key_routes as documents
 from laminar.http.api.parameters import MAX_WAIT_MS
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.limits import over_limit
 from laminar.node.api.cluster.cut_points import CutPoints
 from laminar.node.api.cluster.key_routes import change_document
 from laminar.node.api.cluster.topics import MORE_PARTITIONS
@@ -213,6 +214,8 @@ class RouteChanges:
                 limit=answer.limit,
                 outcome="not_applied",
             )
+        if answer.error == "quota" and answer.what:
+            raise over_limit(answer.what, answer.value, answer.limit, detail=answer.detail)
         if answer.error in ("invalid", "in_progress", "not_enabled", "quota"):
             quota = answer.error == "quota"
             raise Problem(
