@@ -26,10 +26,12 @@ from laminar.http.api.parameters import (
     MAX_UPLOAD_PARTS,
     MAX_WAIT_MS,
 )
+from laminar.http.api.problem_response import problem_response
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
+from laminar.http.api.roles import ADMIN_OF_ALL, METRICS, PUBLIC
 from laminar.http.api.routes import NEEDS, ROUTES, check_query, match
-from laminar.http.protocol.messages import Request, Response
+from laminar.http.protocol.messages import WAIT, Request, Response
 from laminar.http.protocol.request_head import (
     LONGEST_HEAD_BYTES,
     LONGEST_TARGET_BYTES,
@@ -37,6 +39,7 @@ from laminar.http.protocol.request_head import (
     RequestHead,
 )
 from laminar.node.access.guard import Guard
+from laminar.node.access.metering import metered
 from laminar.node.access.principals import ANONYMOUS, Principal
 from laminar.node.api.admin.balance import BalanceRoutes
 from laminar.node.api.admin.led_partitions import LedPartitions
@@ -137,6 +140,8 @@ class _Matched(NamedTuple):
     most_document_bytes: int | None
     principal: Principal | None = None
     """Who asks by a token, if this shard asks; None before that is checked, and of a request without one."""
+    is_counted: bool = False
+    """Whether the rates of principals count it. They do not for those of operators, and of their monitors."""
 
     def check_document(self, size: int) -> None:
         """Refuse a JSON body that is too large to be decoded on the event loop.
@@ -215,7 +220,13 @@ class Api:
         self._datagrams = Datagrams(
             host, self._locator, topics, sock=host.datagram_socket, limits=self.limits
         )
-        metrics = MetricsRoute(host, watch, topics, self._datagrams.statistics)
+        metrics = MetricsRoute(
+            host,
+            watch,
+            topics,
+            self._datagrams.statistics,
+            refused=lambda: {} if self._guard is None else self._guard.meters.refused,
+        )
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(host, self._exchange, leaders, topics, limits=self.limits)
         self._to_topics = to_topics = TopicAppends(
@@ -357,10 +368,12 @@ class Api:
                     value="1",
                 )
         matched = self._match(request.head)
-        if self._guard is not None:
-            self._permit(self._guard, request, matched)
-        operation, params = matched.operation, matched.params
         length = request.content_length
+        if self._guard is not None:
+            refusal = self._let_in(self._guard, request, matched, length or 0)
+            if refusal is not None:
+                return refusal
+        operation, params = matched.operation, matched.params
         if length:
             matched.check_document(length)
             if length > self.limits.max_body_bytes:
@@ -395,9 +408,16 @@ class Api:
             raise AssertionError(f"{matched.operation} was not permitted to any principal")
         operation, params = matched.operation, matched.params
         matched.check_document(len(request.body))
+        answer: Response | Awaitable[Response]
         if "topic" in params and operation != "create_topic" and not self._known(params):
-            return self._handle_after_refresh(request, operation, params)
-        return self._handlers[operation](request, **params)
+            answer = self._handle_after_refresh(request, operation, params)
+        else:
+            answer = self._handlers[operation](request, **params)
+        if self._guard is not None and matched.is_counted:
+            meter = (matched.principal or request.connection.context).meter
+            if meter is not None and meter.is_limited:
+                return metered(answer, request, meter, self._host.clock)
+        return answer
 
     def _known(self, params: dict[str, str]) -> bool:
         """Return whether the view, which may be old, can say if what a path names exists."""
@@ -439,13 +459,46 @@ class Api:
             if head.query:
                 check_query(found.operation, head.query)
             check_body_type(head, found.operation)
-            head.memo = _Matched(found.operation, found.params, most_document_bytes(found.operation))
+            head.memo = _Matched(
+                found.operation,
+                found.params,
+                most_document_bytes(found.operation),
+                is_counted=NEEDS[found.operation] not in (PUBLIC, METRICS, ADMIN_OF_ALL),
+            )
         matched: _Matched = head.memo
         return matched
 
+    def _let_in(self, guard: Guard, request: Request, matched: _Matched, body_bytes: int) -> Response | None:
+        """Count a request for its principal; return None to go on, or what `head` is to return.
+
+        Raises:
+            Problem: 401 `unauthorized`, 403 `forbidden`, 429 `quota`, 503 `not_ready`.
+        """
+        connection = request.connection
+        try:
+            meter = self._permit(guard, request, matched).meter
+        except Problem:
+            if connection.flow is None and guard.unproven.meter is not None:
+                connection.join(guard.unproven.meter.flow)
+            raise
+        if meter is None:
+            return None
+        if connection.flow is not meter.flow:
+            problem = meter.connection_refusal()
+            if problem is not None:
+                response = problem_response(problem)
+                response.close = True
+                return response
+            connection.join(meter.flow)
+            if meter.flow.is_spent:
+                return WAIT
+        if meter.is_limited and matched.is_counted:
+            meter.admit(body_bytes, self._host.clock.monotonic_ms())
+        return None
+
     @staticmethod
-    def _permit(guard: Guard, request: Request, matched: _Matched) -> None:
-        """Refuse a request whose principal may not make it.
+    def _permit(guard: Guard, request: Request, matched: _Matched) -> Principal:
+        """Return the principal of a request, which may make it.
 
         A principal by a token is kept with the head, which has the token. Any other, by a certificate or by
         nothing, is kept with the connection, as requests of others share the head.
@@ -454,7 +507,7 @@ class Api:
             Problem: 401 `unauthorized`, 403 `forbidden`, 503 `not_ready`.
         """
         if matched.principal is not None and guard.holds(matched.principal):
-            return
+            return matched.principal
         head, connection, operation = request.head, request.connection, matched.operation
         certificate = getattr(connection, "certificate", None)  # only a connection with TLS has one
         principal = guard.permit(head, operation, NEEDS[operation], matched.params, certificate=certificate)
@@ -462,6 +515,7 @@ class Api:
             head.memo = matched._replace(principal=principal)
         else:
             connection.context = principal
+        return principal
 
     def _redirect(self, request: Request, operation: str, params: dict[str, str]) -> Response | None:
         """Return a 307 to the shard that serves the request: the leader's, or that of any replica.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+import laminar
+import laminar.aio
 from laminar.testing.cluster import LocalCluster
 
 
@@ -98,10 +101,109 @@ def test_topics_partitions_and_channels_are_counted(limited: Limited) -> None:
     split = limited.ask("maker", "POST", "/v1/topics/maker-1/routes", json=wanted)
     refused(split, "partitions", 5, 3)
     who = limited.ask("maker", "GET", "/v1/whoami").json()
-    assert {"topics": 2, "partitions": 3, "channels": 1} == who["limits"] == who["usage"]
+    assert {"topics": 2, "partitions": 3, "channels": 1} == who["limits"]
+    assert who["limits"] | {"connections": 1} == who["usage"]
     assert None is limited.ask("all", "GET", "/v1/whoami").json()["usage"]
 
     etag = limited.ask("maker", "GET", "/v1/topics/maker-1").headers["etag"]
     deleted = limited.ask("maker", "DELETE", "/v1/topics/maker-1", headers={"if-match": etag})
     assert 202 == deleted.status_code
     assert 201 == limited.create("maker", "maker-4").status_code
+
+
+def test_requests_are_refused_from_their_head(limited: Limited) -> None:
+    """With the time until one is let in. Those that need an admin of all are not, nor are others'."""
+    limited.ask("eager", "GET", "/v1/topics")
+    limited.limit("eager", requests_per_s=2)
+    answers = [limited.ask("eager", "GET", "/v1/topics") for _ in range(6)]
+    last = answers[-1]
+    assert 2 <= sum(each.status_code == 200 for each in answers) <= 4
+    said = last.json()
+    assert (429, "quota", "requests_per_s", 2) == (
+        last.status_code,
+        *map(said.get, ("code", "field", "limit")),
+    )
+    assert 0 < said["retry_after_ms"] <= 500 and "1" == last.headers["retry-after"]
+    assert "principal 'eager' has used up its requests_per_s at this shard" == said["detail"]
+    assert 200 == limited.ask("calm", "GET", "/v1/topics").status_code
+    assert 200 == limited.http.get("/livez").status_code
+    limited.limit("all", requests_per_s=1)
+    assert [200] * 5 == [limited.ask("all", "GET", "/v1/admin/limits").status_code for _ in range(5)]
+    limited.limit("all")
+    metrics = limited.ask("all", "GET", "/metrics").text
+    assert 'laminar_principal_refused_total{principal="eager"}' in metrics
+    limited.limit("eager")
+    assert [200] * 9 == [limited.ask("eager", "GET", "/v1/topics").status_code for _ in range(9)]
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["announced", "in chunks"])
+def test_bytes_are_counted_both_ways(limited: Limited, chunked: bool) -> None:
+    """A body that is larger than the rate passes, and the next one waits; so it is with answers."""
+    who = f"bytes{int(chunked)}"
+    assert 201 == limited.create(who, f"{who}-t").status_code
+    records, body = f"/v1/topics/{who}-t/partitions/0/records", b"x" * 50_000
+    headers = {"content-type": "application/octet-stream"}
+    limited.limit(who, bytes_in_per_s=20_000)
+    sent = [
+        limited.ask(who, "POST", records, content=iter([body]) if chunked else body, headers=headers)
+        for _ in range(2)
+    ]
+    assert [201, 429] == [each.status_code for each in sent]
+    assert "bytes_in_per_s" == sent[1].json()["field"] and 1000 < sent[1].json()["retry_after_ms"] < 60_000
+    limited.limit(who, bytes_out_per_s=20_000)
+    read = [limited.ask(who, "GET", f"{records}?offset=0") for _ in range(2)]
+    assert [200, 429] == [each.status_code for each in read]
+    assert "bytes_out_per_s" == read[1].json()["field"] and len(read[0].content) > 50_000
+
+
+def test_connections_are_counted_while_they_are_open(limited: Limited) -> None:
+    """The one that is too many is closed after its answer; the place of one that ends is free."""
+    limited.ask("two", "GET", "/v1/topics")
+    limited.limit("two", connections=3)
+    headers = {"authorization": f"Bearer {limited.tokens['two']}"}
+    clients = [
+        httpx.Client(base_url=limited.cluster.urls[0], headers=headers, trust_env=False) for _ in range(4)
+    ]
+    try:
+        # The shared client is of an admin by now, so none of these is its own.
+        limited.ask("all", "GET", "/v1/topics")
+        answers = [client.get("/v1/topics") for client in clients]
+        assert [200, 200, 200, 429] == [each.status_code for each in answers]
+        said = refused(answers[3], "connections", 4, 3)
+        assert said["retry_after_ms"] == 1000 and "close" == answers[3].headers["connection"]
+        assert 3 == clients[0].get("/v1/whoami").json()["usage"]["connections"]
+        clients.pop(0).close()
+        for _ in range(100):
+            if clients[-1].get("/v1/topics").status_code == 200:
+                break
+        else:
+            pytest.fail("the place of a connection that was closed is not free")
+        assert 200 == limited.http.get("/livez").status_code
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_clients_wait_and_go_on(limited: Limited) -> None:
+    """Both faces: an append beyond the rate is done once, later. A count that is reached fails at once."""
+    assert 201 == limited.create("patient", "patient-t").status_code
+    limited.limit("patient", requests_per_s=20, topics=1)
+    url, token = limited.cluster.urls[0], limited.tokens["patient"]
+    with laminar.connect(url, token=token) as client:
+        topic = client.topic("patient-t")
+        offsets = [topic.append(b"%d" % number).offset for number in range(30)]
+        with pytest.raises(laminar.Overloaded, match="would have 2 topics, and may have 1") as raised:
+            client.create_topic("patient-2")
+    assert list(range(30)) == offsets
+    error = raised.value
+    assert ("quota", "topics", 2, 1) == (error.code, error.field, error.value, error.limit)
+    assert not error.retriable and "whoami" in str(error)
+
+    async def more() -> list[int]:
+        async with laminar.aio.connect(url, token=token) as client:
+            topic = client.topic("patient-t")
+            return [(await topic.append(b"%d" % number)).offset for number in range(30, 60)]
+
+    assert list(range(30, 60)) == asyncio.run(more())
+    refused = limited.ask("all", "GET", "/metrics").text
+    assert 'laminar_principal_refused_total{principal="patient"}' in refused, "no client was ever refused"

@@ -131,6 +131,8 @@ class Usage(Answer):
     topics: Count
     partitions: Count
     channels: Count
+    connections: Count
+    """Of the shard that answers."""
 
 
 class WhoAmI(Answer):

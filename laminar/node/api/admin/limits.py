@@ -11,6 +11,7 @@ from laminar.http.api.documents import access as documents
 from laminar.http.api.names import TOPIC_PATTERN
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import Principal
 from laminar.node.api.common.etags import changed, etag, names, required
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
@@ -21,7 +22,7 @@ from membership.catalog_rules import owned_by
 from membership.records import ANY_PRINCIPAL, LimitRecord
 
 _PRINCIPAL: Final = re.compile(TOPIC_PATTERN, re.ASCII)
-_IN_THE_CATALOG: Final = ("topics", "partitions", "channels")
+_COUNTED: Final = ("topics", "partitions", "channels", "connections")
 TRIES: Final = 5
 
 
@@ -99,14 +100,16 @@ class LimitRoutes:
         await self._placement.until_seen(result.version)
         return True
 
-    def of(self, principal: str) -> tuple[documents.Limits, documents.Usage | None]:
+    def of(self, principal: Principal) -> tuple[documents.Limits, documents.Usage | None]:
         """Return the limits that hold for a principal, and what it has, if that is limited."""
         view = self._services.view
-        record = view.limits.get(principal) or view.limits.get(ANY_PRINCIPAL)
+        name = principal.name
+        record = view.limits.get(name) or view.limits.get(ANY_PRINCIPAL)
         limits = {} if record is None else record.limits
         usage = None
-        if view.message is not None and any(name in limits for name in _IN_THE_CATALOG):
-            usage = documents.Usage(**owned_by(view.message.catalog, principal))
+        if view.message is not None and any(each in limits for each in _COUNTED):
+            connections = 0 if principal.meter is None else principal.meter.flow.connections
+            usage = documents.Usage(**owned_by(view.message.catalog, name), connections=connections)
         return msgspec.convert(limits, documents.Limits), usage
 
     def _record(self, principal: str) -> LimitRecord:

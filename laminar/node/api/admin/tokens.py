@@ -114,7 +114,7 @@ class TokenRoutes:
                 principal.name,
                 _grants(principal.grants),
                 _time(principal.expires_ms),
-                *self._limits.of(principal.name),
+                *self._limits.of(principal),
             )
         )
 
