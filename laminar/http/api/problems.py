@@ -556,3 +556,25 @@ def _short(value: Any) -> Any:
 
 def _text(value: Any, default: str) -> str:
     return value if isinstance(value, str) else default
+
+
+LIMIT_HINT: Final = (
+    "GET /v1/whoami has the limits. An admin of everything raises them, or something is to be deleted."
+)
+
+
+def over_limit(
+    what: str, value: int, limit: int, *, detail: str = "", retry_after_ms: int | None = None
+) -> Problem:
+    """Return 429 `quota` for a principal at its limit `what`; of a rate with the time until it asks again."""
+    return Problem(
+        "quota",
+        detail or f"the principal would have {value} {what}, and may have {limit}",
+        field=what,
+        value=value,
+        limit=limit,
+        hint=LIMIT_HINT if retry_after_ms is None else None,
+        retry_after_ms=retry_after_ms,
+        outcome="not_applied",
+        final=retry_after_ms is None,
+    )

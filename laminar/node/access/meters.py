@@ -11,9 +11,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from laminar.http.api.problems import Problem
+from laminar.http.api.problems import Problem, over_limit
 from laminar.http.protocol.flows import Flow
-from laminar.node.access.limits import over_limit
 from membership.records import ANY_PRINCIPAL, LimitRecord
 
 BUCKET_MS: Final = 1000
@@ -32,16 +31,18 @@ _NO_LIMITS: Final[Mapping[str, int]] = {}
 class Rate:
     """One bucket. It has the time at which it is full again in place of what is left."""
 
-    __slots__ = ("_full_ms", "_per_ms", "limit")
+    __slots__ = ("_bucket_ms", "_full_ms", "_per_ms", "limit")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, bucket_ms: int = BUCKET_MS) -> None:
+        """Make a bucket that holds `limit`, and is filled in `bucket_ms`."""
         self.limit = limit
-        self._per_ms = 1000 / limit
+        self._bucket_ms = bucket_ms
+        self._per_ms = bucket_ms / limit
         self._full_ms = 0.0
 
     def wait_ms(self, now_ms: int, *, least: int = 0) -> float:
         """Return how long it takes until there is something, or `least`, in the bucket; 0: there is now."""
-        wait_ms = self._full_ms - now_ms - BUCKET_MS + least * self._per_ms
+        wait_ms = self._full_ms - now_ms - self._bucket_ms + least * self._per_ms
         return wait_ms if wait_ms > ROUNDING_MS else 0.0
 
     def used(self, now_ms: int) -> int:

@@ -230,7 +230,12 @@ class Api:
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(host, self._exchange, leaders, topics, limits=self.limits)
         self._to_topics = to_topics = TopicAppends(
-            host, self._exchange, leaders, topics, parse=self._append.parse
+            host,
+            self._exchange,
+            leaders,
+            topics,
+            parse=self._append.parse,
+            new_ids=self._append.new_ids,
         )
         self._topics = topics
         self._handlers: dict[str, Handler] = {

@@ -207,3 +207,92 @@ def test_clients_wait_and_go_on(limited: Limited) -> None:
     assert list(range(30, 60)) == asyncio.run(more())
     refused = limited.ask("all", "GET", "/metrics").text
     assert 'laminar_principal_refused_total{principal="patient"}' in refused, "no client was ever refused"
+
+
+def test_cursors_count_for_who_made_them(limited: Limited) -> None:
+    """In each partition; also those that begin at a place, or are rewound; until they are deleted."""
+    assert 201 == limited.create("reader", "reader-t", partitions=2).status_code
+    limited.limit("reader", cursors=2)
+
+    def put(who: str, name: str, document: dict[str, Any]) -> httpx.Response:
+        return limited.ask(who, "PUT", f"/v1/topics/reader-t/cursors/{name}", json=document)
+
+    def positions(number: int) -> dict[str, Any]:
+        return {"positions": {str(number): 0}}
+
+    assert 200 == put("reader", "a", positions(0)).status_code
+    assert 200 == put("all", "admins", positions(0)).status_code
+    assert 200 == put("reader", "b", {"begin": "earliest"}).status_code
+    refused(put("reader", "c", positions(0)), "cursors", 3, 2)
+    refused(put("reader", "c", {"begin": "latest"}), "cursors", 3, 2)
+    refused(put("reader", "d", {"rewind": "earliest"}), "cursors", 3, 2)
+    assert 200 == put("reader", "a", positions(0)).status_code
+    assert 200 == put("all", "more", positions(0)).status_code
+    for taken in ("c", "d"):  # what was refused in one partition may be there in the other
+        assert 204 == limited.ask("reader", "DELETE", f"/v1/topics/reader-t/cursors/{taken}").status_code
+    assert 200 == put("reader", "e", positions(1)).status_code
+    assert 200 == put("all", "a", positions(0)).status_code  # of the reader all the same
+    refused(put("reader", "f", positions(0)), "cursors", 3, 2)
+    assert 204 == limited.ask("all", "DELETE", "/v1/topics/reader-t/cursors/a").status_code
+    assert 200 == put("reader", "f", positions(0)).status_code
+
+
+def test_sinks_and_names_of_producers_are_counted(limited: Limited) -> None:
+    """At one coordinator of eight: so at the ninth at the latest the second one is refused."""
+    limited.limit("driver", sinks=1, producers=1)
+
+    def of_sinks(path: str) -> list[httpx.Response]:
+        return [limited.ask("driver", "POST", f"/v1/sinks/driver-{path}{number}") for number in range(9)]
+
+    begun = of_sinks("s")
+    assert {200, 429} == {each.status_code for each in begun}
+    last = next(each for each in begun if each.status_code == 429)
+    refused(last, "sinks", 2, 1)
+    assert [each.status_code for each in begun] == [each.status_code for each in of_sinks("s")]
+    named = [
+        limited.ask("driver", "POST", "/v1/producers", json={"name": f"driver-{number}"})
+        for number in range(9)
+    ]
+    assert {201, 429} == {each.status_code for each in named}
+    refused(next(each for each in named if each.status_code == 429), "producers", 2, 1)
+    for number, each in enumerate(begun):
+        if each.status_code == 200:
+            assert 204 == limited.ask("driver", "DELETE", f"/v1/sinks/driver-s{number}").status_code
+    assert 200 in {each.status_code for each in of_sinks("t")}
+
+
+def test_open_uploads_are_counted(limited: Limited) -> None:
+    """One that is there goes on; one that is dropped makes room."""
+    assert 201 == limited.create("large", "large-t").status_code
+    limited.limit("large", uploads=2)
+
+    def part(name: str, number: int) -> httpx.Response:
+        path = f"/v1/topics/large-t/partitions/0/uploads/{name}/parts/{number}"
+        return limited.ask("large", "PUT", path, content=b"x")
+
+    assert [201, 201, 201] == [part(*each).status_code for each in (("a", 0), ("b", 0), ("a", 1))]
+    refused(part("c", 0), "uploads", 3, 2)
+    assert 201 == part("b", 1).status_code
+    drop = limited.ask("large", "DELETE", "/v1/topics/large-t/partitions/0/uploads/a")
+    assert (204, 201) == (drop.status_code, part("c", 0).status_code)
+
+
+def test_new_producers_and_keys_are_counted(limited: Limited) -> None:
+    """On both routes; those that are known go on, and other principals bring theirs."""
+    assert 201 == limited.create("fresh", "fresh-t").status_code
+    limited.limit("fresh", producers=3)
+
+    def append(who: str, key: str, where: str = "/partitions/0") -> httpx.Response:
+        headers = {"idempotency-key": key, "content-type": "application/octet-stream"}
+        return limited.ask(who, "POST", f"/v1/topics/fresh-t{where}/records", content=b"x", headers=headers)
+
+    assert [201, 201] == [append("fresh", key).status_code for key in ("a", "b")]
+    headers = {"idempotency-key": "c", "content-type": "application/x-ndjson"}
+    to_topic = limited.ask("fresh", "POST", "/v1/topics/fresh-t/records", content=b"{}\n", headers=headers)
+    assert 200 == to_topic.status_code
+    said = append("fresh", "d").json()
+    assert ("quota", "producers", 4, 3) == (said["code"], said["field"], said["value"], said["limit"])
+    assert 60_000 == said["retry_after_ms"]
+    again = append("fresh", "a")
+    assert (201, "1") == (again.status_code, again.headers["laminar-replayed"])
+    assert 201 == append("all", "d").status_code

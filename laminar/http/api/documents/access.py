@@ -78,8 +78,9 @@ Limit = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
 class NewLimits(Request):
     """What a principal may use at most, in place of what was set before; a limit that is left out is none.
 
-    Rates are those of one shard of a node. Cursors, uploads and producers are those of one partition, sinks
-    those of one coordinator, connections those of one shard.
+    Rates and connections are those of one shard of a node. Cursors, uploads, and new producers and
+    idempotency keys in an hour are those of one partition; sinks and names of producers those of one
+    coordinator.
     """
 
     requests_per_s: Limit | None = None

@@ -15,10 +15,9 @@ from msgspec import UNSET
 
 from laminar.http.api.documents import channels as documents
 from laminar.http.api.parameters import MAX_PAGE
-from laminar.http.api.problems import Problem
+from laminar.http.api.problems import Problem, over_limit
 from laminar.http.api.timestamps import parse_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.access.limits import over_limit
 from laminar.node.api.channels.lookup import ChannelLookup, no_such_channel
 from laminar.node.api.channels.states import ChannelState, ChannelStates
 from laminar.node.api.common.etags import changed, etag, names, required

@@ -12,9 +12,8 @@ from msgspec import UNSET
 
 from laminar.http.api.documents import key_routes as documents
 from laminar.http.api.parameters import MAX_WAIT_MS
-from laminar.http.api.problems import Problem
+from laminar.http.api.problems import Problem, over_limit
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.access.limits import over_limit
 from laminar.node.api.cluster.cut_points import CutPoints
 from laminar.node.api.cluster.key_routes import change_document
 from laminar.node.api.cluster.topics import MORE_PARTITIONS

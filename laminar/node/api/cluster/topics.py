@@ -12,10 +12,9 @@ import msgspec
 from laminar.http.api.documents import topics as documents
 from laminar.http.api.documents.shared import Setting
 from laminar.http.api.parameters import MAX_PAGE
-from laminar.http.api.problems import Problem
+from laminar.http.api.problems import Problem, over_limit
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.access.limits import over_limit
 from laminar.node.access.principals import owner_of, principal_of
 from laminar.node.api.cluster.replica_status import ReplicaStatus
 from laminar.node.api.common.etags import changed, etag, names, required
