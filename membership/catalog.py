@@ -29,6 +29,7 @@ from membership.requests import (
     AccessStep,
     ChangeAccess,
     ChangeChannel,
+    ChangeLimits,
     ChangePlacement,
     ChangeReplicas,
     ChangeRoute,
@@ -49,11 +50,14 @@ from membership.tables import encoded
 
 SNAPSHOT_FORMAT = 1
 
-CODE_VERSION = 6
+CODE_VERSION = 7
 """The highest code version that this program knows (`Catalog.enable`; docs/upgrading.md lists them)."""
 
 ACCESS_SINCE = 6
 """The code version from which on there are credentials."""
+
+LIMITS_SINCE = rules.LIMITS_SINCE
+"""The code version from which on principals have limits, and topics owners."""
 
 RESULTS_KEPT = 1024
 """Most results that are kept for proposals which were applied before the proposer received their index."""
@@ -137,7 +141,8 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
     @replicated
     def create_topic(self, request: str) -> Result:
         """Apply `catalog_rules.create_topic`."""
-        return self._follow(rules.create_topic, CreateTopic, request)
+        rule = partial(rules.create_topic, enabled=self._syncObj.getCodeVersion())
+        return self._follow(rule, CreateTopic, request)
 
     @replicated
     def mark_made(self, request: str) -> Result:
@@ -183,6 +188,11 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
     def change_access(self, request: str) -> Result:
         """Change the credentials (`catalog_rules.change_access`)."""
         return self._follow(rules.change_access, ChangeAccess, request)
+
+    @replicated_since(ver=7)
+    def change_limits(self, request: str) -> Result:
+        """Change the limits of a principal (`catalog_rules.change_limits`)."""
+        return self._follow(rules.change_limits, ChangeLimits, request)
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
@@ -323,11 +333,12 @@ class Catalog:
         groups: Sequence[bytes],
         placement: Sequence[Sequence[str]],
         created_ms: int,
+        owner: str = "",
     ) -> Result:
-        """Record a topic and its partitions, in state `creating`.
+        """Record a topic and its partitions, in state `creating`; it counts for the limits of its `owner`.
 
-        Outcomes: created, exists (the same), already_exists, conflict, invalid. `groups` has 16 random bytes
-        for each partition, `placement` its nodes (from `router.place`), both by partition number.
+        Outcomes: created, exists (the same), already_exists, conflict, invalid, quota. `groups` has 16 random
+        bytes for each partition, `placement` its nodes (from `router.place`), both by partition number.
         """
         request = CreateTopic(
             name,
@@ -337,6 +348,7 @@ class Catalog:
             list(groups),
             [list(nodes) for nodes in placement],
             created_ms,
+            owner,
         )
         return await self._command(self._tables.create_topic, request)
 
@@ -414,6 +426,19 @@ class Catalog:
         if self.code_version < ACCESS_SINCE:
             raise NotEnabled(ACCESS_SINCE)
         return await self._command(self._tables.change_access, ChangeAccess(step))
+
+    async def change_limits(self, principal: str, limits: Mapping[str, int], *, version: int) -> Result:
+        """Replace a principal's limits if they still have `version` (`catalog_rules.change_limits`).
+
+        Outcomes: created, updated, deleted, unchanged, conflict, invalid, quota.
+
+        Raises:
+            NotEnabled: a node does not know this command yet.
+        """
+        if self.code_version < LIMITS_SINCE:
+            raise NotEnabled(LIMITS_SINCE)
+        request = ChangeLimits(principal, dict(limits), version)
+        return await self._command(self._tables.change_limits, request)
 
     @property
     def code_version(self) -> int:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from membership.records import (
     CatalogState,
     CredentialRecord,
+    LimitRecord,
     NodeRecord,
     PartitionRecord,
     Tombstone,
@@ -41,6 +42,7 @@ class CatalogDelta(msgspec.Struct, frozen=True, array_like=True):
     removed_stores: list[bytes] | None
     """The whole list; None: as before."""
     credentials: dict[str, CredentialRecord | None] = {}
+    limits: dict[str, LimitRecord | None] = {}
 
 
 def delta_between(before: CatalogState, after: CatalogState) -> CatalogDelta:
@@ -56,6 +58,7 @@ def delta_between(before: CatalogState, after: CatalogState) -> CatalogDelta:
         tombstones=after.tombstones.changes_since(before.tombstones),
         removed_stores=None if before.removed_stores == after.removed_stores else after.removed_stores,
         credentials=after.credentials.changes_since(before.credentials),
+        limits=after.limits.changes_since(before.limits),
     )
 
 
@@ -78,4 +81,5 @@ def changed_by(before: CatalogState, delta: CatalogDelta) -> CatalogState:
         tombstones=before.tombstones.changed(delta.tombstones),
         removed_stores=before.removed_stores if delta.removed_stores is None else delta.removed_stores,
         credentials=before.credentials.changed(delta.credentials),
+        limits=before.limits.changed(delta.limits),
     )

@@ -10,6 +10,8 @@ applies it by itself and must get the same state. How commands are encoded, comm
 3. A partition goes `creating` -> `live` -> tombstone, never back.
 4. A channel's id is given once, and its `FIXED` settings stay for its life.
 5. A credential never changes: it is made, and revoked.
+6. Of what is made in the catalog a principal has no more than its limits, also if it asks for two at once.
+   Limits that are lowered take nothing away.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from msgspec.structs import replace
 
 from membership.boot_history import BootRecord, contradicts, newer
 from membership.records import (
+    ANY_PRINCIPAL,
     CatalogState,
     ChannelRecord,
     CredentialRecord,
     Grant,
+    LimitRecord,
     NodeRecord,
     PartitionRecord,
     ReplicaRecord,
@@ -37,6 +41,7 @@ from membership.records import (
 from membership.requests import (
     ChangeAccess,
     ChangeChannel,
+    ChangeLimits,
     CreateChannel,
     CreateCredential,
     CreateTopic,
@@ -86,6 +91,29 @@ CREDENTIAL_ID = re.compile(r"[0-9a-f]{16}")
 PRINCIPAL = re.compile(r"[A-Za-z0-9._-]{1,200}")
 PREFIX = re.compile(r"[A-Za-z0-9._-]{0,200}")
 SALT_BYTES, DIGEST_BYTES = 16, 32
+
+LIMITS = (
+    "requests_per_s",
+    "bytes_in_per_s",
+    "bytes_out_per_s",
+    "connections",
+    "topics",
+    "partitions",
+    "channels",
+    "cursors",
+    "sinks",
+    "uploads",
+    "producers",
+)
+"""The names of limits, as in `laminar.http.api.documents.access`; a test compares the two."""
+
+MOST_LIMITS = 10_000
+"""Most principals with limits of their own: every process has all of them in memory."""
+
+HIGHEST_LIMIT = 2**53 - 1
+
+LIMITS_SINCE = 7
+"""The code version from which on principals have limits, and topics owners."""
 
 REFUSE_TOO_OLD = 2
 """From this code version on, a node whose program does not know the enabled version is not registered."""
@@ -211,8 +239,11 @@ def _wrong_node(state: CatalogState, request: RegisterNode) -> str:
     return ""
 
 
-def create_topic(state: CatalogState, request: CreateTopic) -> Change:
-    """Record a topic, its placement, and its partitions in state `creating`; give out their replica ids."""
+def create_topic(state: CatalogState, request: CreateTopic, *, enabled: int = LIMITS_SINCE) -> Change:
+    """Record a topic, its placement, and its partitions in state `creating`; give out their replica ids.
+
+    `enabled` is the code version at this place of the log: before `LIMITS_SINCE` no topic has an owner.
+    """
     wrong = _wrong_topic(request)
     if wrong:
         return _same(state, "invalid", wrong)
@@ -224,6 +255,10 @@ def create_topic(state: CatalogState, request: CreateTopic) -> Change:
     conflict = _conflict_of_topic(state, request)
     if conflict:
         return _same(state, "conflict", conflict)
+    owner = request.owner if enabled >= LIMITS_SINCE else ""
+    over = over_limit(state, owner, topics=1, partitions=request.partitions)
+    if over is not None:
+        return state, over
 
     replica_id = state.next_replica_id
     partitions = {}
@@ -242,6 +277,7 @@ def create_topic(state: CatalogState, request: CreateTopic) -> Change:
         request.settings,
         request.created_ms,
         state.version + 1,
+        owner=owner,
     )
     return _changed(
         state,
@@ -393,6 +429,9 @@ def create_channel(state: CatalogState, topic: TopicRecord, request: CreateChann
         return _same(state, "quota", f"topic {topic.name!r} has {MAX_CHANNELS} channels", topic=topic)
     if sum(len(each.channels) for each in state.topics.values() if each.channels) >= MOST_CHANNELS:
         return _same(state, "quota", f"all topics together have {MOST_CHANNELS} channels", topic=topic)
+    over = over_limit(state, topic.owner, channels=1)
+    if over is not None:
+        return state, over
     version = state.version + 1
     whole_from = topic.next_partition or topic.partitions
     if topic.change is not None:
@@ -522,3 +561,68 @@ def _wrong_grant(grant: Grant) -> str:
     if PREFIX.fullmatch(grant.prefix) is None:
         return f"prefix {grant.prefix!r} is not at most 200 of A-Z a-z 0-9 . _ -"
     return ""
+
+
+# -- limits of principals --------------------------------------------------------------------
+
+
+def change_limits(state: CatalogState, request: ChangeLimits) -> Change:
+    """Replace the limits of a principal that still have the request's version; none remove its record.
+
+    The same once more changes nothing.
+    """
+    wrong = _wrong_limits(request)
+    if wrong:
+        return _same(state, "invalid", wrong)
+    known = state.limits.get(request.principal)
+    if (known.limits if known is not None else {}) == request.limits:
+        return _same(state, "unchanged")
+    if (known.version if known is not None else 0) != request.version:
+        return _same(state, "conflict", f"version is {known.version if known is not None else 0}")
+    if not request.limits:
+        return _changed(state, "deleted", {}, limits=state.limits.changed({request.principal: None}))
+    if known is None and len(state.limits) >= MOST_LIMITS:
+        return _same(state, "quota", f"{MOST_LIMITS} principals have limits of their own")
+    record = LimitRecord(request.principal, request.limits, state.version + 1)
+    outcome: Outcome = "created" if known is None else "updated"
+    return _changed(state, outcome, {}, limits=state.limits | {record.principal: record})
+
+
+def _wrong_limits(request: ChangeLimits) -> str:
+    if request.principal != ANY_PRINCIPAL and PRINCIPAL.fullmatch(request.principal) is None:
+        return f"principal {request.principal!r} is not 1 to 200 of A-Z a-z 0-9 . _ -"
+    for name, limit in request.limits.items():
+        if name not in LIMITS:
+            return f"there is no limit {name!r}: {', '.join(LIMITS)}"
+        if not 0 < limit <= HIGHEST_LIMIT:
+            return f"{name} {limit} is not 1 to {HIGHEST_LIMIT}"
+    return ""
+
+
+def owned_by(state: CatalogState, owner: str) -> dict[str, int]:
+    """Return how many topics, partitions and channels there are of which a principal is the owner."""
+    topics = [each for each in state.topics.values() if each.owner == owner]
+    return {
+        "topics": len(topics),
+        "partitions": sum(len(each.all_numbers) for each in topics),
+        "channels": sum(len(each.channels or ()) for each in topics),
+    }
+
+
+def over_limit(state: CatalogState, owner: str, **more: int) -> Result | None:
+    """Return the refusal if `more` of what an owner has would pass one of its limits; None if none would.
+
+    All topics are looked at, but only for an owner that has such a limit.
+    """
+    if not owner or not state.limits:
+        return None
+    limits = {name: state.limit(owner, name) for name in more}
+    if not any(limit is not None for limit in limits.values()):
+        return None
+    owned = owned_by(state, owner)
+    for name, limit in limits.items():
+        value = owned[name] + more[name]
+        if limit is not None and value > limit:
+            detail = f"principal {owner!r} would have {value} {name}, and may have {limit}"
+            return Result("quota", state.version, detail, what=name, value=value, limit=limit)
+    return None

@@ -292,6 +292,8 @@ class TopicRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The change that is under way; None: none."""
     channels: dict[str, ChannelRecord] | None = None
     """The channels by name; None: none."""
+    owner: str = ""
+    """The principal that created it, whose limits count it; empty: none, as of topics of older programs."""
 
     @property
     def all_numbers(self) -> Sequence[int]:
@@ -353,6 +355,22 @@ class CredentialRecord(msgspec.Struct, frozen=True, gc=False):
     certificate: str = ""
 
 
+class LimitRecord(msgspec.Struct, frozen=True, gc=False):
+    """What a principal may use at most; `principal` "*": each one that has no record of its own.
+
+    `limits` has by name those that are set (`catalog_rules.LIMITS`); what is not there is not limited.
+    """
+
+    principal: str
+    limits: dict[str, int]
+    version: int = 0
+    """The catalog's version at its last change; the next one names it."""
+
+
+ANY_PRINCIPAL = "*"
+"""The name of the record of limits that holds for each principal without one of its own."""
+
+
 class PartitionTable(Indexed[PartitionRecord]):
     """The partitions by "topic/number"; found also by their group's id, and by the ids of their replicas."""
 
@@ -371,20 +389,22 @@ if TYPE_CHECKING:
     _Partitions = PartitionTable
     _Tombstones = Table[str, Tombstone]
     _Credentials = Table[str, CredentialRecord]
+    _Limits = Table[str, LimitRecord]
 else:  # what msgspec decodes, and `CatalogState.__post_init__` makes tables of
     _Nodes = Mapping[str, NodeRecord]
     _Topics = Mapping[str, TopicRecord]
     _Partitions = Mapping[str, PartitionRecord]
     _Tombstones = Mapping[str, Tombstone]
     _Credentials = Mapping[str, CredentialRecord]
+    _Limits = Mapping[str, LimitRecord]
 
 
 class CatalogState(msgspec.Struct, frozen=True):
     """The whole catalog. `version` grows by one with each change and only then.
 
     Keys: `nodes` by name, `topics` by name, `partitions` by "topic/number", `tombstones` by the group id in
-    hex, `credentials` by id. The five are `tables.Table`, whatever mapping they are made of; their order says
-    nothing.
+    hex, `credentials` by id, `limits` by principal. The six are `tables.Table`, whatever mapping they are
+    made of; their order says nothing.
     """
 
     cluster_id: bytes = b""
@@ -397,6 +417,7 @@ class CatalogState(msgspec.Struct, frozen=True):
     removed_stores: list[bytes] = []
     """Store ids of removed nodes, oldest first: their data folders are never accepted again."""
     credentials: _Credentials = Table()
+    limits: _Limits = Table()
 
     if TYPE_CHECKING:
 
@@ -411,17 +432,23 @@ class CatalogState(msgspec.Struct, frozen=True):
             tombstones: Mapping[str, Tombstone] = ...,
             removed_stores: list[bytes] = ...,
             credentials: Mapping[str, CredentialRecord] = ...,
+            limits: Mapping[str, LimitRecord] = ...,
         ) -> None: ...
 
     def __post_init__(self) -> None:
         kinds = (
             *(("nodes", Table), ("topics", Table), ("partitions", PartitionTable)),
-            *(("tombstones", Table), ("credentials", Table)),
+            *(("tombstones", Table), ("credentials", Table), ("limits", Table)),
         )
         for name, kind in kinds:
             records = getattr(self, name)
             if not isinstance(records, kind):
                 force_setattr(self, name, kind(records))
+
+    def limit(self, principal: str, name: str) -> int | None:
+        """Return a limit of a principal: that of its own record, else that of all others; None: none."""
+        record = self.limits.get(principal) or self.limits.get(ANY_PRINCIPAL)
+        return None if record is None else record.limits.get(name)
 
     def partitions_of(self, topic: str) -> list[PartitionRecord]:
         """Return the topic's partitions by number; empty when there is no such topic."""

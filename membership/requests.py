@@ -46,6 +46,8 @@ class CreateTopic(msgspec.Struct, frozen=True):
     groups: list[bytes]
     placement: list[list[str]]
     created_ms: int
+    owner: str = ""
+    """The principal that creates it; empty: none."""
 
 
 class MarkMade(msgspec.Struct, frozen=True):
@@ -344,6 +346,14 @@ class ChangeAccess(msgspec.Struct, frozen=True):
     step: AccessStep
 
 
+class ChangeLimits(msgspec.Struct, frozen=True):
+    """Replace the limits of a principal that still have this version, 0: there are none; {}: remove them."""
+
+    principal: str
+    limits: dict[str, int]
+    version: int
+
+
 Outcome = Literal[
     "created",
     "updated",
@@ -371,7 +381,7 @@ class Result(msgspec.Struct, frozen=True):
     rolled_back: an older copy of the data directory that is known. removed: the data directory of a node that
     was removed from the cluster. absent: no such topic, node, partition, channel or credential. conflict:
     decided on an outdated state. invalid: the request contradicts itself or the state. failed: a bug in
-    applying it; nothing changed. quota: the topic, or the cluster, would have more than it may.
+    applying it; nothing changed. quota: the topic, the cluster or a principal would have more than it may.
     """
 
     outcome: Outcome
@@ -383,6 +393,12 @@ class Result(msgspec.Struct, frozen=True):
     """Of mark_made: the groups that are live now. Of delete_topic and change_route: those that have a
     tombstone now. Of mark_removed: those whose last replica is removed now.
     """
+
+    what: str = ""
+    """Of quota, where it is a principal's: the name of the limit that is reached."""
+    value: int = 0
+    """How many of that there would be."""
+    limit: int = 0
 
     @property
     def ok(self) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from membership.catalog_rules import GROUP_ID_BYTES, tombstone_of
+from membership.catalog_rules import GROUP_ID_BYTES, over_limit, tombstone_of
 from membership.records import (
     CatalogState,
     KeyRange,
@@ -135,6 +135,9 @@ def begin_change(state: CatalogState, topic: TopicRecord, request: BeginChange) 
     quota = _over_quota(topic, request)
     if quota:
         return _no(state, "quota", quota)
+    over = over_limit(state, topic.owner, partitions=len(request.groups))
+    if over is not None:
+        return state, over
     unfit = _unfit(state, request)
     if unfit:
         return _conflict(state, topic, unfit)

@@ -223,7 +223,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.routes", "laminar.node.access"),
     ),
     "laminar.node.api.records": (
-        *("laminar.node.api.common", "laminar.node.consensus", "laminar.node.transport", "membership"),
+        *(
+            "laminar.node.access",
+            "laminar.node.api.common",
+            "laminar.node.consensus",
+            "laminar.node.transport",
+            "membership",
+        ),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api", "laminar.log.disk"),
         "laminar.node.routes",
@@ -246,7 +252,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.routes", "laminar.node.access"),
     ),
     "laminar.node.api.consumers": (
-        *("laminar.node.api.common", "laminar.node.transport"),
+        *("laminar.node.access", "laminar.node.api.common", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         *("laminar.node.routes", "laminar.node.catalog", "membership"),

@@ -35,6 +35,7 @@ FAMILIES = (
     Family("channel", "Channels: queues of a topic, from which each record goes to one consumer."),
     Family("delayed", "Delayed records: those that readers get later."),
     Family("token", "Tokens: who may do what."),
+    Family("limit", "Limits: how much each principal may use."),
     Family("sink", "Sinks: batches committed over several partitions."),
     Family("cluster", "The cluster as a whole."),
     Family("node", "The nodes of the cluster."),
@@ -444,9 +445,33 @@ COMMANDS = (
         "laminar token revoke 0123456789abcdef",
     ),
     Command(
+        "limit list",
+        "admin.limit:list_limits",
+        "List the limits of principals; those of * hold for each one that is not listed.",
+        "laminar limit list",
+    ),
+    Command(
+        "limit show",
+        "admin.limit:show",
+        "Show the limits of a principal.",
+        "laminar limit show billing",
+    ),
+    Command(
+        "limit set",
+        "admin.limit:set_limits",
+        "Set limits of a principal; what is not named stays as it is.",
+        "laminar limit set billing requests_per_s=500 topics=20",
+    ),
+    Command(
+        "limit remove",
+        "admin.limit:remove",
+        "Remove the limits of a principal: then those of * hold for it.",
+        "laminar limit remove billing",
+    ),
+    Command(
         "whoami",
         "admin.token:whoami",
-        "Show as whom the cluster knows you, and what you may do.",
+        "Show as whom the cluster knows you, what you may do, and your limits.",
         "laminar whoami",
     ),
     Command(

@@ -278,6 +278,9 @@ def from_problem(status: int, problem: Mapping[str, Any], *, asked: str) -> Erro
     hint = TOKEN_HINT if kind is Unauthorized else _HINTS.get(code) or problem.get("hint")
     detail = problem.get("detail") or problem.get("title") or f"{asked} was answered with {status}"
     retry_after_ms = problem.get("retry_after_ms")
+    retriable = known.retriable if known is not None else status in (429, 502, 503, 507)
+    if code == "quota" and retry_after_ms is None:
+        retriable = False  # no time gives it back
     outcome = problem.get("outcome")
     return kind(
         str(detail),
@@ -287,7 +290,7 @@ def from_problem(status: int, problem: Mapping[str, Any], *, asked: str) -> Erro
         value=problem.get("value"),
         limit=problem.get("limit"),
         hint=hint,
-        retriable=known.retriable if known is not None else status in (429, 502, 503, 507),
+        retriable=retriable,
         outcome=str(outcome) if outcome else _OUTCOMES.get(status),
         retry_after_ms=retry_after_ms if isinstance(retry_after_ms, int) else None,
         fields={name: value for name, value in problem.items() if name not in _MEMBERS},

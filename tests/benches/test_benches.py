@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benches import bench_batch, bench_http, bench_raft, floors, log_targets, usage
+from benches import bench_batch, bench_http, bench_raft, bench_turns, floors, log_targets, usage
 from benches.laminarmq_format import read_all, write_all
 from benches.log_rig import Rig, batch_values, fill
 from benches.log_sizes import HollowDisk
@@ -57,6 +57,15 @@ def test_the_http_server_is_measured_against_a_bare_echo() -> None:
 
     assert found["echo"] > 0
     assert found["ratio"] == pytest.approx(found["server"] / found["echo"])
+
+
+def test_a_flood_here_is_compared_with_one_elsewhere() -> None:
+    """Both are measured by a process of its own, for both kinds of requests."""
+    found = bench_turns.run(rounds=1, requests=3)
+
+    kinds = [f"{kind} {where}" for where in ("elsewhere", "here") for kind in ("append", "whoami")]
+    assert {f"{kind} p{share}" for kind in kinds for share in (50, 99)} == found.keys()
+    assert all(took_ms > 0 for took_ms in found.values())
 
 
 def test_the_disk_floor_leaves_no_file(real_disk: Path) -> None:

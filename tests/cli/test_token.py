@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST = do_DELETE = _answer
+    do_GET = do_POST = do_PUT = do_DELETE = _answer
 
     def _document(self) -> tuple[int, Any]:
         if self.path == "/v1/version":
@@ -66,6 +66,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self.server.refuses, {"code": code, "detail": "no", "field": "role", "value": "admin"}
         if self.path == "/v1/whoami":
             return 200, {"principal": "billing", "grants": TOKEN["grants"], "expires": None}
+        if self.path.startswith("/v1/admin/limits"):
+            limits = {"principal": "billing", "limits": {"topics": 20, "sinks": 2}, "version": 7}
+            return 200, {"principals": [limits]} if self.path == "/v1/admin/limits" else limits
         if self.command == "POST":
             return 201, {**TOKEN, "token": TEXT}
         if self.command == "DELETE":
@@ -135,6 +138,30 @@ def test_tokens_are_revoked(laminar: Command, tokens: FakeTokens) -> None:
     assert ["0123456789abcdef", "fedcba9876543210"] == [
         path.rpartition("/")[2] for method, path, _, _ in tokens.asked if method == "DELETE"
     ]
+
+
+def test_limits_are_set_one_by_one(laminar: Command, tokens: FakeTokens) -> None:
+    """The others stay: what is sent is all that was there, with the change."""
+    done = laminar("limit", "set", "billing", "requests_per_s=500", "sinks=none")
+    removed = laminar("limit", "remove", "*")
+    listed = laminar("limit", "list")
+
+    assert (0, 0) == (done.code, removed.code), done.err + removed.err
+    assert [
+        ("GET", "/v1/admin/limits/billing", None, None),
+        ("PUT", "/v1/admin/limits/billing", {"topics": 20, "requests_per_s": 500}, None),
+        ("PUT", "/v1/admin/limits/*", {}, None),
+        ("GET", "/v1/admin/limits", None, None),
+    ] == tokens.asked
+    assert ["PRINCIPAL", "LIMITS"] == listed.text.splitlines()[0].split()
+    assert "billing    topics=20, sinks=2" in listed.text
+
+
+@pytest.mark.parametrize("wrong", ["topic=3", "topics", "topics=0", "topics=-1", "topics=many", "topics=²"])
+def test_what_is_no_limit_is_not_sent(laminar: Command, tokens: FakeTokens, wrong: str) -> None:
+    """The message says what is."""
+    ran = laminar("limit", "set", "billing", wrong)
+    assert 2 == ran.code and repr(wrong) in ran.err and [] == tokens.asked
 
 
 def test_whoami_says_who_asks(laminar: Command, tokens: FakeTokens, tmp_path: Path) -> None:

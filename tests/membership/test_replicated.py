@@ -167,4 +167,5 @@ def test_the_numbers_of_the_catalogs_methods_never_change() -> None:
         "change_route_v2",
         "change_channel_v4",
         "change_access_v6",
+        "change_limits_v7",
     ]

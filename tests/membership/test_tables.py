@@ -128,6 +128,7 @@ def test_a_state_is_encoded_as_one_of_dicts_is() -> None:
         tombstones: dict[str, object] = {}
         removed_stores: list[bytes] = []
         credentials: dict[str, object] = {}
+        limits: dict[str, object] = {}
 
     plain = Dicts(b"c" * 16, 7, {"a": node("a")})
     state = CatalogState(b"c" * 16, 7, {"a": node("a")})

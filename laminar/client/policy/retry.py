@@ -8,6 +8,7 @@ gives the pauses between attempts, `StepTimeout` the time that each may take.
 2. The pause before an attempt is the longer one of the server's `Retry-After` and `Backoff`. If the
    reason was a missing leader, only `Backoff` counts: the server's figure is in whole seconds, and
    an election takes a fraction of one.
+3. A quota that no time gives back, of topics for example, is one without `Retry-After`: nothing is repeated.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def judge_answer(
         if redirects < REDIRECTS_AT_ONCE:
             return Verdict(step=Step.FOLLOW, location=location, stale=True)
         return Verdict(step=Step.RETRY, location=location, stale=True)
-    if code in _FINAL:
+    if code in _FINAL or (code == "quota" and retry_after_ms is None):
         return Verdict(step=Step.FAIL)
     if status in (429, 502, 503, 507):
         # 502 comes from a proxy, whose upstream may have done anything.

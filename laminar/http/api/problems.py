@@ -285,7 +285,14 @@ _ROWS: Final = (
     ),
     _row("headers_too_large", 431, "The head of the request is too large"),
     # The server's state is wrong: the same request may succeed later.
-    _row("quota", 429, "A quota is used up", retriable=True, family="Overloaded"),
+    _row(
+        "quota",
+        429,
+        "A quota is used up",
+        retriable=True,
+        hint="Without `retry_after_ms` only a higher limit helps, or less of what `field` names.",
+        family="Overloaded",
+    ),
     _row("no_leader", 503, "The partition has no leader at the moment", retriable=True, family="Unavailable"),
     _row("overloaded", 503, "A resource of the node is exhausted", retriable=True, family="Overloaded"),
     _row(
@@ -383,7 +390,8 @@ class Problem(Exception):
     """An error of the table, with its particulars; answered as RFC 9457 JSON.
 
     `value` is what was sent, `limit` what would have been allowed. `headers`
-    are added to the answer. `retry_after_ms` defaults for retriable codes.
+    are added to the answer. `retry_after_ms` defaults for retriable codes, but not
+    of a `final` problem: time alone does not help there.
     """
 
     def __init__(
@@ -398,6 +406,7 @@ class Problem(Exception):
         retry_after_ms: int | None = None,
         outcome: Outcome | None = None,
         headers: Iterable[tuple[str, str]] = (),
+        final: bool = False,
     ) -> None:
         row = CODES[code]
         super().__init__(code, detail)
@@ -409,7 +418,7 @@ class Problem(Exception):
         self.value = _short(value)
         self.limit = limit
         self.hint = row.hint if hint is None else hint
-        if retry_after_ms is None and row.retriable:
+        if retry_after_ms is None and row.retriable and not final:
             retry_after_ms = DEFAULT_RETRY_AFTER_MS
         self.retry_after_ms = retry_after_ms
         self.outcome: Outcome = row.outcome if outcome is None else outcome
@@ -485,6 +494,8 @@ class Problem(Exception):
         wait_ms = document.get("retry_after_ms")
         if isinstance(wait_ms, int):
             problem.retry_after_ms = wait_ms
+        elif code == "quota":
+            problem.retry_after_ms = None  # it is a final one
         outcome = document.get("outcome")
         if outcome in ("not_applied", "unknown"):
             problem.outcome = outcome
@@ -545,3 +556,25 @@ def _short(value: Any) -> Any:
 
 def _text(value: Any, default: str) -> str:
     return value if isinstance(value, str) else default
+
+
+LIMIT_HINT: Final = (
+    "GET /v1/whoami has the limits. An admin of everything raises them, or something is to be deleted."
+)
+
+
+def over_limit(
+    what: str, value: int, limit: int, *, detail: str = "", retry_after_ms: int | None = None
+) -> Problem:
+    """Return 429 `quota` for a principal at its limit `what`; of a rate with the time until it asks again."""
+    return Problem(
+        "quota",
+        detail or f"the principal would have {value} {what}, and may have {limit}",
+        field=what,
+        value=value,
+        limit=limit,
+        hint=LIMIT_HINT if retry_after_ms is None else None,
+        retry_after_ms=retry_after_ms,
+        outcome="not_applied",
+        final=retry_after_ms is None,
+    )

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
+from laminar.http.protocol.flows import Flow
 from laminar.http.protocol.request_head import RequestHead
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -105,6 +106,13 @@ class Connection(Protocol):
     context: Any
 
     @property
+    def flow(self) -> Flow | None:
+        """The flow to which the connection belongs; None: to none, so that it waits for no turn."""
+
+    def join(self, flow: Flow) -> None:
+        """Have the connection belong to a flow, and no longer to the one before."""
+
+    @property
     def peer(self) -> str:
         """The other end: ``host:port``, or ``unix``."""
 
@@ -158,7 +166,8 @@ class Application(Protocol):
     def head(self, request: Request) -> Response | None:
         """Check a head before its body is read: return None to go on, or a response that refuses it.
 
-        The body of a refused request is not read.
+        The body of a refused request is not read. `WAIT` means that the connection has joined a flow that has
+        used up its share of this turn: the head is given once more in the next one.
         """
         ...
 
@@ -173,5 +182,8 @@ class Application(Protocol):
         """Answer a request whose body is complete. For a returned coroutine the server makes a task."""
         ...
 
+
+WAIT: Final = Response()
+"""Not an answer: see `Application.head`."""
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"

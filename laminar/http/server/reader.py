@@ -25,7 +25,8 @@ from typing import Any, Final, cast
 from laminar.http.protocol.chunked import ChunkedDecoder, ChunkedError, TooLargeError
 from laminar.http.protocol.content_encoding import decode_content
 from laminar.http.protocol.errors import HttpError
-from laminar.http.protocol.messages import CONTINUE, OFF_LOOP_BYTES, Application, Request, Response
+from laminar.http.protocol.flows import Flow
+from laminar.http.protocol.messages import CONTINUE, OFF_LOOP_BYTES, WAIT, Application, Request, Response
 from laminar.http.protocol.request_head import (
     LONGEST_HEAD_BYTES,
     RequestHead,
@@ -35,6 +36,7 @@ from laminar.http.protocol.request_head import (
 from laminar.http.protocol.timeouts import StallDetector
 from laminar.http.server.budget import address_of
 from laminar.http.server.state import ServerState
+from laminar.http.server.turns import REQUEST_SHIFT
 from laminar.http.server.writer import GO_ON, Exchange, ResponseWriter
 
 # After a refusal, up to this number of bytes of the request are read and discarded: closing a socket with
@@ -42,6 +44,8 @@ from laminar.http.server.writer import GO_ON, Exchange, ResponseWriter
 LINGER_BYTES: Final = 16 << 20
 # A body this small costs little beside its request, so it is not counted.
 UNCOUNTED_BODY_BYTES: Final = 4096
+# Bytes that are read at once for a flow that has used up its turn.
+WAITING_BYTES: Final = 4096
 # Substitute for a head that could not be read, for which an answer is due.
 _NO_HEAD: Final = RequestHead("GET", "/", {})
 
@@ -76,13 +80,16 @@ class Connection(asyncio.BufferedProtocol):
         "_server",
         "_stalls",
         "_tail",
+        "_waits_turn",
         "_writer",
         "context",
+        "flow",
         "transport",
     )
 
     def __init__(self, server: ServerState) -> None:
         self.context: Any = None  # the application's
+        self.flow: Flow | None = None  # the application says which, with the first head
         self.transport: asyncio.Transport | None = None
         self._server = server
         self._writer = ResponseWriter(server, on_room=self._go_on, on_end=self._finish)
@@ -91,6 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self._ending = False  # closed by the loop, which has waited for the peer for a whole idle time
         self._tail = b""  # bytes that came and aren't used yet
         self._paused_reading = False
+        self._waits_turn = False
         self._phase = Phase.HEAD
         self._head: RequestHead | None = None  # of the body being received
         self._body = bytearray()
@@ -122,6 +130,9 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = self._writer.transport = None
         self._body_view = None
         self._tail = b""
+        if self.flow is not None:
+            self._server.turns.leave(self.flow)
+            self.flow = None
         self._writer.abandon()
         self._server.closed(self)
 
@@ -129,6 +140,8 @@ class Connection(asyncio.BufferedProtocol):
         """Return the buffer of the next bytes: the body's own, or the one that all connections share."""
         if self._body_view is not None:
             return self._body_view[self._filled :]
+        if self.flow is not None and self.flow.is_spent:  # it is kept until the flow's next turn
+            return self._server.scratch[:WAITING_BYTES]
         return self._server.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -159,7 +172,8 @@ class Connection(asyncio.BufferedProtocol):
         A process that is killed looks like this, too. With TLS the loop ends the connection in any case.
         """
         self._at_eof = True
-        return not self._is_tls and self._writer.busy and not self._writer.ends_with_peer
+        busy = self._writer.busy or self._waits_turn
+        return not self._is_tls and busy and not self._writer.ends_with_peer
 
     def pause_writing(self) -> None:
         """Stop taking requests until less than the high mark waits to be sent."""
@@ -169,6 +183,20 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Continue, as the peer took its bytes."""
         self._writer.resume()
+
+    def join(self, flow: Flow) -> None:
+        """Belong to a flow, and no longer to the one before."""
+        if self.transport is None:
+            return
+        if self.flow is not None:
+            self._server.turns.leave(self.flow)
+        self.flow = flow
+        self._server.turns.join(flow)
+
+    def take_turn(self) -> None:
+        """Begin requests that have come, as long as the flow has a share of this turn left."""
+        self._waits_turn = False
+        self._go_on()
 
     @property
     def peer(self) -> str:
@@ -201,6 +229,7 @@ class Connection(asyncio.BufferedProtocol):
         return (
             not writer.paused
             and not self._preparing
+            and not self._waits_turn
             and len(writer.pending) < limits.max_pipelined
             and writer.reserved_bytes < limits.connection_budget_bytes
             and writer.answer_bytes < limits.connection_answer_bytes
@@ -226,6 +255,11 @@ class Connection(asyncio.BufferedProtocol):
             if end == position:  # empty lines before a request are to be skipped (RFC 9112, 2.2)
                 position += 2
                 continue
+            flow = self.flow
+            if flow is not None and flow.is_spent:
+                self._await_turn(flow)
+                break
+            start = position
             end += 4
             raw = data[position:end]
             position = end
@@ -238,8 +272,16 @@ class Connection(asyncio.BufferedProtocol):
                     self._answer_last(_NO_HEAD, server.answer_error(error, _NO_HEAD))
                     break
             position = self._begin(head, data, position)
+            if position < 0:  # the connection's flow has had its turn
+                position = start
+                break
         if position < size and not self._writer.stopped and self._body_view is None:
             self._tail = data[position:]
+
+    def _await_turn(self, flow: Flow) -> None:
+        """Begin no request until the flow's next turn; what comes until then pauses reading."""
+        self._waits_turn = True
+        self._server.turns.wait(flow, self)
 
     def _parse(self, raw: bytes) -> RequestHead:
         if len(raw) > LONGEST_HEAD_BYTES:
@@ -259,7 +301,10 @@ class Connection(asyncio.BufferedProtocol):
         return position
 
     def _begin(self, head: RequestHead, data: bytes, position: int) -> int:
-        """Pass a head to the application, then take or await its body; return the position after it."""
+        """Pass a head to the application, then take or await its body; return the position after it.
+
+        Return -1 if the application has found that it is of a flow that has had its turn.
+        """
         server = self._server
         server.counts.requests += 1
         length = head.content_length
@@ -272,6 +317,15 @@ class Connection(asyncio.BufferedProtocol):
                 refusal = server.app.head(request)
         except Exception as error:  # noqa: BLE001  # answered, and logged if unexpected; other requests go on
             refusal = server.answer_error(error, head)
+        flow = self.flow
+        if flow is not None:
+            if refusal is WAIT:
+                server.counts.requests -= 1
+                self._await_turn(flow)
+                return -1
+            flow.left -= 1 + (length >> REQUEST_SHIFT)
+            if flow.left <= 0 and not flow.is_spent:
+                server.turns.end(flow)
         if refusal is not None:
             return self._refuse(head, refusal, data, position)
         if head.chunked:
@@ -501,7 +555,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._phase is not Phase.HEAD or self._has_room:
             self._resume_reading()
         self._writer.flush()
-        if self._at_eof and not self._writer.busy and self.transport is not None:
+        busy = self._writer.busy or self._waits_turn
+        if self._at_eof and not busy and self.transport is not None:
             self.transport.close()
 
     # -- Stalled peers --------------------------------------------------------------------
@@ -536,7 +591,7 @@ class Connection(asyncio.BufferedProtocol):
                 floor = max(floor, self._head.content_length / limits.transfer_timeout_s)
             if stalls.over_body(now_s, received=received, window_s=window_s, floor_bytes_per_s=floor):
                 self._time_out("body", window_s)
-        elif self._writer.busy:
+        elif self._writer.busy or self._waits_turn:
             stalls.restart(now_s, received=received)
         elif self._tail:
             if stalls.over_head(now_s, limit_s=limits.head_timeout_s):

@@ -30,6 +30,7 @@ from laminar.http.protocol.request_head import RequestHead, RequestHeads
 from laminar.http.server.budget import Budget
 from laminar.http.server.reader import Connection
 from laminar.http.server.state import Counts, ServedConnection, ServerLimits
+from laminar.http.server.turns import Turns
 
 _T = TypeVar("_T")
 log = logging.getLogger("laminar.http")
@@ -73,6 +74,7 @@ class HttpServer:
         self._connections: set[ServedConnection] = set()
         self.bodies = Budget(self.limits.body_budget_bytes, self.limits.body_share_bytes)
         self.answers = Budget(self.limits.answer_budget_bytes, self.limits.answer_share_bytes)
+        self.turns = Turns()
         self._listeners: list[asyncio.Server] = []
         # Two threads: large bodies and answers wait for each other, and never for the loop.
         self._off_loop = ThreadPoolExecutor(2, "http-large")
@@ -134,6 +136,8 @@ class HttpServer:
             "open_connections": len(self._connections),
             "reserved_bytes": self.bodies.held_bytes,
             "answer_bytes": self.answers.held_bytes,
+            "turns": self.turns.turns,
+            "waits_for_turn": self.turns.waits,
         }
 
     # -- For connections ------------------------------------------------------------------

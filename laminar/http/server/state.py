@@ -15,6 +15,7 @@ import msgspec
 from laminar.http.protocol.messages import Application, Response
 from laminar.http.protocol.request_head import RequestHead, RequestHeads
 from laminar.http.server.budget import Budget
+from laminar.http.server.turns import Turns
 
 _T = TypeVar("_T")
 
@@ -121,6 +122,7 @@ class ServerState(Protocol):
     scratch: memoryview
     bodies: Budget
     answers: Budget
+    turns: Turns
     draining: bool
     date_block: bytes
     now_s: float

@@ -10,6 +10,7 @@ Invariants:
 3. *No answer tells an unknown token from a revoked one*, nor what exists from what does not.
 4. *No one is refused for good by a view that may be older than the node's start*: clients take 401 for final.
    What such a view does not know is answered with 503.
+5. *All credentials of a name have one meter*, and it goes by the limits of the view from the next request on.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.roles import Needs
 from laminar.http.protocol.request_head import RequestHead
 from laminar.node.access.certificates import subject_of
+from laminar.node.access.meters import Meter, Meters
 from laminar.node.access.principals import UNPROVEN, Principal, unauthorized
 from laminar.node.access.tokens import id_of, proves
 from laminar.node.host.clock import Clock
 from laminar.node.runtime import join_proof
 from laminar.node.runtime.cluster_view import View
-from membership.records import CredentialRecord
+from membership.records import CatalogState, CredentialRecord
 
 JOIN_OPERATION: Final = "cluster"
 """What a node that joins may ask with nothing but a proof of the cluster's secret."""
@@ -46,10 +48,17 @@ class Guard:
         self._known: dict[str, Principal] = {}
         self._subjects: dict[str, CredentialRecord] | None = None
         self._credentials: Mapping[str, CredentialRecord] = view.credentials
+        self._catalog: CatalogState | None = None
+        self.meters = Meters()
+        # No limits hold for it: probes would be refused because of what other strangers do.
+        self.unproven = Principal(UNPROVEN.name, meter=Meter(UNPROVEN.name, {}, {}))
 
     def holds(self, principal: Principal) -> bool:
         """Return whether a principal that was found earlier still is what it was."""
-        return principal.found_in is self._view.credentials and (
+        message = self._view.message
+        if message is not None and message.catalog is not self._catalog:
+            self._follow(message.catalog)
+        return principal.found_in is self._credentials and (
             not principal.expires_ms or self._clock.wall_ms() < principal.expires_ms
         )
 
@@ -74,7 +83,7 @@ class Guard:
         except Problem:
             if needs.what != "public":
                 raise
-            principal = UNPROVEN
+            principal = self.unproven
         if needs.what in ("public", "any"):
             return principal  # one that is proven on a public route may see more of the node
         if not needs.named_by:
@@ -103,7 +112,7 @@ class Guard:
         if operation == JOIN_OPERATION and self._secret is not None:
             until_ms = join_proof.valid_until_ms(authorization, self._secret, now_ms=self._clock.wall_ms())
             if until_ms:
-                return Principal("(node)", expires_ms=until_ms, found_in=self._view.credentials)
+                return Principal("(node)", expires_ms=until_ms, found_in=self._newest())
         if authorization[: len(_SCHEME)].lower() != _SCHEME:
             raise unauthorized("the request has no token")
         return self.of_token(authorization[len(_SCHEME) :].strip())
@@ -123,7 +132,7 @@ class Guard:
                 self._check_certain()
             if record is None or not proves(text, record):
                 raise unauthorized("the token is not known here, or was revoked")
-            principal = self._known[text] = _principal_of(record, credentials)
+            principal = self._known[text] = self._principal_of(record, credentials)
         if principal.expires_ms and self._clock.wall_ms() >= principal.expires_ms:
             raise unauthorized("the token has expired")
         return principal
@@ -145,7 +154,7 @@ class Guard:
             raise unauthorized("the request has no token, and its certificate is not known here")
         if record.expires_ms and self._clock.wall_ms() >= record.expires_ms:
             raise unauthorized("the certificate's credential has expired")
-        return _principal_of(record, credentials)
+        return self._principal_of(record, credentials)
 
     def _check_certain(self) -> None:
         """Raise 503 `not_ready` while this node's copy of the catalog may be one of before its start."""
@@ -158,13 +167,23 @@ class Guard:
 
     def _newest(self) -> Mapping[str, CredentialRecord]:
         """Return the view's credentials; what was found in others is forgotten."""
-        credentials = self._view.credentials
-        if credentials is not self._credentials:
-            self._credentials = credentials
+        message = self._view.message
+        if message is not None and message.catalog is not self._catalog:
+            self._follow(message.catalog)
+        return self._credentials
+
+    def _follow(self, catalog: CatalogState) -> None:
+        """Go by a newer copy of the catalog."""
+        self._catalog = catalog
+        self.meters.follow(catalog.limits)
+        if catalog.credentials is not self._credentials:
+            self._credentials = catalog.credentials
             self._known.clear()
             self._subjects = None
-        return credentials
+            self.meters.keep_only({each.name for each in catalog.credentials.values()})
 
-
-def _principal_of(record: CredentialRecord, credentials: Mapping[str, CredentialRecord]) -> Principal:
-    return Principal(record.name, tuple(record.grants), record.expires_ms, record.id, credentials)
+    def _principal_of(
+        self, record: CredentialRecord, credentials: Mapping[str, CredentialRecord]
+    ) -> Principal:
+        meter = self.meters.of(record.name)
+        return Principal(record.name, tuple(record.grants), record.expires_ms, record.id, credentials, meter)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from laminar.http.api.problems import Problem
 from laminar.http.api.roles import SYSTEM_PREFIX, AnyGrant, What, allows, prefixes
 from laminar.http.protocol.messages import Request
+from laminar.node.access.meters import Meter
 from membership.records import CredentialRecord, Grant
 
 ANONYMOUS: Final = "anonymous"
@@ -31,6 +32,8 @@ class Principal:
     """The id of the credential; empty: none."""
     found_in: Mapping[str, CredentialRecord] | None = None
     """The credentials among which this one was found; None: none was looked up."""
+    meter: Meter | None = field(default=None, compare=False)
+    """What it uses of this shard; None where nothing is limited."""
 
     def may(self, what: What, name: str) -> bool:
         """Return whether the grants allow `what` on a name; the empty name is everything."""
@@ -95,3 +98,9 @@ def principal_of(request: Request) -> Principal:
     if principal is None:
         principal = request.connection.context  # by a certificate, or by nothing
     return ANYONE if principal is None else principal
+
+
+def owner_of(request: Request) -> str:
+    """Return whose limits count what a request makes; empty where the node asks for no principal."""
+    name = principal_of(request).name
+    return "" if name == ANONYMOUS else name

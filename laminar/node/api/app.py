@@ -27,10 +27,12 @@ from laminar.http.api.parameters import (
     MAX_UPLOAD_PARTS,
     MAX_WAIT_MS,
 )
+from laminar.http.api.problem_response import problem_response
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
+from laminar.http.api.roles import ADMIN_OF_ALL, METRICS, PUBLIC
 from laminar.http.api.routes import NEEDS, ROUTES, check_query, match
-from laminar.http.protocol.messages import Request, Response
+from laminar.http.protocol.messages import WAIT, Request, Response
 from laminar.http.protocol.request_head import (
     LONGEST_HEAD_BYTES,
     LONGEST_TARGET_BYTES,
@@ -38,9 +40,11 @@ from laminar.http.protocol.request_head import (
     RequestHead,
 )
 from laminar.node.access.guard import Guard
+from laminar.node.access.metering import metered
 from laminar.node.access.principals import ANONYMOUS, UNPROVEN, Principal, principal_of
 from laminar.node.api.admin.balance import BalanceRoutes
 from laminar.node.api.admin.led_partitions import LedPartitions
+from laminar.node.api.admin.limits import LimitRoutes
 from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
@@ -143,7 +147,8 @@ class _Matched(NamedTuple):
     most_document_bytes: int | None
     principal: Principal | None = None
     """Who asks by a token, if this shard asks; None before that is checked, and of a request without one."""
-
+    is_counted: bool = False
+    """Whether the rates of principals count it. They do not for those of operators, and of their monitors."""
     is_systems: bool = False
     """Whether only nodes may do this, as it changes a topic of the system."""
 
@@ -202,7 +207,8 @@ class Api:
         places = PlacementRoutes(host, topics, placement)
         changes = OperationRoutes(host, nodes, places, placement)
         balance = BalanceRoutes(host)
-        tokens = TokenRoutes(host, placement)
+        limits = LimitRoutes(host, placement)
+        tokens = TokenRoutes(host, placement, limits)
         gates = Gates(host, leaders)
         steps = CursorSteps(host, leaders, topics, gates)
         partitions = PartitionRoutes(host, topics, states, drains=steps.drains)
@@ -242,11 +248,23 @@ class Api:
         self._audit = AuditLog(
             host, self._append_to_audit, topic_routes.make, makes_topic=settings.access == TOKENS
         )
-        metrics = MetricsRoute(host, watch, topics, self._datagrams.statistics, self._audit.statistics)
+        metrics = MetricsRoute(
+            host,
+            watch,
+            topics,
+            self._datagrams.statistics,
+            audit=self._audit.statistics,
+            refused=lambda: {} if self._guard is None else self._guard.meters.refused,
+        )
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(host, self._exchange, leaders, topics, limits=self.limits)
         self._to_topics = to_topics = TopicAppends(
-            host, self._exchange, leaders, topics, parse=self._append.parse
+            host,
+            self._exchange,
+            leaders,
+            topics,
+            parse=self._append.parse,
+            new_ids=self._append.new_ids,
         )
         self._topics = topics
         self._handlers: dict[str, Handler] = {
@@ -327,6 +345,9 @@ class Api:
             "create_token": tokens.create,
             "describe_token": tokens.token,
             "revoke_token": tokens.revoke,
+            "list_principal_limits": limits.all,
+            "describe_principal_limits": limits.describe,
+            "set_principal_limits": limits.set,
             "whoami": tokens.whoami,
             "livez": cluster.livez,
             "readyz": cluster.readyz,
@@ -373,10 +394,13 @@ class Api:
         """Check a head before its body is read: who asks for what, the body's size, whether to redirect."""
         try:
             matched = self._admit(request)
+            refusal = None if self._guard is None else self._let_in(self._guard, request, matched)
         except Problem as problem:
             if problem.status in REFUSED:
                 self._audit.failed(self._refused(request), problem, is_call=False)
             raise
+        if refusal is not None:
+            return refusal
         try:
             return self._check(request, matched)
         except Problem as problem:
@@ -385,7 +409,7 @@ class Api:
             raise
 
     def _admit(self, request: Request) -> _Matched:
-        """Return what a head asks for, if this shard may be asked, and the principal may ask it."""
+        """Return what a head asks for, if this shard may be asked."""
         if request.head.memo is None:  # otherwise an equal head has passed these checks
             self._sites.check(request.head)
             if FORWARDED in request.head.headers:
@@ -395,10 +419,7 @@ class Api:
                     field=FORWARDED,
                     value="1",
                 )
-        matched = self._match(request.head)
-        if self._guard is not None:
-            self._permit(self._guard, request, matched)
-        return matched
+        return self._match(request.head)
 
     def _refused(self, request: Request) -> Asked:
         """Return who was refused, and what, as far as it is known."""
@@ -467,9 +488,16 @@ class Api:
     def _carry_out(self, request: Request, matched: _Matched) -> Response | Awaitable[Response]:
         operation, params = matched.operation, matched.params
         matched.check_document(len(request.body))
+        answer: Response | Awaitable[Response]
         if "topic" in params and operation != "create_topic" and not self._known(params):
-            return self._handle_after_refresh(request, operation, params)
-        return self._handlers[operation](request, **params)
+            answer = self._handle_after_refresh(request, operation, params)
+        else:
+            answer = self._handlers[operation](request, **params)
+        if self._guard is not None and matched.is_counted:
+            meter = (matched.principal or request.connection.context).meter
+            if meter is not None and meter.is_limited:
+                return metered(answer, request, meter, self._host.clock)
+        return answer
 
     def _known(self, params: dict[str, str]) -> bool:
         """Return whether the view, which may be old, can say if what a path names exists."""
@@ -507,14 +535,43 @@ class Api:
                 found.operation,
                 found.params,
                 most_document_bytes(found.operation),
+                is_counted=NEEDS[found.operation] not in (PUBLIC, METRICS, ADMIN_OF_ALL),
                 is_systems=topic in SYSTEM_TOPICS and not reads and found.operation not in _ON_THE_SYSTEMS,
             )
         matched: _Matched = head.memo
         return matched
 
+    def _let_in(self, guard: Guard, request: Request, matched: _Matched) -> Response | None:
+        """Count a request for its principal; return None to go on, or what `head` is to return.
+
+        Raises:
+            Problem: 401 `unauthorized`, 403 `forbidden`, 429 `quota`, 503 `not_ready`.
+        """
+        connection = request.connection
+        try:
+            meter = self._permit(guard, request, matched).meter
+        except Problem:
+            if connection.flow is None and guard.unproven.meter is not None:
+                connection.join(guard.unproven.meter.flow)
+            raise
+        if meter is None:
+            return None
+        if connection.flow is not meter.flow:
+            problem = meter.connection_refusal()
+            if problem is not None:
+                response = problem_response(problem)
+                response.close = True
+                return response
+            connection.join(meter.flow)
+            if meter.flow.is_spent:
+                return WAIT
+        if meter.is_limited and matched.is_counted:
+            meter.admit(request.content_length or 0, self._host.clock.monotonic_ms())
+        return None
+
     @staticmethod
-    def _permit(guard: Guard, request: Request, matched: _Matched) -> None:
-        """Refuse a request whose principal may not make it.
+    def _permit(guard: Guard, request: Request, matched: _Matched) -> Principal:
+        """Return the principal of a request, which may make it.
 
         A principal by a token is kept with the head, which has the token. Any other, by a certificate or by
         nothing, is kept with the connection, as requests of others share the head.
@@ -523,7 +580,7 @@ class Api:
             Problem: 401 `unauthorized`, 403 `forbidden`, 503 `not_ready`.
         """
         if matched.principal is not None and guard.holds(matched.principal):
-            return
+            return matched.principal
         head, connection, operation = request.head, request.connection, matched.operation
         certificate = getattr(connection, "certificate", None)  # only a connection with TLS has one
         principal = guard.permit(head, operation, NEEDS[operation], matched.params, certificate=certificate)
@@ -531,6 +588,7 @@ class Api:
             head.memo = matched._replace(principal=principal)
         else:
             connection.context = principal
+        return principal
 
     def _redirect(self, request: Request, operation: str, params: dict[str, str]) -> Response | None:
         """Return a 307 to the shard that serves the request: the leader's, or that of any replica.

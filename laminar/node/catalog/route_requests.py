@@ -75,12 +75,16 @@ class RouteProgressRequest(msgspec.Struct, frozen=True, tag="route_progress"):
 class Refused(Exception):
     """A request is not carried out; `error` is a code of the HTTP table, and the rest is of its problem."""
 
-    def __init__(self, error: str, detail: str = "", *, value: int = 0, limit: int = 0) -> None:
+    def __init__(
+        self, error: str, detail: str = "", *, value: int = 0, limit: int = 0, what: str = ""
+    ) -> None:
+        """With `what` the limit is the one of that name of a principal."""
         super().__init__(detail or error)
         self.error = error
         self.detail = detail
         self.value = value
         self.limit = limit
+        self.what = what
 
 
 class Placing(Protocol):
@@ -135,7 +139,9 @@ class RouteRequests:
         if result.outcome in ("invalid", "failed"):
             raise Refused("invalid", detail=result.detail)
         if result.outcome == "quota":
-            raise Refused("quota", detail=result.detail)
+            raise Refused(
+                "quota", detail=result.detail, value=result.value, limit=result.limit, what=result.what
+            )
         if result.ok and request.avoid:
             await _pin_outputs(group, request, result)
         return result

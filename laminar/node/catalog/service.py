@@ -65,7 +65,8 @@ ASK_OTHER_TIMEOUT_S = 1.0
 class TopicRequest(msgspec.Struct, frozen=True, tag="create_topic"):
     """Create a topic; its placement is computed by the catalog's leader over the nodes alive.
 
-    Refused with `too_few_nodes` where fewer nodes are alive than `replicas`, unless `allow_fewer_replicas`.
+    Refused with `too_few_nodes` where fewer nodes are alive than `replicas`, unless `allow_fewer_replicas`;
+    with `quota` beyond the partitions of the cluster, or the limits of the owner.
     """
 
     name: str
@@ -73,6 +74,8 @@ class TopicRequest(msgspec.Struct, frozen=True, tag="create_topic"):
     replicas: int
     settings: dict[str, Setting]
     allow_fewer_replicas: bool = False
+    owner: str = ""
+    """The principal whose limits count the topic; empty: none."""
 
 
 class DeleteTopicRequest(msgspec.Struct, frozen=True, tag="delete_topic"):
@@ -174,6 +177,18 @@ class AccessRequest(msgspec.Struct, frozen=True, tag="access"):
     step: AccessStep
 
 
+class LimitsRequest(msgspec.Struct, frozen=True, tag="limits"):
+    """Replace the limits of a principal that still have this version, as `Catalog.change_limits` does.
+
+    Refused with `not_enabled` while a node's program does not know limits; with `quota` beyond the number of
+    principals that may have some.
+    """
+
+    principal: str
+    limits: dict[str, int]
+    version: int
+
+
 CatalogRequest = (
     TopicRequest
     | DeleteTopicRequest
@@ -191,6 +206,7 @@ CatalogRequest = (
     | RouteProgressRequest
     | ChannelRequest
     | AccessRequest
+    | LimitsRequest
 )
 
 
@@ -219,6 +235,8 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
     """Of a `BalanceRequest`."""
     progress: RouteProgress | None = None
     """Of a `RouteProgressRequest`."""
+    what: str = ""
+    """With `quota`, where it is a principal's: the name of its limit."""
 
 
 _answer_decoder = msgspec.msgpack.Decoder(CatalogAnswer)
@@ -418,6 +436,8 @@ class CatalogService:
                 return await self._change_channel(request)
             case AccessRequest():
                 return await self._change_access(request)
+            case LimitsRequest():
+                return await self._change_limits(request)
         return CatalogAnswer(result=result)
 
     async def _confirm(self, request: ConfirmRequest) -> CatalogAnswer:
@@ -515,7 +535,10 @@ class CatalogService:
                 for number in range(request.partitions)
             ],
             created_ms=self._clock.wall_ms(),
+            owner=request.owner,
         )
+        if result.outcome == "quota":
+            return _over_limit(result)
         if result.ok:
             await self._until(lambda: self._is_live(request.name), LIVE_WAIT_S)
         return CatalogAnswer(result=result, version=self._group.catalog.state().version)
@@ -526,7 +549,11 @@ class CatalogService:
             result = await self._routes.begin(group, request)
         except Refused as refused:
             return CatalogAnswer(
-                error=refused.error, detail=refused.detail, value=refused.value, limit=refused.limit
+                error=refused.error,
+                detail=refused.detail,
+                value=refused.value,
+                limit=refused.limit,
+                what=refused.what,
             )
         except NotEnabled as error:
             return CatalogAnswer(error="not_enabled", detail=self._too_old(error.needed))
@@ -539,6 +566,8 @@ class CatalogService:
             return CatalogAnswer(error="not_enabled", detail=self._too_old(error.needed))
         if result.outcome != "quota":
             return CatalogAnswer(result=result)
+        if result.what:
+            return _over_limit(result)
         limit = catalog_rules.MAX_CHANNELS
         if result.topic is None or len(result.topic.channels or ()) < limit:
             limit = catalog_rules.MOST_CHANNELS
@@ -552,6 +581,17 @@ class CatalogService:
         if result.outcome != "quota":
             return CatalogAnswer(result=result)
         limit = catalog_rules.MOST_CREDENTIALS
+        return CatalogAnswer(error="quota", detail=result.detail, value=limit + 1, limit=limit)
+
+    async def _change_limits(self, request: LimitsRequest) -> CatalogAnswer:
+        catalog = self._led_group().catalog
+        try:
+            result = await catalog.change_limits(request.principal, request.limits, version=request.version)
+        except NotEnabled as error:
+            return CatalogAnswer(error="not_enabled", detail=self._too_old(error.needed))
+        if result.outcome != "quota":
+            return CatalogAnswer(result=result)
+        limit = catalog_rules.MOST_LIMITS
         return CatalogAnswer(error="quota", detail=result.detail, value=limit + 1, limit=limit)
 
     def led(self, leading: bool) -> None:
@@ -627,6 +667,13 @@ class CatalogService:
                 await future
 
         return await _within(wait, timeout_s)
+
+
+def _over_limit(result: Result) -> CatalogAnswer:
+    """Return the refusal of what would pass a principal's limit."""
+    return CatalogAnswer(
+        error="quota", detail=result.detail, what=result.what, value=result.value, limit=result.limit
+    )
 
 
 async def _within(work: Callable[[], Awaitable[Any]], timeout_s: float) -> bool:

@@ -20,6 +20,7 @@ from laminar.batch.header import Flag
 from laminar.http.api.problems import Problem
 from laminar.node.partition.append_path import AppendPath
 from laminar.node.partition.context import PartitionContext
+from laminar.node.partition.problems import NO_MAKER, Maker
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.cursors import MAX_CURSORS, Cursor, CursorChange
 
@@ -57,13 +58,15 @@ class CursorCommands:
         owner: str,
         now_ms: int,
         expected_owner: str | None = None,
+        maker: Maker = NO_MAKER,
     ) -> asyncio.Future[Receipt]:
         """Propose a cursor's position and owner; a position of None deletes the cursor. Leader only.
 
         The future is resolved when that is committed. With `check` the cursor must be at `expected` (None: it
         must not exist), or at `position` already, as after a retry. An owned cursor is changed for its owner
         alone: it must be owned by `expected_owner` now ("": by no one), or, without that, by `owner` or no
-        one. A cursor that `owner` owns already passes, too. Deleting needs no ownership.
+        one. A cursor that `owner` owns already passes, too. Deleting needs no ownership. A new one counts for
+        the limits of its `maker`.
 
         Raises:
             Problem: 412 when the cursor is at another position, 409 `fenced` with the present owner, 416 for
@@ -71,7 +74,13 @@ class CursorCommands:
                 this replica does not lead, and the refusals of `AppendPath.check_room`.
         """
         current = self._checked(
-            name, position, expected=expected, check=check, owner=owner, expected_owner=expected_owner
+            name,
+            position,
+            expected=expected,
+            check=check,
+            owner=owner,
+            expected_owner=expected_owner,
+            maker=maker,
         )
         if position is None:
             if current is not None and self._is_at_end(current):
@@ -81,7 +90,7 @@ class CursorCommands:
             if current is None or position < current.position:
                 self._check_fence()
             self._check_final(name, current, position, owner)
-        return self._propose(name, position, owner, now_ms)
+        return self._propose(name, position, owner, now_ms, maker=maker)
 
     def claim(
         self,
@@ -93,6 +102,7 @@ class CursorCommands:
         owner: str,
         now_ms: int,
         expected_owner: str | None = None,
+        maker: Maker = NO_MAKER,
     ) -> asyncio.Future[Receipt]:
         """Propose a cursor's owner alone, where `set` with the same arguments would be allowed. Leader only.
 
@@ -103,11 +113,18 @@ class CursorCommands:
             Problem: as `set` does.
         """
         current = self._checked(
-            name, position, expected=expected, check=check, owner=owner, expected_owner=expected_owner
+            name,
+            position,
+            expected=expected,
+            check=check,
+            owner=owner,
+            expected_owner=expected_owner,
+            maker=maker,
         )
         if current is None:
             self._check_fence()
-        return self._propose(name, 0 if current is None else current.position, owner, now_ms)
+        position = 0 if current is None else current.position
+        return self._propose(name, position, owner, now_ms, maker=maker)
 
     def undo_claim(self, name: str, claimed: Cursor, *, now_ms: int) -> asyncio.Future[Receipt] | None:
         """Propose that a claimed cursor has no owner again, if nothing has changed it since. Leader only.
@@ -123,7 +140,9 @@ class CursorCommands:
             return None
         return self._propose(name, claimed.position, "", now_ms)
 
-    def take(self, name: str, owner: str, *, now_ms: int, synced: bool) -> asyncio.Future[Receipt]:
+    def take(
+        self, name: str, owner: str, *, now_ms: int, synced: bool, maker: Maker = NO_MAKER
+    ) -> asyncio.Future[Receipt]:
         """Propose that a rewind holds the cursor, also if it is owned; one that is not there begins at 0.
 
         `synced`: it counts only when it is synced, as a member that owned the cursor would own it again. True
@@ -139,9 +158,9 @@ class CursorCommands:
         self._check_fence()
         current = self.latest(name)
         if current is None:
-            self._check_count()
+            self._check_count(maker)
         position = 0 if current is None else current.position
-        return self._propose(name, position, owner, now_ms, synced=synced)
+        return self._propose(name, position, owner, now_ms, synced=synced, maker=maker)
 
     def fence(self, *, now_ms: int) -> asyncio.Future[Receipt]:
         """Propose that no cursor begins here, goes back, or is deleted at the end, until `unfence`.
@@ -199,6 +218,7 @@ class CursorCommands:
         check: bool,
         owner: str,
         expected_owner: str | None,
+        maker: Maker,
     ) -> Cursor | None:
         """Return the present cursor, if it may be changed so."""
         context = self._context
@@ -229,10 +249,10 @@ class CursorCommands:
                 outcome="not_applied",
             )
         if current is None and position is not None:
-            self._check_count()
+            self._check_count(maker)
         return current
 
-    def _check_count(self) -> None:
+    def _check_count(self, maker: Maker) -> None:
         known = len(self._context.state.cursors)
         if known >= MAX_CURSORS:
             raise Problem(
@@ -244,6 +264,7 @@ class CursorCommands:
                 hint="DELETE cursors that are no longer used.",
                 outcome="not_applied",
             )
+        maker.check("cursors", self._context.state.cursors.made_by)
 
     def _check_fence(self) -> None:
         """Raise 503 `changing` while the partition is being reclaimed: it goes, or is as before."""
@@ -290,12 +311,20 @@ class CursorCommands:
         )
 
     def _propose(
-        self, name: str, position: int | None, owner: str, now_ms: int, *, synced: bool = False
+        self,
+        name: str,
+        position: int | None,
+        owner: str,
+        now_ms: int,
+        *,
+        synced: bool = False,
+        maker: Maker = NO_MAKER,
     ) -> asyncio.Future[Receipt]:
         succession = self._context.state.succession
         # A topic's route changes only where all nodes know such entries.
         synced = synced or succession.successor_of > 0 or succession.sealed is not None
-        change = CursorChange(name=name, position=position, changed_ms=now_ms, owner=owner)
+        made_by = maker.principal if self.latest(name) is None else ""
+        change = CursorChange(name, position, now_ms, owner, made_by)
         frame = build_control(Kind.CURSOR, msgspec.msgpack.encode(change), flags=Flag.SYNCED if synced else 0)
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         self._appends.propose(frame, [(future, 0)])

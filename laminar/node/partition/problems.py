@@ -6,11 +6,11 @@ tell. The argument `name` is the partition's, as in ``orders/3``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from laminar.batch import Header
-from laminar.http.api.problems import Outcome, Problem
+from laminar.http.api.problems import Outcome, Problem, over_limit
 from laminar.node.partition.state.idempotency_keys import KeyEntry
 from laminar.node.partition.state.producers import Refused
 
@@ -27,6 +27,26 @@ FROM_TABLES: Final = frozenset(
     }
 )
 """Refusals that follow from the tables and the log's end, which a deposed leader has as they were."""
+
+
+class Maker(NamedTuple):
+    """Who makes something that a partition keeps; `most`: how many of these it may have, None: any."""
+
+    principal: str = ""
+    """Its name; empty: no one, as of what the cluster makes itself."""
+    most: int | None = None
+
+    def check(self, what: str, held: Callable[[str], int]) -> None:
+        """Refuse one more where the maker has as many as it may; `held` returns how many a principal has.
+
+        Raises:
+            Problem: 429 `quota`.
+        """
+        if self.most is not None and (has := held(self.principal)) >= self.most:
+            raise over_limit(what, has + 1, self.most)
+
+
+NO_MAKER: Final = Maker()
 
 
 def not_leader(name: str, *, outcome: Outcome) -> Problem:

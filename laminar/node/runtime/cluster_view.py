@@ -18,6 +18,7 @@ from membership.catalog_delta import CatalogDelta, VersionGap, changed_by, delta
 from membership.records import (
     CatalogState,
     CredentialRecord,
+    LimitRecord,
     NodeRecord,
     PartitionRecord,
     TopicRecord,
@@ -27,6 +28,7 @@ from router import owner_shard, partition_hash
 # Most answers of `partition_address` that are kept: those of deleted partitions are not used any more.
 MOST_ADDRESSES = 1_000_000
 NO_CREDENTIALS: Mapping[str, CredentialRecord] = MappingProxyType({})
+NO_LIMITS: Mapping[str, LimitRecord] = MappingProxyType({})
 
 GAP = b"gap"
 """A shard's answer to an update of another view than its own."""
@@ -130,6 +132,15 @@ class View:
     def credentials(self) -> Mapping[str, CredentialRecord]:
         """All credentials by id: the same object as long as none changes."""
         return self.message.catalog.credentials if self.message is not None else NO_CREDENTIALS
+
+    @property
+    def limits(self) -> Mapping[str, LimitRecord]:
+        """The limits by principal: the same object as long as none changes."""
+        return self.message.catalog.limits if self.message is not None else NO_LIMITS
+
+    def limit(self, principal: str, name: str) -> int | None:
+        """Return a limit of a principal; None: none."""
+        return self.message.catalog.limit(principal, name) if self.message is not None else None
 
     def nodes(self) -> Mapping[str, NodeRecord]:
         """Return all nodes by name."""

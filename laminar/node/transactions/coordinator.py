@@ -25,6 +25,7 @@ import msgspec
 from laminar.batch import Kind, build_control
 from laminar.http.api.problems import Problem
 from laminar.node.partition.partition import Partition
+from laminar.node.partition.problems import NO_MAKER, Maker
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.pins import PartAcks
 from laminar.node.partition.state.sinks import (
@@ -137,7 +138,14 @@ class Coordinator:
         return self.partition.appends.append_control(build_control(Kind.SINK, payload), even_if_full=ends)
 
     async def begin(
-        self, sink_id: bytes, name: str, request: str = "", *, epoch: int = 0, once: bool = False
+        self,
+        sink_id: bytes,
+        name: str,
+        request: str = "",
+        *,
+        epoch: int = 0,
+        once: bool = False,
+        maker: Maker = NO_MAKER,
     ) -> Sink:
         """Raise the sink's epoch and return the sink; its former driver is refused from now on.
 
@@ -183,6 +191,8 @@ class Coordinator:
                 raise _not_the_first(name, sink, epoch)
             raise _not_the_epoch(sink, epoch)
         unknown = sink.epoch == 0 or sink.deletion is Deletion.DONE
+        if unknown:
+            maker.check("sinks", self.partition.state.sinks.made_by)
         if once and unknown:
             sink = msgspec.structs.replace(
                 self._new_once(), deleted_by=sink.begun_by if sink.deletion else ""
@@ -203,7 +213,8 @@ class Coordinator:
         elif unknown:
             # `first` is above the floor: no epoch of a sink that was deleted and forgotten is used twice.
             sink = Sink("", epoch=sink.last_epoch, first=sink.first)
-        begun = msgspec.structs.replace(sink, name=name, once=once and sink.once)
+        made_by = maker.principal if unknown else sink.made_by
+        begun = msgspec.structs.replace(sink, name=name, once=once and sink.once, made_by=made_by)
         return await self._raise(sink_id, begun, request)
 
     async def delete(self, sink_id: bytes, request: str) -> Sink:
@@ -320,13 +331,19 @@ class Coordinator:
             sink = msgspec.structs.replace(sink, epoch=epoch)
         return await self._raise(sink_id, sink, "", ends=True)
 
-    async def take_name(self, sink_id: bytes, name: str, producer: bytes, request: str = "") -> Sink:
+    async def take_name(
+        self, sink_id: bytes, name: str, producer: bytes, request: str = "", *, maker: Maker = NO_MAKER
+    ) -> Sink:
         """Raise the epoch of a producer's name and return the name's entry, as `begin` does for a sink.
 
         `producer` (16 bytes) is the producer id that the name gets if it has none yet.
         """
         sink = self._sink(sink_id)
-        named = msgspec.structs.replace(sink, name=name, producer=sink.producer or producer)
+        made_by = sink.made_by
+        if not sink.producer:
+            maker.check("producers", self.partition.state.sinks.names_made_by)
+            made_by = maker.principal
+        named = msgspec.structs.replace(sink, name=name, producer=sink.producer or producer, made_by=made_by)
         return await self._raise(sink_id, named, request)
 
     async def _raise(self, sink_id: bytes, sink: Sink, request: str, *, ends: bool = False) -> Sink:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -20,6 +21,7 @@ from laminar.batch.large_record import combine
 from laminar.http.api.parameters import MAX_UPLOAD_PARTS
 from laminar.http.api.problems import Problem
 from laminar.node.partition.partition import Partition
+from laminar.node.partition.problems import NO_MAKER, Maker
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.staged_batches import (
     BatchKey,
@@ -49,6 +51,11 @@ def id_of(name: str) -> bytes:
     return hashlib.sha256(b"upload\0" + name.encode()).digest()[:16]
 
 
+# By partition that is led here and open upload: the principal that began it. It is not in the log, so a new
+# leader counts none of those that are open.
+_MAKERS: WeakKeyDictionary[Partition, dict[BatchKey, str]] = WeakKeyDictionary()
+
+
 class Uploads:
     """The commands for uploads of one partition. Leader only: elsewhere they raise 503 `not_leader`."""
 
@@ -60,8 +67,10 @@ class Uploads:
     def _stages(self) -> StagedBatches:
         return self._partition.state.stages
 
-    def part(self, upload: bytes, frame: bytearray) -> asyncio.Future[Receipt]:
+    def part(self, upload: bytes, frame: bytearray, maker: Maker = NO_MAKER) -> asyncio.Future[Receipt]:
         """Append a part, an unstamped frame of `build_part`; the future is resolved when it is committed.
+
+        A new upload counts for the limits of its `maker`, as far as this leader has seen it begin.
 
         If the same bytes are held under this number already, nothing is appended. Idle uploads may be dropped
         to make room.
@@ -95,7 +104,11 @@ class Uploads:
             return closed
         if self._stages.batch(key) is None:
             partition.check_may_begin()
+            makers = self._makers()
+            maker.check("uploads", list(makers.values()).count)
             self._make_room()
+            if maker.principal:
+                makers[key] = maker.principal
         self._make_room_for(key, header.frame_size)
         return partition.appends.append_control(frame)
 
@@ -173,6 +186,13 @@ class Uploads:
         if len(held) > parts:
             raise _refused("more parts were uploaded", field="parts", value=parts, limit=len(held))
         return [held[number] for number in range(parts)]
+
+    def _makers(self) -> dict[BatchKey, str]:
+        """Return by upload who has begun it here, of those that are open; who asks may add one."""
+        makers = _MAKERS.setdefault(self._partition, {})
+        for key in [each for each in makers if self._stages.batch(each) is None]:
+            del makers[key]
+        return makers
 
     def _make_room(self) -> None:
         """Make room for one more upload: if there are too many, drop the smallest idle one.

@@ -41,6 +41,14 @@ def test_good_answers_are_done(status: int) -> None:
     assert Step.DONE is judged(status).step
 
 
+def test_a_quota_is_asked_for_again_only_where_time_helps() -> None:
+    """After as long as the server says: a rate comes back. Without a time something is to be deleted."""
+    rate = judged(429, "quota", retry_after_ms=750, repeatable=False, outcome="not_applied")
+    assert (Step.RETRY, 750, False) == (rate.step, rate.wait_ms, rate.maybe_applied)
+    assert Step.FAIL is judged(429, "quota").step
+    assert Step.RETRY is judged(429, None).step  # of a proxy, which says nothing
+
+
 def test_a_redirect_is_followed_at_once_but_not_for_ever() -> None:
     """Two nodes that name each other are asked with pauses after the third hop."""
     first = judged(307, location="http://b")
@@ -53,7 +61,7 @@ def test_a_redirect_is_followed_at_once_but_not_for_ever() -> None:
 @pytest.mark.parametrize("code", [code for code, row in CODES.items() if row.retriable])
 def test_what_the_table_calls_retriable_is_retried(code: str) -> None:
     """Every code of the table that may be retried is, even a change that must not be doubled."""
-    assert Step.RETRY is judged(CODES[code].status, code, repeatable=False).step
+    assert Step.RETRY is judged(CODES[code].status, code, repeatable=False, retry_after_ms=5).step
 
 
 @pytest.mark.parametrize(
@@ -66,9 +74,11 @@ def test_what_the_table_calls_lasting_is_an_error(code: str) -> None:
 def test_every_family_of_the_table_is_an_exception() -> None:
     """from_problem gives the class the table names, with status, hint and further fields."""
     for code, row in CODES.items():
-        error = errors.from_problem(row.status, {"code": code, "limit": 3, "who": "n1"}, asked="GET /x")
+        error = errors.from_problem(
+            row.status, {"code": code, "limit": 3, "who": "n1", "retry_after_ms": 5}, asked="GET /x"
+        )
         assert isinstance(error, getattr(errors, row.family)), code
-        assert (code, row.retriable, 3, {"who": "n1"}) == (
+        assert (code, row.retriable, 3, {"who": "n1", "retry_after_ms": 5}) == (
             error.code,
             error.retriable,
             error.limit,

@@ -120,11 +120,12 @@ def test_every_route_is_found(route: object) -> None:
         "part": "9",
         "delayed": "0.5.7",
         "token": "0123456789abcdef",
+        "principal": "*",
     }
     path, params = template, {}
     names = (
         "topic partition version offset cursor channel node sink number producer group member upload part"
-        " operation delayed token"
+        " operation delayed token principal"
     )
     for name in names.split():
         if f"{{{name}}}" in template:

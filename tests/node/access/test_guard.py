@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from laminar.http.api.problems import Problem
 from laminar.http.api.roles import ANY, PUBLIC, READ, WRITE_STAGE
+from laminar.http.protocol.flows import Flow
 from laminar.http.protocol.messages import Request
 from laminar.http.protocol.request_head import RequestHead
 from laminar.node.access import guard as guards
@@ -20,7 +21,7 @@ from laminar.node.access.tokens import NewToken, id_of, new_token, proves
 from laminar.node.api.app import Api, _Matched
 from laminar.node.runtime import join_proof
 from laminar.node.runtime.cluster_view import View
-from membership.records import CatalogState, CredentialRecord, Grant
+from membership.records import CatalogState, CredentialRecord, Grant, LimitRecord
 from tests.node.services import Stopped, message_of, unix_name
 
 NOW_MS = 1_700_000_000_000
@@ -236,7 +237,12 @@ class Connection:
         """Take the certificate."""
         self.certificate = certificate
         self.context: Any = None
+        self.flow: Flow | None = None
         self.peer = "test"
+
+    def join(self, flow: Flow) -> None:
+        """Belong to it."""
+        self.flow = flow
 
 
 def test_a_principal_by_certificate_stays_with_its_connection() -> None:
@@ -306,3 +312,22 @@ def test_a_node_that_has_just_started_refuses_no_one_for_good(unconfirmed: bool)
     for text in ("", "Bearer lam_wrong"):
         assert 401 == refusal(guarded, text).status
     assert () == guarded.guard.permit(guarded.head(f"Bearer {other.text}"), "livez", PUBLIC, {}).grants
+
+
+def test_limits_hold_from_the_view_that_has_them() -> None:
+    """For a principal that was found before as well, and for each of its tokens together."""
+    guarded = Guarded(Grant("read", "a"))
+    principal = guarded.guard.permit(guarded.head(), "fetch", READ, {"topic": "a"})
+    second = new_token(os.urandom)
+    record = record_of(second, grants=[Grant("read", "a")])
+    meter = principal.meter
+    assert meter is not None and guarded.guard.holds(principal)
+    assert [False] == [meter.is_limited]
+    assert guarded.view.message is not None
+    limits = guarded.catalog.limits.changed({"billing": LimitRecord("billing", {"requests_per_s": 5})})
+    guarded.view.message.catalog = replace(guarded.catalog, limits=limits)
+
+    assert guarded.guard.holds(principal) and meter.is_limited
+    guarded.show(guarded.catalog.credentials | {record.id: record})
+    again = guarded.guard.permit(guarded.head(f"Bearer {second.text}"), "fetch", READ, {"topic": "a"})
+    assert meter is again.meter and not guarded.guard.holds(principal)

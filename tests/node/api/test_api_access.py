@@ -53,7 +53,8 @@ OPERATIONS = {
     " begin_route cancel_route reclaim_partition delete_records recover_partition",
     "admins of all": "admin_nodes admin_node update_node drain_node undrain_node remove_node"
     " describe_placement pin_partition unpin_partition prefer_leader list_operations describe_operation"
-    " cancel_operation describe_balance balance list_tokens create_token describe_token revoke_token",
+    " cancel_operation describe_balance balance list_tokens create_token describe_token revoke_token"
+    " list_principal_limits describe_principal_limits set_principal_limits",
     "monitors": "metrics",
 }
 ALLOWED = {name: WHO[who] for who, names in OPERATIONS.items() for name in names.split()}
@@ -302,7 +303,8 @@ def test_tokens_are_made_listed_and_revoked(guarded: Guarded) -> None:
     assert "2101-01-01T00:00:00.000Z" == documents[0]["expires"]
     guarded.tokens["billing"] = text
     me = guarded.ask("billing", "GET", "/v1/whoami").json()
-    assert {"principal": "billing", "grants": grants, "expires": documents[0]["expires"]} == me
+    expected = {"principal": "billing", "grants": grants, "expires": documents[0]["expires"]}
+    assert expected | {"limits": {}, "usage": None} == me
     known = guarded.ask("all", "GET", "/v1/admin/tokens")
     assert text.rpartition("_")[2] not in known.text and "digest" not in known.text
     assert {number, documents[1]["id"]} <= {each["id"] for each in known.json()["tokens"]}

@@ -22,24 +22,25 @@ class Victim:
 
     def rss_bytes(self) -> int:
         """What the largest of its processes holds now."""
-        return max(_rss_bytes(pid) for pid in self.pids)
+        return max(rss_bytes(pid) for pid in self.pids)
 
     def unharmed(self) -> bool:
         """Whether it still has the same processes, and an innocent client's append is taken."""
         answer = self.http.post("/v1/topics/innocent/partitions/0/records", content=b"x" * 100)
-        return answer.status_code == 201 and _descendants(os.getpid()) >= self.pids
+        return answer.status_code == 201 and descendants(os.getpid()) >= self.pids
 
 
 @contextmanager
 def victim(**settings: str | int) -> Iterator[Victim]:
     """One node of one shard, with a topic `innocent` of one partition."""
-    before = _descendants(os.getpid())
+    before = descendants(os.getpid())
     with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
         assert 201 == client.put("/v1/topics/innocent", json={"partitions": 1}).status_code
-        yield Victim(client, frozenset(_descendants(os.getpid()) - before))
+        yield Victim(client, frozenset(descendants(os.getpid()) - before))
 
 
-def _descendants(pid: int) -> set[int]:
+def descendants(pid: int) -> set[int]:
+    """Return the processes below one."""
     found: set[int] = set()
     waiting = [pid]
     while waiting:
@@ -53,7 +54,8 @@ def _descendants(pid: int) -> set[int]:
     return found
 
 
-def _rss_bytes(pid: int) -> int:
+def rss_bytes(pid: int) -> int:
+    """Return what a process holds in memory."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

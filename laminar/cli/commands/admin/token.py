@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from laminar.cli.commands.admin.limit import limits_text
 from laminar.cli.errors import UsageError, complain
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
 
 ROLES = ("read", "write", "admin", "metrics")
-COLUMNS = ("id", "name", "grants", "created", "expires", "certificate")
+COLUMNS = ("id", "name", "grants", "created", "expires", "certificate", "limits", "usage")
 
 Id = Annotated[str, Parameter(help="The token's id, as `laminar token list` shows it.")]
 
@@ -109,7 +110,7 @@ def revoke(
 
 
 def whoami(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:
-    """Show as whom the cluster knows you, and what you may do."""
+    """Show as whom the cluster knows you, what you may do, and your limits."""
     with cluster.connect() as client:
         _show([client.request_json("GET", "/v1/whoami")], listing, name="principal")
 
@@ -141,4 +142,6 @@ def _show(rows: list[dict[str, Any]], listing: Listing, *, name: str) -> None:
     columns = tuple(column for column in (name, *COLUMNS) if any(row.get(column) for row in rows))
     if listing.format != "json":
         rows = [row | {"grants": grants_text(row["grants"])} for row in rows]
+        for row in rows:
+            row.update((each, limits_text(row[each])) for each in ("limits", "usage") if row.get(each))
     show_rows(rows, listing, columns=tuple(dict.fromkeys(columns)) or (name,), name=name)

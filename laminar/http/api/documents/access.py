@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from laminar.http.api.documents.shared import Answer, Request, Time
+from laminar.http.api.documents.shared import Answer, Count, Request, Time
 from laminar.http.api.names import TOPIC_PATTERN
+from laminar.http.api.parameters import MAX_NUMBER
 from laminar.http.api.roles import Role
 
 MAX_GRANTS: Final = 64
@@ -71,9 +72,76 @@ class Tokens(Answer):
     tokens: list[Token]
 
 
+Limit = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+
+
+class NewLimits(Request):
+    """What a principal may use at most, in place of what was set before; a limit that is left out is none.
+
+    Rates and connections are those of one shard of a node. Cursors, uploads, and new producers and
+    idempotency keys in an hour are those of one partition; sinks and names of producers those of one
+    coordinator.
+    """
+
+    requests_per_s: Limit | None = None
+    bytes_in_per_s: Limit | None = None
+    bytes_out_per_s: Limit | None = None
+    connections: Limit | None = None
+    topics: Limit | None = None
+    partitions: Limit | None = None
+    channels: Limit | None = None
+    cursors: Limit | None = None
+    sinks: Limit | None = None
+    uploads: Limit | None = None
+    producers: Limit | None = None
+
+
+class Limits(Answer):
+    """What a principal may use at most; what is left out is not limited."""
+
+    requests_per_s: Limit | UnsetType = UNSET
+    bytes_in_per_s: Limit | UnsetType = UNSET
+    bytes_out_per_s: Limit | UnsetType = UNSET
+    connections: Limit | UnsetType = UNSET
+    topics: Limit | UnsetType = UNSET
+    partitions: Limit | UnsetType = UNSET
+    channels: Limit | UnsetType = UNSET
+    cursors: Limit | UnsetType = UNSET
+    sinks: Limit | UnsetType = UNSET
+    uploads: Limit | UnsetType = UNSET
+    producers: Limit | UnsetType = UNSET
+
+
+class PrincipalLimits(Answer):
+    """The limits of a principal; with version 0 it has none of its own, and those of `*` hold."""
+
+    principal: str
+    limits: Limits
+    version: Count
+
+
+class AllLimits(Answer):
+    """The limits of all principals that have some, by name; those of `*` hold for each other one."""
+
+    principals: list[PrincipalLimits]
+
+
+class Usage(Answer):
+    """What a principal has of what it may not have at will."""
+
+    topics: Count
+    partitions: Count
+    channels: Count
+    connections: Count
+    """Of the shard that answers."""
+
+
 class WhoAmI(Answer):
-    """The principal of a request; `anonymous` where the node asks for none."""
+    """The principal of a request, `anonymous` where the node asks for none; its limits, and what it has."""
 
     principal: str
     grants: list[Grant]
     expires: Time | None
+    limits: Limits
+    usage: Usage | None
+    """Null if nothing of it is limited."""

@@ -15,6 +15,7 @@ from laminar.http.api.timestamps import format_time, parse_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import principal_of
 from laminar.node.access.tokens import new_token
+from laminar.node.api.admin.limits import LimitRoutes
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import ShardServices
@@ -27,7 +28,8 @@ from membership.requests import AccessStep, CreateCredential, Result, RevokeCred
 class TokenRoutes:
     """The handlers of tokens' routes."""
 
-    def __init__(self, services: ShardServices, placement: PlacementCall) -> None:
+    def __init__(self, services: ShardServices, placement: PlacementCall, limits: LimitRoutes) -> None:
+        self._limits = limits
         self._services = services
         self._placement = placement
 
@@ -108,7 +110,12 @@ class TokenRoutes:
         """Answer GET /v1/whoami."""
         principal = principal_of(request)
         return Response.json(
-            documents.WhoAmI(principal.name, _grants(principal.grants), _time(principal.expires_ms))
+            documents.WhoAmI(
+                principal.name,
+                _grants(principal.grants),
+                _time(principal.expires_ms),
+                *self._limits.of(principal),
+            )
         )
 
     async def _change(self, step: AccessStep) -> Result:

@@ -28,6 +28,7 @@ from laminar.http.api.names import AUDIT_TOPIC
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.errors import HttpError
+from laminar.http.protocol.flows import Flow
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import ANYONE, UNPROVEN, Principal
 from laminar.node.access.tokens import id_of
@@ -335,3 +336,11 @@ class Source:
     def certificate(self) -> None:
         """None: there is no client."""
         return None
+
+    @property
+    def flow(self) -> None:
+        """None: the audit waits for no turn."""
+        return None
+
+    def join(self, flow: Flow) -> None:
+        """Do nothing, as it is no connection of a server."""

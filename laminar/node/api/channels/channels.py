@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from laminar.http.api.documents import channels as documents
 from laminar.http.api.parameters import MAX_PAGE
-from laminar.http.api.problems import Problem
+from laminar.http.api.problems import Problem, over_limit
 from laminar.http.api.timestamps import parse_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.channels.lookup import ChannelLookup, no_such_channel
@@ -370,6 +370,8 @@ class ChannelRoutes:
 
 
 def _refusal(answer: CatalogAnswer) -> Problem:
+    if answer.error == "quota" and answer.what:
+        return over_limit(answer.what, answer.value, answer.limit, detail=answer.detail)
     if answer.error == "quota":
         return Problem(
             "quota",

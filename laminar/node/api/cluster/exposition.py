@@ -39,6 +39,7 @@ class _Scrape(Collector):
         yield from self._partitions()
         yield from self._routes()
         yield from self._channels()
+        yield self._principals()
         up = GaugeMetricFamily(
             "laminar_process_up", "1 where a process of this node answers", labels=["process"]
         )
@@ -106,6 +107,20 @@ class _Scrape(Collector):
         ended = [each["cursors"] for each in led if each["state"] == "sealed"]
         undrained.add_metric([], sum(lag > 0 for cursors in ended for lag, _ in cursors.values()))
         yield from (changes, phases, states, versions, undrained)
+
+    def _principals(self) -> Metric:
+        """Return how many requests were refused for limits, of at most some hundred principals by name."""
+        family = CounterMetricFamily(
+            "laminar_principal_refused",
+            "Requests refused for a limit of their principal",
+            labels=["principal"],
+        )
+        refused: Counter[str] = Counter()
+        for process in self._processes:
+            refused.update(process.get("principals", {}).get("refused", {}))
+        for name, count in sorted(refused.items()):
+            family.add_metric([name], count)
+        return family
 
     def _channels(self) -> Iterator[Metric]:
         """Yield where channels stand, summed over the partitions that this node leads."""

@@ -6,7 +6,7 @@ Each process gives its statistics as JSON; `exposition` makes the text of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -31,11 +31,13 @@ class MetricsRoute:
         topics: TopicLookup,
         datagrams: Callable[[], dict[str, int]],
         audit: Callable[[], dict[str, int]],
+        refused: Callable[[], Mapping[str, int]],
     ) -> None:
         self._services = services
         self._topics = topics
         self._datagrams = datagrams
         self._audit = audit
+        self._refused = refused
         self._watch = watch
 
     def own(self) -> dict[str, Any]:
@@ -47,6 +49,7 @@ class MetricsRoute:
             **found,
             "datagrams": self._datagrams(),
             "audit": self._audit(),
+            "principals": {"refused": dict(self._refused())},
             "node": found["node"] | self._watch.statistics(),
             "partitions": [
                 {

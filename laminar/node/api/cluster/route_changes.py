@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from laminar.http.api.documents import key_routes as documents
 from laminar.http.api.parameters import MAX_WAIT_MS
-from laminar.http.api.problems import Problem
+from laminar.http.api.problems import Problem, over_limit
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.cluster.cut_points import CutPoints
 from laminar.node.api.cluster.key_routes import change_document
@@ -213,6 +213,8 @@ class RouteChanges:
                 limit=answer.limit,
                 outcome="not_applied",
             )
+        if answer.error == "quota" and answer.what:
+            raise over_limit(answer.what, answer.value, answer.limit, detail=answer.detail)
         if answer.error in ("invalid", "in_progress", "not_enabled", "quota"):
             quota = answer.error == "quota"
             raise Problem(

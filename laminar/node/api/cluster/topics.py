@@ -13,10 +13,10 @@ from laminar.http.api.documents import topics as documents
 from laminar.http.api.documents.shared import Setting
 from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS
 from laminar.http.api.parameters import MAX_PAGE
-from laminar.http.api.problems import Problem
+from laminar.http.api.problems import Problem, over_limit
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.access.principals import principal_of
+from laminar.node.access.principals import owner_of, principal_of
 from laminar.node.api.cluster.replica_status import ReplicaStatus
 from laminar.node.api.common.etags import changed, etag, names, required
 from laminar.node.api.common.json_body import json_body
@@ -118,7 +118,9 @@ class TopicRoutes:
         replicas = self._default_replicas if new.replicas is None else new.replicas
         settings: dict[str, Setting] = msgspec.to_builtins(new.settings)
         _check_fewest(settings, replicas)
-        wanted = TopicRequest(topic, new.partitions, replicas, settings, new.allow_fewer_replicas)
+        wanted = TopicRequest(
+            topic, new.partitions, replicas, settings, new.allow_fewer_replicas, owner_of(request)
+        )
         result = await self._make(wanted)
         if result.outcome == "already_exists":
             raise _already_exists(wanted, result.topic)
@@ -270,6 +272,8 @@ class TopicRoutes:
         if answer.error == "too_few_nodes":
             assert isinstance(request, TopicRequest)
             raise _too_few_nodes(request, answer)
+        if answer.error == "quota" and answer.what:
+            raise over_limit(answer.what, answer.value, answer.limit, detail=answer.detail)
         if answer.error == "quota":
             raise Problem(
                 "quota",

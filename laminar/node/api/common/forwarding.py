@@ -14,6 +14,7 @@ import msgspec
 
 from laminar.batch import Buffer
 from laminar.http.api.problems import Outcome, Problem
+from laminar.http.protocol.flows import Flow
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import ANYONE, principal_of
 from laminar.node.transport.transport import (
@@ -118,7 +119,11 @@ class Forwarder:
 
     def __init__(self, peer: Peer) -> None:
         self.context: Any = None
+        self.flow: Flow | None = None
         self._peer = peer
+
+    def join(self, flow: Flow) -> None:
+        """Do nothing: the request has had its turn at the shard that took it."""
 
     @property
     def peer(self) -> str:

@@ -20,10 +20,12 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import parse_time
 from laminar.node.api.common.leader_call import STEP, LeaderCall
+from laminar.node.api.common.makers import maker_of
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.consumers.cursor_steps import CursorRequest, CursorState, CursorSteps
@@ -48,6 +50,8 @@ class TakeRequest(msgspec.Struct, frozen=True, array_like=True):
     owner: str
     time_ms: int | None
     synced: bool
+    principal: str = ""
+    """Who asks: the maker of a cursor that is new; empty: no one."""
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True):
@@ -76,7 +80,7 @@ class CursorPlaces:
 
     # -- begin ---------------------------------------------------------------------------------
 
-    async def begin(self, topic: str, name: str, place: str) -> None:
+    async def begin(self, topic: str, name: str, place: str, *, principal: str) -> None:
         """Set the cursor at `place` in each partition where it is not set, and at 0 in those that are new.
 
         A partition is new to the cursor if that exists in any before it.
@@ -107,7 +111,15 @@ class CursorPlaces:
                 position = await offset_at(topic, bounds[number]) if new else 0
                 steps.append(
                     CursorRequest(
-                        topic, number, "set", name, position=position, check=True, expected=None, begins=True
+                        topic,
+                        number,
+                        "set",
+                        name,
+                        position=position,
+                        check=True,
+                        expected=None,
+                        begins=True,
+                        principal=principal,
                     )
                 )
             await asyncio.gather(*(self._steps.unless_there(step) for step in steps))
@@ -125,7 +137,7 @@ class CursorPlaces:
 
     # -- rewind --------------------------------------------------------------------------------
 
-    async def rewind(self, topic: str, name: str, place: str | Mapping[str, int]) -> None:
+    async def rewind(self, topic: str, name: str, place: str | Mapping[str, int], *, principal: str) -> None:
         """Set the cursor everywhere to `place`, also where it is owned; or to positions in some partitions.
 
         Raises:
@@ -140,7 +152,7 @@ class CursorPlaces:
         owner = f"{REWIND}rewind.{self._services.rng.getrandbits(64):016x}"
         taken: dict[int, Taken] = {}
         try:
-            await self._take_all(topic, name, owner, time_ms, taken)
+            await self._take_all(TakeRequest(topic, 0, name, owner, time_ms, False, principal), taken)
         except BaseException:
             # Nothing is set back yet: members may go on.
             with contextlib.suppress(Problem):
@@ -164,9 +176,9 @@ class CursorPlaces:
             problem.hint = problem.hint or "Repeat the rewind: it holds the cursor in some partitions."
             raise
 
-    async def _take_all(
-        self, topic: str, name: str, owner: str, time_ms: int | None, taken: dict[int, Taken]
-    ) -> None:
+    async def _take_all(self, request: TakeRequest, taken: dict[int, Taken]) -> None:
+        """Take a cursor as the request says, in each partition of its topic."""
+        topic = request.topic
         while True:
             await self._services.refresh_view()
             # Only what all nodes know may be written; and before that, no topic has changed its route.
@@ -180,7 +192,7 @@ class CursorPlaces:
                 return
             results = await asyncio.gather(
                 *(
-                    self._take(TakeRequest(topic, number, name, owner, time_ms, synced))
+                    self._take(replace(request, partition=number, synced=synced))
                     for number in reversed(missing)
                 ),
                 return_exceptions=True,
@@ -210,6 +222,7 @@ class CursorPlaces:
                 request.owner,
                 now_ms=self._services.clock.wall_ms(),
                 synced=request.synced,
+                maker=maker_of(self._services.view, request.principal, "cursors"),
             )
         bounds = await partition.reader.confirmed_bounds()
         at_time = 0

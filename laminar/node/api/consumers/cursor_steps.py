@@ -15,11 +15,13 @@ import msgspec
 
 from laminar.http.api.problems import Problem
 from laminar.node.api.common.leader_call import STEP, LeaderCall
+from laminar.node.api.common.makers import maker_of
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.consumers.gates import Gates
 from laminar.node.partition.cursor_commands import is_rewind
 from laminar.node.partition.partition import Partition
+from laminar.node.partition.problems import Maker
 from laminar.node.partition.state.cursors import Cursor
 from laminar.node.routes import lineage
 from laminar.node.transport.transport import Peer
@@ -46,6 +48,8 @@ class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
     expected_owner: str | None = None
     begins: bool = False
     """It makes the cursor of a group that is new here, or of one that must get all: without a gate."""
+    principal: str = ""
+    """Who asks: the maker of a cursor that is new; empty: no one."""
 
 
 class CursorState(msgspec.Struct, frozen=True, array_like=True):
@@ -181,6 +185,7 @@ class CursorSteps:
             owner=step.owner,
             expected_owner=step.expected_owner,
             now_ms=now_ms,
+            maker=self._maker(step),
         )
         claimed = commands.latest(step.name)
         assert claimed is not None, "it was claimed"
@@ -215,7 +220,11 @@ class CursorSteps:
             owner=step.owner,
             expected_owner=step.expected_owner,
             now_ms=self._services.clock.wall_ms(),
+            maker=self._maker(step),
         )
+
+    def _maker(self, step: CursorRequest) -> Maker:
+        return maker_of(self._services.view, step.principal, "cursors")
 
     async def on_cursor(self, peer: Peer, payload: bytes) -> list[CursorState]:
         """Carry out a step for another shard, on a partition that is led here."""

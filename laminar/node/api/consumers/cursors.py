@@ -18,6 +18,7 @@ from laminar.http.api.parameters import MAX_PAGE, OFFSET_LIMIT
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import owner_of
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -83,17 +84,17 @@ class CursorRoutes:
         _check_change(change)
         record = self._topics.record(topic)
         if change.begin is not UNSET:
-            await self._places.begin(topic, cursor, change.begin)
+            await self._places.begin(topic, cursor, change.begin, principal=owner_of(request))
         elif change.rewind is not UNSET:
-            await self._places.rewind(topic, cursor, change.rewind)
+            await self._places.rewind(topic, cursor, change.rewind, principal=owner_of(request))
         else:
-            states = await self._set_positions(record, cursor, change)
+            states = await self._set_positions(record, cursor, change, owner_of(request))
             return Response.json(cursor_document(record, cursor, states, {}))
         states, bounds = await self._steps.everywhere(topic, cursor)
         return Response.json(cursor_document(self._topics.record(topic), cursor, states, bounds))
 
     async def _set_positions(
-        self, record: TopicRecord, cursor: str, change: CursorChange
+        self, record: TopicRecord, cursor: str, change: CursorChange, principal: str
     ) -> list[CursorState]:
         assert isinstance(change.positions, dict), "checked"
         expected = change.expected
@@ -110,6 +111,7 @@ class CursorRoutes:
                 expected=expected.get(number) if expected is not None else None,
                 owner=change.owner,
                 expected_owner=change.expected_owner,
+                principal=principal,
             )
         # A cursor may reach the end of a partition, and go on in those that follow, in one request.
         states: list[CursorState] = []

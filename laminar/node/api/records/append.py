@@ -21,6 +21,7 @@ from laminar.http.api.append_body import Append, all_marked, parse_append
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import owner_of
 from laminar.node.api.common.answer_head import AnswerHead
 from laminar.node.api.common.attempts import merge_receipts
 from laminar.node.api.common.forwarding import (
@@ -45,6 +46,7 @@ from laminar.node.api.records.idempotency import (
     identity_of,
     named,
 )
+from laminar.node.api.records.new_ids import NewIds
 from laminar.node.api.records.stale_routes import StaleRoutes, route_said
 from laminar.node.api.records.topic_append import pass_append_on
 from laminar.node.partition.deduplication import is_duplicate
@@ -84,6 +86,7 @@ class AppendRoutes:
         self._loop = asyncio.get_running_loop()
         self._head = AnswerHead(services, topics)
         self._stale = StaleRoutes(topics)
+        self.new_ids = NewIds(services)
 
     # -- one partition -------------------------------------------------------------------
 
@@ -151,7 +154,8 @@ class AppendRoutes:
                 self._topics.version(partition.topic),
             )
         if append.records is None:
-            receipts = self._append_frames(partition, append.frames, at, mark, made_ms)
+            principal = owner_of(request) if self._services.view.limits else ""
+            receipts = self._append_frames(partition, append.frames, at, mark, made_ms, principal)
         else:
             if at is not None:
                 _check_end(partition, at)
@@ -184,6 +188,7 @@ class AppendRoutes:
         at: int | None = None,
         mark: BatchIdentity | None = None,
         made_ms: int | None = None,
+        principal: str = "",
     ) -> list[asyncio.Future[Receipt]]:
         """Append batches in order, each checked in the state that the one before it left; return receipts.
 
@@ -205,6 +210,8 @@ class AppendRoutes:
                     if not is_duplicate(partition.context, header):
                         _check_end(partition, at)
                     at += header.count
+                if principal:
+                    self.new_ids.count(partition, header, principal)
                 receipts.append(partition.appends.append_frame(frame, header, key_made_ms=made_ms))
             except Problem as problem:
                 named(problem, mark)

@@ -27,6 +27,7 @@ from laminar.http.api.documents import records as documents
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import owner_of
 from laminar.node.api.common.attempts import LEADER_MOVED, merge_receipts
 from laminar.node.api.common.forwarding import (
     FORWARDED,
@@ -45,6 +46,7 @@ from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.background_decoding import BackgroundDecoding
 from laminar.node.api.records.idempotency import KEY_TIME, BatchIdentity, build_identified, identity_of, named
+from laminar.node.api.records.new_ids import NewIds
 from laminar.node.partition.deduplication import find_key
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
@@ -111,11 +113,19 @@ class _Whole:
     """
 
     def __init__(
-        self, topic: str, append: Append, *, logical: int | None, mark: BatchIdentity | None
+        self,
+        topic: str,
+        append: Append,
+        *,
+        logical: int | None,
+        mark: BatchIdentity | None,
+        principal: str = "",
     ) -> None:
+        """`principal`: whose limits count a key that is new; empty: no one's."""
         assert append.records is not None, "parsed for a topic"
         self.topic = topic
         self.mark = mark
+        self.principal = principal
         self.rest = append.records
         places: list[int | None] = [None] * len(self.rest)
         if logical is not None:
@@ -178,8 +188,10 @@ class TopicAppends:
         topics: TopicLookup,
         *,
         parse: Callable[[Request], Append],
+        new_ids: NewIds | None = None,
     ) -> None:
-        """`parse` decodes a body."""
+        """`parse` decodes a body; `new_ids` counts those of appends to a partition, too."""
+        self._new_ids = new_ids or NewIds(services)
         self._services = services
         self._exchange = exchange
         self._leaders = leaders
@@ -211,7 +223,8 @@ class TopicAppends:
         logical = integer(request, "logical", -1, minimum=0, maximum=LOGICAL_PARTITIONS - 1)
         given = logical if "logical" in request.query else None
         mark = identity_of(request, scope="topic")
-        whole = _Whole(topic, append, logical=given, mark=mark)
+        principal = owner_of(request) if self._services.view.limits else ""
+        whole = _Whole(topic, append, logical=given, mark=mark, principal=principal)
         try:
             placed = await self._place(whole)
         finally:
@@ -385,19 +398,27 @@ class TopicAppends:
             # A copy: the leader stamps it in place, and there may be another attempt.
             frame = bytearray(part)
             try:
-                receipt = partition.appends.append_frame(frame, Header.unpack(frame), key_made_ms=made_ms)
+                header = Header.unpack(frame)
+                if whole.principal:
+                    self._new_ids.count(partition, header, whole.principal)
+                receipt = partition.appends.append_frame(frame, header, key_made_ms=made_ms)
             except Problem as problem:
                 receipt = partition.appends.refused(problem)
             return await receipt
 
         async def there(where: ReplicaEndpoint) -> Receipt:
-            return await self._append_remote(where, whole.topic, number, part, made_ms)
+            return await self._append_remote(where, whole, number, part, made_ms)
 
         policy = append_policy(repeatable=mark is not None, repeats_here=True)
         return await self._leaders(whole.topic, number, here=here, there=there, policy=policy)
 
     async def _append_remote(
-        self, where: ReplicaEndpoint, topic: str, number: int, part: Records | bytearray, made_ms: int | None
+        self,
+        where: ReplicaEndpoint,
+        whole: _Whole,
+        number: int,
+        part: Records | bytearray,
+        made_ms: int | None,
     ) -> Receipt:
         headers = {"content-type": BATCH_TYPE, FORWARDED: "1", "host": "forwarded", PART: PLAIN}
         if isinstance(part, Records):
@@ -407,10 +428,9 @@ class TopicAppends:
             headers[PART] = KEYED
             if made_ms is not None:
                 headers[KEY_TIME] = str(made_ms)
-        target = f"/v1/topics/{topic}/partitions/{number}/records"
-        response = await pass_append_on(
-            self._exchange, where, msgspec.msgpack.encode(PassedRequest("POST", target, headers, frame))
-        )
+        target = f"/v1/topics/{whole.topic}/partitions/{number}/records"
+        passed = PassedRequest("POST", target, headers, frame, whole.principal)
+        response = await pass_append_on(self._exchange, where, msgspec.msgpack.encode(passed))
         assert isinstance(response.body, (bytes, bytearray, memoryview))
         answer = msgspec.json.decode(response.body, type=documents.Appended)
         replayed = any(name == "Laminar-Replayed" for name, _ in response.headers)

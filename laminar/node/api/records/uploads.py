@@ -17,9 +17,11 @@ from laminar.http.api.parameters import MAX_NUMBER, MAX_UPLOAD_PARTS
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import owner_of
 from laminar.node.api.common.forwarding import FORWARDED
 from laminar.node.api.common.leader_call import STEP, LeaderCall
 from laminar.node.api.common.leader_lookup import ReplicaEndpoint
+from laminar.node.api.common.makers import maker_of
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -70,7 +72,8 @@ class UploadRoutes:
 
         async def here(led: Partition) -> Response:
             frame = build_part(request.body, upload=id_of(upload), number=number)
-            receipt = await self._uploads(led).part(id_of(upload), frame)
+            maker = maker_of(self._services.view, owner_of(request), "uploads")
+            receipt = await self._uploads(led).part(id_of(upload), frame, maker)
             answer = documents.UploadedPart(upload, number, len(request.body))
             return _answer(answer, [], again=receipt.duplicate)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from laminar.http.api.documents import transactions as documents
 from laminar.http.api.names import check_name
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.access.principals import principal_of
+from laminar.node.access.principals import owner_of, principal_of
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.records.idempotency import key_of
@@ -33,6 +33,8 @@ class ProducerRoutes:
         if name is not None:
             principal_of(request).require("write", name)
             named = key_of(request) or self._services.rng.randbytes(16).hex()
-            taken = await self._sinks.take_name(check_name(name, field="name"), producer, named)
+            taken = await self._sinks.take_name(
+                check_name(name, field="name"), producer, named, principal=owner_of(request)
+            )
             producer, epoch = taken.producer, taken.epoch
         return Response.json(documents.Producer(producer.hex(), epoch, name), status=201)

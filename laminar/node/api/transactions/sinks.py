@@ -20,9 +20,10 @@ from laminar.http.api.records import Limits
 from laminar.http.api.roles import AFTER_SYSTEM
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.access.principals import principal_of
+from laminar.node.access.principals import owner_of, principal_of
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.leader_call import SINK_STEP, LeaderCall
+from laminar.node.api.common.makers import maker_of
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -153,6 +154,8 @@ class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
     once: bool = False
     # For `commit`: the driver's digest of the batch, which distinguishes it from others of this number.
     fingerprint: str = ""
+    # For `begin` and `name`: who asks, the maker of what is new; empty: no one.
+    principal: str = ""
 
 
 class SinkAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -223,7 +226,13 @@ class SinkRoutes:
         named = key_of(request) or self._services.rng.randbytes(16).hex()
         await self._made()
         answer = await self._ask_coordinator(
-            "begin", id_of(sink), name=sink, epoch=epoch, request=named, once=once
+            "begin",
+            id_of(sink),
+            name=sink,
+            epoch=epoch,
+            request=named,
+            once=once,
+            principal=owner_of(request),
         )
         return Response.json(_described(sink, answer.sink))
 
@@ -466,11 +475,14 @@ class SinkRoutes:
         found = (self._topics.record(topic).channels or {}).get(name)
         return 0 if found is None else found.id
 
-    async def take_name(self, name: str, producer: bytes, request: str) -> Sink:
-        """Raise the epoch of a producer's name at its coordinator; `producer` is the id of a new name."""
+    async def take_name(self, name: str, producer: bytes, request: str, *, principal: str) -> Sink:
+        """Raise the epoch of a producer's name at its coordinator; `producer` is the id of a new name.
+
+        A new one counts for the limits of the `principal`; empty: of no one.
+        """
         await self._made()
         answer = await self._ask_coordinator(
-            "name", id_of_name(name), name=name, producer=producer, request=request
+            "name", id_of_name(name), name=name, producer=producer, request=request, principal=principal
         )
         return answer.sink
 
@@ -641,12 +653,23 @@ class SinkRoutes:
     async def _coordinate(self, coordinator: Coordinator, request: SinkRequest) -> SinkAnswer:
         if request.operation == "begin":
             begun = await coordinator.begin(
-                request.sink, request.name, request.request, epoch=request.epoch, once=request.once
+                request.sink,
+                request.name,
+                request.request,
+                epoch=request.epoch,
+                once=request.once,
+                maker=maker_of(self._services.view, request.principal, "sinks"),
             )
             return SinkAnswer(begun)
         if request.operation == "name":
             return SinkAnswer(
-                await coordinator.take_name(request.sink, request.name, request.producer, request.request)
+                await coordinator.take_name(
+                    request.sink,
+                    request.name,
+                    request.producer,
+                    request.request,
+                    maker=maker_of(self._services.view, request.principal, "producers"),
+                )
             )
         if request.operation == "status":
             return SinkAnswer(await coordinator.status(request.sink))

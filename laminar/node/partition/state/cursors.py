@@ -19,20 +19,28 @@ MAX_CURSORS = 10_000
 
 
 class CursorChange(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of a `cursor` entry. A `position` of None deletes the cursor; `owner` "" is no owner."""
+    """Payload of a `cursor` entry. A `position` of None deletes the cursor; `owner` "" is no owner.
+
+    `made_by` is the principal that makes it; of a cursor that is there it says nothing.
+    """
 
     name: str
     position: int | None
     changed_ms: int
     owner: str = ""
+    made_by: str = ""
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """The state of a cursor: the next offset that its consumer wants, and its owner ("": none)."""
+    """The state of a cursor: the next offset that its consumer wants, and its owner ("": none).
+
+    `made_by` is the principal whose limits count it; "": none.
+    """
 
     position: int
     changed_ms: int
     owner: str = ""
+    made_by: str = ""
 
 
 class CursorEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -42,6 +50,7 @@ class CursorEntry(msgspec.Struct, frozen=True, array_like=True):
     position: int
     changed_ms: int
     owner: str
+    made_by: str = ""
 
 
 class Cursors:
@@ -67,6 +76,10 @@ class Cursors:
                 return before
         return self._cursors.get(name)
 
+    def made_by(self, principal: str) -> int:
+        """Return how many a principal has made, as of the log's end."""
+        return sum(cursor.made_by == principal for cursor in self._cursors.values())
+
     def names(self) -> list[str]:
         """Return the names as of the log's end, sorted."""
         return sorted(self._cursors)
@@ -78,11 +91,13 @@ class Cursors:
     def appended(self, header: Header, payload: Buffer) -> None:
         """Apply a `cursor` entry that is now the log's last."""
         change = msgspec.msgpack.decode(payload, type=CursorChange)
-        self._undo.append((header.index, change.name, self._cursors.get(change.name)))
+        before = self._cursors.get(change.name)
+        self._undo.append((header.index, change.name, before))
         if change.position is None:
             self._cursors.pop(change.name, None)
         else:
-            self._cursors[change.name] = Cursor(change.position, change.changed_ms, change.owner)
+            made_by = change.made_by if before is None else before.made_by
+            self._cursors[change.name] = Cursor(change.position, change.changed_ms, change.owner, made_by)
 
     def truncated(self, index: int) -> None:
         """Roll back entry `index` and all after it, which were truncated."""
@@ -101,7 +116,7 @@ class Cursors:
     def stored(self) -> list[CursorEntry]:
         """Return all cursors as of the log's end."""
         return [
-            CursorEntry(name, cursor.position, cursor.changed_ms, cursor.owner)
+            CursorEntry(name, cursor.position, cursor.changed_ms, cursor.owner, cursor.made_by)
             for name, cursor in self._cursors.items()
         ]
 
@@ -117,5 +132,6 @@ class Cursors:
         """Replace the table by a stored one; no change before this can be rolled back."""
         self._undo.clear()
         self._cursors = {
-            entry.name: Cursor(entry.position, entry.changed_ms, entry.owner) for entry in entries
+            entry.name: Cursor(entry.position, entry.changed_ms, entry.owner, entry.made_by)
+            for entry in entries
         }

@@ -111,6 +111,7 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     `deletion`: how far the sink is deleted. From `BEGUN` on nothing is decided under epochs up to `epoch`.
     `deleted_by` is the request that deleted the former sink of this name; if it comes again, it does not
     delete this one.
+    `made_by` is the principal whose limits count it; "": none.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: str = ""
     deletion: Deletion = Deletion.NONE
     deleted_by: str = ""
+    made_by: str = ""
 
     @property
     def exists(self) -> bool:
@@ -177,6 +179,9 @@ class _ByAge:
     def __len__(self) -> int:
         return len(self._changed_ms)
 
+    def __contains__(self, sink_id: bytes) -> bool:
+        return sink_id in self._changed_ms
+
     def put(self, sink_id: bytes, changed_ms: int) -> None:
         self._changed_ms[sink_id] = changed_ms
         heapq.heappush(self._heap, (changed_ms, sink_id))
@@ -218,6 +223,17 @@ class Sinks:
     def kept(self) -> int:
         """Number of sinks that are never forgotten."""
         return len(self._sinks) - len(self._names) - len(self._begun) - len(self._once)
+
+    def made_by(self, principal: str) -> int:
+        """Return how many sinks of a principal there are, without those that may be forgotten by now."""
+        return sum(
+            sink.made_by == principal and not sink.producer and sink_id not in self._once
+            for sink_id, sink in self._sinks.items()
+        )
+
+    def names_made_by(self, principal: str) -> int:
+        """Return how many names of producers a principal has taken first."""
+        return sum(bool(sink.producer) and sink.made_by == principal for sink in self._sinks.values())
 
     def get(self, sink_id: bytes) -> Sink | None:
         """Return the sink as of the log's end, by which a leader decides; None if it is not in the table."""

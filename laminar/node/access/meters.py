@@ -1,0 +1,183 @@
+"""What each principal uses of one shard, and the refusal of what is beyond its limits.
+
+A rate is a bucket that holds what may be used in one second. A request is let in while anything is left, and
+what it costs is taken then, also below zero. So nothing has to be known before a request but its head, and
+over any time t no more passes than the rate times t + 1 s, and one body or answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from laminar.http.api.problems import Problem, over_limit
+from laminar.http.protocol.flows import Flow
+from membership.records import ANY_PRINCIPAL, LimitRecord
+
+BUCKET_MS: Final = 1000
+ROUNDING_MS: Final = 1e-3
+LONGEST_WAIT_MS: Final = 60_000
+CONNECTION_WAIT_MS: Final = 1000
+MOST_COUNTED: Final = 100
+"""Most principals whose refusals are counted apart, for the metrics."""
+
+OTHERS: Final = "(others)"
+"""The name under which the refusals of all further principals are counted; no principal has it."""
+
+_NO_LIMITS: Final[Mapping[str, int]] = {}
+
+
+class Rate:
+    """One bucket. It has the time at which it is full again in place of what is left."""
+
+    __slots__ = ("_bucket_ms", "_full_ms", "_per_ms", "limit")
+
+    def __init__(self, limit: int, bucket_ms: int = BUCKET_MS) -> None:
+        """Make a bucket that holds `limit`, and is filled in `bucket_ms`."""
+        self.limit = limit
+        self._bucket_ms = bucket_ms
+        self._per_ms = bucket_ms / limit
+        self._full_ms = 0.0
+
+    def wait_ms(self, now_ms: int, *, least: int = 0) -> float:
+        """Return how long it takes until there is something, or `least`, in the bucket; 0: there is now."""
+        wait_ms = self._full_ms - now_ms - self._bucket_ms + least * self._per_ms
+        return wait_ms if wait_ms > ROUNDING_MS else 0.0
+
+    def used(self, now_ms: int) -> int:
+        """Return what is taken out now, of a bucket that holds `limit`; with a large body it may be more."""
+        return max(0, round((self._full_ms - now_ms) / self._per_ms))
+
+    def take(self, amount: int, now_ms: int) -> None:
+        """Take an amount out, also if there is less."""
+        self._full_ms = max(self._full_ms, now_ms) + amount * self._per_ms
+
+
+class Meter:
+    """What one principal uses of this shard. Its limits may change at any time."""
+
+    __slots__ = ("_bytes_in", "_bytes_out", "_refused", "_requests", "flow", "is_limited", "limits", "name")
+
+    def __init__(self, name: str, limits: Mapping[str, int], refused: dict[str, int]) -> None:
+        """Count refusals in `refused`, by name."""
+        self.name = name
+        self.flow = Flow()
+        self._refused = refused
+        self.limits = _NO_LIMITS
+        self.is_limited = False
+        self._requests: Rate | None = None
+        self._bytes_in: Rate | None = None
+        self._bytes_out: Rate | None = None
+        self.limit_to(limits)
+
+    def limit_to(self, limits: Mapping[str, int]) -> None:
+        """Go by these limits from now on. A bucket whose rate stays keeps what is left in it."""
+        self.limits = limits
+        self._requests = _rate(self._requests, limits.get("requests_per_s"))
+        self._bytes_in = _rate(self._bytes_in, limits.get("bytes_in_per_s"))
+        self._bytes_out = _rate(self._bytes_out, limits.get("bytes_out_per_s"))
+        self.is_limited = any(each is not None for each in (self._requests, self._bytes_in, self._bytes_out))
+
+    @property
+    def counts_answers(self) -> bool:
+        """Whether the bytes of answers are limited: then `sent` is to be called for each."""
+        return self._bytes_out is not None
+
+    def admit(self, body_bytes: int, now_ms: int) -> None:
+        """Count a request and its body, or refuse it.
+
+        Raises:
+            Problem: 429 `quota`, with the time until a request is let in again.
+        """
+        requests, bytes_in, bytes_out = self._requests, self._bytes_in, self._bytes_out
+        if requests is not None and (wait_ms := requests.wait_ms(now_ms, least=1)):
+            raise self._over("requests_per_s", requests, wait_ms, now_ms)
+        if bytes_in is not None and (wait_ms := bytes_in.wait_ms(now_ms)):
+            raise self._over("bytes_in_per_s", bytes_in, wait_ms, now_ms)
+        if bytes_out is not None and (wait_ms := bytes_out.wait_ms(now_ms)):
+            raise self._over("bytes_out_per_s", bytes_out, wait_ms, now_ms)
+        if requests is not None:
+            requests.take(1, now_ms)
+        if bytes_in is not None:
+            bytes_in.take(body_bytes, now_ms)
+
+    def received(self, size: int, now_ms: int) -> None:
+        """Count the bytes of a body whose head did not announce them."""
+        if self._bytes_in is not None:
+            self._bytes_in.take(size, now_ms)
+
+    def sent(self, size: int, now_ms: int) -> None:
+        """Count the bytes of an answer's body."""
+        if self._bytes_out is not None:
+            self._bytes_out.take(size, now_ms)
+
+    def connection_refusal(self) -> Problem | None:
+        """Return the refusal of one more connection; None if there may be one."""
+        most = self.limits.get("connections")
+        if most is None or self.flow.connections < most:
+            return None
+        self._count()
+        return over_limit(
+            "connections",
+            self.flow.connections + 1,
+            most,
+            detail=f"principal {self.name!r} has {self.flow.connections} connections to this shard",
+            retry_after_ms=CONNECTION_WAIT_MS,
+        )
+
+    def _over(self, what: str, rate: Rate, wait_ms: float, now_ms: int) -> Problem:
+        self._count()
+        return over_limit(
+            what,
+            rate.used(now_ms),
+            rate.limit,
+            detail=f"principal {self.name!r} has used up its {what} at this shard",
+            retry_after_ms=min(max(1, math.ceil(wait_ms)), LONGEST_WAIT_MS),
+        )
+
+    def _count(self) -> None:
+        counted = self._refused
+        name = self.name if self.name in counted or len(counted) < MOST_COUNTED else OTHERS
+        counted[name] = counted.get(name, 0) + 1
+
+
+class Meters:
+    """The meters of a shard's principals, by the limits of its view."""
+
+    def __init__(self) -> None:
+        self._meters: dict[str, Meter] = {}
+        self._limits: Mapping[str, LimitRecord] = {}
+        self.refused: dict[str, int] = {}
+        """By principal how many requests were refused for a limit; of all but `MOST_COUNTED` in `OTHERS`."""
+
+    def of(self, name: str) -> Meter:
+        """Return the meter of a principal."""
+        meter = self._meters.get(name)
+        if meter is None:
+            meter = self._meters[name] = Meter(name, self._limits_of(name), self.refused)
+        return meter
+
+    def follow(self, limits: Mapping[str, LimitRecord]) -> None:
+        """Go by these limits from now on."""
+        if limits is not self._limits:
+            self._limits = limits
+            for meter in self._meters.values():
+                meter.limit_to(self._limits_of(meter.name))
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Forget principals that have no credential any more, and no connection."""
+        for name in self._meters.keys() - names:
+            flow = self._meters[name].flow
+            if not flow.connections and not flow.waiting:
+                del self._meters[name]
+
+    def _limits_of(self, name: str) -> Mapping[str, int]:
+        record = self._limits.get(name) or self._limits.get(ANY_PRINCIPAL)
+        return _NO_LIMITS if record is None else record.limits
+
+
+def _rate(known: Rate | None, limit: int | None) -> Rate | None:
+    if limit is None:
+        return None
+    return known if known is not None and known.limit == limit else Rate(limit)

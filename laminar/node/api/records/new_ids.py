@@ -1,0 +1,63 @@
+"""How many new producers and idempotency keys a principal brings into a partition that is led here.
+
+A partition remembers 10,000 of each, and refuses a new one rather than forget one of the last hour. So a
+principal that brings ever new ones would keep all others from appending with theirs. Its limit `producers` is
+how many it may bring in an hour. It is in this leader's memory alone: a new leader counts from the beginning.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from laminar.batch import NO_PRODUCER, Header
+from laminar.batch.header import Flag
+from laminar.http.api.problems import over_limit
+from laminar.node.access.meters import Rate
+from laminar.node.api.common.services import ShardServices
+from laminar.node.partition.partition import Partition
+
+HOUR_MS: Final = 3_600_000
+LONGEST_WAIT_MS: Final = 60_000
+
+
+class NewIds:
+    """The new ids of the principals that have such a limit."""
+
+    def __init__(self, services: ShardServices) -> None:
+        self._services = services
+        self._rates: WeakKeyDictionary[Partition, dict[str, Rate]] = WeakKeyDictionary()
+
+    def count(self, partition: Partition, header: Header, principal: str) -> None:
+        """Count the producer or key of a batch, if it is new here and its principal's are limited.
+
+        Raises:
+            Problem: 429 `quota`, with the time until it may bring another one.
+        """
+        limit = self._services.view.limit(principal, "producers")
+        if limit is None or _is_known(partition, header):
+            return
+        rates = self._rates.setdefault(partition, {})
+        rate = rates.get(principal)
+        if rate is None or rate.limit != limit:
+            rate = rates[principal] = Rate(limit, HOUR_MS)
+        now_ms = self._services.clock.monotonic_ms()
+        wait_ms = rate.wait_ms(now_ms, least=1)
+        if wait_ms:
+            raise over_limit(
+                "producers",
+                rate.used(now_ms) + 1,
+                limit,
+                detail=f"principal {principal!r} brings more new producers and idempotency keys into "
+                f"{partition.context.name} in an hour than it may",
+                retry_after_ms=min(int(wait_ms) + 1, LONGEST_WAIT_MS),
+            )
+        rate.take(1, now_ms)
+
+
+def _is_known(partition: Partition, header: Header) -> bool:
+    """Return whether a batch brings nothing new."""
+    state = partition.context.state
+    if header.flags & Flag.KEYED:
+        return state.keys.get(header.producer_id) is not None
+    return header.producer_id == NO_PRODUCER or state.producers.progress(header.producer_id) is not None

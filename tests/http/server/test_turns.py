@@ -1,0 +1,197 @@
+"""Turns: how many requests of others are begun before one's own. Positions are counted, not times."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from laminar.http.protocol.flows import ALONE, TURN, Flow
+from laminar.http.protocol.messages import WAIT, Request, Response
+from laminar.http.server.server import HttpServer
+
+
+class Shared:
+    """An application that notes whose requests begin, in their order: the path says whose."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.flows: dict[str, Flow] = {}
+        self.changed = asyncio.Event()
+
+    def head(self, request: Request) -> Response | None:
+        """Have the connection join its flow; `none` has no flow."""
+        name = request.segments[0]
+        if name != "none":
+            flow = self.flows.setdefault(name, Flow())
+            if request.connection.flow is not flow:
+                request.connection.join(flow)
+                if flow.is_spent:
+                    return WAIT
+        self.begun.append(name)
+        self.changed.set()
+        return None
+
+    def parse(self, request: Request) -> None:
+        """Nothing to parse."""
+
+    def handle(self, request: Request) -> Response:
+        """Answer with the body."""
+        return Response(200, body=bytes(request.body))
+
+    async def until(self, count: int, name: str) -> None:
+        """Wait until so many requests of a flow were begun."""
+        while self.begun.count(name) < count:
+            self.changed.clear()
+            await self.changed.wait()
+
+
+def get(name: str, count: int = 1) -> bytes:
+    """So many requests."""
+    return f"GET /{name} HTTP/1.1\r\nHost: a\r\n\r\n".encode() * count
+
+
+async def answers(reader: asyncio.StreamReader, count: int) -> None:
+    """Read so many answers without a body."""
+    for _ in range(count):
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+
+
+class Client:
+    """Connections to the server, which are closed at the end."""
+
+    def __init__(self, app: Shared, server: HttpServer, port: int) -> None:
+        self.app, self.server, self._port = app, server, port
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return a new connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self.writers.append(writer)
+        return reader, writer
+
+    async def flood(self, name: str, *, connections: int, requests: int) -> list[asyncio.StreamReader]:
+        """Send many requests on many connections, in whole; return what reads the answers."""
+        readers = []
+        for _ in range(connections):
+            reader, writer = await self.connect()
+            writer.write(get(name, requests))
+            readers.append(reader)
+        return readers
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    """A client of a server of the application."""
+    app = Shared()
+    server = HttpServer(app)
+    sock = socket.create_server(("127.0.0.1", 0))
+    await server.serve(sock)
+    client = Client(app, server, sock.getsockname()[1])
+    yield client
+    for writer in client.writers:
+        writer.transport.abort()
+    await server.drain(timeout_s=1)
+
+
+async def test_one_request_waits_for_one_turn_of_a_flood(client: Client) -> None:
+    """However many requests on however many connections: all that the loop begins before is one turn."""
+    app, server = client.app, client.server
+    reader, writer = await client.connect()
+    writer.write(get("one"))
+    await answers(reader, 1)
+    flooding = await client.flood("many", connections=40, requests=200)
+    await app.until(TURN, "many")
+    waits = []
+    for _ in range(50):
+        before = len(app.begun)
+        writer.write(get("one"))
+        await answers(reader, 1)
+        waits.append(app.begun.index("one", before) - before)
+    assert app.begun.count("many") < 8000, "the flood was over before it could disturb"
+
+    # A turn is begun while the request is on its way, and one or two when it comes.
+    assert max(waits) <= 4 * TURN, waits
+    for each in flooding:
+        await answers(each, 200)
+    assert 8000 == app.begun.count("many") and server.turns.waits > 0
+    assert not app.flows["many"].waiting
+
+
+async def test_connections_of_one_flow_take_turns(client: Client) -> None:
+    """So one that pipelines without end does not keep the flow's other connections waiting."""
+    app = client.app
+    (endless,) = await client.flood("many", connections=1, requests=2000)
+    await app.until(1, "many")
+    (other,) = await client.flood("many", connections=1, requests=1)
+    await answers(other, 1)
+    assert app.begun.count("many") < 1900
+    await answers(endless, 2000)
+
+
+async def test_a_flow_that_is_alone_is_served_in_whole(client: Client) -> None:
+    """In the order in which it came, also if the client has closed its side after the last one."""
+    app, turns = client.app, client.server.turns
+    reader, writer = await client.connect()
+    for number in range(3 * ALONE):
+        body = str(number).encode()
+        head = f"PUT /many HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+    writer.write_eof()
+    got = await reader.read()
+    bodies = [int(part.partition(b"HTTP/1.1")[0]) for part in got.split(b"\r\n\r\n")[1:]]
+    assert list(range(3 * ALONE)) == bodies
+    assert 3 * ALONE == app.begun.count("many")
+    assert turns.turns <= 4
+
+
+async def test_a_new_connection_begins_no_turn_of_its_own(client: Client) -> None:
+    """Its first request waits like those of the flow's other connections, and is begun once."""
+    app, server = client.app, client.server
+    (reader,) = await client.flood("many", connections=1, requests=3 * TURN)
+    await answers(reader, 3 * TURN)
+    flow = app.flows["many"]
+    flow.left = 0
+    server.turns.end(flow)
+    assert flow.is_spent
+    readers = await client.flood("many", connections=5, requests=1)
+    for each in readers:
+        await answers(each, 1)
+    assert 3 * TURN + 5 == app.begun.count("many")
+    assert 6 == flow.connections
+
+
+async def test_a_connection_leaves_its_flow_when_it_ends_or_joins_another(
+    client: Client,
+) -> None:
+    """Also one that waits for its turn."""
+    app, server = client.app, client.server
+    reader, writer = await client.connect()
+    for name in ("a", "b", "none"):
+        writer.write(get(name))
+        await answers(reader, 1)
+    assert (0, 1) == (app.flows["a"].connections, app.flows["b"].connections)
+    await client.flood("many", connections=10, requests=500)
+    await app.until(TURN, "many")
+    for each in client.writers:
+        each.transport.abort()
+    while server.statistics()["open_connections"]:  # noqa: ASYNC110  # the server tells no one
+        await asyncio.sleep(0.005)
+    assert {"a": 0, "b": 0, "many": 0} == {name: flow.connections for name, flow in app.flows.items()}
+    (after,) = await client.flood("many", connections=1, requests=1)
+    await answers(after, 1)
+
+
+async def test_a_large_body_counts_like_several_requests(client: Client) -> None:
+    """And takes of the turns that come, which it gives back."""
+    app, server = client.app, client.server
+    (other,) = await client.flood("other", connections=1, requests=1)
+    await answers(other, 1)
+    reader, writer = await client.connect()
+    body = b"x" * (10 * 65536)
+    writer.write(f"PUT /many HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    await reader.readuntil(b"\r\n\r\n")
+    assert body == await reader.readexactly(len(body))
+    assert (TURN - 11 + 2 * TURN, 2) == (app.flows["many"].left, server.turns.turns)
