@@ -51,6 +51,7 @@ def filled(http: httpx.Client, new_topic: Callable[..., str]) -> Iterator[dict[s
     token = http.post("/v1/admin/tokens", json={"name": "filled", "grants": grants}).json()["id"]
     yield {
         "token": token,
+        "principal": "*",
         "sink": "driver",
         "number": "0",
         "topic": topic,
