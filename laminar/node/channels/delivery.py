@@ -686,7 +686,7 @@ class Delivery:
                 line.waiting.popleft()
             if not line.waiting:
                 continue
-            refusal = partition.appends.refusal()
+            refusal = partition.appends.no_room()
             if refusal is not None:
                 self._refuse(line, refusal)
                 continue

@@ -117,6 +117,7 @@ class _Scrape(Collector):
                 ("aside", "Records that wait to be tried again"),
                 ("dead", "Records that failed too often"),
                 ("lost", "Records that left the log before they were done"),
+                ("kept_bytes", "Bytes that retention would trim if the channel, maybe with others, let it"),
             )
         ]
         sums: dict[tuple[str, str], list[int]] = {}

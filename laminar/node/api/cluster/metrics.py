@@ -68,6 +68,7 @@ class MetricsRoute:
                                 len(channel.aside) - channel.dead,
                                 channel.dead,
                                 channel.lost,
+                                0 if kept is None else kept.bytes_of(channel.id),
                             )
                             for channel in partition.state.channels.by_id.values()
                         }
@@ -86,6 +87,7 @@ class MetricsRoute:
                     ),
                 }
                 for partition in services.partitions.values()
+                for kept in (partition.context.kept_log,)
             ],
         }
 

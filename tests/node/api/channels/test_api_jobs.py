@@ -278,7 +278,7 @@ def test_the_metrics_say_where_a_channel_stands(http: httpx.Client, new_topic: N
     settle(http, topic, ack=[jobs[0]["token"]], nack=[{"token": jobs[1]["token"]}])
 
     where = f'{{channel="c",topic="{topic}"}}'
-    numbers = (("depth", 7), ("out", 1), ("aside", 0), ("dead", 1), ("lost", 0))
+    numbers = (("depth", 7), ("out", 1), ("aside", 0), ("dead", 1), ("lost", 0), ("kept_bytes", 0))
     wanted = [f"laminar_channel_{name}{where} {number}.0" for name, number in numbers]
     deadline = time.monotonic() + 120
     while True:  # each shard says what it leads at its own moment
