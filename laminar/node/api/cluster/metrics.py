@@ -44,6 +44,7 @@ class MetricsRoute:
             "role": role_name(services.number),
             **found,
             "datagrams": self._datagrams(),
+            "channel_counts": services.deliveries.counts.rows(),
             "node": found["node"] | self._watch.statistics(),
             "partitions": [
                 {
