@@ -209,7 +209,7 @@ class ChannelRoutes:
                 found[name] = self._services.clock.wall_ms()
             elif isinstance(value, bool) or not isinstance(value, kinds):
                 raise _no_place(field, value, allowed)
-            elif isinstance(value, str):
+            elif not isinstance(value, dict):
                 try:
                     found[name] = parse_time(value, field=field)
                 except Problem:
