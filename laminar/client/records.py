@@ -369,7 +369,8 @@ class ChannelInfo:
     `out` are given out, and `pinned` of them wait for a transaction that acknowledges them; `aside` wait for
     their next attempt, `dead` for a person. `lost` were trimmed before they were done. `oldest_age_s` is the
     age of the oldest record that is neither done nor dead. Where `blocked` is true, too many are out or aside
-    for new ones. In `opening` the channel is not open yet, the leaders of `unanswered` did not answer.
+    for new ones. `kept_bytes` of the log would be trimmed if the channel, maybe with others, let it. In
+    `opening` the channel is not open yet, the leaders of `unanswered` did not answer.
     """
 
     channel: str
@@ -384,6 +385,7 @@ class ChannelInfo:
     lost: int
     oldest_age_s: float | None
     blocked: bool
+    kept_bytes: int
     opening: Sequence[int]
     unanswered: Sequence[int]
     raw: Mapping[str, Any]
@@ -410,6 +412,7 @@ class ChannelInfo:
             lost=int(answer["lost"]),
             oldest_age_s=None if oldest is None else oldest / 1000,
             blocked=bool(answer["blocked"]),
+            kept_bytes=int(answer.get("kept_bytes", 0)),
             opening=list(answer["opening"]),
             unanswered=list(answer["unanswered"]),
             raw=answer,

@@ -37,6 +37,26 @@ MAX_CHANNELS = 64
 CURSOR_START_SINCE = 5
 """The code version at which all nodes know a channel that begins where a cursor stands."""
 
+_LATEST_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999, after which RFC 3339 has no times."""
+
+_DATE: Final = "(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_CLOCK: Final = r"([01][0-9]|2[0-3]):[0-5][0-9]:([0-5][0-9]|60)(\.[0-9]{1,9})?"
+_OFFSET: Final = "([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_SINCE_1970: Final = "(19[7-9][0-9]|[2-9][0-9]{3})"
+TIME_PATTERN: Final = f"(?!0000)[0-9]{{4}}-{_DATE}[Tt ]{_CLOCK}{_OFFSET}|-?[0-9]{{1,15}}"
+"""What a text is that is a time, in an OpenAPI schema: RFC 3339 with an offset, or ms since the epoch."""
+_TEXT_OF_TIME: Final = {
+    "type": "string",
+    "pattern": f"^({_SINCE_1970}-{_DATE}[Tt ]{_CLOCK}{_OFFSET}|[0-9]{{1,15}})$",
+    "description": "A time since 1970: RFC 3339 with an offset from UTC, or ms since the epoch.",
+}
+PLACES_AS_TEXT: Final[Mapping[str, Sequence[Mapping[str, str]]]] = {
+    "start": [_TEXT_OF_TIME],
+    "until": [_TEXT_OF_TIME, {"type": "string", "const": "now"}],
+}
+"""Of these settings the forms that requests may have beside those that are kept, as OpenAPI schemas."""
+_TimeMs = Annotated[int, msgspec.Meta(ge=0, extra_json_schema={"maximum": _LATEST_MS})]
 _Timeout = Annotated[int, msgspec.Meta(ge=1_000, le=MAX_TIMEOUT_MS)]
 _Delay = Annotated[int, msgspec.Meta(ge=0, le=MAX_DELAY_MS)]
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -79,12 +99,14 @@ class ChannelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     """
 
     start: Annotated[
-        Literal["earliest", "latest"] | Annotated[int, msgspec.Meta(ge=0)] | CursorStart,
-        msgspec.Meta(description="Over HTTP a time may also be RFC 3339 with an offset from UTC."),
+        Literal["earliest", "latest"] | _TimeMs | CursorStart,
+        msgspec.Meta(description="A time is kept in ms since the epoch, also if it is said otherwise."),
     ] = "earliest"
     until: Annotated[
-        Annotated[int, msgspec.Meta(ge=0)] | None,
-        msgspec.Meta(description='Over HTTP also RFC 3339 with an offset from UTC, or "now".'),
+        _TimeMs | None,
+        msgspec.Meta(
+            description="A time that is over; it is kept in ms since the epoch, also if it is said otherwise."
+        ),
     ] = None
     order: Literal["none", "key"] = "none"
     timeout_ms: _Timeout = 30_000

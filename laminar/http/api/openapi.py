@@ -28,7 +28,7 @@ from laminar.http.api.parameters import PATH, Parameter
 from laminar.http.api.problems import LISTED, PROBLEM_TYPE
 from laminar.http.api.roles import Needs
 from laminar.http.api.routes import ROUTES, Body, Reply, Route
-from laminar.wire.channels import STREAM_TYPE
+from laminar.wire.channels import PLACES_AS_TEXT, STREAM_TYPE
 
 _NAME: Final = re.compile(r"\{(\w+)\}")
 _ABOUT: Final = (
@@ -160,6 +160,8 @@ def _schemas() -> dict[str, Any]:
         kinds |= dict.fromkeys(kind for kind in named if kind is not None)
     _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schemas["ProblemDocument"]["properties"]["code"]["enum"] = sorted(LISTED)
+    for name, forms in PLACES_AS_TEXT.items():
+        schemas["ChannelSettings"]["properties"][name]["anyOf"] += forms
     return schemas
 
 

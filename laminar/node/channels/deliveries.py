@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from laminar.node.channels.carrier import Carrier
+from laminar.node.channels.counts import ChannelCounts
 from laminar.node.channels.delivery import Delivery
 from laminar.node.partition.partition import Partition
 
@@ -54,6 +55,7 @@ class Deliveries:
         # Whether a channel has ended all that is in the partitions before one (`Delivery`). Until the
         # application has set it, no ordered channel gives out what follows others.
         self.precedes: Callable[[Partition, int], Awaitable[bool]] = _not_known
+        self.counts = ChannelCounts()
         self._held: dict[bytes, _Held] = {}
         # What deliveries that ended have counted.
         self._before = _Counted()
@@ -73,13 +75,18 @@ class Deliveries:
             return held
         if held is not None:
             self._end(group)  # the replica was opened again
-        delivery = Delivery(partition, precedes=self._ask)
+        delivery = Delivery(partition, precedes=self._ask, counts=self.counts)
         held = self._held[group] = _Held(partition, delivery, Carrier(partition))
         return held
 
     def check(self, partitions: Iterable[Partition]) -> None:
-        """Look after time-outs and dead records where no consumer asks; end what is not led any more."""
-        led = {each.replica.group: each for each in partitions if each.leads and each.state.channels}
+        """Look after time-outs and dead records where no consumer asks; end what is not led any more.
+
+        What was counted of channels that are in no partition here any more is forgotten.
+        """
+        here = [each for each in partitions if each.state.channels]
+        self.counts.keep({channel for each in here for channel in each.state.channels.by_id})
+        led = {each.replica.group: each for each in here if each.leads}
         for group in [group for group in self._held if group not in led]:
             self._end(group)
         for partition in led.values():

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange
+from laminar.node.channels.counts import OVERDUE_MS, ChannelCount, ChannelCounts
 from laminar.node.channels.ends import TIME_OUT, Ends
 from laminar.node.channels.jobs import Jobs, Run, frames_of, split
 from laminar.node.channels.pinning import wanted_of
@@ -114,11 +115,13 @@ class Delivery:
         partition: Partition,
         *,
         precedes: Callable[[Partition, int], Awaitable[bool]] = _always,
+        counts: ChannelCounts | None = None,
     ) -> None:
         """Make the delivery of a partition; it is idle until it is asked.
 
         `precedes(partition, channel id)` returns whether the channel has ended all that is in the partitions
-        before this one: an ordered channel gives out nothing before that.
+        before this one: an ordered channel gives out nothing before that. `counts` are raised for what
+        becomes of records.
         """
         self._partition = partition
         self._precedes = precedes
@@ -137,6 +140,7 @@ class Delivery:
         self._watchers = Watchers()
         # When a batch last asked for its pins, by the loop's time; not of those that an earlier leader made.
         self.pinned_s: dict[BatchKey, float] = {}
+        self._counts = ChannelCounts() if counts is None else counts
         self.given = 0
         self.repeated = 0
         self.acknowledged = 0
@@ -355,6 +359,7 @@ class Delivery:
                     queue.extend(offset, out.delivery, now_s + out.timeout_ms / 1000)
             if done:
                 self.acknowledged += len(before)
+                self._count(queue.channel).acknowledged += len(before)
                 self._watchers.ended(queue.channel.id, before)
         self._wake()
         await future
@@ -628,12 +633,18 @@ class Delivery:
         self._note_ends(ends, now_s)
 
     def _note_ends(self, ends: Ends, now_s: float) -> None:
-        self.late += ends.late
-        self.died += ends.died
+        self.late += ends.late.total()
+        self.died += ends.died.total()
+        for channel, late in ends.late.items():
+            if late:
+                self._count(self._line(channel).queue.channel).late += late
+        for channel, died in ends.died.items():
+            self._count(self._line(channel).queue.channel).died += died
         for channel, acked in ends.acked.items():
             self.acknowledged += len(acked)
             self._watchers.ended(channel, acked)
             queue = self._line(channel).queue
+            self._count(queue.channel).acknowledged += len(acked)
             for offset, out in acked.items():
                 queue.ended(offset, out, None)
         for (channel, _), items in ends.failed.items():
@@ -686,7 +697,7 @@ class Delivery:
                 line.waiting.popleft()
             if not line.waiting:
                 continue
-            refusal = partition.appends.refusal()
+            refusal = partition.appends.no_room()
             if refusal is not None:
                 self._refuse(line, refusal)
                 continue
@@ -759,6 +770,8 @@ class Delivery:
             {offset for offset in chosen.again if _was_late(line.queue.channel, offset)}
             for line, chosen, _, _ in given
         ]
+        due_ms = self._partition.context.now_ms() - OVERDUE_MS
+        overdue = [_overdue(line.queue.channel, chosen.again, due_ms) for line, chosen, _, _ in given]
         try:
             self._partition.appends.flush()  # else the batcher's records would get this index
             index = self._partition.log.last_index + 1
@@ -769,13 +782,19 @@ class Delivery:
                     _fail(receiver.future, problem)
                 self._renew(line.queue.channel.id)
             return
-        for (line, chosen, served, timeout_ms), attempts, overdue in zip(given, before, late, strict=True):
+        for (line, chosen, served, timeout_ms), attempts, late_before, waited in zip(
+            given, before, late, overdue, strict=True
+        ):
             line.queue.given_out(chosen, index, now_s + timeout_ms / 1000)
             shares = _shares(chosen, attempts, served, index)
             self.given += chosen.total
             self.repeated += len(chosen.again)
+            if chosen.again:
+                count = self._count(line.queue.channel)
+                count.redelivered += len(chosen.again)
+                count.overdue += waited
             for receiver, _ in shares:
-                receiver.late = overdue
+                receiver.late = late_before
                 line.waiting.remove(receiver)
             channel = line.queue.channel.id
             future.add_done_callback(partial(self._hand_over, channel, shares))
@@ -910,6 +929,9 @@ class Delivery:
             self._stalled_s += late_s
         self._wake()
 
+    def _count(self, channel: Channel) -> ChannelCount:
+        return self._counts.of(self._partition.topic, channel.id, channel.name)
+
     def _dead(self, channel: int, offsets: Iterable[int] | None) -> list[int]:
         self._partition.check_leads()
         held = self._partition.state.channels.by_id.get(channel)
@@ -936,6 +958,12 @@ def _was_late(channel: Channel, offset: int) -> bool:
     """Return whether a record is aside because its consumer's time was over."""
     aside = channel.aside.get(offset)
     return aside is not None and aside.reason == TIME_OUT
+
+
+def _overdue(channel: Channel, offsets: Iterable[int], due_ms: int) -> int:
+    """Return how many records, of those that waited for a time, have waited for one before this."""
+    asides = [channel.aside[offset] for offset in offsets]
+    return sum(each.why is Why.RETRY and each.due_ms < due_ms for each in asides)
 
 
 def _given_out(channel: int, chosen: Chosen, timeout_ms: int) -> GivenOut:

@@ -6,6 +6,7 @@ proposes. Of a record that is named twice in a turn the first counts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -41,8 +42,9 @@ class Ends:
         # By channel and reason: (offset, what was out, delay in ms or -1, whether the attempt counts).
         self.failed: dict[tuple[int, str], list[tuple[int, Out, int, bool]]] = {}
         self._touched: dict[int, dict[int, Verb]] = {}
-        self.late = 0
-        self.died = 0
+        # By channel: what consumers said too late, and what is dead from now on.
+        self.late: Counter[int] = Counter()
+        self.died: Counter[int] = Counter()
 
     def settle(self, channel: Channel, steps: Sequence[Step]) -> tuple[Settled, list[tuple[int, Out, int]]]:
         """Take what a consumer says; return its answer, and what it may extend: offset, out, time in ms."""
@@ -72,7 +74,7 @@ class Ends:
                 Named(named.partition, first, first + count, named.delivery)
                 for first, count in runs_of(missed)
             ]
-            self.late += len(missed)
+            self.late[channel.id] += len(missed)
         return Settled(done, late), extends
 
     def overdue(self, channel: Channel, offset: int, out: Out) -> None:
@@ -112,7 +114,7 @@ class Ends:
             delay_ms = settings.retry_delay_ms(out.attempt)
         if settings.max_attempts and out.attempt >= settings.max_attempts:
             delay_ms = -1
-            self.died += 1
+            self.died[channel.id] += 1
         reason = reason.encode()[:REASON_BYTES].decode(errors="ignore")
         self.failed.setdefault((channel.id, reason), []).append((offset, out, delay_ms, True))
 

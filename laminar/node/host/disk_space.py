@@ -80,7 +80,8 @@ class DiskSpace:
             field="disk_free_bytes",
             value=self.free_bytes,
             limit=self.threshold_bytes,
-            hint="Free space on the node's disk, or shorten the topics' retention.",
+            hint="Free space on the node's disk, or shorten the topics' retention. "
+            "`laminar cluster doctor` names channels that keep logs longer.",
             retry_after_ms=1000,
             outcome="not_applied",
         )

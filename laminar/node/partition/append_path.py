@@ -38,6 +38,7 @@ from laminar.node.partition.problems import (
     too_much_delayed,
     too_much_uncommitted,
     truncated,
+    with_keepers,
 )
 from laminar.node.partition.receipts import Appends, Receipt, Waiter, Window, fail
 from laminar.node.partition.state.delayed_records import Added, delayed_change, delayed_entry
@@ -374,10 +375,15 @@ class AppendPath:
         """Raise `Problem` while the storage, or this partition, takes no further appends."""
         refusal = self.refusal()
         if refusal is not None:
-            raise refusal
+            raise with_keepers(refusal, self._context.name, self._context.kept_log)
         used = self.uncommitted_bytes + self._batcher.size_bytes
         if used > UNCOMMITTED_BYTES:
             raise too_much_uncommitted(self._context.name, used, UNCOMMITTED_BYTES)
+
+    def no_room(self) -> Problem | None:
+        """Return why the storage takes no appends now, and which channels keep this log; None if it does."""
+        refusal = self.refusal()
+        return refusal and with_keepers(refusal, self._context.name, self._context.kept_log)
 
     def _check_and_flush(self, *, even_if_full: bool = False) -> None:
         """Check that an entry beside the batcher may be proposed, and propose the batcher's appends first.

@@ -13,6 +13,7 @@ from laminar.log.partition_log.log import Log
 from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.replica import Replica
 from laminar.node.partition.problems import not_leader
+from laminar.node.partition.state.kept_log import KeptLog
 from laminar.node.partition.state.state import PartitionState
 from laminar.node.partition.state.succession import Sealed
 
@@ -20,7 +21,10 @@ from laminar.node.partition.state.succession import Sealed
 class PartitionContext:
     """A replica of partition `number` of `topic`; `replica` is set before use."""
 
-    __slots__ = ("_code_version", "driver", "kept_seal", "log", "name", "number", "replica", "state", "topic")
+    __slots__ = (
+        *("_code_version", "_kept_log", "driver", "kept_seal", "log", "name", "number"),
+        *("replica", "state", "topic"),
+    )
 
     replica: Replica
 
@@ -42,6 +46,7 @@ class PartitionContext:
         self.state = PartitionState(log.start.index)
         # Index and term of the `seal` entry that a majority of the voters has synced; (0, 0): none known.
         self.kept_seal = (0, 0)
+        self._kept_log: KeptLog | None = None
         self._code_version = code_version
 
     @property
@@ -58,6 +63,20 @@ class PartitionContext:
     def end_offset(self) -> int:
         """Offset after the last record that this replica knows to be committed."""
         return self.log.offset_after(self.state.committed_index)
+
+    @property
+    def kept_log(self) -> KeptLog | None:
+        """Which channels keep the log longer than the topic's rules, as retention found and is true yet.
+
+        None: no channel does, or this replica does not lead.
+        """
+        if self._kept_log is None or not self.leads:
+            return None
+        return self._kept_log.still(self.state.channels)
+
+    def note_kept(self, kept: KeptLog | None) -> None:
+        """Note what retention found: the channels that keep the log, None if none does."""
+        self._kept_log = kept
 
     @property
     def final_seal(self) -> Sealed | None:

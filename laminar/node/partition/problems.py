@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from laminar.batch import Header
 from laminar.http.api.problems import Outcome, Problem, over_limit
 from laminar.node.partition.state.idempotency_keys import KeyEntry
+from laminar.node.partition.state.kept_log import KeptLog
 from laminar.node.partition.state.producers import Refused
 
 FROM_TABLES: Final = frozenset(
@@ -64,6 +65,23 @@ def truncated(name: str, outcome: Outcome) -> Problem:
     if outcome == "not_applied":
         return not_leader(name, outcome=outcome)
     return Problem("outcome_unknown", f"another replica of {name} leads now")
+
+
+def with_keepers(problem: Problem, name: str, kept: KeptLog | None) -> Problem:
+    """Return a refusal because of a full disk with the channels that keep this log; others as they are."""
+    if kept is None or problem.code != "disk_full":
+        return problem
+    return Problem(
+        problem.code,
+        f"{problem.detail}; {kept.size_bytes} bytes of {name} are kept beyond its retention for {kept}",
+        field=problem.field,
+        value=problem.value,
+        limit=problem.limit,
+        hint="Free space on the node's disk. While it is full a channel gives out nothing: what it keeps "
+        "ends when it is moved (`laminar channel seek`), its dead records are dropped, or it is deleted.",
+        retry_after_ms=problem.retry_after_ms,
+        outcome=problem.outcome,
+    )
 
 
 def too_few_replicas(name: str, in_sync: Sequence[str], *, replicas: int, wanted: int) -> Problem:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -36,6 +36,8 @@ from laminar.node.host.clock import Clock
 from laminar.node.host.periodic import Work
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.channels import Channel
+from laminar.node.partition.state.kept_log import Keeper, KeptLog, open_keeper
 
 _log = logging.getLogger("laminar.retention")
 
@@ -113,6 +115,8 @@ class Retention:
         self._hold_ms = hold_ms
         # By group, the time (monotonic ms) since which a start waits for a replica that lags.
         self._held: dict[bytes, int] = {}
+        # By group, the channels and offsets that are open and kept the start at the last check.
+        self._open_keepers: dict[bytes, frozenset[tuple[int, int]]] = {}
         self.moved = 0
 
     @property
@@ -168,15 +172,16 @@ class Retention:
             partition.start_mover.carry_out()
         if not partition.leads:
             self._held.pop(partition.replica.group, None)
+            self._note_keepers(partition, [])
             return
         if partition.state.start_is_moving:
             return
         log = partition.log
-        ends = [
-            end
-            for end in self._expired_ends(partition)
-            if log.start.index < end <= partition.committed_index and not self._is_awaited(partition, end)
+        expired = [
+            end for end in self._expired_ends(partition) if log.start.index < end <= partition.committed_index
         ]
+        self._note_keepers(partition, expired)
+        ends = [end for end in expired if not self._is_awaited(partition, end)]
         if not ends:
             held = partition.replica.group in self._held
             if held and self.floor(partition.replica) >= partition.committed_index:
@@ -242,13 +247,17 @@ class Retention:
         return ends
 
     def _is_awaited(self, partition: Partition, end: int) -> bool:
-        """Return whether a channel has yet to give out what is before entry `end`, itself included.
+        """Return whether a channel has yet to give out what is before entry `end`, itself included."""
+        return any(self._awaited_by(partition, end))
 
-        It has its `hold_ms` more for that than the rules give it.
+    def _awaited_by(self, partition: Partition, end: int) -> Iterator[Channel]:
+        """Yield the channels that have yet to give out what is before entry `end`, itself included.
+
+        Each has its `hold_ms` more for that than the rules give it.
         """
         channels = partition.state.channels
         if not channels or partition.log.term(end) is None:
-            return False
+            return
         row = partition.log.index_entry(end)
         age_ms = self._clock.wall_ms() - row.append_time_ms
         kept_ms = self._rules_of(partition.topic).retention_ms or 0
@@ -257,8 +266,46 @@ class Retention:
                 row.next_offset if channel.until is None else min(row.next_offset, channel.until)
             )
             if unread and age_ms <= kept_ms + channel.settings.hold_ms:
-                return True
-        return False
+                yield channel
+
+    def _note_keepers(self, partition: Partition, expired: Sequence[int]) -> None:
+        """Note which channels keep the first expired segment, and with it the log's start.
+
+        What is open is copied, if it can be: a channel is named for it only if the check before found it,
+        too.
+        """
+        group, channels = partition.replica.group, partition.state.channels
+        before = self._open_keepers.pop(group, frozenset())
+        partition.context.note_kept(None)
+        if not expired or not channels or partition.log.term(expired[0]) is None:
+            return
+        row = partition.log.index_entry(expired[0])
+        keepers = [
+            Keeper(channel.id, channel.name, "unread", channel.next)
+            for channel in self._awaited_by(partition, expired[0])
+        ]
+        unread = {each.channel for each in keepers}
+        found = [
+            open_keeper(
+                channels,
+                channel,
+                start_offset=partition.start_offset,
+                entry=expired[0],
+                end_offset=row.next_offset,
+            )
+            for channel in channels.by_id.values()
+            if channel.id not in unread and channel.open
+        ]
+        of_open = [each for each in found if each is not None]
+        if of_open:
+            self._open_keepers[group] = frozenset((each.channel, each.offset) for each in of_open)
+        keepers += [each for each in of_open if (each.channel, each.offset) in before]
+        if keepers:
+            ends = [(last, size) for last, _, size in partition.log.sealed()]
+            size = sum(size for last, size in ends if last <= expired[-1])
+            if not ends or expired[-1] > ends[-1][0]:
+                size = partition.log.size_bytes  # the seal is in the active segment
+            partition.context.note_kept(KeptLog(tuple(keepers), row.next_offset, size))
 
     def _ends_before_open(self, partition: Partition, ends: Sequence[int]) -> list[int]:
         """Return those of `ends` before which nothing is out or aside, but for what has a copy after them.
@@ -296,6 +343,9 @@ class Retention:
         The first portion is checked here; the check of the rest is returned as work, None if there is none.
         """
         rest = list(partitions)
+        if self._open_keepers:
+            here = {partition.replica.group for partition in rest}
+            self._open_keepers = {group: held for group, held in self._open_keepers.items() if group in here}
         self._check_some(rest[:_AT_ONCE])
         return self._check_rest(rest[_AT_ONCE:]) if len(rest) > _AT_ONCE else None
 

@@ -312,7 +312,7 @@ class RouteChanges:
             partition.hold(question.hold_ms / 1000)
         if question.drop:
             drop_unprepared(partition)
-        refusal = partition.appends.refusal()
+        refusal = partition.appends.no_room()
         stages = partition.state.stages
         return msgspec.msgpack.encode(
             PartitionAnswer(

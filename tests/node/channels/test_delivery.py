@@ -15,6 +15,7 @@ import pytest
 from laminar.batch import Batch, build
 from laminar.batch.header import Header
 from laminar.http.api.problems import Problem
+from laminar.node.channels.deliveries import Deliveries
 from laminar.node.channels.delivery import Delivery
 from laminar.node.channels.jobs import Jobs
 from laminar.node.channels.queue import MIN_OUTDATED
@@ -637,3 +638,35 @@ async def test_consumers_that_fail_stall_and_repeat_lose_nothing(tmp_path: Path,
             assert all(found == sorted(found) for found in order.values())
         channel = partition.state.channels.by_id[CHANNEL]
         assert (channel.open, channel.next) == (0, count)
+
+
+async def test_what_becomes_of_records_is_counted_by_channel_until_that_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what came again later than it was due; another channel has its own counts, and none is kept."""
+    monkeypatch.setattr("laminar.node.channels.delivery.OVERDUE_MS", 20)
+    async with lone_partition(tmp_path) as partition:
+        deliveries = Deliveries()
+        delivery = deliveries.of(partition)
+        await delivery.open(CHANNEL, "billing", 1, ChannelSettings(retry_ms=0, max_attempts=2))
+        await delivery.open(8, "idle", 1, QUICK)
+        await append(partition, b"a", b"b", b"c")
+        jobs = await given(delivery)
+        await delivery.settle(CHANNEL, steps("ack", jobs)[:1])
+        assert deliveries.counts.rows() == [("t", "billing", 3, 0, 0, 0, 0)]
+
+        await append(partition, b"d", b"e")
+        jobs = await given(delivery)
+        await delivery.settle(CHANNEL, steps("nack", jobs))
+        late = await delivery.settle(CHANNEL, steps("nack", jobs))
+        assert late.done == 0
+        await asyncio.sleep(0.05)  # it is the time that counts
+        again = await given(delivery)
+        await delivery.settle(CHANNEL, steps("nack", again))
+        assert attempts(again) == [2, 2]
+        assert deliveries.counts.rows() == [("t", "billing", 3, 2, 2, 2, 2)]
+
+        await delivery.close(CHANNEL)
+        deliveries.check([partition])
+        assert deliveries.counts.rows() == []
+        deliveries.stop()

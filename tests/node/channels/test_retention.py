@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from laminar.http.api.problems import Problem
 from laminar.node.channels.delivery import Delivery
 from laminar.node.channels.requests import Step
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.retention import Retention, Rules
+from laminar.node.partition.state.kept_log import Keeper, KeptLog
 from laminar.wire.channels import ChannelSettings, Named
 from tests.node.alone import lone_partition
 from tests.node.partition.test_retention import HOUR_MS, At, fill, keeper, settled_start
@@ -20,6 +24,11 @@ def clock_of(partition: Partition, *, later_ms: int = 0) -> At:
     clock = At()
     clock.wall = partition.log.last_append_time_ms + later_ms
     return clock
+
+
+def kept_log(partition: Partition) -> KeptLog | None:
+    """Which channels keep the log, as the leader says now."""
+    return partition.context.kept_log
 
 
 async def start_after(retention: Retention, partition: Partition) -> int:
@@ -99,4 +108,57 @@ async def test_a_channel_that_ended_before_holds_nothing(tmp_path: Path) -> None
 
         assert partition.state.channels.by_id[CHANNEL].until == 0
         assert await start_after(keeper(old, EVERYTHING), partition) > 0
+        delivery.stop()
+
+
+async def test_it_is_noted_which_channel_keeps_the_log_and_with_what(tmp_path: Path) -> None:
+    """While it is true: not of a channel that has moved on, or is deleted."""
+    async with lone_partition(tmp_path) as partition:
+        delivery = Delivery(partition)
+        await delivery.open(CHANNEL, "billing", 1, ChannelSettings(max_attempts=1))
+        await delivery.open(8, "replay", 1, ChannelSettings(until=1))
+        await fill(partition, 12)
+        keep = keeper(clock_of(partition, later_ms=HOUR_MS), EVERYTHING)
+        assert kept_log(partition) is None, "nothing was looked for"
+
+        keep.check(partition)
+        kept = kept_log(partition)
+        assert kept is not None and kept.keepers == (Keeper(CHANNEL, "billing", "unread", 0),)
+        assert 0 < kept.bytes_of(CHANNEL) < partition.log.size_bytes and kept.bytes_of(8) == 0
+        jobs = await delivery.receive(CHANNEL, wanted=24, wait_s=5)
+        assert jobs is not None and kept_log(partition) is None, "all is given out"
+
+        named = Named(0, 0, 1, jobs.runs[0].delivery)
+        for what, step in (("out", None), ("dead", Step("nack", named))):
+            if step is not None:
+                assert (await delivery.settle(CHANNEL, [step])).done == 1
+            keep.check(partition)
+            keep.check(partition)
+            kept = kept_log(partition)
+            assert kept is not None and kept.keepers == ((CHANNEL, "billing", what, 0),)
+        partition.appends.refusal = lambda: Problem("disk_full", "no room", outcome="not_applied")
+        with pytest.raises(Problem) as refused:
+            partition.appends.check_room()
+        assert refused.value.detail == f"no room; {kept.size_bytes} bytes of t/0 are kept beyond its " + (
+            "retention for channel 'billing', which has offset 0 as dead"
+        )
+        await delivery.drop_dead(CHANNEL, [0])
+        assert kept_log(partition) is None
+        await delivery.close(CHANNEL)
+        delivery.stop()
+
+
+async def test_what_is_open_is_blamed_only_when_it_was_not_copied_meanwhile(tmp_path: Path) -> None:
+    """A person who deletes what the leader is about to copy would lose it for nothing."""
+    async with lone_partition(tmp_path) as partition:
+        delivery = Delivery(partition)
+        await delivery.open(CHANNEL, "billing", 1, ChannelSettings())
+        await fill(partition, 12)
+        assert await delivery.receive(CHANNEL, wanted=24, wait_s=5) is not None
+        keep = keeper(clock_of(partition, later_ms=HOUR_MS), EVERYTHING)
+
+        keep.check(partition)
+        assert kept_log(partition) is None
+        keep.check(partition)
+        assert kept_log(partition) is not None
         delivery.stop()

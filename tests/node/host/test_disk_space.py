@@ -26,6 +26,7 @@ from tests.node.api.asking import ENVELOPE_LINES, Partition, problem
 
 MIB = 1 << 20
 DAY_MS = 24 * 3_600_000
+CHANNEL = "/v1/topics/t/channels/billing"
 
 
 def space(*, low_water_bytes: int = 1000, low_water_percent: float = 5.0) -> DiskSpace:
@@ -98,10 +99,32 @@ def until_low(http: httpx.Client, wanted: bool) -> dict[str, object]:
         time.sleep(0.02)
 
 
+def until_named(http: httpx.Client, partition: Partition) -> None:
+    """The refusal, the node's warnings and the channel's description say that it keeps the log."""
+    deadline = time.monotonic() + 120
+    while "billing" not in (refused := problem(partition.post(b"no"), 507, "disk_full"))["detail"]:
+        assert time.monotonic() < deadline, refused
+        time.sleep(0.02)
+    kept_bytes = http.get(CHANNEL).json()["kept_bytes"]
+    assert kept_bytes >= 2 * MIB
+    named = "channel 'billing', which never gave out offset 0"
+    wanted = f"{kept_bytes} bytes of t/0 are kept beyond its retention for {named}"
+    assert refused["detail"].endswith(f"; {wanted}")
+    assert "laminar channel seek" in refused["hint"]
+    warned = http.get("/readyz").json()["warnings"]
+    assert f"channels keep logs beyond their retention: t/0, {kept_bytes} bytes, for {named}" in warned
+    metric = 'laminar_channel_kept_bytes{channel="billing",topic="t"} '
+    lines = http.get("/metrics").text.splitlines()
+    assert [kept_bytes] == [float(line.removeprefix(metric)) for line in lines if line.startswith(metric)]
+
+
 def test_on_a_nearly_full_disk_appends_are_refused_and_all_else_goes_on(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reads, topics, retention; appends come back by themselves once there is room."""
+    """Reads, topics, retention; appends come back by themselves once there is room.
+
+    Until then it is said which channel keeps the log.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     settings: dict[str, str | int] = {
         "segment_size_bytes": MIB,
@@ -112,6 +135,7 @@ def test_on_a_nearly_full_disk_appends_are_refused_and_all_else_goes_on(
     ballast = small_disk / "ballast"
     with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=20, trust_env=False) as http:
         assert 201 == http.put("/v1/topics/t", json={}).status_code
+        assert 201 == http.put(CHANNEL, json={}).status_code
         partition = Partition(http, "t")
         for _ in range(4):
             assert 201 == partition.post(b"x" * MIB).status_code
@@ -130,10 +154,20 @@ def test_on_a_nearly_full_disk_appends_are_refused_and_all_else_goes_on(
         assert 'laminar_node_disk_is_low{process="shard 0"} 1.0' in http.get("/metrics").text
         etag = http.get("/v1/topics/t").headers["etag"]
         http.patch("/v1/topics/t", json={"settings": {"retention_bytes": 0}}, headers={"If-Match": etag})
+        until_named(http, partition)
+        ran = subprocess.run(
+            [sys.executable, "-m", "laminar.cli", "cluster", "doctor", "--json", "--url", url],
+            capture_output=True,
+            check=False,
+        )
+        findings = [each["finding"] for each in json.loads(ran.stdout)["findings"]]
+        assert any("channel 'billing', which never gave out offset 0" in each for each in findings), findings
+        assert 204 == http.delete(CHANNEL).status_code
         deadline = time.monotonic() + 120
         while not http.get(partition.path).json()["start_offset"]:
             assert time.monotonic() < deadline, "retention stands still"
             time.sleep(0.02)
+        assert "billing" not in problem(partition.post(b"no"), 507, "disk_full")["detail"]
 
         ballast.unlink()
         until_low(http, False)

@@ -378,7 +378,7 @@ CHANNELS = [
     ),
     case(
         "the start of the log passes what was never given out",
-        "laminar.node.partition.retention:Retention._is_awaited",
+        "laminar.node.partition.retention:Retention._awaited_by",
         "if unread and",
         "if False and",
         tests=RETENTION,

@@ -119,7 +119,19 @@ def describe(
         {"partition": int(number), "oldest": age(each)} | each
         for number, each in found.raw["partitions"].items()
     ]
-    columns = ("partition", "next", "end", "depth", "out", "aside", "dead", "lost", "oldest", "blocked")
+    columns = (
+        "partition",
+        "next",
+        "end",
+        "depth",
+        "out",
+        "aside",
+        "dead",
+        "lost",
+        "oldest",
+        "blocked",
+        "kept_bytes",
+    )
     show(rows, listing, columns=columns, name="partition")
 
 

@@ -41,6 +41,8 @@ FEWEST_VOTERS = 3
 # As the log of a node warns (`laminar.node.host.certificates`).
 CERTIFICATE_DAYS = 14
 CA_DAYS = 60
+# How a node's warning begins that names channels which keep logs.
+KEPT = "channels keep logs "
 # Leaders of one node beyond its share by weight: a tenth, and these.
 MORE_LEADERS = 2
 
@@ -216,6 +218,15 @@ def of_disks(answers: Mapping[str, Answers]) -> Iterator[Finding]:
                 f"{disk['free_bytes']:,} bytes are free, appends need {disk['low_water_bytes']:,}",
                 "free some, shorten retention, or move partitions: `laminar node weight`",
             )
+        for warning in (found.ready or {}).get("warnings") or ():
+            if warning.startswith(KEPT):
+                yield Finding(
+                    "disks",
+                    name,
+                    warning,
+                    "have the channels' consumers go on while there is room; else move them (`laminar "
+                    "channel seek`), drop what is dead (`laminar channel dead`), or delete them",
+                )
         syncs = sum(found.metrics.get("laminar_storage_journal_syncs", ()))
         total_ms = sum(found.metrics.get("laminar_storage_journal_syncs_us", ())) / 1000
         longest_ms = max(found.metrics.get("laminar_storage_journal_longest_sync_us", ()), default=0.0) / 1000

@@ -36,6 +36,7 @@ class ChannelPartition(Answer):
     `out` that a transaction is to acknowledge. `aside`: records that wait for their next attempt. `lost`:
     records that were trimmed before they were done. `oldest_age_ms`: since the oldest record was appended
     that is neither done nor dead; null: there is none. `blocked`: too many are out or aside for new ones.
+    `kept_bytes`: of the log, what retention would trim if the channel, maybe with others, did not keep it.
     """
 
     version: Count
@@ -49,6 +50,7 @@ class ChannelPartition(Answer):
     lost: Count
     oldest_age_ms: Count | None
     blocked: bool
+    kept_bytes: Count
 
 
 class Channel(Answer):
@@ -71,6 +73,7 @@ class Channel(Answer):
     lost: Count
     oldest_age_ms: Count | None
     blocked: bool
+    kept_bytes: Count
     opening: list[int]
     unanswered: list[int]
     partitions: dict[str, ChannelPartition] | UnsetType = UNSET

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from laminar.http.api.documents.cursors import Positions
 from laminar.http.api.documents.shared import Answer, Count, Request, Time
-from laminar.wire.channels import MAX_CREDIT, MAX_DELAY_MS, MAX_NAMED, MAX_TIMEOUT_MS
+from laminar.wire.channels import MAX_CREDIT, MAX_DELAY_MS, MAX_NAMED, MAX_TIMEOUT_MS, TIME_PATTERN
 
 MAX_JOBS: Final = 10_000
 MAX_NAMED_RECORDS: Final = MAX_JOBS
@@ -80,7 +80,16 @@ class Position(Request):
     `drop`: what is out or waits to be tried again ends, except the dead.
     """
 
-    at: str | UnsetType = UNSET
+    at: (
+        Annotated[
+            str,
+            Meta(
+                description="earliest, latest, or a time: RFC 3339 with an offset, or ms since 1970.",
+                extra_json_schema={"pattern": f"^(earliest|latest|{TIME_PATTERN})$"},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     positions: Positions | UnsetType = UNSET
     drop: bool = False
 

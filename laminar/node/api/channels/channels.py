@@ -132,6 +132,7 @@ class ChannelRoutes:
             lost=sum(state.lost for state in there.values()),
             oldest_age_ms=max(ages, default=None),
             blocked=any(state.blocked for state in there.values()),
+            kept_bytes=sum(state.kept_bytes for state in there.values()),
             opening=sorted(states.keys() - there.keys()),
             unanswered=[number for number in topic.numbers if number not in states],
             partitions={
@@ -147,6 +148,7 @@ class ChannelRoutes:
                     lost=state.lost,
                     oldest_age_ms=max(0, now_ms - state.oldest_ms) if state.oldest_ms else None,
                     blocked=state.blocked,
+                    kept_bytes=state.kept_bytes,
                 )
                 for number, state in sorted(there.items())
             },
@@ -207,7 +209,7 @@ class ChannelRoutes:
                 found[name] = self._services.clock.wall_ms()
             elif isinstance(value, bool) or not isinstance(value, kinds):
                 raise _no_place(field, value, allowed)
-            elif isinstance(value, str):
+            elif not isinstance(value, dict):
                 try:
                     found[name] = parse_time(value, field=field)
                 except Problem:

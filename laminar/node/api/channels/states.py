@@ -44,7 +44,8 @@ class ChannelState(msgspec.Struct, frozen=True, array_like=True):
     the end offset `end`. `depth`: how many are to be given out yet, at most. `aside`: without the dead ones.
     `lost`: how many left the log before they were done. `oldest_ms`: when the oldest record was
     appended that is neither done nor dead; 0: there is none. `blocked`: too many are open for new ones.
-    `pinned`: those of `out` that a transaction is to acknowledge.
+    `pinned`: those of `out` that a transaction is to acknowledge. `kept_bytes`: of the log, what retention
+    would trim if the channel, maybe with others, let it.
     """
 
     partition: int
@@ -60,6 +61,7 @@ class ChannelState(msgspec.Struct, frozen=True, array_like=True):
     oldest_ms: int
     blocked: bool
     pinned: int = 0
+    kept_bytes: int = 0
 
 
 class ChannelStates:
@@ -104,7 +106,7 @@ class ChannelStates:
 async def state_of(partition: Partition, channel: Channel, *, end: int, full: bool) -> ChannelState:
     """Return where a channel stands before `end`; `full`: its partition has too many open records."""
     waiting = [offset for offset, each in channel.aside.items() if each.why is not Why.DEAD]
-    last = channel.last(end)
+    last, kept = channel.last(end), partition.context.kept_log
     oldest = min((channel.next, *channel.out, *waiting))
     state = ChannelState(
         partition=partition.number,
@@ -120,6 +122,7 @@ async def state_of(partition: Partition, channel: Channel, *, end: int, full: bo
         oldest_ms=0,
         blocked=full or channel.open >= MAX_OPEN,
         pinned=len(channel.pins),
+        kept_bytes=0 if kept is None else kept.bytes_of(channel.id),
     )
     # The table may change while the log is read: what is said is of one moment.
     return state if oldest >= last else replace(state, oldest_ms=await _appended_ms(partition, oldest))

@@ -40,6 +40,7 @@ class _Scrape(Collector):
         yield from self._routes()
         yield from self._channels()
         yield self._principals()
+        yield from self._channel_counts()
         up = GaugeMetricFamily(
             "laminar_process_up", "1 where a process of this node answers", labels=["process"]
         )
@@ -132,6 +133,7 @@ class _Scrape(Collector):
                 ("aside", "Records that wait to be tried again"),
                 ("dead", "Records that failed too often"),
                 ("lost", "Records that left the log before they were done"),
+                ("kept_bytes", "Bytes that retention would trim if the channel, maybe with others, let it"),
             )
         ]
         sums: dict[tuple[str, str], list[int]] = {}
@@ -141,6 +143,30 @@ class _Scrape(Collector):
                     held = sums.setdefault((partition["topic"], name), [0] * len(families))
                     for place, number in enumerate(numbers):
                         held[place] += number
+        for where, numbers in sorted(sums.items()):
+            for family, number in zip(families, numbers, strict=True):
+                family.add_metric(where, number)
+        yield from families
+
+    def _channel_counts(self) -> Iterator[Metric]:
+        """Yield what became of the records of channels while this node led their partitions."""
+        families = [
+            CounterMetricFamily(f"laminar_channel_{name}", text, labels=["topic", "channel"])
+            for name, text in (
+                ("acknowledged", "Records that were acknowledged"),
+                ("redelivered", "Records that were given out again"),
+                ("late", "Records of which a consumer said something when its time was over"),
+                ("died", "Records that failed too often, and are dead from then on"),
+                ("overdue", "Records that were given out again more than a second after their time"),
+            )
+        ]
+        sums: dict[tuple[str, str], list[int]] = {}
+        for process in self._processes:
+            # One that was deleted and made again is two, for a moment.
+            for topic, name, *numbers in process.get("channel_counts", []):
+                held = sums.setdefault((topic, name), [0] * len(families))
+                for place, number in enumerate(numbers):
+                    held[place] += number
         for where, numbers in sorted(sums.items()):
             for family, number in zip(families, numbers, strict=True):
                 family.add_metric(where, number)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ASK_TIMEOUT_S = 1.0
 MOST_NAMED = 5
+KEPT = "channels keep logs beyond their retention"
+"""How the warning begins that names them, while the disk is low or soon will be."""
 
 
 class HealthReport(msgspec.Struct, frozen=True):
@@ -35,6 +37,8 @@ class HealthReport(msgspec.Struct, frozen=True):
     """Partitions led here that have fewer voters in sync than the topic asks for replicas."""
     refusing: list[str] = []
     """Partitions led here that have fewer voters in sync than `min_replicas`, so they take no appends."""
+    kept: list[tuple[int, str]] = []
+    """Logs led here that channels keep beyond their retention: their bytes, and a text that names both."""
 
 
 class Watch:
@@ -47,7 +51,7 @@ class Watch:
 
     def own(self) -> HealthReport:
         """Return the report of this shard."""
-        leaderless, under_replicated, refusing = [], [], []
+        leaderless, under_replicated, refusing, kept = [], [], [], []
         topics = self._services.view.topics()
         for (topic, number), partition in self._services.partitions.items():
             record = topics.get(topic)
@@ -62,7 +66,10 @@ class Watch:
                     under_replicated.append(place)
                 if len(in_sync) < int(record.settings.get("min_replicas", 1)):
                     refusing.append(place)
-        return HealthReport(leaderless, under_replicated, refusing)
+                found = partition.context.kept_log
+                if found is not None:
+                    kept.append((found.size_bytes, f"{place}, {found.size_bytes} bytes, for {found}"))
+        return HealthReport(leaderless, under_replicated, refusing, sorted(kept, reverse=True))
 
     def fewer_placed(self) -> list[str]:
         """Return the topics with fewer replicas than they asked for, each as "name (placed of wanted)"."""
@@ -120,6 +127,9 @@ class Watch:
         found = []
         if services.space.low:
             found.append(f"appends are refused: {services.space.reason}")
+        kept = sorted((each for report in reports for each in report.kept), reverse=True)
+        if kept and services.space.free_bytes < 2 * services.space.threshold_bytes:
+            found.append(f"{KEPT}: {_named([text for _, text in kept], with_names)}")
         if services.settings.is_insecure:
             found.append(f"insecure: {' and '.join(services.settings.lacks)}")
         if not self.catalog_is_led():

@@ -50,6 +50,7 @@ class MetricsRoute:
             "datagrams": self._datagrams(),
             "audit": self._audit(),
             "principals": {"refused": dict(self._refused())},
+            "channel_counts": services.deliveries.counts.rows(),
             "node": found["node"] | self._watch.statistics(),
             "partitions": [
                 {
@@ -74,6 +75,7 @@ class MetricsRoute:
                                 len(channel.aside) - channel.dead,
                                 channel.dead,
                                 channel.lost,
+                                0 if kept is None else kept.bytes_of(channel.id),
                             )
                             for channel in partition.state.channels.by_id.values()
                         }
@@ -92,6 +94,7 @@ class MetricsRoute:
                     ),
                 }
                 for partition in services.partitions.values()
+                for kept in (partition.context.kept_log,)
             ],
         }
 

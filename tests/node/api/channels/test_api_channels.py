@@ -9,7 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+from jsonschema import Draft202012Validator
 
+from laminar.http.api.openapi import openapi_document
 from laminar.wire.channels import MAX_CHANNELS
 from tests.node.api.asking import Partition, problem
 
@@ -161,6 +163,82 @@ def test_of_equal_creations_that_race_one_is_the_first(api_url: str, new_topic: 
 
     assert [200, 200, 200, 201] == sorted(answer.status_code for answer in answers)
     assert 1 == len({answer.json()["id"] for answer in answers})
+
+
+TIMES = (
+    *("2026-01-31T12:00:00Z", "2026-01-31t12:00:00.123456789z", "2026-01-31 12:00:60+01:00"),
+    *("1970-01-01T00:00:00Z", "1769860801000", "0"),
+)
+NO_TIMES = (
+    *("2026-01-31T12:00:00", "2026-01-31", "2026-13-31T12:00:00Z", "2026-01-31T24:00:00Z", "-1h", ""),
+    *("2026-01-31T12:00:00+24:00", "2026-01-31T12:00:00.Z", "2026-01-31T12:00:61Z", "1" * 16, "middle"),
+)
+NO_PLACES: tuple[Any, ...] = (
+    *NO_TIMES,
+    "1969-01-01T00:00:00Z",
+    "-5",
+    -1,
+    1.5,
+    True,
+    [],
+    {},
+    253_402_300_800_000,
+)
+
+
+def validator_of(schema: str, member: str) -> Draft202012Validator:
+    """What the OpenAPI document says of a member of a request."""
+    document = openapi_document()
+    found = document["components"]["schemas"][schema]["properties"][member]
+    return Draft202012Validator(found | {"components": document["components"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "refused"),
+    [
+        (
+            "start",
+            (*TIMES, 0, 1_769_860_801_000, "earliest", "latest", {"cursor": "readers"}),
+            (*NO_PLACES, "now", None, {"cursor": "a b"}, {"cursor": "readers", "at": 1}, {"cursor": 1}),
+        ),
+        (
+            "until",
+            (*TIMES, 0, 1_769_860_801_000, "now", None),
+            (*NO_PLACES, "earliest", "latest", {"cursor": "readers"}),
+        ),
+    ],
+)
+def test_the_described_places_are_those_that_are_taken(
+    http: httpx.Client, partition: Partition, name: str, taken: tuple[Any, ...], refused: tuple[Any, ...]
+) -> None:
+    """Each form by the OpenAPI document, and by the handler."""
+    described = validator_of("ChannelSettings", name)
+    http.put(f"/v1/topics/{partition.topic}/cursors/readers", json={"positions": {"0": 0}})
+    for number, value in enumerate(taken):
+        assert described.is_valid(value), value
+        settings = {"until": value} if name == "until" else {"start": value}
+        answer = http.put(path_of(partition.topic, f"{name}-{number}"), json={"settings": settings})
+        assert 201 == answer.status_code, (value, answer.text)
+    for value in refused:
+        assert not described.is_valid(value), value
+        answer = http.put(path_of(partition.topic, "refused"), json={"settings": {name: value}})
+        assert problem(answer, 422, "invalid")["field"].startswith(f"settings.{name}"), value
+
+
+def test_the_described_places_of_a_seek_are_those_that_are_taken(
+    http: httpx.Client, partition: Partition
+) -> None:
+    """A place before 1970 is one, as everything is after it; a number is none."""
+    described, create_at = validator_of("Position", "at"), path_of(partition.topic)
+    create(http, partition.topic)
+    for value in (*TIMES, "1969-01-01T00:00:00Z", "-5", "earliest", "latest"):
+        assert described.is_valid(value), value
+        answer = http.put(f"{create_at}/position", json={"at": value})
+        assert 200 == answer.status_code, (value, answer.text)
+    for refused in (*NO_TIMES, "now", "0000-01-01T00:00:00Z", None, 0, True, {"cursor": "readers"}):
+        assert not described.is_valid(refused), refused
+        answer = http.put(f"{create_at}/position", json={"at": refused})
+        assert "at" == problem(answer, 422, "invalid")["field"], refused
 
 
 @pytest.mark.parametrize(

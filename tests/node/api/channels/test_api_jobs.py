@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -270,16 +271,21 @@ def test_a_consumer_that_is_gone_is_given_nothing(
 
 
 def test_the_metrics_say_where_a_channel_stands(http: httpx.Client, new_topic: NewTopic) -> None:
-    """Summed over the partitions that this node leads."""
+    """Summed over the partitions that this node leads, and what it counted of them."""
     topic = new_topic(2)
     create(http, topic, max_attempts=1)
     append(http, topic, *({"value": f"{n}", "key": f"k{n}"} for n in range(9)))
     jobs = [job for _ in range(3) for job in receive(http, topic, max=1)]
     settle(http, topic, ack=[jobs[0]["token"]], nack=[{"token": jobs[1]["token"]}])
+    settle(http, topic, release=[jobs[1]["token"]])
 
     where = f'{{channel="c",topic="{topic}"}}'
-    numbers = (("depth", 7), ("out", 1), ("aside", 0), ("dead", 1), ("lost", 0))
-    wanted = [f"laminar_channel_{name}{where} {number}.0" for name, number in numbers]
+    numbers = (("depth", 7), ("out", 1), ("aside", 0), ("dead", 1), ("lost", 0), ("kept_bytes", 0))
+    counts = (("acknowledged", 1), ("redelivered", 0), ("late", 1), ("died", 1), ("overdue", 0))
+    every = [*numbers, *((f"{name}_total", number) for name, number in counts)]
+    wanted = [f"laminar_channel_{name}{where} {number}.0" for name, number in every]
+    pages = (Path(__file__).parents[4] / "docs" / "operating.md").read_text()
+    assert [name for name, _ in every if f"`laminar_channel_{name}`" not in pages] == []
     deadline = time.monotonic() + 120
     while True:  # each shard says what it leads at its own moment
         metrics = http.get("/metrics").text
