@@ -49,7 +49,7 @@ from membership.tables import encoded
 
 SNAPSHOT_FORMAT = 1
 
-CODE_VERSION = 6
+CODE_VERSION = 7
 """The highest code version that this program knows (`Catalog.enable`; docs/upgrading.md lists them)."""
 
 ACCESS_SINCE = 6
