@@ -22,6 +22,7 @@ import msgspec
 
 from laminar.client.client import Client, connect
 from laminar.log import controller_store
+from laminar.node.access.cluster_secret import keyring_of
 from laminar.node.assembly import make_process
 from laminar.node.entry_points import default_entry_points
 from laminar.node.host.certificates import Certificates
@@ -32,6 +33,7 @@ from laminar.node.runtime.data_folder import DataFolder, open_data_folder
 from laminar.node.runtime.environment import Environment
 from laminar.node.runtime.listeners import NodeSockets
 from laminar.node.runtime.process import Process, open_store
+from laminar.node.secret.keyring import Keyring
 from laminar.node.shard.shard import store_of
 from laminar.node.supervisor import open_certificates, open_sockets_of
 
@@ -74,8 +76,10 @@ class EmbeddedNode:
         folder: DataFolder,
         sockets: NodeSockets,
         certificates: Certificates | None = None,
+        secrets: Keyring | None = None,
     ) -> None:
         self._certificates = certificates
+        self._secrets = Keyring() if secrets is None else secrets
         self._settings = settings
         self._folder = folder
         self._sockets = sockets
@@ -151,6 +155,7 @@ class EmbeddedNode:
             gossip=sockets.gossip,
             datagrams=sockets.datagrams,
             certificates=self._certificates,
+            secrets=self._secrets,
             addresses=self._addresses,
             board=self._board,
             lifeline=-1,
@@ -222,6 +227,7 @@ async def embed(
         IdentityError: the folder is another node's, or in use.
         StorageError: the folder's data cannot be recovered.
         CertificateError: the files of TLS cannot be used.
+        SecretError: the file of the secrets cannot be used.
         OSError: the port is taken.
     """
     chosen = _settings(settings | {"data": os.fspath(path), "port": port})
@@ -241,7 +247,8 @@ async def embed(
         stack.callback(sockets.close)
         recover = default_entry_points(chosen, Environment()).recover
         await loop.run_in_executor(None, recover, directory, _SHARDS)
-        node = EmbeddedNode(chosen, folder, sockets, certificates)
+        secrets = await loop.run_in_executor(None, keyring_of, chosen, directory)
+        node = EmbeddedNode(chosen, folder, sockets, certificates, secrets)
         stack.push_async_callback(node.stop)
         await node.start(timeout_s=start_timeout_s)
         await stack.enter_async_context(node.client)

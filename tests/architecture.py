@@ -146,14 +146,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     # The node
     "laminar.node": (),
-    "laminar.node.host": ("laminar.log.*", "laminar.http.api"),
-    "laminar.node.transport": ("laminar.node.host",),
+    "laminar.node.secret": (),
+    "laminar.node.host": ("laminar.log.*", "laminar.http.api", "laminar.node.secret"),
+    "laminar.node.transport": ("laminar.node.host", "laminar.node.secret"),
     "laminar.node.consensus": (
         *("laminar.node.host", "laminar.node.transport"),
         *("raft", "laminar.batch", "laminar.log.*"),
     ),
     "laminar.node.runtime": (
-        *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus"),
+        *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.secret"),
         *(*GENERIC, "laminar.batch", "laminar.http.protocol", "laminar.http.client", "laminar.log.*"),
     ),
     "laminar.node.partition.state": (
@@ -173,7 +174,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("membership", "laminar.batch", "laminar.wire"),
     ),
     "laminar.node.access": (
-        *("laminar.node.host", "laminar.node.runtime", "membership"),
+        *("laminar.node.host", "laminar.node.runtime", "laminar.node.secret", "membership"),
         *("laminar.http.protocol", "laminar.http.api"),
     ),
     "laminar.node.catalog": (
@@ -214,13 +215,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.log.*",
         ),
         *("laminar.node.routes", "laminar.node.channels", "laminar.node.delay", "laminar.wire"),
+        "laminar.node.secret",
     ),
     "laminar.node.api.common": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.catalog", "membership"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         *("laminar.log.format", "laminar.node.channels", "laminar.node.delay"),
-        *("laminar.node.routes", "laminar.node.access"),
+        *("laminar.node.routes", "laminar.node.access", "laminar.node.secret"),
     ),
     "laminar.node.api.records": (
         *(
@@ -299,7 +301,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.node.supervisor": (
         *("laminar.node.host", "laminar.node.runtime", "laminar.node.entry_points", "laminar.log.*"),
-        "laminar.node.access",
+        *("laminar.node.access", "laminar.node.secret"),
     ),
     "laminar.node.__main__": ("laminar.node.host", "laminar.node.supervisor"),
     # What is imported by name. `laminar` is what `import laminar` shows, not all that is inside.
@@ -326,8 +328,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.cli.commands.admin": (
         *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),
-        # The rules of a node's name, and how a certificate names it.
-        "laminar.node.host",
+        # The rules of a node's name, how a certificate names it, and the file of the nodes' secrets.
+        *("laminar.node.host", "laminar.node.secret"),
     ),
 }
 
@@ -395,6 +397,7 @@ MAY_OPEN = {
     "laminar.log.disk.disk": "the door",
     "laminar.node.host.sealed_files": "sealed segments, read only, for a replica that verifies every batch",
     "laminar.node.host.settings": "a person's TOML file and the cgroup's limits: not data",
+    "laminar.node.secret.keyring": "the file of the nodes' secrets, read only: not data",
     "laminar.node.access.private_files": "first token and drawn secret: not data, for one user only",
     "laminar.node.host.log_setup": "standard error, opened once more so that a full pipe can't stop the loop",
 }

@@ -48,6 +48,9 @@ FAMILIES = (
     Family("steer", "Steering of packets to the CPU of their shard by XDP, on this machine."),
     Family("pipeline", "Jobs on whole topics, run by Spark."),
     Family("cert", "A CA for a cluster, and certificates of its nodes and clients."),
+    Family(
+        "secret", "The secret that a cluster's nodes share, in a file of this machine; no server is asked."
+    ),
     Family("context", "Names for clusters, so that no --url is needed."),
     Family("config", "The settings of a node."),
 )
@@ -527,6 +530,25 @@ COMMANDS = (
         "admin.cert:client",
         "Make the certificate of a client.",
         "laminar cert client billing",
+    ),
+    Command("secret draw", "admin.secret:draw", "Print a new secret for a cluster.", "laminar secret draw"),
+    Command(
+        "secret add",
+        "admin.secret:add",
+        "Accept a new secret, too: the first step of a change.",
+        "laminar secret add /var/lib/laminar/secret new-secret",
+    ),
+    Command(
+        "secret use",
+        "admin.secret:use",
+        "Use the new secret, and still accept the old one: the second step.",
+        "laminar secret use /var/lib/laminar/secret",
+    ),
+    Command(
+        "secret drop",
+        "admin.secret:drop",
+        "Accept the new secret alone: the last step.",
+        "laminar secret drop /var/lib/laminar/secret",
     ),
     Command(
         "context add",

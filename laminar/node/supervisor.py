@@ -24,7 +24,7 @@ import msgspec
 from laminar.log import DamagedDocument, StorageError
 from laminar.log.disk.errors import NewerFormat
 from laminar.node.access import first_token
-from laminar.node.access.cluster_secret import SecretError, with_secret
+from laminar.node.access.cluster_secret import SecretError, keyring_of, with_secret
 from laminar.node.entry_points import EntryPoints, default_entry_points
 from laminar.node.host import machine
 from laminar.node.host.certificates import CertificateError, Certificates, TlsFiles
@@ -61,6 +61,7 @@ from laminar.node.runtime.data_folder import (
 from laminar.node.runtime.environment import Environment
 from laminar.node.runtime.listeners import NodeSockets, open_kept_sockets, open_sockets, plan_ports
 from laminar.node.runtime.steering import Steering
+from laminar.node.secret.keyring import Keyring
 
 log = logging.getLogger("laminar.supervisor")
 
@@ -132,6 +133,7 @@ def serve(
     identity = folder.identity
     try:
         settings = with_secret(settings, directory, joins=identity.has_peers or bool(settings.join))
+        secrets = keyring_of(settings, directory)
     except SecretError as error:
         log.error("%s", error)
         folder.close()
@@ -153,6 +155,7 @@ def serve(
         entry_points or default_entry_points(settings, environment),
         environment=environment,
         certificates=certificates,
+        secrets=secrets,
     )
     return supervisor.run()
 
@@ -197,8 +200,10 @@ class Supervisor:
         *,
         environment: Environment | None = None,
         certificates: Certificates | None = None,
+        secrets: Keyring | None = None,
     ) -> None:
         self._certificates = certificates
+        self._secrets = Keyring() if secrets is None else secrets
         self._settings = settings
         self._environment = environment or Environment()
         self._shards = shards
@@ -342,6 +347,8 @@ class Supervisor:
         child.started_at_ms = _now_ms()
         if self._certificates is not None and child.restarts:
             self._certificates.refresh()
+        if child.restarts:
+            self._secrets.refresh()
         report, report_end = os.pipe()
         identity = self._identity() if child.restarts else self._folder.identity
         role = child.role
@@ -362,6 +369,7 @@ class Supervisor:
             gossip=sockets.gossip,
             datagrams=sockets.datagrams,
             certificates=self._certificates,
+            secrets=self._secrets,
             addresses=self._addresses,
             board=self._board,
             lifeline=self._lifeline,

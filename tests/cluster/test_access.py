@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from laminar.node.api.common.forwarding import FORWARDED, PassedRequest, PassedResponse
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.transport import TcpAddress, Transport, TransportError
 from laminar.testing.cluster import LocalCluster
 from membership.catalog import CODE_VERSION
@@ -117,14 +118,14 @@ def test_a_forwarded_request_acts_for_its_principal(guarded: LocalCluster) -> No
             assert 401 == ask(url, "POST", path, content=b"x").status_code
 
 
-async def passed(address: TcpAddress, secret: bytes | None, method: str, request: object) -> bytes:
+async def passed(address: TcpAddress, secret: str | None, method: str, request: object) -> bytes:
     """Call a method of a process, as a node named `stranger` that does not belong to the cluster yet."""
     transport = Transport(
         cluster_id=lambda: None,
         node="stranger",
         role=1,
         nonce=b"n" * 16,
-        secret=secret,
+        secrets=Keyring([secret] if secret else []),
         code_version=CODE_VERSION,
     )
     try:
@@ -140,12 +141,12 @@ def test_a_local_process_without_the_secret_has_nothing_carried_out(guarded: Loc
     request = PassedRequest("GET", "/v1/topics", {"host": "x", FORWARDED: "1"}, bytearray(), "admin")
     for role in (1, 2):
         address = TcpAddress(host, int(port) + role)
-        for secret in (None, b"not the secret of the cluster"):
+        for secret in (None, "not the secret of the cluster"):
             with pytest.raises(TransportError):
                 asyncio.run(passed(address, secret, "http", request))
         # With it the request is carried out, and its principal is only a name: it brings no grants.
         status, answer = msgspec.msgpack.decode(
-            asyncio.run(passed(address, SECRET.encode(), "http", request)),
+            asyncio.run(passed(address, SECRET, "http", request)),
             type=tuple[int, PassedResponse],
         )
         assert (0, {"topics": []}) == (status, msgspec.json.decode(answer.body))

@@ -8,8 +8,9 @@ import pytest
 
 from laminar.node.api.records.datagrams import MOST_WAITING
 from laminar.node.runtime.reuseport import HASH_POSITION
+from laminar.node.transport.frame_check import MAC_BYTES, Checksum
 from laminar.node.transport.handshake import Channel, Hello
-from laminar.node.transport.link import HEADER_SIZE, FrameKind
+from laminar.node.transport.link import HEADER, FrameKind
 from laminar.wire import datagram
 from membership.gossip import DIGEST_BYTES, MAGIC, MAX_DATAGRAM_BYTES, SALT_BYTES
 from raft import messages
@@ -21,8 +22,9 @@ COMMON = ("cluster", "group", "sender", "receiver", "incarnation", "term")
 
 
 def test_the_frame_is_as_long_as_its_fields() -> None:
-    """The payload begins where the table says."""
-    assert f"| {HEADER_SIZE} | payload |" in PAGE
+    """The payload begins where the table says; with a MAC it has more bytes before it."""
+    assert f"| 12 | crc | u32, or {MAC_BYTES} bytes |" in PAGE
+    assert f"| {HEADER.size + Checksum.size} | payload |" in PAGE and 12 == HEADER.size
 
 
 @pytest.mark.parametrize("kind", FrameKind)

@@ -14,6 +14,7 @@ from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import Replica, initial_frame, replay
 from laminar.node.host.clock import Clock
 from laminar.node.partition.partition import Partition
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.transport import Transport
 from raft.values import HardState, Settings
 
@@ -37,7 +38,9 @@ async def lone_partition(
     `stopped`: names of replicas that stop by a mistake, where a test makes one.
     """
     storage = Storage.open(RealDisk(), str(directory / "home"), str(directory / "logs"), settings=settings)
-    transport = Transport(cluster_id=lambda: b"c" * 16, node="here", role=1, nonce=b"n" * 16, secret=None)
+    transport = Transport(
+        cluster_id=lambda: b"c" * 16, node="here", role=1, nonce=b"n" * 16, secrets=Keyring()
+    )
     failures: list[object] = []
     driver = Driver(
         storage=storage,

@@ -22,6 +22,7 @@ from laminar.node.host.settings import OPEN, Settings
 from laminar.node.partition.partition import Partition
 from laminar.node.runtime.boot import Role
 from laminar.node.runtime.cluster_view import View, ViewMessage
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.transport import Address, Peer
 from membership.records import (
     CatalogState,
@@ -52,6 +53,7 @@ class Services:
         self.node = "here"
         self.number = 0
         self.settings = Settings(access=OPEN)
+        self.secrets = Keyring()
         self.clock = clock or Clock()
         self.rng = random.Random(1)
         self.view = View(node=self.node, unix_name=unix_name)

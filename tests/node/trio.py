@@ -27,6 +27,7 @@ from laminar.node.host.clock import Clock
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.runtime.replica_factory import ReplicaFactory
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.receive_budget import RECEIVE_BUDGET_BYTES
 from laminar.node.transport.transport import Address, Channel, Peer, TcpAddress, Transport
 from raft.messages import AnyMessage, AppendAnswer
@@ -146,7 +147,7 @@ class Member:
             node=self.node,
             role=1,
             nonce=rng.randbytes(16),
-            secret=None,
+            secrets=Keyring(),
             rng=rng,
         )
         self._filter(self.transport)

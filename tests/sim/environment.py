@@ -162,7 +162,7 @@ class SimEnvironment(Environment):
         return SimGossip(self._machine, self._life, arguments["info"])
 
     async def find_cluster(
-        self, joins: Sequence[str], *, secret: bytes | None, certificates: object = None
+        self, joins: Sequence[str], *, secrets: object, certificates: object = None
     ) -> bytes | None:
         return None  # a folder of another cluster is met over real connections
 
@@ -170,7 +170,7 @@ class SimEnvironment(Environment):
         self,
         joins: Sequence[str],
         *,
-        secret: bytes | None,
+        secrets: object,
         certificates: object = None,
         tell: Callable[[str], None] = lambda reason: None,
     ) -> list[Address]:

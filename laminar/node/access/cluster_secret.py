@@ -15,6 +15,7 @@ import msgspec
 
 from laminar.node.access.private_files import read_private, write_private
 from laminar.node.host.settings import TOKENS, Settings
+from laminar.node.secret.keyring import Keyring, SecretFileError, secrets_of
 
 _log = logging.getLogger("laminar.supervisor")
 
@@ -53,6 +54,34 @@ def with_secret(settings: Settings, directory: str, *, joins: bool) -> Settings:
             known = secrets.token_urlsafe(SECRET_BYTES)
             write_private(path, known)
             _log.info("drew the secret of this cluster's nodes: %s; nodes that join need it", path)
+        first = secrets_of(known)[0]
     except OSError as error:
         raise SecretError(f"the cluster's secret: {error}") from error
-    return msgspec.structs.replace(settings, secret=known)
+    except SecretFileError as error:
+        raise SecretError(f"the cluster's secret: {path} {error}") from error
+    return msgspec.structs.replace(settings, secret=first)
+
+
+def keyring_of(settings: Settings, directory: str) -> Keyring:
+    """Return the secrets of settings that `with_secret` returned; of a file, if they are one's.
+
+    Raises:
+        SecretError: the file can't be read any more.
+    """
+    if not settings.secret:
+        return Keyring()
+    path = settings.secret_file
+    try:
+        if not path:
+            drawn = os.path.join(directory, FILE)
+            known = read_private(drawn)
+            if not known or secrets_of(known)[0] != settings.secret:
+                return Keyring([settings.secret])
+            path = drawn
+        return Keyring.of_file(path)
+    except OSError as error:
+        raise SecretError(f"the cluster's secret: {error}") from error
+    except SecretFileError as error:
+        if settings.secret_file:
+            raise SecretError(f"secret_file {path} {error}") from error
+        return Keyring([settings.secret])

@@ -28,6 +28,7 @@ from laminar.node.access.tokens import id_of, proves
 from laminar.node.host.clock import Clock
 from laminar.node.runtime import join_proof
 from laminar.node.runtime.cluster_view import View
+from laminar.node.secret.keyring import Keyring
 from membership.records import CatalogState, CredentialRecord
 
 JOIN_OPERATION: Final = "cluster"
@@ -39,11 +40,11 @@ _SCHEME: Final = "bearer "
 class Guard:
     """The principals of a shard's requests, by the credentials of its view."""
 
-    def __init__(self, view: View, clock: Clock, *, secret: bytes | None) -> None:
-        """Guard by `view`; with the cluster's `secret` nodes that join may ask for its members."""
+    def __init__(self, view: View, clock: Clock, *, secrets: Keyring) -> None:
+        """Guard by `view`; nodes that join and prove one of the `secrets` may ask for its members."""
         self._view = view
         self._clock = clock
-        self._secret = secret
+        self._secrets = secrets
         # By token: the principals that were found in `_credentials`.
         self._known: dict[str, Principal] = {}
         self._subjects: dict[str, CredentialRecord] | None = None
@@ -109,8 +110,10 @@ class Guard:
     ) -> Principal:
         if certificate is not None and not authorization:
             return self.of_certificate(certificate)
-        if operation == JOIN_OPERATION and self._secret is not None:
-            until_ms = join_proof.valid_until_ms(authorization, self._secret, now_ms=self._clock.wall_ms())
+        if operation == JOIN_OPERATION and self._secrets:
+            until_ms = join_proof.valid_until_ms(
+                authorization, self._secrets.current, now_ms=self._clock.wall_ms()
+            )
             if until_ms:
                 return Principal("(node)", expires_ms=until_ms, found_in=self._newest())
         if authorization[: len(_SCHEME)].lower() != _SCHEME:

@@ -197,7 +197,7 @@ class Api:
         )
         self._guard: Guard | None = None
         if settings.access == TOKENS:
-            self._guard = Guard(host.view, host.clock, secret=settings.secret_bytes)
+            self._guard = Guard(host.view, host.clock, secrets=host.secrets)
         states = ReplicaStatus(host, self._exchange, catch_up_progress=host.catch_up_progress)
         topics = TopicLookup(host.view)
         placement = PlacementCall(host)

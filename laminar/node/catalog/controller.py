@@ -322,9 +322,8 @@ class Controller(Process):
         found = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CHECK_CLUSTER_S):
-                settings = self.boot.settings
                 found = await self.environment.find_cluster(
-                    joins, secret=settings.secret_bytes, certificates=self.boot.certificates
+                    joins, secrets=self.boot.secrets, certificates=self.boot.certificates
                 )
         if found not in (None, self.boot.cluster_id):
             raise Unrecoverable(
@@ -353,7 +352,7 @@ class Controller(Process):
             joins = self.boot.settings.join
             addresses = await self.environment.find_controllers(
                 joins,
-                secret=self.boot.settings.secret_bytes,
+                secrets=self.boot.secrets,
                 certificates=self.boot.certificates,
                 tell=reasons.append,
             )
@@ -576,6 +575,7 @@ class Controller(Process):
                 "raft": self.driver.statistics(),
                 "transport": self.transport.statistics(),
                 "tls": self.tls_statistics(),
+                "secret": self.boot.secrets.statistics(),
                 "loop": self.health.statistics(),
                 "repair": self.repairs.statistics(),
                 "catalog": {

@@ -239,7 +239,7 @@ class LocalReplica:
         if not self._addresses.remembered:
             found = await self._boot.environment.find_controllers(
                 self._boot.settings.join,
-                secret=self._boot.settings.secret_bytes,
+                secrets=self._boot.secrets,
                 certificates=self._boot.certificates,
             )
             self._addresses.remembered = {str(address): address for address in found}

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from laminar.http.api.documents.shared import MAX_REPLICAS
 from laminar.log.format.settings import StorageSettings
+from laminar.node.secret.keyring import SHORTEST, SecretFileError, read_secrets
 
 DEFAULT_PORT = 7070
 TOKENS, OPEN = "tokens", "open"
@@ -110,7 +111,11 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         str, _about("what the cluster's nodes share and prove, 16 characters or more", check=_secret)
     ] = ""
     secret_file: Annotated[
-        str, _about("a file with the secret, in place of `secret`; the first node may have drawn one there")
+        str,
+        _about(
+            "a file with the secret, in place of `secret`; the first node may have drawn one there; a second "
+            "line is accepted, too, while a new secret is brought in",
+        ),
     ] = ""
     access: Annotated[
         str,
@@ -304,11 +309,6 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
-    def secret_bytes(self) -> bytes | None:
-        """The cluster's secret, or None."""
-        return self.secret.encode() or None
-
-    @property
     def tls(self) -> bool:
         """Whether HTTP and the connections of nodes are encrypted."""
         return bool(self.tls_certificate)
@@ -430,7 +430,7 @@ def _origins(value: tuple[str, ...]) -> str:
 
 
 def _secret(value: str) -> str:
-    return "" if not value or len(value) >= 16 else "must have at least 16 characters"
+    return "" if not value or len(value) >= SHORTEST else f"must have at least {SHORTEST} characters"
 
 
 def _rows() -> Iterator[Setting]:
@@ -486,7 +486,7 @@ def load(
 
 
 def with_secret_of_file(settings: Settings) -> Settings:
-    """Return the settings with the secret that the file `secret_file` has, if that is set.
+    """Return the settings with the first secret that the file `secret_file` has, if that is set.
 
     Raises:
         SettingsError: the file can't be read, has no secret, or `secret` is set too.
@@ -497,13 +497,10 @@ def with_secret_of_file(settings: Settings) -> Settings:
     if settings.secret:
         raise SettingsError("set either secret or secret_file", name="secret_file")
     try:
-        secret = Path(path).read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"secret_file {path} can't be read: {error}", name="secret_file") from error
-    wrong = _secret(secret) if secret else "is empty"
-    if wrong:
-        raise SettingsError(f"secret_file {path} {wrong}", name="secret_file")
-    return msgspec.structs.replace(settings, secret=secret)
+        secrets = read_secrets(path)
+    except SecretFileError as error:
+        raise SettingsError(f"secret_file {path} {error}", name="secret_file") from error
+    return msgspec.structs.replace(settings, secret=secrets[0])
 
 
 def convert(name: str, raw: object, *, origin: str) -> Any:

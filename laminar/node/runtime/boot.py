@@ -22,6 +22,7 @@ import msgspec
 from laminar.node.host.certificates import Certificates
 from laminar.node.host.settings import Settings
 from laminar.node.runtime.environment import Environment
+from laminar.node.secret.keyring import Keyring
 from membership.boot_history import BootRecord
 
 Role = int | Literal["controller"]
@@ -183,6 +184,8 @@ class Boot:
     """This shard's UDP socket of the shared port, bound; None for the controller."""
     certificates: Certificates | None = None
     """What HTTP ports and other nodes are spoken to with; None without TLS."""
+    secrets: Keyring = field(default_factory=Keyring)
+    """The secrets that the nodes of the cluster share; none where it has no secret."""
     environment: Environment = field(default_factory=Environment)
 
     @property

@@ -17,6 +17,7 @@ from laminar.node.consensus.election_throttle import MOST_AT_ONCE
 from laminar.node.host.certificates import Certificates
 from laminar.node.host.clock import Clock
 from laminar.node.host.sealed_files import read_bytes
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.receive_budget import RECEIVE_BUDGET_BYTES
 from laminar.node.transport.transport import Address, Transport
 from membership.gossip import Gossip
@@ -64,7 +65,7 @@ class Environment:
         node: str,
         role: int,
         nonce: bytes,
-        secret: bytes | None,
+        secrets: Keyring,
         certificates: Certificates | None,
         history: bytes,
         store_id: bytes,
@@ -79,7 +80,7 @@ class Environment:
             node=node,
             role=role,
             nonce=nonce,
-            secret=secret,
+            secrets=secrets,
             certificates=certificates,
             history=history,
             store_id=store_id,
@@ -97,27 +98,27 @@ class Environment:
         self,
         joins: Sequence[str],
         *,
-        secret: bytes | None,
+        secrets: Keyring,
         certificates: Certificates | None = None,
         tell: Callable[[str], None] = lambda reason: None,
     ) -> list[Address]:
         """Return controllers' addresses of the cluster that answers at one of `joins`; [] if none answers.
 
-        `secret` is the cluster's, which is proven to it; None if there is none. With `certificates` they are
+        `secrets` are the cluster's, of which the first is proven to it. With `certificates` they are
         asked over TLS. `tell` gets a sentence for each that does not answer as a node.
         """
         # Here and not at the top: it brings an HTTP client, which most processes never need.
         from laminar.node.runtime.join import find_controllers
 
-        return await find_controllers(joins, secret=secret, certificates=certificates, tell=tell)
+        return await find_controllers(joins, secrets=secrets, certificates=certificates, tell=tell)
 
     async def find_cluster(
-        self, joins: Sequence[str], *, secret: bytes | None, certificates: Certificates | None = None
+        self, joins: Sequence[str], *, secrets: Keyring, certificates: Certificates | None = None
     ) -> bytes | None:
         """Return the id of the cluster that answers at one of `joins`; None if none does."""
         from laminar.node.runtime.join import find_cluster
 
-        return await find_cluster(joins, secret=secret, certificates=certificates)
+        return await find_cluster(joins, secrets=secrets, certificates=certificates)
 
     def trace(self, name: str) -> Trace | None:
         """Return the observer of the Raft core of replica `name`; None for none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -17,6 +17,8 @@ from laminar.http.client.tls import SYSTEM, Trust
 from laminar.http.protocol.answer import ConnectionFailed
 from laminar.node.host.certificates import Certificates
 from laminar.node.runtime.join_proof import authorization
+from laminar.node.secret.keyring import Keyring
+from laminar.node.secret.keys import Keys
 from laminar.node.transport.transport import Address, TcpAddress
 from membership.boot_history import BootRecord
 from membership.records import (
@@ -63,17 +65,17 @@ class _Cluster(msgspec.Struct):
 async def find_controllers(
     joins: Sequence[str],
     *,
-    secret: bytes | None,
+    secrets: Keyring,
     certificates: Certificates | None = None,
     tell: Callable[[str], None],
 ) -> list[Address]:
     """Return the controllers' addresses, by the first of `joins` (HTTP `host:port`) that answers; else [].
 
-    With the cluster's `secret` it is proven, as members answer no one else without a token. `tell` gets a
+    With the cluster's secret it is proven, as members answer no one else without a token. `tell` gets a
     sentence for each of `joins` that did not answer as a node. With `certificates` they are asked over TLS,
     and their certificate must name the host of `joins`.
     """
-    cluster = await _ask(joins, secret, certificates, tell)
+    cluster = await _ask(joins, secrets, certificates, tell)
     addresses: list[Address] = []
     for node in cluster.nodes if cluster is not None else ():
         host, _, port = node.peer.rpartition(":")
@@ -82,10 +84,10 @@ async def find_controllers(
 
 
 async def find_cluster(
-    joins: Sequence[str], *, secret: bytes | None, certificates: Certificates | None = None
+    joins: Sequence[str], *, secrets: Keyring, certificates: Certificates | None = None
 ) -> bytes | None:
     """Return the cluster's id, by the first of `joins` (HTTP `host:port`) that answers; else None."""
-    cluster = await _ask(joins, secret, certificates, _log.debug)
+    cluster = await _ask(joins, secrets, certificates, _log.debug)
     try:
         return bytes.fromhex(cluster.cluster_id) if cluster is not None and cluster.cluster_id else None
     except ValueError:
@@ -94,25 +96,25 @@ async def find_cluster(
 
 async def _ask(
     joins: Sequence[str],
-    secret: bytes | None,
+    secrets: Keyring,
     certificates: Certificates | None,
     tell: Callable[[str], None],
 ) -> _Cluster | None:
     scheme = "http" if certificates is None else "https"
     trust = SYSTEM if certificates is None else Trust.of(certificates.current.join, "tls_ca")
     for join in joins:
-        headers = {}
-        if secret is not None:
-            headers["Authorization"] = authorization(secret, now_ms=time.time_ns() // 1_000_000)
         try:
-            answer = await ask_once(
-                f"{scheme}://{join}",
-                "GET",
-                "/v1/cluster",
-                headers=headers,
-                timeout_s=TIMEOUT_S,
-                trust=trust,
-            )
+            for headers in _proofs(secrets.first):
+                answer = await ask_once(
+                    f"{scheme}://{join}",
+                    "GET",
+                    "/v1/cluster",
+                    headers=headers,
+                    timeout_s=TIMEOUT_S,
+                    trust=trust,
+                )
+                if answer.status != 401:
+                    break
             if answer.status == 200:
                 cluster = msgspec.json.decode(answer.body, type=_Cluster)
                 if cluster.nodes:
@@ -127,3 +129,12 @@ async def _ask(
         except (ValueError, msgspec.DecodeError):
             tell(f"{join} answered, and not as a node does")
     return None
+
+
+def _proofs(keys: Keys | None) -> Iterator[dict[str, str]]:
+    """Yield the headers to ask with, one after the other until one is accepted."""
+    if keys is None:
+        yield {}
+        return
+    for older in (False, True):
+        yield {"Authorization": authorization(keys, now_ms=time.time_ns() // 1_000_000, older=older)}

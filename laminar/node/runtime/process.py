@@ -97,13 +97,12 @@ class Process:
             known_store=self.known_store,
             is_removed=self.is_removed,
         )
-        secret = boot.settings.secret
         self.transport = self.environment.transport(
             cluster_id=lambda: self.cluster_id,
             node=boot.node,
             role=self.role,
             nonce=boot.nonce,
-            secret=secret.encode() if secret else None,
+            secrets=boot.secrets,
             certificates=boot.certificates,
             history=encode_history(boot.boot_history),
             store_id=boot.store_id,
@@ -218,6 +217,7 @@ class Process:
     async def listen(self) -> None:
         """Start serving the other processes: TCP for other nodes, an abstract Unix socket for this one's."""
         self.every(CERTIFICATES_CHECK_S, self.check_certificates)
+        self.every(CERTIFICATES_CHECK_S, self.check_secrets)
         await self.transport.serve_unix(self.boot.unix_name(self.boot.role))
         await self.transport.serve_tcp(self.boot.peer)
 
@@ -232,16 +232,24 @@ class Process:
         if not self.stopping.is_set():
             self.driver.lost(lost)
 
-    # -- certificates ----------------------------------------------------------------------
+    # -- certificates and secrets ----------------------------------------------------------
 
     def check_certificates(self) -> Coroutine[Any, Any, None] | None:
         """Return the work that looks for newer certificates; None without TLS."""
         return None if self.boot.certificates is None else self._refresh_certificates(again=False)
 
-    def reload_certificates(self) -> None:
-        """Load the certificates again (SIGHUP). Without TLS nothing is done."""
-        if self.boot.certificates is not None and not self.stopping.is_set():
+    def check_secrets(self) -> Coroutine[Any, Any, None] | None:
+        """Return the work that looks for other secrets; None where they are no file's."""
+        return self._refresh_secrets(again=False) if self.boot.secrets.changes else None
+
+    def reload(self) -> None:
+        """Load the certificates and the secrets again (SIGHUP), where there are any."""
+        if self.stopping.is_set():
+            return
+        if self.boot.certificates is not None:
             self.spawn(self._refresh_certificates(again=True))
+        if self.boot.secrets.changes:
+            self.spawn(self._refresh_secrets(again=True))
 
     def tls_statistics(self) -> dict[str, int]:
         """Return the figures of the certificates; none without TLS."""
@@ -250,6 +258,10 @@ class Process:
     async def _refresh_certificates(self, *, again: bool) -> None:
         assert self.boot.certificates is not None
         refresh = functools.partial(self.boot.certificates.refresh, again=again)
+        await asyncio.get_running_loop().run_in_executor(None, refresh)
+
+    async def _refresh_secrets(self, *, again: bool) -> None:
+        refresh = functools.partial(self.boot.secrets.refresh, again=again)
         await asyncio.get_running_loop().run_in_executor(None, refresh)
 
     # -- logs that failed -----------------------------------------------------------------
@@ -387,7 +399,7 @@ def run_process(boot: Boot, store: str, make: Callable[[Boot, Storage], Process]
         loop = asyncio.get_running_loop()
         process = make(boot, storage)
         loop.add_signal_handler(signal.SIGTERM, process.stop)
-        loop.add_signal_handler(signal.SIGHUP, process.reload_certificates)
+        loop.add_signal_handler(signal.SIGHUP, process.reload)
         loop.add_reader(boot.lifeline, process.stop)
         gc.collect()
         gc.freeze()

@@ -51,6 +51,7 @@ from laminar.node.partition.retention import Retention, Rules
 from laminar.node.runtime.boot import CONTROLLER, Boot, Role, StatusBoard
 from laminar.node.runtime.cluster_view import GAP, ViewMessage, ViewUpdate
 from laminar.node.runtime.process import Process
+from laminar.node.secret.keyring import Keyring
 from laminar.node.shard.application import ShardApplication
 from laminar.node.shard.channels import CHECK_S as CHANNELS_CHECK_S
 from laminar.node.shard.channels import ShardChannels
@@ -202,6 +203,11 @@ class Shard(Process):
         return self.boot.settings
 
     @property
+    def secrets(self) -> Keyring:
+        """The secrets that the nodes of the cluster share."""
+        return self.boot.secrets
+
+    @property
     def board(self) -> StatusBoard:
         """The supervisor's view of the node's processes."""
         return self.boot.board
@@ -253,6 +259,7 @@ class Shard(Process):
             "http": self.http.statistics(),
             "transport": self.transport.statistics(),
             "tls": self.tls_statistics(),
+            "secret": self.boot.secrets.statistics(),
             "raft": self.driver.statistics(),
             "loop": self.health.statistics(),
             "node": {

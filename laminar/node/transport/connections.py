@@ -24,8 +24,18 @@ import msgspec
 
 from laminar.node.host.certificates import Certificates, is_of_certificate, node_names, reason_of
 from laminar.node.host.log_rate_limit import LimitedLog
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.dialer import Address, Dialer, TcpAddress, UnixAddress
-from laminar.node.transport.handshake import Acceptor, Channel, HandshakeError, Hello, Initiator, decode_hello
+from laminar.node.transport.frame_check import FrameMac
+from laminar.node.transport.handshake import (
+    Acceptor,
+    Channel,
+    FrameKeys,
+    HandshakeError,
+    Hello,
+    Initiator,
+    decode_hello,
+)
 from laminar.node.transport.link import SHARED_BUFFER_BYTES, FrameKind, Link
 from laminar.node.transport.peer_user import user_at_other_end
 
@@ -126,7 +136,7 @@ class Connections:
         self,
         owner: ConnectionsOwner,
         *,
-        secret: bytes | None,
+        secrets: Keyring,
         certificates: Certificates | None,
         limits: Limits,
         rng: random.Random,
@@ -135,7 +145,7 @@ class Connections:
     ) -> None:
         self._owner = owner
         self._certificates = certificates
-        self._secret = secret
+        self._secrets = secrets
         self._limits = limits
         self._rng = rng
         self._loop = loop
@@ -181,7 +191,9 @@ class Connections:
         """Return a protocol for a connection that a server is about to accept."""
         limit = self._limits.call_queue_bytes
         link = Link(self, self._loop, self._shared, channel=None, queue_limit_bytes=limit)
-        handshake = Acceptor(self._owner.hello(Channel.CALL), self._secret, enabled=self._owner.enabled())
+        handshake = Acceptor(
+            self._owner.hello(Channel.CALL), self._secrets.current, enabled=self._owner.enabled()
+        )
         self._states[link] = _LinkState(handshake, None, self._loop.create_future())
         return link
 
@@ -240,7 +252,9 @@ class Connections:
             Channel.CALL: self._limits.call_queue_bytes,
         }[dialer.channel]
         link = Link(self, self._loop, self._shared, channel=dialer.channel, queue_limit_bytes=limit)
-        handshake = Initiator(self._owner.hello(dialer.channel), self._secret, enabled=self._owner.enabled())
+        handshake = Initiator(
+            self._owner.hello(dialer.channel), self._secrets.current, enabled=self._owner.enabled()
+        )
         self._states[link] = _LinkState(handshake, dialer, self._loop.create_future())
         return link
 
@@ -335,7 +349,7 @@ class Connections:
         the user, the process is accepted.
         """
         sock = transport.get_extra_info("socket")
-        if self._secret is not None or sock.family == socket.AF_UNIX:
+        if self._secrets or sock.family == socket.AF_UNIX:
             return True
         return user_at_other_end(sock) in (os.getuid(), None)
 
@@ -366,7 +380,7 @@ class Connections:
             proof, theirs = handshake.take_reply(payload)
             _check_certificate(state, theirs)
             link.send_at_once(FrameKind.PROOF, proof)
-            self._establish(link, state, theirs)
+            self._establish(link, state, theirs, handshake.frame_keys)
         elif isinstance(handshake, Initiator) and kind == FrameKind.REFUSED:
             raise HandshakeError("refused", f"refused by the peer: {bytes(payload).decode(errors='replace')}")
         elif isinstance(handshake, Acceptor) and kind == FrameKind.HELLO:
@@ -376,7 +390,8 @@ class Connections:
             link.send_at_once(FrameKind.REPLY, handshake.take_hello(payload))
             state.greeted = True
         elif isinstance(handshake, Acceptor) and kind == FrameKind.PROOF:
-            self._establish(link, state, handshake.take_proof(payload))
+            theirs = handshake.take_proof(payload)
+            self._establish(link, state, theirs, handshake.frame_keys)
         else:
             raise HandshakeError("malformed", f"frame of kind {kind} within the handshake")
 
@@ -387,7 +402,7 @@ class Connections:
         if over_tcp and theirs.node == self._owner.node and theirs.channel != Channel.CALL:
             raise HandshakeError("node", f"a process of another machine or user calls itself {theirs.node!r}")
 
-    def _establish(self, link: Link, state: _LinkState, theirs: Hello) -> None:
+    def _establish(self, link: Link, state: _LinkState, theirs: Hello, keys: FrameKeys | None) -> None:
         peer = Peer(theirs.node, theirs.role, theirs.nonce, theirs.history, theirs.store_id)
         state.peer = peer
         state.handshake = None
@@ -398,10 +413,24 @@ class Connections:
         if theirs.cluster:
             self._drop_stale_incarnations(peer)
         self._peers.setdefault(peer, set()).add(link)
-        link.establish(Channel(theirs.channel))
+        link.establish(Channel(theirs.channel), **self._checks(link, state, keys))
         if self._bulk_paused and link.channel is Channel.BULK and state.dialer is None:
             link.pause_reading()
         self._owner.on_up(peer)
+
+    def _checks(self, link: Link, state: _LinkState, keys: FrameKeys | None) -> dict[str, FrameMac]:
+        """Return the checks of a connection's frames, other than checksums.
+
+        TLS has its own, and the kernel carries what passes between processes of one node.
+        """
+        assert link.transport is not None
+        over_tcp = link.transport.get_extra_info("socket").family != socket.AF_UNIX
+        if keys is None or state.certified is not None or not over_tcp:
+            return {}
+        self._counters["connections_sealed"] += 1
+        if state.dialer is not None:
+            return {"sent": FrameMac(keys.from_initiator), "received": FrameMac(keys.from_acceptor)}
+        return {"sent": FrameMac(keys.from_acceptor), "received": FrameMac(keys.from_initiator)}
 
     def _drop_stale_incarnations(self, peer: Peer) -> None:
         """Close the connections of earlier incarnations: a process with a new nonce has died since."""
@@ -439,12 +468,15 @@ class Connections:
             self._log.warning(
                 "peer", "%s ended the connection: it may refuse our certificate", state.dialer.place
             )
-        if state is not None and state.greeted and peer is None and self._secret is not None:
+        if state is not None and state.greeted and peer is None and self._secrets:
             self._counters["refused_secret"] += 1
             self._log.warning(
                 "secret",
                 "a process that connected left when it saw our proof: it may have another secret than ours",
             )
+        if link.forged:
+            self._counters["frames_forged"] += 1
+            self._log.warning("forged", "a connection with %s ends: %s", peer, link.close_reason)
         self._forget(link)
         if peer is not None and link in self._peers.get(peer, ()):
             self._lose(peer, link.close_reason)

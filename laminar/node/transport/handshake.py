@@ -1,10 +1,15 @@
 """The handshake of two processes, as pure values: which process is at the other end of a connection.
 
 The initiator sends a `Hello`; the acceptor answers with its own and a proof; the initiator sends its proof
-and may send frames at once. Each proof is an HMAC-SHA256 under the cluster's secret over *both* hellos, each
-of which carries a fresh random challenge, so neither side can replay or reflect what it saw. Without a secret
-both proofs are empty, and a side that has a secret accepts no empty one. The secret authenticates the
-process, not what it sends: frames carry checksums only, and are encrypted where the connection speaks TLS.
+and may send frames at once. Each proof is an HMAC-SHA256 over *both* hellos, each of which carries a fresh
+random challenge, so neither side can replay or reflect what it saw. The acceptor proves the first of its
+secrets, the initiator the one of its own that the acceptor has proved. Without a secret both proofs are
+empty, and a side that has a secret accepts no empty one.
+
+The secret and both hellos also make the keys of the frames that follow (`frame_keys`): one who passed the
+proofs on without knowing the secret can't add, change, repeat or reorder a frame. Programs before code
+version 7 prove the secret itself, and their frames carry checksums only; the proofs cover the version that
+each side says.
 
 This module reads no socket, clock or randomness: `laminar.node.transport.transport` passes bytes and
 challenges in.
@@ -15,9 +20,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 import msgspec
+
+from laminar.node.secret.keys import KEYS_SINCE, Keys
 
 PROTOCOL_VERSION = 1
 """The version of the handshake. What is sent after it depends on the code version that is enabled."""
@@ -196,14 +205,48 @@ def check_code_version(enabled: int, hello: Hello) -> None:
         )
 
 
-def acceptor_proof(secret: bytes | None, initiator: bytes, acceptor: bytes) -> bytes:
-    """Return the proof by which the acceptor shows that it knows the secret; empty without one."""
-    return _proof(secret, _ACCEPTOR, initiator, acceptor)
+class FrameKeys(NamedTuple):
+    """The keys of the frames of one connection, by direction."""
+
+    from_initiator: bytes
+    from_acceptor: bytes
 
 
-def initiator_proof(secret: bytes | None, initiator: bytes, acceptor: bytes) -> bytes:
-    """Return the proof by which the initiator shows that it knows the secret; empty without one."""
-    return _proof(secret, _INITIATOR, initiator, acceptor)
+class Transcript(NamedTuple):
+    """Both hellos as they were sent; `derived`: both programs know the keys of `laminar.node.secret.keys`."""
+
+    initiator: bytes
+    acceptor: bytes
+    derived: bool
+
+    def digests(self) -> bytes:
+        """Return a hash of both: hashing each first fixes where one ends and the other begins."""
+        return hashlib.sha256(self.initiator).digest() + hashlib.sha256(self.acceptor).digest()
+
+    def acceptor_proof(self, keys: Keys | None) -> bytes:
+        """Return the proof by which the acceptor shows that it knows a secret; empty without one."""
+        return self._proof(keys, _ACCEPTOR)
+
+    def initiator_proof(self, keys: Keys | None) -> bytes:
+        """Return the proof by which the initiator shows that it knows a secret; empty without one."""
+        return self._proof(keys, _INITIATOR)
+
+    def frame_keys(self, keys: Keys | None) -> FrameKeys | None:
+        """Return the keys of the frames that follow; None without a secret, or with an older program."""
+        if keys is None or not self.derived:
+            return None
+        both = self.digests()
+        return FrameKeys(keys.frames_of(b"initiator", both), keys.frames_of(b"acceptor", both))
+
+    def _proof(self, keys: Keys | None, label: bytes) -> bytes:
+        if keys is None:
+            return b""
+        key = keys.handshake if self.derived else keys.secret
+        return hmac.digest(key, label + self.digests(), "sha256")
+
+
+def _knows_keys(mine: Hello, theirs: Hello) -> bool:
+    return min(mine.code_version, theirs.code_version) >= KEYS_SINCE
 
 
 def check_proof(expected: bytes, proof: bytes | memoryview) -> None:
@@ -212,22 +255,16 @@ def check_proof(expected: bytes, proof: bytes | memoryview) -> None:
         raise HandshakeError("secret", "authentication failed: secrets differ")
 
 
-def _proof(secret: bytes | None, label: bytes, initiator: bytes, acceptor: bytes) -> bytes:
-    if secret is None:
-        return b""
-    # Hashing each hello first fixes where one ends and the other begins.
-    transcript = hashlib.sha256(initiator).digest() + hashlib.sha256(acceptor).digest()
-    return hmac.digest(secret, label + transcript, "sha256")
-
-
 class Initiator:
     """The handshake as the connecting side sees it: send `hello`, give the reply to `take_reply`."""
 
-    def __init__(self, hello: Hello, secret: bytes | None, *, enabled: int = 0) -> None:
+    def __init__(self, hello: Hello, secrets: Sequence[Keys], *, enabled: int = 0) -> None:
         """Begin; `enabled` is the code version that this process knows to be enabled."""
         self.hello = encode_hello(hello)
+        self.frame_keys: FrameKeys | None = None
+        """Set when the handshake is over; None: frames have checksums only."""
         self._mine = hello
-        self._secret = secret
+        self._secrets = secrets
         self._enabled = enabled
 
     def take_reply(self, payload: bytes | memoryview) -> tuple[bytes, Hello]:
@@ -238,23 +275,40 @@ class Initiator:
         """
         reply = decode_reply(payload)
         theirs = decode_hello(reply.hello)
-        check_proof(acceptor_proof(self._secret, self.hello, reply.hello), reply.proof)
+        transcript = Transcript(self.hello, reply.hello, _knows_keys(self._mine, theirs))
+        keys = self._proven(transcript, reply.proof)
         check_cluster(self._mine.cluster or None, theirs)
         check_epoch(self._mine, theirs)
         check_code_version(self._enabled, theirs)
-        return initiator_proof(self._secret, self.hello, reply.hello), theirs
+        self.frame_keys = transcript.frame_keys(keys)
+        return transcript.initiator_proof(keys), theirs
+
+    def _proven(self, transcript: Transcript, proof: bytes) -> Keys | None:
+        """Return the keys of the secret that the acceptor has proved; None where there is no secret.
+
+        Raises:
+            HandshakeError: it has proved none of ours.
+        """
+        for keys in self._secrets:
+            if hmac.compare_digest(transcript.acceptor_proof(keys), proof):
+                return keys
+        if self._secrets or proof:
+            raise HandshakeError("secret", "authentication failed: secrets differ")
+        return None
 
 
 class Acceptor:
     """The handshake as the accepting side sees it: `take_hello` gives the reply, `take_proof` ends it."""
 
-    def __init__(self, mine: Hello, secret: bytes | None, *, enabled: int = 0) -> None:
+    def __init__(self, mine: Hello, secrets: Sequence[Keys], *, enabled: int = 0) -> None:
         """Begin; `enabled` as for the `Initiator`."""
+        self.frame_keys: FrameKeys | None = None
+        """Set when the handshake is over; None: frames have checksums only."""
         self._mine = mine
-        self._secret = secret
+        self._keys = secrets[0] if secrets else None
         self._enabled = enabled
         self._theirs: Hello | None = None
-        self._expected = b""
+        self._transcript: Transcript | None = None
 
     def take_hello(self, payload: bytes | memoryview) -> bytes:
         """Return the reply to send.
@@ -268,10 +322,9 @@ class Acceptor:
         check_cluster(self._mine.cluster or None, theirs)
         check_code_version(self._enabled, theirs)
         self._theirs = theirs
-        initiator = bytes(payload)
-        acceptor = encode_hello(msgspec.structs.replace(self._mine, channel=theirs.channel))
-        self._expected = initiator_proof(self._secret, initiator, acceptor)
-        return encode_reply(acceptor, acceptor_proof(self._secret, initiator, acceptor))
+        mine = encode_hello(msgspec.structs.replace(self._mine, channel=theirs.channel))
+        self._transcript = Transcript(bytes(payload), mine, _knows_keys(self._mine, theirs))
+        return encode_reply(mine, self._transcript.acceptor_proof(self._keys))
 
     def take_proof(self, payload: bytes | memoryview) -> Hello:
         """Return the initiator's hello, now that its proof is checked.
@@ -279,8 +332,9 @@ class Acceptor:
         Raises:
             HandshakeError: the proof is wrong, or came too early.
         """
-        if self._theirs is None:
+        if self._theirs is None or self._transcript is None:
             raise HandshakeError("malformed", "a proof before a hello")
-        check_proof(self._expected, payload)
+        check_proof(self._transcript.initiator_proof(self._keys), payload)
         check_epoch(self._mine, self._theirs)
+        self.frame_keys = self._transcript.frame_keys(self._keys)
         return self._theirs

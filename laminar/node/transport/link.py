@@ -5,8 +5,9 @@ A frame is a header of 16 bytes, little-endian, and a payload:
     0 length u32 (of the payload) | 4 kind u8 | 5 zero u8 | 6 zero u16 | 8 number u32 | 12 crc u32
 
 `number` counts the frames of one direction of one connection from 0, so a lost or doubled one can't go
-unnoticed; `crc` is the CRC32C of header bytes 0..12 and the payload. A frame that breaks a rule ends the
-connection.
+unnoticed; `crc` is the CRC32C of header bytes 0..12 and the payload. After a handshake that has agreed on
+keys a MAC of 16 bytes stands in the place of `crc` (`laminar.node.transport.frame_check`). A frame that
+breaks a rule ends the connection.
 
 In: the first bytes of a frame arrive in a buffer that all links of a transport share; a frame that is
 complete there is copied out (it is small), the rest of an incomplete one is received straight into a buffer
@@ -28,14 +29,13 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol, cast
 
-from laminar.checksum import crc32c
+from laminar.node.transport.frame_check import MAC_BYTES, Buffer, Checksum, FrameCheck, is_right
 from laminar.node.transport.handshake import MAX_HANDSHAKE_BYTES, Channel
 
-Buffer = bytes | bytearray | memoryview
-
 HEADER = struct.Struct("<IBBHI")
-_CRC = struct.Struct("<I")
-HEADER_SIZE = HEADER.size + _CRC.size
+"""The header of a frame without its check."""
+HEADER_SIZE = HEADER.size + MAC_BYTES
+"""The most that a header has."""
 MAX_FRAME_BYTES = 64 << 20
 MAX_MESSAGE_BYTES = 512 << 20
 """The largest message of a bulk link; above `MAX_FRAME_BYTES` it travels in parts. New entries are never that
@@ -77,6 +77,9 @@ class FrameKind(IntEnum):
 _KINDS = frozenset(FrameKind)
 
 
+_CHECKSUM = Checksum()
+
+
 class LinkOwner(Protocol):
     """The owner of links, which they report to. All calls come from inside the loop."""
 
@@ -115,6 +118,8 @@ class Link(asyncio.BufferedProtocol):
         self.close_reason = ""
         self.received = False
         """Set whenever bytes arrive; the owner clears it when it looks for silence."""
+        self.forged = False
+        """Whether it ended because of a frame that the peer did not make, or did not make for this place."""
         self.frames_in = 0
         self.frames_out = 0
         self.bytes_in = 0
@@ -125,10 +130,13 @@ class Link(asyncio.BufferedProtocol):
         self._body: bytearray | None = None
         self._body_view = memoryview(b"")
         self._body_filled = 0
-        self._body_kind = 0
-        self._body_crc = 0
-        self._body_header_crc = 0
+        self._body_head = b""
+        self._body_check = b""
+        self._check_sent: FrameCheck = _CHECKSUM
+        self._check_received: FrameCheck = _CHECKSUM
         self._received_parts = bytearray()
+        # Frames that wait for the end of the handshake, which decides on their check.
+        self._early: list[tuple[FrameKind, Sequence[Buffer], int]] = []
         self._outgoing: list[Buffer] = []
         self._outgoing_bytes = 0
         self._flush_scheduled = False
@@ -186,29 +194,27 @@ class Link(asyncio.BufferedProtocol):
         return list(rest), size
 
     def _queue(self, kind: FrameKind, parts: Sequence[Buffer], size: int) -> None:
+        self._outgoing_bytes += HEADER.size + self._check_sent.size + size
+        if not self.established:
+            self._early.append((kind, parts, size))
+            return
         self._outgoing.append(self._header(kind, parts, size))
         self._outgoing += parts
-        self._outgoing_bytes += HEADER_SIZE + size
-        if self.established and not self._flush_scheduled:
+        if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
     def send_at_once(self, kind: FrameKind, payload: bytes) -> None:
         """Write a frame of the handshake, ahead of what waits for the handshake's end."""
         assert self.transport is not None and not self.established, f"handshake frame {kind!r} out of place"
-        # Handshake frames are not numbered: what waits already has its numbers.
-        number, self.frames_out = self.frames_out, 0
         self.transport.write(self._header(kind, (payload,), len(payload)) + payload)
-        self.frames_out = number
+        self.frames_out = 0  # frames of the handshake are not numbered
 
     def _header(self, kind: FrameKind, parts: Sequence[Buffer], size: int) -> bytes:
         assert size <= MAX_FRAME_BYTES, f"frame of {size} bytes, at most {MAX_FRAME_BYTES}"
         head = HEADER.pack(size, kind, 0, 0, self.frames_out & 0xFFFFFFFF)
         self.frames_out += 1
-        crc = crc32c(head)
-        for part in parts:
-            crc = crc32c(part, crc)
-        return head + _CRC.pack(crc)
+        return head + self._check_sent.of(head, parts)
 
     def _flush(self) -> None:
         self._flush_scheduled = False
@@ -218,14 +224,23 @@ class Link(asyncio.BufferedProtocol):
         outgoing, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
         self.transport.writelines(join_small(outgoing))
 
-    def establish(self, channel: Channel) -> None:
-        """End the handshake: large frames are accepted now, and what waited is sent."""
+    def establish(
+        self, channel: Channel, *, sent: FrameCheck | None = None, received: FrameCheck | None = None
+    ) -> None:
+        """End the handshake: large frames are accepted now, and what waited is sent.
+
+        `sent` and `received` check the frames from now on; None: checksums do.
+        """
         assert self.transport is not None and not self.established, f"established twice: {self!r}"
         self.channel = channel
         self.established = True
         self._max_frame_bytes = MAX_FRAME_BYTES
         high = _BULK_HIGH_WATER_BYTES if channel is Channel.BULK else 2 * self.queue_limit_bytes
         self.transport.set_write_buffer_limits(high=high)
+        self._check_sent, self._check_received = sent or _CHECKSUM, received or _CHECKSUM
+        early, self._early, self._outgoing_bytes = self._early, [], 0
+        for kind, parts, size in early:
+            self._queue(kind, parts, size)
         self._flush()
 
     def close(self, reason: str) -> None:
@@ -244,6 +259,7 @@ class Link(asyncio.BufferedProtocol):
     def _end(self, reason: str) -> None:
         self.close_reason = self.close_reason or reason
         self.closing = True
+        self._early = []
         self._outgoing = []
         self._outgoing_bytes = 0
 
@@ -319,21 +335,22 @@ class Link(asyncio.BufferedProtocol):
         """Deliver the complete frames of the shared buffer's first `end` bytes, and keep the remainder."""
         position = 0
         shared = self._shared
-        while end - position >= HEADER_SIZE:
+        # The handshake's last frame changes the check of those behind it.
+        while end - position >= (header := HEADER.size + self._check_received.size):
             length, kind, zero, zeros, number = HEADER.unpack_from(shared, position)
             if not self._acceptable(length, kind, zero | zeros, number):
                 return
-            (crc,) = _CRC.unpack_from(shared, position + HEADER.size)
-            header_crc = crc32c(shared[position : position + HEADER.size])
-            begin = position + HEADER_SIZE
+            head = bytes(shared[position : position + HEADER.size])
+            check = bytes(shared[position + HEADER.size : position + header])
+            begin = position + header
             position = begin + length
             if position > end:
-                self._begin_body(shared[begin:end], length, kind, crc=crc, header_crc=header_crc)
+                self._begin_body(shared[begin:end], length, head, check)
                 return
             payload = bytes(shared[begin:position])
             # No link receives more bytes before the owner has handled this frame, so the rest of `shared`
             # is not overwritten.
-            self._deliver(kind, memoryview(payload), crc=crc, header_crc=header_crc)
+            self._deliver(head, memoryview(payload), check)
             if self.closing:
                 return
         self._remnant = bytes(shared[position:end])
@@ -342,28 +359,32 @@ class Link(asyncio.BufferedProtocol):
         expected = self.frames_in & 0xFFFFFFFF if self.established else 0
         if length <= self._max_frame_bytes and kind in _KINDS and zeros == 0 and number == expected:
             return True
+        self.forged = self._check_received is not _CHECKSUM
         self.abort(f"bad frame: length {length}, kind {kind}, number {number}, expected {expected}")
         return False
 
-    def _begin_body(self, first: memoryview, length: int, kind: int, *, crc: int, header_crc: int) -> None:
+    def _begin_body(self, first: memoryview, length: int, head: bytes, check: bytes) -> None:
         self._body = bytearray(length)
         self._body_view = memoryview(self._body)
         self._body_filled = len(first)
         self._body_view[: len(first)] = first
-        self._body_kind = kind
-        self._body_crc = crc
-        self._body_header_crc = header_crc
+        self._body_head = head
+        self._body_check = check
 
     def _finish_body(self) -> None:
         payload = self._body_view
         self._body = None
         self._body_view = memoryview(b"")
-        self._deliver(self._body_kind, payload, crc=self._body_crc, header_crc=self._body_header_crc)
+        self._deliver(self._body_head, payload, self._body_check)
 
-    def _deliver(self, kind: int, payload: memoryview, *, crc: int, header_crc: int) -> None:
-        if crc32c(payload, header_crc) != crc:
-            self.abort(f"bad frame: checksum of frame {self.frames_in} does not match")
+    def _deliver(self, head: bytes, payload: memoryview, check: bytes) -> None:
+        if not is_right(self._check_received.of(head, (payload,)), check):
+            self.forged = self._check_received is not _CHECKSUM
+            self.abort(
+                f"bad frame: {'MAC' if self.forged else 'checksum'} of frame {self.frames_in} is wrong"
+            )
             return
+        kind = HEADER.unpack(head)[1]
         if self.established:
             self.frames_in += 1
         if kind == FrameKind.PART or self._received_parts:

@@ -28,10 +28,12 @@ import msgspec
 
 from laminar.node.host.certificates import Certificates
 from laminar.node.host.tls_listener import TlsListener
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.connections import Connections, Limits, Peer, ProtocolError
 from laminar.node.transport.dialer import Address, TcpAddress, UnixAddress
+from laminar.node.transport.frame_check import Buffer
 from laminar.node.transport.handshake import CHALLENGE_SIZE, PROTOCOL_VERSION, Channel, Hello
-from laminar.node.transport.link import MAX_FRAME_BYTES, Buffer, FrameKind, Link
+from laminar.node.transport.link import MAX_FRAME_BYTES, FrameKind, Link
 from laminar.node.transport.rpc import Calls, CallTimeout, PeerLost, RemoteError, TransportError
 
 __all__ = [
@@ -61,6 +63,7 @@ class Transport:
 
     `cluster_id` is called at each handshake, so a joining node may learn its cluster while it runs. With
     `certificates` all TCP connections speak TLS, and each side shows a certificate that names its node.
+    With `secrets` and without TLS each frame over TCP has a MAC under a key of its connection.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class Transport:
         node: str,
         role: int,
         nonce: bytes,
-        secret: bytes | None,
+        secrets: Keyring,
         certificates: Certificates | None = None,
         history: bytes = b"",
         store_id: bytes = b"",
@@ -104,7 +107,7 @@ class Transport:
         self._closed = False
         self._connections = Connections(
             self,
-            secret=secret,
+            secrets=secrets,
             certificates=certificates,
             limits=self.limits,
             rng=rng or random.Random(),

@@ -21,11 +21,14 @@ from laminar.node.access.tokens import NewToken, id_of, new_token, proves
 from laminar.node.api.app import Api, _Matched
 from laminar.node.runtime import join_proof
 from laminar.node.runtime.cluster_view import View
+from laminar.node.secret.keyring import Keyring
+from laminar.node.secret.keys import Keys
 from membership.records import CatalogState, CredentialRecord, Grant, LimitRecord
 from tests.node.services import Stopped, message_of, unix_name
 
 NOW_MS = 1_700_000_000_000
-SECRET = b"of the cluster's nodes"
+SECRET = "of the cluster's nodes"
+KEYS = Keys(SECRET.encode())
 
 
 def record_of(token: NewToken, *, grants: list[Grant], expires_ms: int = 0) -> CredentialRecord:
@@ -44,7 +47,7 @@ class Guarded:
         self.view.message = message_of(["here"])
         record = record_of(self.token, grants=list(grants), expires_ms=expires_ms)
         self.show(self.catalog.credentials | {record.id: record})
-        self.guard = Guard(self.view, self.clock, secret=SECRET)
+        self.guard = Guard(self.view, self.clock, secrets=Keyring([SECRET]))
 
     @property
     def catalog(self) -> CatalogState:
@@ -174,14 +177,14 @@ def test_a_public_route_looks_at_no_token() -> None:
 def test_a_node_that_joins_shows_the_secret_and_learns_the_nodes_alone() -> None:
     """For some minutes of its clock, and for one operation."""
     guarded = Guarded()
-    proof = join_proof.authorization(SECRET, now_ms=NOW_MS)
+    proof = join_proof.authorization(KEYS, now_ms=NOW_MS)
     principal = guarded.guard.permit(guarded.head(proof), "cluster", ANY, {})
     assert guarded.guard.holds(principal) and 0 == len(principal.grants)
     assert 401 == refusal(guarded, proof).status
     wrong = (
-        join_proof.authorization(b"another secret", now_ms=NOW_MS),
-        join_proof.authorization(SECRET, now_ms=NOW_MS - join_proof.VALID_MS),
-        join_proof.authorization(SECRET, now_ms=NOW_MS + join_proof.VALID_MS),
+        join_proof.authorization(Keys(b"another secret"), now_ms=NOW_MS),
+        join_proof.authorization(KEYS, now_ms=NOW_MS - join_proof.VALID_MS),
+        join_proof.authorization(KEYS, now_ms=NOW_MS + join_proof.VALID_MS),
         proof.replace(str(NOW_MS), str(NOW_MS + 1)),
     )
     for text in wrong:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from laminar.node.consensus.raft_wire import control_frame
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.transport import Channel, TcpAddress, Transport
 from membership.catalog import CODE_VERSION
 from raft.messages import AnyMessage, Heartbeat, Vote
@@ -41,7 +42,7 @@ async def stranger(attacked: Victim) -> AsyncIterator[Transport]:
         node="evil",
         role=1,
         nonce=b"n" * 16,
-        secret=None,
+        secrets=Keyring(),
         code_version=CODE_VERSION,
     )
     yield evil

@@ -12,6 +12,7 @@ from laminar.node.catalog.recovery import Refused, StoppedNode
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import TERMS_PASSED, initial_frame
 from laminar.node.runtime.data_folder import IdentityError, open_data_folder
+from laminar.node.secret.keys import Keys
 from laminar.node.transport.handshake import Acceptor, Channel, HandshakeError, Hello, Initiator
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import SMALL
@@ -91,9 +92,9 @@ def hello(epoch: bytes, *, cluster: bytes = b"c" * 16) -> Hello:
     return Hello(1, cluster, "n", 0, b"n" * 16, Channel.CONTROL, b"x" * 32, b"", epoch)
 
 
-def greet(mine: Hello, theirs: Hello, *, secret: bytes | None = b"secret" * 4) -> None:
+def greet(mine: Hello, theirs: Hello, *, secret: bytes = b"secret" * 4) -> None:
     """Both sides of a handshake, as far as it comes."""
-    initiator, acceptor = Initiator(mine, secret), Acceptor(theirs, b"secret" * 4)
+    initiator, acceptor = Initiator(mine, [Keys(secret)]), Acceptor(theirs, [Keys(b"secret" * 4)])
     proof, _ = initiator.take_reply(acceptor.take_hello(initiator.hello))
     acceptor.take_proof(proof)
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from laminar.node.host.certificates import Certificates
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.transport import Limits, TcpAddress, Transport
 from tests.node.transport.ends import CLUSTER, End, Make
 
@@ -23,7 +24,7 @@ async def make() -> AsyncIterator[Make]:
         node: str,
         *,
         role: int = 1,
-        secret: bytes | None = b"s" * 16,
+        secrets: Keyring | None = None,
         cluster: bytes | None = CLUSTER,
         limits: Limits | None = None,
         nonce: bytes | None = None,
@@ -37,7 +38,7 @@ async def make() -> AsyncIterator[Make]:
             node=node,
             role=role,
             nonce=nonce or os.urandom(16),
-            secret=secret,
+            secrets=Keyring(["s" * 16]) if secrets is None else secrets,
             certificates=certificates,
             limits=limits,
             code_version=code_version,

@@ -11,18 +11,19 @@ import pytest
 from crc32c import crc32c
 
 from laminar.node.host.log_rate_limit import LINES
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.handshake import HandshakeError, decode_hello, encode_hello
 from laminar.node.transport.link import HEADER, FrameKind, Link
 from laminar.node.transport.transport import Channel, Limits, Peer, PeerLost, ProtocolError
 from tests.node.transport.ends import CLUSTER, PATIENCE_S, Make, Proxy, get, soon
 
+OURS, OTHER = Keyring(["s" * 16]), Keyring(["t" * 16])
 
-@pytest.mark.parametrize(("ours", "theirs"), [(b"s" * 16, b"t" * 16), (None, b"t" * 16), (b"s" * 16, None)])
-async def test_without_the_same_secret_nothing_passes(
-    make: Make, ours: bytes | None, theirs: bytes | None
-) -> None:
+
+@pytest.mark.parametrize(("ours", "theirs"), [(OURS, OTHER), (Keyring(), OTHER), (OURS, Keyring())])
+async def test_without_the_same_secret_nothing_passes(make: Make, ours: Keyring, theirs: Keyring) -> None:
     """Dropped and counted; also when only one side has one."""
-    a, b = await make("a", secret=ours), await make("b", secret=theirs)
+    a, b = await make("a", secrets=ours), await make("b", secrets=theirs)
 
     a.transport.send(b.address, Channel.CONTROL, [b"let me in"])
     with pytest.raises(PeerLost):
@@ -37,7 +38,7 @@ async def test_a_wrong_secret_is_said_once_and_not_tried_all_the_time(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A person must change something: till then one clear line is enough, and few connections."""
-    a, b = await make("a", secret=b"s" * 16), await make("b", secret=b"t" * 16)
+    a, b = await make("a", secrets=OURS), await make("b", secrets=OTHER)
 
     with pytest.raises(PeerLost, match="authentication failed: secrets differ"):
         await a.transport.call(b.address, "hi", b"", timeout=PATIENCE_S)
@@ -98,7 +99,7 @@ def test_a_hello_of_a_newer_program_is_read_and_one_of_the_first_has_code_versio
 async def test_an_initiator_that_skips_the_proof_is_dropped(make: Make) -> None:
     """The acceptor checks for itself; it doesn't rely on the other side's leaving."""
     b = await make("b")
-    liar = await make("a", secret=b"t" * 16)
+    liar = await make("a", secrets=OTHER)
     # It takes any answer for a right one, and goes on as if it had shown the secret.
     hello = liar.transport.hello(Channel.CONTROL)
 
@@ -276,7 +277,7 @@ async def test_without_a_secret_another_users_process_is_not_heard(
 ) -> None:
     """As on a Unix socket; where the kernel cannot tell, all are heard as before."""
     monkeypatch.setattr("laminar.node.transport.connections.user_at_other_end", lambda sock: user)
-    a, b = await make("a", secret=None), await make("b", secret=None)
+    a, b = await make("a", secrets=Keyring()), await make("b", secrets=Keyring())
 
     a.transport.send(b.address, Channel.CONTROL, [b"hi"])
 
@@ -287,7 +288,7 @@ async def test_the_acceptor_counts_and_says_that_a_secret_is_wrong(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The one who knocks sees it first and leaves: else nobody here would ever know that someone guesses."""
-    a, b = await make("a", secret=b"s" * 16), await make("b", secret=b"t" * 16)
+    a, b = await make("a", secrets=OURS), await make("b", secrets=OTHER)
 
     a.transport.send(b.address, Channel.CONTROL, [b"let me in"])
 

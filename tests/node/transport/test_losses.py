@@ -53,10 +53,11 @@ def test_pauses_double_up_to_a_limit() -> None:
 SERVER = """
 import asyncio, os, socket, sys
 sys.path.insert(0, sys.argv[1])
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.transport import *
 async def main():
     ids = {"cluster_id": lambda: b"c" * 16, "node": "k", "role": 1, "nonce": os.urandom(16)}
-    transport = Transport(**ids, secret=b"s" * 16)
+    transport = Transport(**ids, secrets=Keyring(["s" * 16]))
     transport.on_frame = lambda peer, channel, payload: print("frame", flush=True)
     sock = socket.create_server(("127.0.0.1", 0))
     await transport.serve_tcp(sock)

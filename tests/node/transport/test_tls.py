@@ -15,6 +15,7 @@ import pytest
 
 from laminar.checksum import crc32c
 from laminar.node.host.certificates import Certificates, TlsFiles
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.handshake import CHALLENGE_SIZE, Channel, Hello, Initiator
 from laminar.node.transport.link import HEADER, FrameKind
 from laminar.node.transport.transport import Limits, PeerLost, TcpAddress
@@ -156,7 +157,7 @@ async def test_a_node_without_tls_and_one_with_it_refuse_each_other(authority: A
 async def test_the_secret_is_proved_inside(authority: Authority, make: Make) -> None:
     """A certificate of the cluster is not enough."""
     victim = await make("b", certificates=certified(authority, "b"))
-    other = await make("a", certificates=certified(authority, "a"), secret=b"another" * 4)
+    other = await make("a", certificates=certified(authority, "a"), secrets=Keyring(["another" * 4]))
 
     other.transport.send(victim.address, Channel.CONTROL, [b"frame"])
     await soon(lambda: other.count("refused_secret") == 1)
@@ -292,7 +293,7 @@ async def test_a_hello_over_tls_without_a_proof_is_no_peer(authority: Authority,
     context = certified(authority, "a").current.connect
     reader, writer = await asyncio.open_connection(*victim.address, ssl=context)
     hello = Hello(1, CLUSTER, "a", 1, b"n", Channel.CONTROL, b"c" * CHALLENGE_SIZE)
-    payload = Initiator(hello, None).hello
+    payload = Initiator(hello, ()).hello
     writer.write(frame(FrameKind.HELLO, payload))
     await asyncio.wait_for(reader.readexactly(16), PATIENCE_S)
     writer.write(frame(FrameKind.PROOF, b""))

@@ -25,6 +25,7 @@ from laminar.node.host.settings import Settings
 from laminar.node.partition.partition import Partition
 from laminar.node.runtime.boot import Role, StatusBoard
 from laminar.node.runtime.cluster_view import View
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.transport import Transport
 
 T = TypeVar("T")
@@ -44,6 +45,10 @@ class ShardServices(Protocol):
     @property
     def settings(self) -> Settings:
         """The node's settings."""
+
+    @property
+    def secrets(self) -> Keyring:
+        """The secrets that the nodes of the cluster share."""
 
     @property
     def clock(self) -> Clock:

@@ -71,7 +71,7 @@ class Datagrams(asyncio.DatagramProtocol):
         self._topics = topics
         self._stale = StaleRoutes(topics)
         self._limits = limits
-        self._codec = DatagramCodec(services.settings.secret_bytes or b"")
+        self._codec = DatagramCodec(services.settings.secret.encode())
         self._transport: asyncio.DatagramTransport | None = None
         self._tasks: set[asyncio.Task[Appended | Leader]] = set()
         self._waiting = 0

@@ -34,6 +34,7 @@ from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.succession import Input, OpenRecord, SealRecord
 from laminar.node.partition.state.succession import Output as SealedOutput
 from laminar.node.runtime.cluster_view import View, ViewMessage
+from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.transport import Transport
 from membership.records import CatalogState, NodeRecord, RouteChange, Seal
 from membership.requests import CloseChange, ReportSeal
@@ -224,7 +225,7 @@ async def problem_of(asking: Awaitable[Any]) -> Problem:
 async def opened(directory: Path, partitions: int = 1) -> AsyncIterator[Routed]:
     """Open a topic of this many partitions, with route 0."""
     storage = Storage.open(RealDisk(), str(directory / "home"), str(directory / "logs"), settings=SMALL)
-    transport = Transport(cluster_id=lambda: b"c" * 16, node=NODE, role=1, nonce=b"n" * 16, secret=None)
+    transport = Transport(cluster_id=lambda: b"c" * 16, node=NODE, role=1, nonce=b"n" * 16, secrets=Keyring())
     failures: list[object] = []
     driver = Driver(
         storage=storage,

@@ -1,0 +1,1 @@
+"""The secret that the nodes of a cluster share: its file, and its keys, one for each use."""

@@ -1,0 +1,71 @@
+"""What shows that a frame is as its sender made it: a checksum, or a MAC under a key of its connection.
+
+A checksum finds what a wire or a machine has changed. A MAC also finds what someone has: its key belongs to
+one direction of one connection, and it covers the number of the frame, so no frame can be added, changed,
+repeated, reordered, left out before another, or taken from another connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from laminar.checksum import crc32c
+
+Buffer = bytes | bytearray | memoryview
+
+MAC_BYTES: Final = 16
+_CRC: Final = struct.Struct("<I")
+_COUNT: Final = struct.Struct("<Q")
+
+
+class FrameCheck(Protocol):
+    """The check of the frames of one direction. `size` is how many bytes it adds to a frame."""
+
+    size: int
+
+    def of(self, head: Buffer, parts: Sequence[Buffer]) -> bytes:
+        """Return the check of the next frame: of its header without the check, and the payload's parts."""
+
+
+class Checksum:
+    """CRC-32C: what frames have where no key is agreed, or TLS checks them."""
+
+    size: int = _CRC.size
+
+    def of(self, head: Buffer, parts: Sequence[Buffer]) -> bytes:
+        """Return the checksum of a frame."""
+        crc = crc32c(head)
+        for part in parts:
+            crc = crc32c(part, crc)
+        return _CRC.pack(crc)
+
+
+class FrameMac:
+    """HMAC-SHA256 of the frame's number (64 bits, never repeated), header and payload, cut to 16 bytes."""
+
+    size: int = MAC_BYTES
+
+    def __init__(self, key: bytes) -> None:
+        self._keyed = hmac.new(key, digestmod=hashlib.sha256)
+        self._count = 0
+
+    def __repr__(self) -> str:
+        return f"<FrameMac {self._count} frames>"
+
+    def of(self, head: Buffer, parts: Sequence[Buffer]) -> bytes:
+        """Return the MAC of the next frame."""
+        mac = self._keyed.copy()
+        mac.update(_COUNT.pack(self._count) + head)
+        self._count += 1
+        for part in parts:
+            mac.update(part)
+        return mac.digest()[:MAC_BYTES]
+
+
+def is_right(expected: bytes, given: bytes) -> bool:
+    """Return whether two checks are equal; the comparison takes the same time always."""
+    return hmac.compare_digest(expected, given)
