@@ -89,6 +89,8 @@ class _Settler:
     steps: Sequence[Step]
     future: asyncio.Future[Settled]
     extends: list[tuple[int, Out, int]] = field(default_factory=list)
+    # No entry was proposed after it was judged, whose commit would show that this replica led then.
+    is_unconfirmed: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -239,9 +241,11 @@ class Delivery:
         self._settlers.append(settler)
         self._wake()
         settled = await settler.future
-        if settler.extends:
-            # A leader that was deposed may not give time: the next one counts by its own clock.
+        if settler.is_unconfirmed or settler.extends:
+            # A leader that was deposed may lack what was given out since, after a seek also of what is done.
+            # Nor may it give time: the next one counts by its own clock.
             await self._partition.reader.confirmed_bounds()
+        if settler.extends:
             missed = self._extend(settler)
             if missed:
                 await self._seen()  # what ended them is not committed yet, perhaps
@@ -277,6 +281,8 @@ class Delivery:
                 over += [each._replace(first=first, end=first + count) for first, count in runs_of(out)]
                 late += sum(_was_late(held, offset) for offset in out)
             if over:
+                # A leader that was deposed may lack deliveries of the next one: they are not over.
+                await self._partition.reader.confirmed_bounds()
                 await self._seen()
                 return over, late
             left_s = deadline_s - self._loop.time()
@@ -622,6 +628,8 @@ class Delivery:
         changes = ends.changes()
         try:
             future = self._propose(changes) if changes else self._seen() if answers else None
+            for settler, _ in answers:
+                settler.is_unconfirmed = not changes
         except Problem as problem:
             for settler, _ in answers:
                 _fail(settler.future, problem)
