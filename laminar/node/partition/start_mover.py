@@ -105,7 +105,12 @@ class StartMover:
         return future
 
     def delete(self, index: int) -> asyncio.Future[Receipt]:
-        """Propose the same on a person's command: what channels have open is lost to them, copied or not."""
+        """Propose the same on a person's command: what channels have open is lost to them, copied or not.
+
+        These are two entries. If only the first is ever committed, the channels have lost copies before the
+        new start and the log begins where it did: less than was asked for, and nothing else. The command
+        was not answered then, and to repeat it does the rest.
+        """
         self._propose_deleted(self._context.log.index_entry(index).next_offset, [])
         return self.propose(index)
 

@@ -721,6 +721,24 @@ async def test_a_person_deletes_copies_too(tmp_path: Path) -> None:
         assert values(await given(delivery)) == [b"after"], "its key is free"
 
 
+async def test_a_deletion_that_ends_between_its_two_entries_is_repeated(tmp_path: Path) -> None:
+    """The first one alone takes no more than was asked for, and the second counts nothing twice."""
+    async with carrying(tmp_path, ChannelSettings(retry_ms=0)) as held:
+        partition = held.partition
+        channel = partition.state.channels.by_id[CHANNEL]
+        (moved,) = await held.failed(b"its copy lies after what is deleted")
+        await held.fill(5)
+        held.carrier.carry([last for last, _, _ in partition.log.sealed()])
+        await held.carrier.finished()
+        (later,) = await held.failed(b"after what is deleted")
+
+        await partition.start_mover.delete_copies(moved + 1)  # what a crash leaves: the first entry
+
+        assert (list(channel.aside), channel.lost, partition.start_offset) == ([later], 1, 0)
+        await partition.start_mover.delete(await partition.start_mover.index_before(moved + 1))
+        assert (list(channel.aside), channel.lost, partition.start_offset) == ([later], 1, moved + 1)
+
+
 async def test_a_copy_that_is_damaged_everywhere_is_a_dead_record(tmp_path: Path) -> None:
     """As an original is: attempts fail, and then it waits for a person."""
     async with carrying(tmp_path, ChannelSettings(retry_ms=0, max_attempts=2)) as held:

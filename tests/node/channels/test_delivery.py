@@ -297,7 +297,7 @@ async def test_a_leader_remembers_no_deadline_of_what_is_over(tmp_path: Path, ve
                 await append(partition, b"a")
                 jobs = await given(delivery, 1, timeout_ms=HOURS_MS)
             assert await delivery.settle(CHANNEL, steps(verb, jobs, timeout_ms=HOURS_MS)) == (1, [])
-        queue = delivery._lines[CHANNEL].queue
+        queue = delivery._lines.by_id[CHANNEL].queue
         assert len(queue._deadlines) <= 2 * len(queue.channel.out) + MIN_OUTDATED
 
         await delivery.settle(CHANNEL, steps("extend", shorter, timeout_ms=SHORT_MS))
@@ -326,7 +326,7 @@ async def test_a_request_that_ends_as_it_is_answered_is_given_nothing(tmp_path: 
         asked = [asyncio.create_task(delivery.receive(CHANNEL, wanted=1, wait_s=5.0)) for _ in range(2)]
         await asyncio.sleep(0)
         # Of two that are answered in one turn the second is cancelled before it runs.
-        one, _ = [each.future for each in delivery._lines[CHANNEL].waiting]
+        one, _ = [each.future for each in delivery._lines.by_id[CHANNEL].waiting]
         one.add_done_callback(lambda done: asked[1].cancel())
         await append(partition, b"a", b"b")
         await asyncio.wait(asked)
@@ -644,7 +644,7 @@ async def test_what_becomes_of_records_is_counted_by_channel_until_that_is_delet
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also what came again later than it was due; another channel has its own counts, and none is kept."""
-    monkeypatch.setattr("laminar.node.channels.delivery.OVERDUE_MS", 20)
+    monkeypatch.setattr("laminar.node.channels.giver.OVERDUE_MS", 20)
     async with lone_partition(tmp_path) as partition:
         deliveries = Deliveries()
         delivery = deliveries.of(partition)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from laminar.http.api.problems import Problem
-from laminar.node.channels import delivery as module
+from laminar.node.channels import giver as module
 from laminar.node.channels.delivery import Delivery
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition

@@ -238,3 +238,37 @@ async def test_leaders_that_die_lose_no_job_and_double_none(seed: int) -> None:
         tables = [member.partition.state.channels.stored() for member in cluster.members.values()]
         assert tables[0] == tables[1] == tables[2] and not tables[0][0].out
         consumers.stop()
+
+
+@pytest.mark.parametrize("what", ["done", "late", "over"])
+async def test_a_leader_that_is_cut_off_says_nothing_of_what_it_can_not_know(what: str) -> None:
+    """The next one may have gone back by a seek and given the record out again: then it is out, not done."""
+    async with trio() as cluster:
+        consumers = Consumers(cluster)
+        await consumers.open(ChannelSettings())
+        await append(cluster, [b"a"], [None])
+        old = await cluster.leader()
+        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=10.0)
+        assert jobs is not None
+        ack = Step("ack", Named(0, 0, 1, jobs.runs[0].delivery))
+        assert await consumers.settle(ack)
+        await cluster.settled()
+        cluster.cut_off(old.node)
+        # As of a delivery that the next leader may make: this one has never heard of it.
+        later = Named(0, 0, 1, jobs.runs[0].delivery + 100)
+        if what == "over":
+            asked: asyncio.Task[Any] = asyncio.create_task(
+                consumers.of(old).ended(CHANNEL, 1, [later], wait_s=20.0)
+            )
+        else:
+            step = ack if what == "done" else Step("nack", later)
+            asked = asyncio.create_task(consumers.of(old).settle(CHANNEL, [step]))
+
+        new = await cluster.leader(among=[node for node in cluster.members if node != old.node])
+        await consumers.of(new).seek(CHANNEL, 0)
+        again = await consumers.of(new).receive(CHANNEL, wanted=1, wait_s=10.0)
+        assert again is not None and again.total == 1
+        cluster.heal()
+        with pytest.raises(Problem):
+            await asyncio.wait_for(asked, 20)
+        consumers.stop()

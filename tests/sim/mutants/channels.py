@@ -13,6 +13,7 @@ PINS = ("tests/node/channels/test_pins.py",)
 PINNED_BATCHES = ("tests/node/transactions/test_pins.py",)
 TABLE = ("tests/node/partition/state/test_channels.py",)
 _DELIVERY = "laminar.node.channels.delivery:Delivery"
+_GIVER = "laminar.node.channels.giver:Giver"
 _QUEUE = "laminar.node.channels.queue:Queue"
 _ENDS = "laminar.node.channels.ends:Ends"
 _TABLE = "laminar.node.partition.state.channels:Channels"
@@ -21,7 +22,7 @@ _CARRIER = "laminar.node.channels.carrier:Carrier"
 CHANNELS = [
     case(
         "a job is answered before its entry is committed",
-        f"{_DELIVERY}._propose_given",
+        f"{_GIVER}._propose_given",
         "future.add_done_callback(partial(self._hand_over, channel, shares))",
         "[receiver.future.set_result(runs) for receiver, runs in shares]",
         channels=True,
@@ -51,10 +52,26 @@ CHANNELS = [
     case(
         "late is said before what it was judged by is committed",
         f"{_DELIVERY}._end_deliveries",
-        "self._seen() if answers else None",
+        "seen(self._partition) if answers else None",
         "[each.future.set_result(settled) for each, settled in answers] and None",
         tests=LEADERS,
         channels=True,
+    ),
+    case(
+        "a leader that was deposed says that a job is done, or late",
+        f"{_DELIVERY}.settle",
+        "settler.is_unconfirmed or settler.extends",
+        "settler.extends",
+        tests=LEADERS,
+        tests_only=True,
+    ),
+    case(
+        "a leader that was deposed says that a delivery of the next one is over",
+        f"{_DELIVERY}.ended",
+        "await self._partition.reader.confirmed_bounds()",
+        "pass",
+        tests=LEADERS,
+        tests_only=True,
     ),
     case(
         "what waits for its key is forgotten by a new leader",
@@ -122,7 +139,7 @@ CHANNELS = [
     ),
     case(
         "no gate: an ordered channel gives out what follows partitions that it is not done with",
-        f"{_DELIVERY}._may_give",
+        f"{_GIVER}._may_give",
         "return False",
         "return True",
         tests=GATE,
@@ -130,7 +147,7 @@ CHANNELS = [
     ),
     case(
         "the gate opens though nobody has said what is in the partitions before",
-        f"{_DELIVERY}._open_gate",
+        f"{_GIVER}._open_gate",
         "line.is_open = await",
         "line.is_open = True or await",
         tests=GATE,
@@ -417,7 +434,7 @@ CHANNELS = [
     case(
         "a time-out is by the wall clock",
         f"{_DELIVERY}._turn",
-        "now_s = self._loop.time() - self._stalled_s",
+        "now_s = self._lines.now_s()",
         "now_s = self._partition.context.now_ms() / 1000 - 1_700_000_000",
         channels=True,
     ),
@@ -545,7 +562,7 @@ CHANNELS = [
     ),
     case(
         "what a consumer that is gone was given is not released",
-        f"{_DELIVERY}._hand_over",
+        f"{_GIVER}._hand_over",
         "self._release(channel, runs)",
         "pass",
         tests=DELIVERY,
@@ -628,14 +645,6 @@ CHANNELS = [
         f"{_DELIVERY}.pin",
         "synced=True",
         "synced=False",
-        tests=PINS,
-        tests_only=True,
-    ),
-    case(
-        "a leader that was deposed says that a pinned job is extended",
-        f"{_ENDS}.settle",
-        "extends.append((offset, out, step.timeout_ms or out.timeout_ms))",
-        "offset in channel.pins or extends.append((offset, out, step.timeout_ms or out.timeout_ms))",
         tests=PINS,
         tests_only=True,
     ),

@@ -104,7 +104,7 @@ DELAYED = [
     ),
     case(
         "a queue goes on with a table that a snapshot made again",
-        "laminar.node.channels.delivery:Delivery._is_stale",
+        "laminar.node.channels.lines:Lines.is_stale",
         "line.queue.channel is not",
         "None is",
         tests=DELIVERY,

@@ -1,0 +1,148 @@
+"""What a leader remembers of channels in its term: of each its queue, and the consumers that wait.
+
+Nothing here has to be notified of elections: each turn compares the term, and begins again with what the log
+says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from laminar.http.api.problems import Problem
+from laminar.node.channels.jobs import Run
+from laminar.node.channels.proposing import fail
+from laminar.node.channels.queue import Queue
+from laminar.node.channels.scanner import Scanner
+from laminar.node.channels.watchers import Watchers
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.channels import Channel
+
+
+@dataclass(slots=True, eq=False)
+class Receiver:
+    """A request for records; with `wanted` 0 it asks only whether there is one."""
+
+    wanted: int
+    timeout_ms: int | None
+    deadline_s: float
+    future: asyncio.Future[list[Run] | None]
+    # Of what it is given: the records whose last consumer was late.
+    late: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """One channel in this term: its queue, and the consumers that wait."""
+
+    queue: Queue
+    scanner: Scanner
+    waiting: deque[Receiver] = field(default_factory=deque)
+    gate: asyncio.Task[None] | None = None
+    is_open: bool = False
+    passed_s: float = 0.0
+
+
+class Lines:
+    """The lines of one partition's channels; `wake` is called when one of them may have something to do."""
+
+    def __init__(self, partition: Partition, watchers: Watchers, wake: Callable[[], None]) -> None:
+        self.by_id: dict[int, Line] = {}
+        # How long this process has stood still, which does not count for consumers.
+        self.stalled_s = 0.0
+        self._partition = partition
+        self._watchers = watchers
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        # The lines are of this term, and of this table.
+        self._term = -1
+        self._table = partition.state.channels
+
+    def now_s(self) -> float:
+        """Return the time by which consumers have their records: a steady clock, without stalls."""
+        return self._loop.time() - self.stalled_s
+
+    def begin_turn(self) -> None:
+        """Forget what is of another term, or of a table that is not in force. Leader only."""
+        partition = self._partition
+        term = partition.replica.core.term
+        if term != self._term or self._table is not partition.state.channels:
+            self._term, self._table = term, partition.state.channels
+            for channel in list(self.by_id):
+                self.renew(channel)
+                if channel in self.by_id:
+                    self.by_id[channel].is_open = False
+        for channel, line in list(self.by_id.items()):
+            # The log's start has passed some of its records, or a snapshot made its table again.
+            if line.queue.lost != line.queue.channel.lost or self.is_stale(channel, line):
+                self.renew(channel)
+
+    def end_term(self, problem: Problem) -> None:
+        """Forget all lines, and refuse the consumers that wait."""
+        self._term = -1
+        lines, self.by_id = self.by_id, {}
+        self._watchers.refuse(problem)
+        for line in lines.values():
+            self.end_tasks(line)
+            for receiver in line.waiting:
+                fail(receiver.future, problem)
+
+    def channel(self, channel: int) -> Channel:
+        """Return a channel that is open here. Raises 503 `being_created`."""
+        held = self._partition.state.channels.by_id.get(channel)
+        if held is None:
+            # Whether there is such a channel is asked before, of the catalog.
+            raise Problem(
+                "being_created",
+                f"the channel is not open in {self._partition.context.name} yet",
+                retry_after_ms=50,
+                outcome="not_applied",
+            )
+        return held
+
+    def of(self, channel: int) -> Line:
+        """Return the line of a channel that is open here. Raises 503 `being_created`."""
+        held = self.channel(channel)
+        line = self.by_id.get(channel)
+        if line is not None and self.is_stale(channel, line):
+            self.renew(channel)
+        if line is None:
+            line = self.by_id[channel] = Line(self._queue_of(held), Scanner(self._partition, self._wake))
+        return line
+
+    def renew(self, channel: int) -> None:
+        """Order a channel's records again by the table; consumers go on waiting."""
+        self._watchers.ended(channel)
+        line = self.by_id.get(channel)
+        if line is None:
+            return
+        self.end_tasks(line)
+        held = self._partition.state.channels.by_id.get(channel)
+        if held is not None:
+            line.queue = self._queue_of(held)
+            self._wake()
+            return
+        del self.by_id[channel]
+        for receiver in line.waiting:
+            fail(receiver.future, Problem("no_such_channel", "it was deleted", outcome="not_applied"))
+
+    def is_stale(self, channel: int, line: Line) -> bool:
+        """Return whether a line orders the records of a table that is not in force.
+
+        A snapshot rolls back what is not committed, and does it again: if that includes the channel's
+        opening, the table is another object then.
+        """
+        return line.queue.channel is not self._partition.state.channels.by_id.get(channel)
+
+    @staticmethod
+    def end_tasks(line: Line) -> None:
+        """End what a line has under way."""
+        line.scanner.stop()
+        if line.gate is not None:
+            line.gate.cancel()
+            line.gate = None
+
+    def _queue_of(self, channel: Channel) -> Queue:
+        return Queue(channel, now_s=self.now_s(), wall_ms=self._partition.context.now_ms())

@@ -1,0 +1,37 @@
+"""The entries of channels: proposed by the leader, and waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Receipt
+from laminar.node.partition.state.channels import Change, channel_entry
+
+
+def propose(partition: Partition, changes: list[Change], *, synced: bool = False) -> asyncio.Future[Receipt]:
+    """Propose one entry. With `synced` it counts only when it is synced, whatever the flush policy.
+
+    Raises `Problem` when nothing was proposed.
+    """
+    partition.appends.flush()
+    succession = partition.state.succession
+    # What follows a seal may be counted on by the partitions after it.
+    synced = synced or succession.successor_of > 0 or succession.sealed is not None
+    future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+    partition.appends.propose(channel_entry(changes, synced=synced), [(future, 0)])
+    return future
+
+
+def seen(partition: Partition) -> asyncio.Future[Receipt]:
+    """Return a future that is resolved when all that is in the log now is committed."""
+    return partition.appends.when_committed(
+        partition.log.last_index, Receipt(partition.number, 0, 0), copied=False
+    )
+
+
+def fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    """Fail a future that is not done."""
+    if not future.done():
+        future.set_exception(error)
