@@ -1,10 +1,9 @@
-"""Gossip over UDP: a driver of the SWIM core, with a socket, a timer and signatures.
+"""Gossip over UDP: a driver of the SWIM core, with a socket, a timer and a seal.
 
-Packets, statuses and signatures (HMAC-SHA256 with a salt) are those of the package swim-protocol. Its version
-is left out of the signature, so that nodes of different releases understand each other. The rest of that
-package is not used: no tasks for suspicions, no pickle, no TCP. A datagram is checked (size, signature,
-types) before anything in it is used; if that fails it is counted and dropped. The information that members
-announce is passed on without being interpreted, and all of it is a hint.
+Packets and statuses are those of the package swim-protocol. The rest of that package is not used: no tasks
+for suspicions, no pickle, no TCP. A datagram is checked (size, seal, types) before anything in it is used; if
+that fails it is counted and dropped. The information that members announce is passed on without being
+interpreted, and all of it is a hint.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Literal
 import msgspec
 from swimprotocol.packet import Gossip as Claim
 from swimprotocol.packet import Source
-from swimprotocol.sign import Signatures
 from swimprotocol.status import Status
 
 from membership.packets import (
@@ -35,17 +33,12 @@ from membership.packets import (
     encode,
     numeric_address,
 )
+from membership.sealing.seal import GossipKey, Seal
 from membership.swim import Swim, SwimSettings
 
 log = logging.getLogger("membership.gossip")
 
-MAGIC = b"LMG1"
-SALT_BYTES = 16
-DIGEST_BYTES = 32
 MAX_DATAGRAM_BYTES = 1_200
-NO_SECRET = b"laminar: a cluster without a secret"
-"""The key of clusters without a secret: it keeps out foreign packets, not an attacker."""
-
 _DATAGRAMS_A_TURN = 64
 _SEEDS_AGAIN_S = 30.0
 
@@ -72,35 +65,12 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class Seal:
-    """Signs and checks datagrams: magic, salt, digest, body."""
-
-    def __init__(self, secret: bytes | None) -> None:
-        # With `check_version` the signature would cover the package's version, so nodes of two releases
-        # would refuse each other's datagrams.
-        self._signatures = Signatures(secret or NO_SECRET, salt_len=SALT_BYTES, check_version=False)
-        assert self._signatures.digest_size == DIGEST_BYTES, self._signatures.digest_size
-
-    def close(self, body: bytes) -> bytes:
-        """Return the datagram that carries the body."""
-        salt, digest = self._signatures.sign(MAGIC + body)
-        return b"".join((MAGIC, salt, digest, body))
-
-    def open(self, data: bytes) -> bytes | None:
-        """Return the body, or None when it isn't signed with our secret."""
-        head = len(MAGIC) + SALT_BYTES + DIGEST_BYTES
-        if len(data) <= head or not data.startswith(MAGIC):
-            return None
-        salt, digest = data[len(MAGIC) : len(MAGIC) + SALT_BYTES], data[len(MAGIC) + SALT_BYTES : head]
-        body = data[head:]
-        return body if self._signatures.verify(MAGIC + body, (salt, digest)) else None
-
-
 class Gossip:
     """Membership of one node over a bound UDP socket, which stays the caller's.
 
     `address` is where others reach it, numeric ``host:port``. `on_change` is called with each member whose
-    status or information changed. `clock` counts ms and never goes back.
+    status or information changed. `clock` counts ms and never goes back. `keys` and `is_newer` are those of
+    `Seal`.
     """
 
     def __init__(
@@ -109,8 +79,9 @@ class Gossip:
         sock: socket.socket,
         node: str,
         address: str,
-        secret: bytes | None,
+        keys: Callable[[], Sequence[GossipKey]],
         info: Mapping[str, InfoValue],
+        is_newer: Callable[[], bool] = lambda: True,
         rng: random.Random | None = None,
         clock: Callable[[], int] = monotonic_ms,
         settings: SwimSettings | None = None,
@@ -120,7 +91,7 @@ class Gossip:
         self.on_change = on_change
         self._sock = sock
         self._address = address
-        self._seal = Seal(secret)
+        self._seal = Seal(keys, is_newer=is_newer, draw=secrets.token_bytes)
         self._clock = clock
         self._core = Swim(
             source=Source(node, secrets.token_bytes(8)),
@@ -134,7 +105,11 @@ class Gossip:
         self._timer: asyncio.TimerHandle | None = None
         self._resolving: asyncio.Task[None] | None = None
         self._counts = dict.fromkeys(
-            ("received", "sent", "bad_signature", "malformed", "oversize", "unsent", "unresolved"), 0
+            (
+                *("received", "sent", "bad_signature", "malformed", "oversize", "unsent", "unresolved"),
+                *("replayed", "challenged", "asked_again", "outdated"),
+            ),
+            0,
         )
 
     def __repr__(self) -> str:
@@ -179,7 +154,9 @@ class Gossip:
         """Return counts of datagrams by what became of them, and `refutations`, `namesakes` and `doubt`.
 
         `refutations`: claims about this member that it refuted. `namesakes`: packets of other processes under
-        its name. `doubt`: see `Swim`.
+        its name. `doubt`: see `Swim`. `replayed`: what came again, or to another process than it was for.
+        `challenged`: what came without the nonce that was asked for; `asked_again`: what was sent again for
+        that. `outdated`: what came in the older form when all nodes know the newer one.
         """
         return {
             **self._counts,
@@ -214,23 +191,26 @@ class Gossip:
                 # find dead members.
                 log.debug("gossip socket: %s", error)
                 continue
-            datagram = self._opened(data)
+            address = address_text(sender[0], sender[1])
+            datagram = self._opened(data, address)
             if datagram is not None:
-                address = address_text(sender[0], sender[1])
                 self._core.receive(datagram, sender=address, now_ms=self._clock())
         self._after()
 
-    def _opened(self, data: bytes) -> Datagram | None:
+    def _opened(self, data: bytes, sender: str) -> Datagram | None:
         self._counts["received"] += 1
         if len(data) > MAX_DATAGRAM_BYTES:
             self._counts["oversize"] += 1
             return None
-        body = self._seal.open(data)
-        if body is None:
-            self._counts["bad_signature"] += 1
+        opened = self._seal.open(data, sender)
+        if opened.outcome:
+            self._counts[opened.outcome] += 1
+        if opened.send is not None:
+            self._send(*opened.send)
+        if opened.body is None:
             return None
         try:
-            return decode(body)
+            return decode(opened.body)
         except PacketError as error:
             self._counts["malformed"] += 1
             log.warning("gossip: a signed datagram that makes no sense: %s", error)
@@ -262,17 +242,20 @@ class Gossip:
 
     def _flush(self) -> None:
         for address, datagram in self._core.take_outbox():
-            data = self._seal.close(encode(datagram))
+            data = self._seal.close(encode(datagram), address)
             assert len(data) <= MAX_DATAGRAM_BYTES, len(data)
-            host, port = numeric_address(address).host, numeric_address(address).port
-            try:
-                self._sock.sendto(data, (host, port))
-            except OSError as error:
-                # Full buffer, no route, wrong family: the same as a loss on the way, which SWIM expects.
-                self._counts["unsent"] += 1
-                log.debug("gossip to %s: %s", address, error)
-            else:
-                self._counts["sent"] += 1
+            self._send(address, data)
+
+    def _send(self, address: str, data: bytes) -> None:
+        host, port = numeric_address(address).host, numeric_address(address).port
+        try:
+            self._sock.sendto(data, (host, port))
+        except OSError as error:
+            # Full buffer, no route, wrong family: the same as a loss on the way, which SWIM expects.
+            self._counts["unsent"] += 1
+            log.debug("gossip to %s: %s", address, error)
+        else:
+            self._counts["sent"] += 1
 
     async def _resolve(self, names: Sequence[str], numeric: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()

@@ -33,7 +33,8 @@ BELOW_THE_CLIENT = ("laminar.batch.*", "laminar.wire", "laminar.http.*")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "raft": (),
     "router": (),
-    "membership": ("router",),
+    "membership.sealing": (),
+    "membership": ("router", "membership.sealing"),
     "ebpf": ("router",),
     "laminar.checksum": (),
     # One batch, and what client and node compute alike.
@@ -186,8 +187,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.node.consensus",
             "laminar.node.runtime",
         ),
-        *("membership", "raft", "router", "laminar.batch", "laminar.http.api", "laminar.log.*"),
-        "laminar.node.routes",
+        *("membership.*", "raft", "router", "laminar.batch", "laminar.http.api", "laminar.log.*"),
+        *("laminar.node.routes", "laminar.node.secret"),
     ),
     "laminar.node.channels": (
         *("laminar.node.partition", "laminar.node.partition.state"),
@@ -357,6 +358,7 @@ PURE = (
     "raft",
     "router.*",
     "router",
+    "membership.sealing.bound",
     "membership.swim",
     "membership.records",
     "membership.requests",

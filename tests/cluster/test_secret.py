@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import requests
 
+from laminar.cli.commands.admin import secret as steps
 from laminar.testing.cluster import LocalCluster, get_json
 
 SECRET = "a secret of more than sixteen characters"
@@ -42,3 +48,123 @@ def test_nodes_with_the_secret_form_a_cluster_and_one_with_another_cannot_join(r
         assert f"{cluster.members[0].host}" in said
         listed = get_json(f"{cluster.urls[0]}/v1/cluster")
         assert ["node-1", "node-2"] == [node["node"] for node in listed["nodes"]]
+
+
+@dataclass
+class Filed(LocalCluster):
+    """A cluster whose nodes have their secret from files, one each."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Path(self.directory).mkdir(parents=True, exist_ok=True)
+        for number in range(self.nodes):
+            self.file(number).write_text(f"{SECRET}\n")
+
+    def file(self, number: int) -> Path:
+        return Path(self.directory) / f"secret-{number}"
+
+    def command(self, number: int) -> list[str]:
+        return [*super().command(number), "--secret-file", str(self.file(number))]
+
+    def figures(self, number: int, name: str) -> list[float]:
+        """A metric of each process of a node."""
+        text = requests.get(f"{self.urls[number]}/metrics", timeout=20).text
+        return [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{name}{{")]
+
+
+def held(url: str) -> list[str]:
+    """The values of all partitions, as a node has them."""
+    found = []
+    for partition in range(3):
+        path = f"/v1/topics/t/partitions/{partition}/records?offset=0&limit=10000"
+        found += [record["value"] for record in get_json(f"{url}{path}")["records"]]
+    return found
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def test_the_secret_is_changed_node_by_node_under_load(real_disk: Path) -> None:
+    """By the steps of `laminar secret`: no request is lost, no node doubted; then only the new one holds."""
+    new = real_disk / "new-secret"
+    new.write_text("another secret, as long as it has to be\n")
+    with Filed(real_disk / "cluster", nodes=3, shards=1) as cluster:
+        made = requests.put(
+            f"{cluster.urls[0]}/v1/topics/t", json={"partitions": 3, "replicas": 3}, timeout=60
+        )
+        assert 201 == made.status_code, made.text
+        stop = threading.Event()
+        sent: list[str] = []
+        failures: list[str] = []
+
+        def load() -> None:
+            with requests.Session() as session:
+                while not stop.is_set():
+                    # Of three partitions and nodes, so most are passed on from one node to another.
+                    number = len(sent)
+                    url = f"{cluster.urls[number % 3]}/v1/topics/t/partitions/{number // 3 % 3}/records"
+                    answer = session.post(url, data=f"v{number}", timeout=60)
+                    if answer.status_code != 201:
+                        failures.append(answer.text)
+                    sent.append(f"v{number}")
+
+        def takes(accepted: int, number: int) -> bool:
+            return {accepted} == set(cluster.figures(number, "laminar_secret_accepted"))
+
+        def alive() -> bool:
+            nodes = get_json(f"{cluster.urls[0]}/v1/cluster")["nodes"]
+            return [True] * 3 == [node["alive"] for node in nodes]
+
+        loader = threading.Thread(target=load)
+        loader.start()
+        try:
+            for accepted, step in (
+                (2, lambda file: steps.add(file, new)),
+                (2, steps.use),
+                (1, steps.drop),
+            ):
+                for number in range(3):
+                    before = len(sent)
+                    loaded = sum(cluster.figures(number, "laminar_secret_loaded"))
+                    step(cluster.file(number))
+                    process = cluster.members[number].process
+                    assert process is not None
+                    process.send_signal(signal.SIGHUP)
+                    until(
+                        lambda loaded=loaded, number=number: (  # type: ignore[misc]
+                            sum(cluster.figures(number, "laminar_secret_loaded")) == loaded + 2
+                        ),
+                        "the file is not read",
+                    )
+                    assert takes(accepted, number)
+                    until(lambda before=before: len(sent) > before + 10, "the load stands still")  # type: ignore[misc]
+                    assert alive(), (step, number)
+        finally:
+            stop.set()
+            loader.join()
+
+        assert [] == failures and alive()
+        for number in range(3):
+            assert 0 == sum(cluster.figures(number, "laminar_transport_frames_forged"))
+            assert 0 == sum(cluster.figures(number, "laminar_gossip_bad_signature"))
+            assert 0 == sum(cluster.figures(number, "laminar_transport_refused_secret"))
+            assert sum(cluster.figures(number, "laminar_transport_connections_sealed")) > 0
+
+        # Connections that were open went on; new ones are made with the new secret alone.
+        cluster.kill(1)
+        cluster.file(1).write_text(f"{SECRET}\n")
+        cluster.spawn(1)
+        until(
+            lambda: sum(cluster.figures(0, "laminar_transport_refused_secret")) > 0,
+            "a node with the old secret is not refused",
+        )
+        cluster.kill(1)
+        cluster.file(1).write_text(new.read_text())
+        cluster.restart(1)
+        until(alive, "the restarted node is not heard")
+        for url in cluster.urls:  # a replica serves what it knows to be committed
+            until(lambda url=url: sorted(sent) == sorted(held(url)), "not all of it is there, once")  # type: ignore[misc]

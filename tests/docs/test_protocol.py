@@ -12,7 +12,17 @@ from laminar.node.transport.frame_check import MAC_BYTES, Checksum
 from laminar.node.transport.handshake import Channel, Hello
 from laminar.node.transport.link import HEADER, FrameKind
 from laminar.wire import datagram
-from membership.gossip import DIGEST_BYTES, MAGIC, MAX_DATAGRAM_BYTES, SALT_BYTES
+from membership.gossip import MAX_DATAGRAM_BYTES
+from membership.sealing.bound import (
+    CHALLENGE_MAGIC,
+    HEAD_BYTES,
+    ID_BYTES,
+    MAGIC,
+    MOST_SENDERS,
+    MOST_SENT,
+    WINDOW,
+)
+from membership.sealing.bound import MAC_BYTES as GOSSIP_MAC_BYTES
 from raft import messages
 from tests.docs.pages import ROOT
 
@@ -66,13 +76,19 @@ def test_nothing_else_is_listed_as_a_message() -> None:
 
 
 def test_a_datagram_is_laid_out_so() -> None:
-    """Magic, salt, digest, body."""
-    positions = [len(MAGIC), len(MAGIC) + SALT_BYTES, len(MAGIC) + SALT_BYTES + DIGEST_BYTES]
+    """Magic, MAC, sender, number, nonce, body."""
+    sender = len(MAGIC) + GOSSIP_MAC_BYTES
+    positions = [len(MAGIC), sender, sender + ID_BYTES, sender + ID_BYTES + 8, HEAD_BYTES]
 
     assert f"| 0 | magic | `{MAGIC.decode()}` |" in PAGE
-    for position, name in zip(positions, ("salt", "digest", "body"), strict=True):
+    for position, name in zip(positions, ("MAC", "sender", "number", "nonce", "body"), strict=True):
         assert f"| {position} | {name} |" in PAGE
     assert f"at most {MAX_DATAGRAM_BYTES:,} bytes" in PAGE
+    assert f"*challenge* of {HEAD_BYTES} bytes: `{CHALLENGE_MAGIC.decode()}`" in PAGE
+    assert f"the {WINDOW - 1:,} before it are remembered, of {MOST_SENDERS:,} senders" in " ".join(
+        PAGE.split()
+    )
+    assert f"last {MOST_SENT} datagrams" in PAGE
 
 
 def test_an_append_by_datagram_is_laid_out_so() -> None:

@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from swimprotocol.packet import Ping, Source
 from swimprotocol.udp.pack import UdpPack
 
-from membership.gossip import NO_SECRET, Gossip, Member, Seal
+from membership.gossip import Gossip, Member
 from membership.packets import Datagram, encode
-from membership.swim import SwimSettings
+from membership.sealing.bound import Opened
+from membership.sealing.seal import NO_SECRET, GossipKey, Seal
+from membership.sealing.signed import SignedForm
+from membership.swim import Swim, SwimSettings
 
 FAST = SwimSettings(
     probe_period_ms=100, probe_timeout_ms=40, suspicion_ms=300, gossip_period_ms=20, seek_period_ms=200
 )
+
+
+def key_of(secret: bytes) -> GossipKey:
+    """The keys of a secret; what is derived is not the secret itself."""
+    return GossipKey(b"derived from " + secret, secret)
+
+
+def seal_of(*secrets: bytes, newer: bool = True) -> Seal:
+    """The seal of a process of its own."""
+    return Seal(lambda: [key_of(each) for each in secrets], is_newer=lambda: newer, draw=os.urandom)
+
+
+async def soon(done: Callable[[], bool]) -> None:
+    """Wait until a condition holds that nothing announces."""
+    async with asyncio.timeout(30):
+        while not done():  # noqa: ASYNC110  # what is waited for is a counter, not an event
+            await asyncio.sleep(0.01)
+
+
+def has_received(gossip: Gossip, count: int) -> bool:
+    return gossip.statistics()["received"] >= count
 
 
 class Cluster:
@@ -30,7 +56,14 @@ class Cluster:
         self.sockets: dict[str, socket.socket] = {}
         self.news = asyncio.Event()
 
-    def add(self, name: str, *, seeds: list[str] | None = None, secret: bytes | None = b"key") -> Gossip:
+    def add(
+        self,
+        name: str,
+        *,
+        seeds: list[str] | None = None,
+        secrets: Sequence[bytes] = (b"key",),
+        newer: Callable[[], bool] = lambda: True,
+    ) -> Gossip:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{sock.getsockname()[1]}"
@@ -38,7 +71,8 @@ class Cluster:
             sock=sock,
             node=name,
             address=address,
-            secret=secret,
+            keys=lambda: [key_of(secret) for secret in secrets],
+            is_newer=newer,
             info={"shards": 2, "url": f"http://{name}", "ports": [1, 2, 3], "id": b"\0\1"},
             rng=random.Random(name),
             settings=FAST,
@@ -110,20 +144,27 @@ async def test_datagrams_without_our_signature_are_dropped_and_counted() -> None
     async with running() as cluster:
         gossip = cluster.add("a")
         body = encode(Datagram(Ping(Source("evil", b"")), 1))
-        changed = bytearray(Seal(b"key").close(body))
+        ours, here = seal_of(b"key"), cluster.addresses["a"]
+        changed = bytearray(ours.close(body, here))
         changed[-1] ^= 1
-        pickled = bytes(UdpPack(Seal(b"key")._signatures).pack(Ping(Source("evil", b""))))
-        bad = [b"", b"noise", Seal(b"other").close(body), Seal(None).close(body), bytes(changed), pickled]
+        pickled = bytes(UdpPack(SignedForm(b"key")._signatures).pack(Ping(Source("evil", b""))))
+        bad = [b"", b"noise", seal_of(b"other").close(body, here), seal_of().close(body, here)]
+        bad += [bytes(changed), pickled, SignedForm(b"other").close(body)]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.connect(("127.0.0.1", int(cluster.addresses["a"].rpartition(":")[2])))
             sock.settimeout(30)
-            for data in [*bad, Seal(b"key").close(b"\x91\x01"), b"x" * 1_201, b"y" * 60_000]:
+            for data in [*bad, b"x" * 1_201, b"y" * 60_000]:
                 sock.send(data)
-            sock.send(Seal(b"key").close(body))
-            answer = await asyncio.to_thread(sock.recv, 2_000)
+            for content in (b"\x91\x01", body):
+                sock.send(ours.close(content, here))
+                if content != body:
+                    again = ours.open(await asyncio.to_thread(sock.recv, 2_000), here)
+                    assert again.send is not None
+                    sock.send(again.send[1])
+            answer = ours.open(await asyncio.to_thread(sock.recv, 2_000), here)
 
         counts = gossip.statistics()
-        assert Seal(b"key").open(answer) is not None
+        assert "challenged" == answer.outcome, "the node asks us to show that we are there, before it answers"
         assert (len(bad), 1, 2) == (counts["bad_signature"], counts["malformed"], counts["oversize"])
         assert {"a"} == gossip.members().keys()
 
@@ -131,12 +172,16 @@ async def test_datagrams_without_our_signature_are_dropped_and_counted() -> None
 async def test_clusters_with_different_secrets_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also not one with a secret and one without."""
     async with running() as cluster:
-        one, other, none = cluster.add("a"), cluster.add("b", secret=b"other"), cluster.add("c", secret=None)
+        one, other, none = (
+            cluster.add("a"),
+            cluster.add("b", secrets=[b"other"]),
+            cluster.add("c", secrets=[]),
+        )
         refused = one._seal.open
 
-        def watched(data: bytes) -> bytes | None:
+        def watched(data: bytes, sender: str) -> Opened:
             cluster.news.set()
-            return refused(data)
+            return refused(data, sender)
 
         monkeypatch.setattr(one._seal, "open", watched)
         await cluster.until(lambda: one.statistics()["bad_signature"] >= 4)
@@ -162,16 +207,17 @@ async def test_a_seed_that_is_a_host_name_is_looked_up_and_a_bad_one_harms_nobod
 
 def test_releases_of_swim_protocol_understand_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """swim-protocol: its version is inside the signature, so a rolling upgrade parts the cluster."""
-    sealed = Seal(b"key").close(b"body")
+    signed = SignedForm(b"key").close(b"body")
     monkeypatch.setattr("swimprotocol.sign.__version__", "9.9.9")
 
-    assert Seal(b"key").open(sealed) == b"body"
+    assert SignedForm(b"key").open(signed) == b"body"
 
 
 def test_a_cluster_without_a_secret_has_a_key_of_its_own() -> None:
     """swim-protocol would take the machine's network address, so two machines could never talk."""
-    assert Seal(None).open(Seal(b"").close(b"body")) == b"body"
-    assert Seal(NO_SECRET).open(Seal(None).close(b"body")) == b"body"
+    one, other = seal_of(newer=False), seal_of(newer=False)
+    assert other.open(one.close(b"body", "here"), "there").body == b"body"
+    assert SignedForm(NO_SECRET).open(one.close(b"body", "here")) == b"body"
 
 
 async def test_no_tcp_side_exists() -> None:
@@ -190,16 +236,16 @@ async def test_no_tcp_side_exists() -> None:
 def test_an_own_address_that_others_could_not_use_is_refused(wrong: str) -> None:
     """Here, not at every peer."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, pytest.raises(ValueError, match=r"."):
-        Gossip(sock=sock, node="a", address=wrong, secret=None, info={})
+        Gossip(sock=sock, node="a", address=wrong, keys=list, info={})
 
 
 def test_information_may_not_take_a_reserved_name_nor_too_much_room() -> None:
     """A ValueError when it is said, with the sizes."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         with pytest.raises(ValueError, match="reserved"):
-            Gossip(sock=sock, node="a", address="127.0.0.1:1", secret=None, info={"address": "x"})
+            Gossip(sock=sock, node="a", address="127.0.0.1:1", keys=list, info={"address": "x"})
         with pytest.raises(ValueError, match="800"):
-            Gossip(sock=sock, node="a", address="127.0.0.1:1", secret=None, info={"long": "x" * 900})
+            Gossip(sock=sock, node="a", address="127.0.0.1:1", keys=list, info={"long": "x" * 900})
 
 
 async def test_a_callback_sees_the_member_as_it_is() -> None:
@@ -217,3 +263,134 @@ async def test_a_callback_sees_the_member_as_it_is() -> None:
         await cluster.until(lambda: bool(seen))
 
         assert seen[0] == cluster.gossips["a"].members()["b"]
+
+
+class Tap:
+    """What travelled between the gossips of a cluster, as one who listens has it."""
+
+    def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.taken: list[tuple[str, bytes]] = []
+        for gossip in cluster.gossips.values():
+            send = gossip._send
+
+            def tapped(address: str, data: bytes, send: Callable[[str, bytes], None] = send) -> None:
+                self.taken.append((address, data))
+                send(address, data)
+
+            monkeypatch.setattr(gossip, "_send", tapped)
+
+
+async def test_what_was_recorded_is_not_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whom it was for, by another, and after that one's restart; nor is more sent for it than it has."""
+    async with running() as cluster:
+        for name in "abc":
+            cluster.add(name)
+        tap = Tap(cluster, monkeypatch)
+        await cluster.until(cluster.all_alive)
+        cluster.gossips["b"].update_info({"shards": 9})
+        await cluster.until(
+            lambda: all(cluster.gossips[name].members()["b"].info["shards"] == 9 for name in "ac")
+        )
+        recorded = [data for _, data in tap.taken]
+        assert len(recorded) > 10
+
+        cluster.die("c")
+        await cluster.until(lambda: cluster.statuses("a")["c"] == "dead")
+        cluster.add("c", seeds=[])  # it has heard nothing yet, of anyone
+        victims = [cluster.gossips["a"], cluster.gossips["c"]]
+        heard = {victim: dict(victim.statistics()) for victim in victims}
+        received: list[Datagram] = []
+        for victim in victims:
+            core = victim._core
+
+            def receive(datagram: Datagram, *, sender: str, now_ms: int, core: Swim = core) -> None:
+                if sender == thief:
+                    received.append(datagram)
+                Swim.receive(core, datagram, sender=sender, now_ms=now_ms)
+
+            monkeypatch.setattr(core, "receive", receive)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.bind(("127.0.0.1", 0))
+            sock.setblocking(False)
+            thief = f"127.0.0.1:{sock.getsockname()[1]}"
+            for name, victim in zip("ac", victims, strict=True):
+                before = victim.statistics()["received"]
+                for number, data in enumerate(recorded, 1):
+                    sock.sendto(data, ("127.0.0.1", int(cluster.addresses[name].rpartition(":")[2])))
+                    if number % 50 == 0:
+                        await asyncio.sleep(0.01)  # so that its buffer holds them
+                await soon(partial(has_received, victim, before + len(recorded)))
+            answered = 0
+            while True:
+                try:
+                    answered += len(sock.recv(2_000))
+                except BlockingIOError:
+                    break
+
+        assert [] == received
+        for victim in victims:
+            counts = victim.statistics()
+            assert counts["replayed"] + counts["challenged"] >= heard[victim]["replayed"] + len(recorded)
+        assert answered < 2 * sum(map(len, recorded))
+
+
+async def test_gossip_goes_on_while_the_secret_changes() -> None:
+    """Node by node, each step on all before the next: no one is doubted for it."""
+    held = {name: [b"old"] for name in "ab"}
+    async with running() as cluster:
+        for name in "ab":
+            cluster.add(name, secrets=held[name])
+        await cluster.until(cluster.all_alive)
+        for step in ([b"old", b"new"], [b"new", b"old"], [b"new"]):
+            for name in "ab":
+                held[name][:] = step
+                for gossip in cluster.gossips.values():
+                    await soon(partial(has_received, gossip, gossip.statistics()["received"] + 4))
+                assert cluster.all_alive(), (step, name)
+        assert all(gossip.statistics()["bad_signature"] == 0 for gossip in cluster.gossips.values())
+
+
+async def test_programs_of_two_versions_hear_each_other_until_all_are_new() -> None:
+    """Until then all send the older form; one that hears the newer one knows that all know it."""
+    newer = {"a": False, "b": False}
+    async with running() as cluster:
+        for name in "ab":
+            cluster.add(name, newer=partial(newer.__getitem__, name))
+        await cluster.until(cluster.all_alive)
+        assert not any(gossip._seal.newer for gossip in cluster.gossips.values())
+
+        newer["a"] = True  # it learns first what is enabled
+        await soon(lambda: cluster.gossips["b"]._seal.newer)
+        assert cluster.all_alive()
+        assert newer == {"a": True, "b": False}
+
+        older = SignedForm(b"key").close(encode(Datagram(Ping(Source("evil", b"")), 1)))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.sendto(older, ("127.0.0.1", int(cluster.addresses["a"].rpartition(":")[2])))
+            await soon(lambda: bool(cluster.gossips["a"].statistics()["outdated"]))
+
+
+async def test_who_takes_over_a_dead_nodes_address_is_not_taken_for_it() -> None:
+    """Without the key it can answer no ping, and its own are noise."""
+    async with running() as cluster:
+        for name in "abc":
+            cluster.add(name)
+        await cluster.until(cluster.all_alive)
+        port = int(cluster.addresses["c"].rpartition(":")[2])
+        cluster.die("c")
+        thief = seal_of(b"a guess")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.bind(("127.0.0.1", port))
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+
+            def echo() -> None:
+                data, sender = sock.recvfrom(2_000)
+                sock.sendto(data, sender)  # what it has heard, sent back
+                sock.sendto(thief.close(encode(Datagram(Ping(Source("c", b"x" * 8)), 1)), ""), sender)
+
+            loop.add_reader(sock, echo)
+            await cluster.until(lambda: {cluster.statuses(name)["c"] for name in "ab"} == {"dead"})
+            loop.remove_reader(sock)
+        assert all(cluster.gossips[name].statistics()["bad_signature"] for name in "ab")
+        assert all(cluster.gossips[name].statistics()["replayed"] for name in "ab")

@@ -41,6 +41,7 @@ from laminar.node.runtime.boot import Boot
 from laminar.node.runtime.cluster_view import ViewMessage
 from laminar.node.runtime.join import Join, JoinAnswer
 from laminar.node.runtime.process import Process, run_process
+from laminar.node.secret.keys import KEYS_SINCE
 from laminar.node.transport.transport import Address, Peer, TcpAddress, TransportError
 from membership.boot_history import BootRecord
 from membership.catalog import CODE_VERSION, Catalog, NotCatalogLeader
@@ -54,6 +55,7 @@ from membership.records import (
 from membership.requests import (
     Result,
 )
+from membership.sealing.seal import GossipKey
 from membership.tables import encoded
 from raft.configuration import ConfigurationRefused
 from raft.values import NotLeader
@@ -249,12 +251,13 @@ class Controller(Process):
     def _start_gossip(self) -> None:
         assert self.boot.gossip is not None and self.cluster_id is not None
         addresses = self.boot.addresses
-        secret = self.boot.settings.secret
+        secrets = self.boot.secrets
         self.gossip = self.environment.gossip(
             sock=self.boot.gossip,
             node=self.boot.node,
             address=address_text(addresses.host, addresses.gossip_port),
-            secret=secret.encode() if secret else None,
+            keys=lambda: [GossipKey(keys.gossip, keys.secret) for keys in secrets.current],
+            is_newer=lambda: self.enabled() >= KEYS_SINCE,
             info={
                 "cluster": self.cluster_id.hex(),
                 "shards": self.boot.shards,

@@ -68,7 +68,7 @@ class Keyring:
     def __init__(self, secrets: Sequence[str] = (), *, path: str = "") -> None:
         """Use these secrets; with `path` it is the file that they were read from, and may change in."""
         self.current: tuple[Keys, ...] = tuple(Keys(secret.encode()) for secret in secrets)
-        """The first is used, all are accepted. Take it anew for each use: it changes."""
+        """The first is used, all are accepted. It is replaced when they change: keep no copy."""
         self._secrets = list(secrets)
         self._path = path
         self._seen: object = None

@@ -1,0 +1,1 @@
+"""What shows that a gossip datagram is of this cluster, of this moment, and for this node."""

@@ -1,0 +1,166 @@
+"""The form of gossip datagrams that can't be repeated: each is for one process, and counts there once.
+
+No clock is used, so none can split a cluster. A datagram names the process that sent it, by an id drawn at
+its start, and numbers the datagrams of that process. It also repeats a *nonce* that its receiver has asked
+this sender for. A receiver takes a datagram with its own nonce and a number that it has not had, and answers
+any other with the nonce to use, a *challenge*; the sender then sends the same content once more. So
+
+1. what was recorded, and comes again, is dropped: its number was had;
+2. what was for another process, or for an earlier start of this one, has another nonce;
+3. a sender that has started again is heard after one challenge; what its earlier start had sent is not, as no
+   one is left to answer the challenge with it.
+
+A challenge is smaller than what it answers, is itself authenticated, and is no answer to a challenge. It
+counts only as long as its sender remembers the datagram that it names, and once.
+
+Pure: no socket, clock or randomness but the bytes that it is given. ``docs/protocol.md`` has every byte.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+MAGIC, CHALLENGE_MAGIC = b"LMG2", b"LMC2"
+MAC_BYTES = 16
+ID_BYTES = 8
+NONCE_BYTES = 16
+WINDOW = 1_024
+"""Datagrams of one sender may come in another order, by as many as these."""
+MOST_SENDERS = 4_096
+MOST_SENT = 256
+"""The last datagrams that are sent again when they are challenged."""
+
+# Sender (in a challenge: for whom it is), number, nonce.
+_HEAD = struct.Struct(f">{ID_BYTES}sQ{NONCE_BYTES}s")
+HEAD_BYTES = len(MAGIC) + MAC_BYTES + _HEAD.size
+_NONE = bytes(NONCE_BYTES)
+
+
+class Opened(NamedTuple):
+    """What a datagram has come to: its `body`; or what to `send` to which address; or nothing.
+
+    `outcome` names the counter of what was not taken; empty for a body.
+    """
+
+    body: bytes | None = None
+    send: tuple[str, bytes] | None = None
+    outcome: str = ""
+
+
+class _Window:
+    """The numbers of one sender that were had: the highest, and a bit for each of the `WINDOW` before it."""
+
+    __slots__ = ("had", "highest", "nonce")
+
+    def __init__(self, nonce: bytes) -> None:
+        self.nonce = nonce
+        self.highest = 0
+        self.had = 0
+
+    def takes(self, number: int) -> bool:
+        """Note a number; return whether it is new."""
+        if number > self.highest:
+            self.had = (self.had << (number - self.highest) | 1) if number - self.highest < WINDOW else 1
+            self.had &= (1 << WINDOW) - 1
+            self.highest = number
+            return True
+        bit = 1 << (self.highest - number)
+        if self.highest - number >= WINDOW or self.had & bit:
+            return False
+        self.had |= bit
+        return True
+
+
+class BoundForm:
+    """Makes and checks the datagrams of one process.
+
+    `keys` returns the keys of now: the first is used, all are accepted. `draw` returns random bytes that no
+    one can foresee.
+    """
+
+    def __init__(self, keys: Callable[[], Sequence[bytes]], draw: Callable[[int], bytes]) -> None:
+        self._keys = keys
+        self._draw = draw
+        self._id = draw(ID_BYTES)
+        self._number = 0
+        self._own = draw(32)
+        # By address: the nonce that the process there asks for.
+        self._asked: dict[str, bytes] = {}
+        # By number: address and content, which is None once it was sent again.
+        self._sent: dict[int, tuple[str, bytes | None]] = {}
+        self._heard: dict[bytes, _Window] = {}
+
+    def close(self, body: bytes, address: str) -> bytes:
+        """Return the datagram that carries the body to an address."""
+        return self._closed(body, address, again=False)
+
+    def _closed(self, body: bytes, address: str, *, again: bool) -> bytes:
+        self._number += 1
+        self._sent[self._number] = address, None if again else body
+        if len(self._sent) > MOST_SENT:
+            del self._sent[next(iter(self._sent))]
+        head = _HEAD.pack(self._id, self._number, self._asked.get(address, _NONE))
+        return _with_mac(self._keys()[0], MAGIC, head + body)
+
+    def open(self, data: bytes, sender: str) -> Opened:
+        """Return what a datagram of this form, which came from the address `sender`, has come to."""
+        if len(data) < HEAD_BYTES or not self._is_authentic(data):
+            return Opened(outcome="bad_signature")
+        process, number, nonce = _HEAD.unpack_from(data, len(MAGIC) + MAC_BYTES)
+        if data[: len(MAGIC)] == CHALLENGE_MAGIC:
+            return self._challenged(process, number, nonce)
+        if process == self._id:
+            return Opened(outcome="replayed")  # what this process has sent itself
+        window = self._heard.get(process)
+        if window is None or not hmac.compare_digest(window.nonce, nonce):
+            asked = self._nonce_for(process)
+            if not hmac.compare_digest(asked, nonce):
+                head = _HEAD.pack(process, number, asked)
+                challenge = _with_mac(self._keys()[0], CHALLENGE_MAGIC, head)
+                return Opened(send=(sender, challenge), outcome="challenged")
+            window = window or _Window(nonce)
+            window.nonce = nonce
+        if not window.takes(number):
+            return Opened(outcome="replayed")
+        self._keep(process, window)
+        return Opened(body=data[HEAD_BYTES:])
+
+    def _challenged(self, process: bytes, number: int, nonce: bytes) -> Opened:
+        """Learn the nonce that an address asks for, and send again what it has not taken."""
+        sent = self._sent.pop(number, None) if process == self._id else None
+        if sent is None:
+            return Opened(outcome="replayed")
+        address, body = sent
+        self._asked.pop(address, None)
+        self._asked[address] = nonce
+        if len(self._asked) > MOST_SENDERS:
+            del self._asked[next(iter(self._asked))]
+        if body is None:
+            return Opened(outcome="challenged")
+        return Opened(send=(address, self._closed(body, address, again=True)), outcome="asked_again")
+
+    def _keep(self, process: bytes, window: _Window) -> None:
+        self._heard.pop(process, None)
+        self._heard[process] = window  # last is who was heard last
+        if len(self._heard) > MOST_SENDERS:
+            del self._heard[next(iter(self._heard))]
+            # Else the datagrams of the forgotten one would be new again: its nonce would still be right.
+            self._own = self._draw(32)
+
+    def _nonce_for(self, process: bytes) -> bytes:
+        return hmac.digest(self._own, process, "sha256")[:NONCE_BYTES]
+
+    def _is_authentic(self, data: bytes) -> bool:
+        magic, mac, rest = data[:4], data[4 : 4 + MAC_BYTES], data[4 + MAC_BYTES :]
+        return any(hmac.compare_digest(_mac(key, magic, rest), mac) for key in self._keys())
+
+
+def _with_mac(key: bytes, magic: bytes, rest: bytes) -> bytes:
+    return b"".join((magic, _mac(key, magic, rest), rest))
+
+
+def _mac(key: bytes, magic: bytes, rest: bytes) -> bytes:
+    return hmac.digest(key, magic + rest, "sha256")[:MAC_BYTES]
