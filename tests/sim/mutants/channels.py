@@ -390,7 +390,7 @@ CHANNELS = [
         "laminar.node.api.records.delete_records:DeleteRecordsRoute._trim",
         "await partition.start_mover.delete_copies(min(before, old_start))",
         "pass",
-        tests=("tests/node/api/records/test_api_retention.py",),
+        tests=("tests/node/api/records/test_delete_records.py",),
         tests_only=True,
     ),
     case(
