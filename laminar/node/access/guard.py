@@ -117,7 +117,7 @@ class Guard:
                 self._check_certain()
             if record is None or not proves(text, record):
                 raise unauthorized("the token is not known here, or was revoked")
-            principal = self._known[text] = _principal_of(record, credentials)
+            principal = self._known[text] = principal_of_record(record, credentials)
         if principal.expires_ms and self._clock.wall_ms() >= principal.expires_ms:
             raise unauthorized("the token has expired")
         return principal
@@ -139,7 +139,7 @@ class Guard:
             raise unauthorized("the request has no token, and its certificate is not known here")
         if record.expires_ms and self._clock.wall_ms() >= record.expires_ms:
             raise unauthorized("the certificate's credential has expired")
-        return _principal_of(record, credentials)
+        return principal_of_record(record, credentials)
 
     def _check_certain(self) -> None:
         """Raise 503 `not_ready` while this node's copy of the catalog may be one of before its start."""
@@ -160,5 +160,6 @@ class Guard:
         return credentials
 
 
-def _principal_of(record: CredentialRecord, credentials: Mapping[str, CredentialRecord]) -> Principal:
+def principal_of_record(record: CredentialRecord, credentials: Mapping[str, CredentialRecord]) -> Principal:
+    """Return the principal that a credential proves; `credentials` are those among which it was found."""
     return Principal(record.name, tuple(record.grants), record.expires_ms, record.id, credentials)

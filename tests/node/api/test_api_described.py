@@ -145,6 +145,7 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     call("describe_token", token=token.json()["id"])
     call("list_tokens")
     call("whoami")
+    call("datagram_key")
     call("revoke_token", token=token.json()["id"])
 
     call("delete_records", **place, before=1, dry_run="true")

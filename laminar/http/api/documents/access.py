@@ -77,3 +77,14 @@ class WhoAmI(Answer):
     principal: str
     grants: list[Grant]
     expires: Time | None
+
+
+class DatagramKey(Answer):
+    """The key with which a credential appends by datagram, in hexadecimal digits; null without one.
+
+    `credential` is empty where no one is asked for a token. `minute` is now, in minutes since 1970.
+    """
+
+    credential: str
+    key: str | None
+    minute: int
