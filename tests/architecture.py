@@ -235,7 +235,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         ),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api", "laminar.log.disk"),
-        "laminar.node.routes",
+        *("laminar.node.routes", "laminar.node.access", "laminar.node.host", "laminar.node.secret"),
     ),
     "laminar.node.api.admin": (
         *(
@@ -245,7 +245,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.node.catalog",
         ),
         *("laminar.node.placement", "membership", "laminar.http.protocol", "laminar.http.api"),
-        *("laminar.node.routes", "laminar.node.access"),
+        *("laminar.node.routes", "laminar.node.access", "laminar.node.secret"),
     ),
     "laminar.node.api.cluster": (
         *("laminar.node.api.common", "laminar.node.host", "laminar.node.transport", "laminar.node.consensus"),

@@ -1,12 +1,13 @@
 """Appends by datagram: the bytes of a question and of its answer, and the MAC that authenticates both.
 
 One datagram, the *question*, carries one small batch to one partition; one *answer* comes back, with the
-receipt, an error or the leader's address. Both end in a MAC under the cluster's secret, over everything
-before it. A receiver checks the MAC before anything else; a datagram that fails is not of this cluster
-(`Forged`), and must be dropped without an answer. The MAC proves that the sender has the secret; nothing is
-encrypted. The partition's hash is at a fixed place near the start of a question, where programs in the kernel
-read it (`laminar.node.runtime.reuseport`). Pure: no socket, clock or randomness. ``docs/protocol.md`` has
-every byte.
+receipt, an error or the leader's address. Both end in a MAC, over everything before it, under the cluster's
+secret, or under the key of a credential that the question names. A receiver checks the MAC before anything
+else; a datagram that fails is not of this cluster (`Forged`), and must be dropped without an answer. The MAC
+proves that the sender has the key; nothing is encrypted. A question by a credential also says the minute, so
+that a copy of it is refused later. The partition's hash is at a fixed place near the start of a question,
+where programs in the kernel read it (`laminar.node.runtime.reuseport`). Pure: no socket, clock or randomness.
+``docs/protocol.md`` has every byte.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
@@ -33,10 +34,13 @@ LONGEST_TOPIC_BYTES: Final = 200
 
 # Magic, partition hash, kind, length of the topic's name, route, partition, number. Big-endian.
 _QUESTION: Final = struct.Struct(">4sIBBHI8s")
+# Of a question by a credential, before the topic: the credential's id, the minute since 1970.
+_BY: Final = struct.Struct(">8sI")
 # Magic, kind, shard, reserved, number.
 _ANSWER: Final = struct.Struct(">4sBBH8s")
 # First offset, records, replicas, flags.
 _RECEIPT: Final = struct.Struct(">QIHB")
+_KIND_POSITION: Final = 8
 _SYNCED, _DUPLICATE = 1, 2
 _LAST_ROUTE: Final = 0xFFFF
 SMALLEST_ANSWER_LIMIT: Final = 200
@@ -44,11 +48,11 @@ SMALLEST_ANSWER_LIMIT: Final = 200
 
 
 class Forged(Exception):
-    """The datagram's MAC is wrong: its sender does not have the secret. It is dropped without an answer."""
+    """The datagram's MAC is wrong: its sender does not have the key. It is dropped without an answer."""
 
 
 class Malformed(Exception):
-    """The sender has the secret, but a field of the question cannot be understood.
+    """The sender has the key, but a field of the question cannot be understood.
 
     `field` names it, `value` is what it holds, `limit` what would be right. `number` is that of the question,
     for the answer.
@@ -76,7 +80,11 @@ class AnswerKind(IntEnum):
 
 
 APPEND: Final = 1
-"""The only kind of question."""
+"""A question by no credential."""
+APPEND_BY: Final = 2
+"""A question by a credential."""
+MINUTES_VALID: Final = 15
+"""How far the minute of a question may be from that of the node's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,14 @@ class Question:
     number: bytes
     frame: Buffer
     route: int | None = None
+    credential: str = ""
+    """Of whom it is: 16 hexadecimal digits; empty: of one who has the cluster's secret."""
+    minute: int = 0
+    """Of a question by a credential: when it was sent, in minutes since 1970."""
+
+    def by(self, credential: str, minute: int) -> Question:
+        """Return this question by a credential."""
+        return replace(self, credential=credential, minute=minute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +163,24 @@ def partition_hash(topic: str, partition: int) -> int:
     return mmh3.hash(topic.encode() + b"\0" + struct.pack("<I", partition), 0, signed=False)
 
 
-def room_bytes(topic: str) -> int:
+def room_bytes(topic: str, credential: str = "") -> int:
     """Return how large a batch for this topic may be, in bytes."""
-    return MAX_DATAGRAM_BYTES - _QUESTION.size - len(topic.encode()) - MAC_BYTES
+    head = _QUESTION.size + (_BY.size if credential else 0)
+    return MAX_DATAGRAM_BYTES - head - len(topic.encode()) - MAC_BYTES
+
+
+def credential_of(datagram: bytes) -> str:
+    """Return the credential that a question names, which is not proven yet; empty if it names none."""
+    if len(datagram) < _QUESTION.size + _BY.size or datagram[_KIND_POSITION] != APPEND_BY:
+        return ""
+    return datagram[_QUESTION.size : _QUESTION.size + _BY.size - 4].hex()
 
 
 class DatagramCodec:
-    """The encoding of datagrams under a secret, with a MAC that differs for questions and answers.
+    """The encoding of datagrams under a secret or a credential's key.
 
-    So a question cannot pass for an answer. Without a secret (empty) the MAC keeps out noise, but no
-    attacker.
+    The MAC differs for questions and answers, so a question cannot pass for an answer. Without a secret
+    (empty) the MAC keeps out noise, but no attacker.
     """
 
     __slots__ = ("_key",)
@@ -186,13 +210,16 @@ class DatagramCodec:
         head = _QUESTION.pack(
             QUESTION_MAGIC,
             partition_hash(question.topic, question.partition),
-            APPEND,
+            APPEND_BY if question.credential else APPEND,
             len(topic),
             _route_field(question.route),
             question.partition,
             question.number,
         )
-        content = b"".join((head, topic, question.frame))
+        by = b""
+        if question.credential:
+            by = _BY.pack(bytes.fromhex(question.credential), question.minute)
+        content = b"".join((head, by, topic, question.frame))
         return content + self._mac(content, _ASKED)
 
     def decode_question(self, datagram: bytes) -> Question:
@@ -204,13 +231,19 @@ class DatagramCodec:
         """
         content = self._opened(datagram, magic=QUESTION_MAGIC, size=_QUESTION.size, direction=_ASKED)
         _, hashed, kind, length, route, partition, number = _QUESTION.unpack_from(content)
-        if kind != APPEND:
-            raise Malformed("no such kind of question", field="kind", value=kind, limit=APPEND, number=number)
+        if kind not in (APPEND, APPEND_BY):
+            raise Malformed(
+                "no such kind of question", field="kind", value=kind, limit=APPEND_BY, number=number
+            )
+        credential, minute, begin = credential_of(datagram), 0, _QUESTION.size
+        if credential:
+            _, minute = _BY.unpack_from(content, begin)
+            begin += _BY.size
         try:
-            topic = str(content[_QUESTION.size : _QUESTION.size + length], "utf-8")
+            topic = str(content[begin : begin + length], "utf-8")
         except UnicodeDecodeError:
             topic = ""
-        frame = content[_QUESTION.size + length :]
+        frame = content[begin + length :]
         if not topic or length > LONGEST_TOPIC_BYTES or "\0" in topic or not frame:
             raise Malformed(
                 "the name of a topic, followed by a batch, is required",
@@ -227,7 +260,7 @@ class DatagramCodec:
                 limit=partition_hash(topic, partition),
                 number=number,
             )
-        return Question(topic, partition, number, frame, route - 1 if route else None)
+        return Question(topic, partition, number, frame, route - 1 if route else None, credential, minute)
 
     def encode_answer(self, answer: Answer, *, limit_bytes: int) -> bytes:
         """Return the datagram of an answer, of at most `limit_bytes` or `SMALLEST_ANSWER_LIMIT`, if larger.

@@ -64,9 +64,12 @@ def test_a_token_is_good_for_what_it_grants(guarded: Guarded, admin: laminar.Cli
         for refused in (handle.delete, lambda: client.topic("other").append(b"a")):
             with pytest.raises(laminar.Forbidden):
                 refused()
-        with pytest.raises(laminar.ConfigError, match="take no datagrams"):
-            with handle.datagrams() as datagrams:
-                datagrams.append(b"a")
+        with handle.datagrams() as datagrams:
+            datagrams.append(b"1002")
+            with pytest.raises(laminar.Forbidden):
+                with client.topic("other").datagrams(partitions=1) as others:
+                    others.append(b"a")
+        assert 1_003 == len(list(handle.read()))
 
 
 async def test_a_certificate_proves_who_the_client_is(

@@ -27,12 +27,21 @@ from urllib.parse import urlsplit
 
 from laminar.batch import BatchError, build
 from laminar.client.codecs import Codec, not_bytes
-from laminar.client.errors import ConfigError, Error, OutcomeUnknown, TimedOut, Unavailable, from_problem
+from laminar.client.errors import (
+    ConfigError,
+    Error,
+    OutcomeUnknown,
+    TimedOut,
+    Unauthorized,
+    Unavailable,
+    from_problem,
+)
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.lanes import overlaps
 from laminar.client.policy.record_accumulator import sealed_error
 from laminar.client.policy.retry import REDIRECTS_AT_ONCE, Backoff, Step, judge_answer
 from laminar.client.policy.routing import newest_route
+from laminar.client.produce.datagram_proof import DatagramProof
 from laminar.client.produce.named_producer import lineage_of
 from laminar.client.records import Receipt
 from laminar.client.trace_id import TraceId, trace_id_bytes
@@ -40,12 +49,10 @@ from laminar.http.api.problems import CODES
 from laminar.wire.datagram import (
     NUMBER_BYTES,
     Answer,
-    DatagramCodec,
     Forged,
     Leader,
     NextRoute,
     Question,
-    room_bytes,
 )
 from laminar.wire.datagram import Receipt as Placed
 from laminar.wire.key_route import Route
@@ -58,8 +65,6 @@ Address = tuple[str, int]
 # election a second or two.
 RESEND_MS = 200
 LONGEST_RESEND_MS = 1_000
-# The principal of all requests to a node that asks for no tokens.
-ANONYMOUS = "anonymous"
 # After this number of copies without an answer, another node is asked.
 SILENT_COPIES = 2
 
@@ -161,8 +166,8 @@ class Datagrams(Generic[T]):
     """Appends to one topic by datagram: ``async with topic.datagrams() as datagrams``.
 
     Made by `Topic.datagrams`. The first append requests the topic's route and the nodes over HTTP, once,
-    unless `partitions` was given: the number of partitions of a topic of route 0. A cluster that asks for
-    tokens takes no datagrams.
+    unless `partitions` was given: the number of partitions of a topic of route 0. With a token it also asks
+    for the key that goes with it (`laminar.client.produce.datagram_proof`).
     """
 
     def __init__(
@@ -183,10 +188,7 @@ class Datagrams(Generic[T]):
         self._topic = topic
         self._codec = codec
         self._timeout_s = session.timeout_s if timeout is None else timeout
-        if secret is None:
-            secret = os.environ.get("LAMINAR_SECRET", "")
-        self._datagram_codec = DatagramCodec(secret.encode())
-        self._room_bytes = room_bytes(topic)
+        self._proof = DatagramProof(session, secret)
         self._producer_id = os.urandom(16)
         self._partitions = partitions
         self._beginning: asyncio.Task[dict[int, _PartitionQueue]] | None = None
@@ -213,6 +215,10 @@ class Datagrams(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def _room_bytes(self) -> int:
+        return self._proof.room_bytes(self._topic)
 
     def statistics(self) -> dict[str, int]:
         """Return counts of datagrams sent, copies resent, redirects, and answers that failed their MAC."""
@@ -242,8 +248,9 @@ class Datagrams(Generic[T]):
         The record is sent again until it is answered, and never appended twice.
 
         Raises:
-            Error: (``too_large``) the record does not fit into a datagram.
-            ConfigError: (``no_datagrams``) the cluster asks for tokens.
+            Error: (``too_large``) the record does not fit into a datagram; (``forbidden``) the token lacks
+                the role write on the topic.
+            ConfigError: (``no_datagrams``) the cluster asks for tokens, and has an older program.
             OutcomeUnknown: the deadline passed without an answer.
             TimedOut: the deadline passed before the record was sent.
         """
@@ -269,7 +276,9 @@ class Datagrams(Generic[T]):
         last = "the topic and the nodes were asked for"
         try:
             async with asyncio.timeout_at(record.deadline):
-                queue = self._queue_of(await self._begun(), key, partition)
+                queues = await self._begun()
+                self._check_size(record)  # again, as by a credential there is less room
+                queue = self._queue_of(queues, key, partition)
                 queue.waiting.append(record)
                 self._start(queue)
                 return await record.future
@@ -316,7 +325,7 @@ class Datagrams(Generic[T]):
     async def _begin(self) -> dict[int, _PartitionQueue]:
         endpoints = self._session.endpoints
         if self._partitions is None or endpoints.tls_only or endpoints.token or endpoints.token_file:
-            await self._check_access()
+            await self._proof.begin()
         if self._partitions is None:
             answer = await self._session.get_json(f"{topic_path(self._topic)}/routes")
             cluster = await self._session.get_json("/v1/cluster")
@@ -335,17 +344,6 @@ class Datagrams(Generic[T]):
         self._route = route
         self._queues = {number: _PartitionQueue(number) for number in route.numbers}
         return self._queues
-
-    async def _check_access(self) -> None:
-        """Raise `ConfigError` if the cluster asks for tokens: then its nodes take no datagrams."""
-        answer = await self._session.call("GET", "/v1/whoami", accept=(404,))
-        # A node of an older program does not know the question, and asks for no tokens.
-        if answer.status == 200 and answer.json().get("principal") != ANONYMOUS:
-            raise ConfigError(
-                "the cluster asks for tokens, so its nodes take no datagrams: these cannot carry one",
-                code="no_datagrams",
-                hint="append over HTTP, by `append` or a producer",
-            )
 
     def _queue_of(
         self, queues: dict[int, _PartitionQueue], key: bytes | None, partition: int | None
@@ -529,12 +527,10 @@ class Datagrams(Generic[T]):
         """
         number = os.urandom(NUMBER_BYTES)
         route = None if self._route is None else self._route.version
-        datagram = self._datagram_codec.encode_question(
-            Question(self._topic, queue.partition, number, frame, route)
-        )
+        question = Question(self._topic, queue.partition, number, frame, route)
         answers = self._waiting[number] = asyncio.Queue()
         backoff = Backoff(rng=self._session.rng, first_ms=RESEND_MS, ceiling_ms=LONGEST_RESEND_MS)
-        copies = answered = silent = redirects = 0
+        copies = answered = silent = redirects = clocks = 0
         pause_s = 0.0
         try:
             while True:
@@ -546,13 +542,14 @@ class Datagrams(Generic[T]):
                         silent += 1
                         if silent % SILENT_COPIES == 0:
                             queue.address = None
+                            await self._renew_proof(queue)
                     if queue.address is None:
                         queue.address = self._any_node()
                     # Counted before it is sent: if sending fails, it is not known whether the datagram left.
                     copies += 1
                     self._counts["datagrams"] += 1
                     self._counts["resent"] += copies > 1
-                    refused = await self._send(queue.address, datagram)
+                    refused = await self._send(queue.address, self._proof.question(question))
                     host, port = queue.address
                     queue.last = refused or f"{host}:{port} did not answer"
                     pause_s = backoff.next_ms() / 1000
@@ -575,12 +572,31 @@ class Datagrams(Generic[T]):
                 if body["code"] in ("sealed", "stale_route"):
                     limit = body.get("limit")
                     raise _Ended(NextRoute(limit if isinstance(limit, int) else 0))
+                if body.get("field") == "minute" and isinstance(body.get("limit"), int):
+                    # The clock here has stood still, or the nodes' clocks differ.
+                    self._proof.set_minute(body["limit"])
+                    clocks += 1
+                    pause_s = 0.0 if clocks == 1 else backoff.next_ms() / 1000
+                    continue
                 queue.last = str(body.get("detail") or body["code"])
                 if body["code"] == "unknown_producer" and queue.sequence > 0 and copies == 1:
                     raise _Forgotten
                 pause_s = self._pause_after(queue, body, backoff, certain=copies == answered)
         finally:
             del self._waiting[number]
+
+    async def _renew_proof(self, queue: _PartitionQueue) -> None:
+        """Ask for the key again; raise `OutcomeUnknown` if the token is not accepted any more."""
+        try:
+            await self._proof.renew()
+        except Unauthorized as error:
+            raise OutcomeUnknown(
+                f"{error.message}; earlier copies were not answered",
+                code="outcome_unknown",
+                outcome="unknown",
+            ) from error
+        except Error as error:
+            queue.last = error.message  # what matters is whether a datagram is answered
 
     def _pause_after(
         self, queue: _PartitionQueue, problem: Mapping[str, Any], backoff: Backoff, *, certain: bool
@@ -654,7 +670,7 @@ class Datagrams(Generic[T]):
     def _received(self, data: bytes) -> None:
         """Pass an answer to the batch that waits for it; ignore and count a datagram with a wrong MAC."""
         try:
-            answer = self._datagram_codec.decode_answer(data)
+            answer = self._proof.answer(data)
         except Forged:
             self._counts["forged"] += 1
             return

@@ -65,8 +65,9 @@ class Datagrams(Generic[T]):
         The record is sent again until it is answered, and never appended twice.
 
         Raises:
-            Error: (``too_large``) the record does not fit into a datagram.
-            ConfigError: (``no_datagrams``) the cluster asks for tokens.
+            Error: (``too_large``) the record does not fit into a datagram; (``forbidden``) the token lacks
+                the role write on the topic.
+            ConfigError: (``no_datagrams``) the cluster asks for tokens, and has an older program.
             OutcomeUnknown: the deadline passed without an answer.
             TimedOut: the deadline passed before the record was sent.
         """

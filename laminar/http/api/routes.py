@@ -902,6 +902,14 @@ ROUTES: Final = (
         replies=(_json(access.WhoAmI),),
     ),
     Route(
+        "GET",
+        "/v1/datagram-key",
+        "datagram_key",
+        ANY,
+        "Tell the key with which the credential that asks appends by datagram",
+        replies=(_json(access.DatagramKey),),
+    ),
+    Route(
         "GET", "/v1/version", "version", PUBLIC, "Tell the server's version", replies=(_json(server.Version),)
     ),
     Route(

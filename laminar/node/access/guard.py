@@ -185,8 +185,19 @@ class Guard:
             self._subjects = None
             self.meters.keep_only({each.name for each in catalog.credentials.values()})
 
+    def meter_of(self, name: str) -> Meter:
+        """Return the meter of a principal, by the limits of now."""
+        self._newest()
+        return self.meters.of(name)
+
     def _principal_of(
         self, record: CredentialRecord, credentials: Mapping[str, CredentialRecord]
     ) -> Principal:
-        meter = self.meters.of(record.name)
-        return Principal(record.name, tuple(record.grants), record.expires_ms, record.id, credentials, meter)
+        return principal_of_record(record, credentials, self.meters.of(record.name))
+
+
+def principal_of_record(
+    record: CredentialRecord, credentials: Mapping[str, CredentialRecord], meter: Meter | None = None
+) -> Principal:
+    """Return the principal that a credential proves; `credentials` are those among which it was found."""
+    return Principal(record.name, tuple(record.grants), record.expires_ms, record.id, credentials, meter)

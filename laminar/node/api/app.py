@@ -6,7 +6,6 @@ all others are coroutines. What is checked on the head, before a body is read, i
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -109,7 +108,6 @@ from laminar.node.transport.transport import Peer
 if TYPE_CHECKING:
     from laminar.node.runtime.process import Method
 
-_log = logging.getLogger("laminar.api")
 
 # By header that makes a request safe to repeat: the operations that honour it. Others refuse a request with
 # it: if they ignored it, a client would repeat the request, and it would be carried out twice.
@@ -243,7 +241,12 @@ class Api:
         AbandonedStages(host, sinks)
         AbandonedPins(host, host.deliveries, sinks)
         self._datagrams = Datagrams(
-            host, self._locator, topics, sock=host.datagram_socket, limits=self.limits
+            host,
+            self._locator,
+            topics,
+            sock=host.datagram_socket,
+            limits=self.limits,
+            meter_of=None if self._guard is None else self._guard.meter_of,
         )
         self._audit = AuditLog(
             host, self._append_to_audit, topic_routes.make, makes_topic=settings.access == TOKENS
@@ -349,6 +352,7 @@ class Api:
             "describe_principal_limits": limits.describe,
             "set_principal_limits": limits.set,
             "whoami": tokens.whoami,
+            "datagram_key": tokens.datagram_key,
             "livez": cluster.livez,
             "readyz": cluster.readyz,
             "version": cluster.version,
@@ -645,11 +649,8 @@ class Api:
         return self.limits.max_body_bytes
 
     async def start(self) -> None:
-        """Begin to receive datagrams, unless requests need a principal: a datagram has none."""
-        if self._guard is None:
-            await self._datagrams.serve()
-        elif self._host.number == 0:  # once for the node
-            _log.info("access is tokens, so this node takes no appends by datagram: they prove no principal")
+        """Begin to receive datagrams."""
+        await self._datagrams.serve()
 
     def close(self) -> None:
         """Stop receiving datagrams."""

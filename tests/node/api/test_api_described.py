@@ -149,6 +149,7 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     call("set_principal_limits", principal="n", document={"topics": 3}, If_Match=limits.headers["etag"])
     call("list_principal_limits")
     call("set_principal_limits", principal="n", document={}, If_Match="*")
+    call("datagram_key")
     call("revoke_token", token=token.json()["id"])
 
     call("delete_records", **place, before=1, dry_run="true")

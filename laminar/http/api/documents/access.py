@@ -145,3 +145,14 @@ class WhoAmI(Answer):
     limits: Limits
     usage: Usage | None
     """Null if nothing of it is limited."""
+
+
+class DatagramKey(Answer):
+    """The key with which a credential appends by datagram, in hexadecimal digits; null without one.
+
+    `credential` is empty where no one is asked for a token. `minute` is now, in minutes since 1970.
+    """
+
+    credential: str
+    key: str | None
+    minute: int

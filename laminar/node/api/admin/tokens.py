@@ -20,6 +20,7 @@ from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import ShardServices
 from laminar.node.catalog.service import AccessRequest
+from laminar.node.secret.keys import KEYS_SINCE
 from laminar.node.transport.transport import TransportError
 from membership.records import CredentialRecord, Grant
 from membership.requests import AccessStep, CreateCredential, Result, RevokeCredential
@@ -116,6 +117,25 @@ class TokenRoutes:
                 _time(principal.expires_ms),
                 *self._limits.of(principal),
             )
+        )
+
+    async def datagram_key(self, request: Request) -> Response:
+        """Answer GET /v1/datagram-key."""
+        services = self._services
+        credential, keys = principal_of(request).credential, services.secrets.first
+        enabled = services.view.code_version
+        if credential and enabled < KEYS_SINCE:
+            raise Problem(
+                "not_enabled",
+                f"keys for datagrams need code version {KEYS_SINCE}; {enabled} is enabled until all nodes "
+                "know it",
+            )
+        if credential and keys is None:
+            raise Problem("not_enabled", "the nodes of this cluster have no secret, so there are no keys")
+        key = keys.datagrams_of(credential).hex() if credential and keys is not None else None
+        minute = services.clock.wall_ms() // 60_000
+        return Response.json(
+            documents.DatagramKey(credential, key, minute), headers=[("Cache-Control", "no-store")]
         )
 
     async def _change(self, step: AccessStep) -> Result:

@@ -10,6 +10,11 @@ which the partition recognises a batch that it has already (`laminar.node.partit
 datagram whose MAC is wrong gets no answer, and no answer is much larger than its request: so a forged sender
 address can't make this node send more than it receives. While too many requests wait, datagrams are dropped:
 the client asks again.
+
+A node that asks for tokens takes only questions by a credential. Their key follows from the cluster's secret
+and the credential's id, so the catalog has nothing that a datagram could be made with. A copy is refused some
+minutes later, which is before a partition may forget its batch (`KEPT_MS` of
+`laminar.node.partition.state.producers`), so it is never appended again.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import asyncio
 import logging
 import socket
 import uuid
+from collections.abc import Callable
 from typing import Any, cast
 
 from laminar.batch import NO_PRODUCER, Header
@@ -26,9 +32,11 @@ from laminar.http.api.deadlines import SECOND_HOP_WAIT_S
 from laminar.http.api.names import SYSTEM_TOPICS
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
+from laminar.node.access.meters import Meter
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.records.datagram_proofs import MalformedUnder, Proofs
 from laminar.node.api.records.stale_routes import NOT_SAID, StaleRoutes, has_keys
 from laminar.node.partition.deduplication import is_duplicate
 from laminar.node.partition.partition import Partition
@@ -38,7 +46,6 @@ from laminar.wire.datagram import (
     DatagramCodec,
     Forged,
     Leader,
-    Malformed,
     NextRoute,
     Question,
     Receipt,
@@ -64,6 +71,7 @@ class Datagrams(asyncio.DatagramProtocol):
         *,
         sock: socket.socket | None,
         limits: Limits,
+        meter_of: Callable[[str], Meter] | None = None,
     ) -> None:
         self._services = services
         self._sock = sock
@@ -71,7 +79,7 @@ class Datagrams(asyncio.DatagramProtocol):
         self._topics = topics
         self._stale = StaleRoutes(topics)
         self._limits = limits
-        self._codec = DatagramCodec(services.settings.secret.encode())
+        self._proofs = Proofs(services, meter_of)
         self._transport: asyncio.DatagramTransport | None = None
         self._tasks: set[asyncio.Task[Appended | Leader]] = set()
         self._waiting = 0
@@ -115,12 +123,12 @@ class Datagrams(asyncio.DatagramProtocol):
         """Handle a datagram: a request, or noise."""
         self._counts["received"] += 1
         try:
-            question = self._codec.decode_question(data)
+            question, codec = self._proofs.opened(data)
         except Forged:
             self._counts["forged"] += 1
             return
-        except Malformed as fault:
-            asked = _Asked(len(data), fault.number, addr)
+        except MalformedUnder as malformed:
+            fault, asked = malformed.fault, _Asked(len(data), malformed.fault.number, addr, malformed.codec)
             problem = Problem(
                 "malformed", str(fault), field=fault.field, value=fault.value, limit=fault.limit
             )
@@ -129,8 +137,9 @@ class Datagrams(asyncio.DatagramProtocol):
         if self._waiting >= MOST_WAITING:
             self._counts["dropped"] += 1
             return
-        asked = _Asked(len(data), question.number, addr)
+        asked = _Asked(len(data), question.number, addr, codec)
         try:
+            self._proofs.check(question, len(data))
             self._take(question, asked)
         except Problem as problem:
             self._refuse(asked, problem, question)
@@ -258,15 +267,18 @@ class Datagrams(asyncio.DatagramProtocol):
         if transport is None or transport.is_closing():
             return
         answer = Answer(asked.number, self._services.number, body)
-        transport.sendto(self._codec.encode_answer(answer, limit_bytes=asked.size_bytes), asked.address)
+        transport.sendto(asked.codec.encode_answer(answer, limit_bytes=asked.size_bytes), asked.address)
 
 
 class _Asked:
     """The parts of a request that its answer needs."""
 
-    __slots__ = ("address", "number", "size_bytes")
+    __slots__ = ("address", "codec", "number", "size_bytes")
 
-    def __init__(self, size_bytes: int, number: bytes, address: tuple[Any, ...]) -> None:
+    def __init__(
+        self, size_bytes: int, number: bytes, address: tuple[Any, ...], codec: DatagramCodec
+    ) -> None:
+        self.codec = codec
         self.size_bytes = size_bytes
         self.number = number
         self.address = address
