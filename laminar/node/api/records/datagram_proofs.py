@@ -1,7 +1,7 @@
 """Who sends a datagram, and whether that principal may append: the node's side of their MACs.
 
 The keys of a credential are made when its first question comes, and forgotten with the credential. So a
-question costs a look-up and a MAC, whoever sends it, and unknown ones fill no memory.
+question costs a look-up and a MAC for any sender, and unknown ones fill no memory.
 """
 
 from __future__ import annotations
