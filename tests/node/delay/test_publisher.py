@@ -290,6 +290,33 @@ async def test_a_record_that_is_moved_while_it_is_copied_is_published_in_time(
         carrier.stop()
 
 
+async def test_what_is_cancelled_or_moved_while_it_is_read_to_be_published_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer says that it was pending, so it must not come, or not at its first time."""
+    async with publishing(tmp_path) as (partition, publisher):
+        clock = Held(partition, publisher)
+        due_ms, far = clock.now_ms + 200, clock.now_ms + 3_600_000
+        await append(partition, b"cancelled", b"moved", b"left", delivery_times=[due_ms] * 3)
+        whole = publisher.contents.records
+        seen: list[State] = []
+
+        async def changed(*given: Any, **more: Any) -> Any:
+            found = await whole(*given, **more)
+            if not seen:
+                seen.append(await publisher.change(0, CANCELLED, was_ms=due_ms))
+                seen.append(await publisher.change(1, far, was_ms=due_ms))
+            return found
+
+        monkeypatch.setattr(publisher.contents, "records", changed)
+        clock.go()
+
+        assert values(await read(partition, 1)) == [b"left"]
+        assert seen == [State.PENDING, State.PENDING]
+        assert await publisher.state(1) is State.PENDING
+        assert partition.end_offset == 1
+
+
 async def test_an_entry_that_is_trimmed_while_it_is_read_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

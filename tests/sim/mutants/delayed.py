@@ -25,6 +25,7 @@ DELAYED = [
         f"{_PUBLISHER}._publish",
         "records = [each for each in records if self._is_due(each[0])]",
         "records = list(records)",
+        tests=PUBLISHER,
         channels=True,
     ),
     case(
