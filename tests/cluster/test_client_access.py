@@ -72,12 +72,11 @@ def test_a_token_is_good_for_what_it_grants(guarded: Guarded, admin: laminar.Cli
         assert 1_003 == len(list(handle.read()))
 
 
+@pytest.mark.parametrize("guarded", [True], ids=["tls"], indirect=True)
 async def test_a_certificate_proves_who_the_client_is(
     guarded: Guarded, admin: laminar.Client, topic: str
 ) -> None:
     """In both faces and on the command line, with the key in its own file or in the certificate's."""
-    if guarded.ca is None:
-        pytest.skip("a certificate needs TLS")
     guarded.make_certificate("client", "robot")
     pem, key = guarded.certificates / "robot.pem", guarded.certificates / "robot.key"
     both = guarded.certificates / "both.pem"

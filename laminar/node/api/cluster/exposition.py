@@ -7,7 +7,7 @@ when the first scrape comes, and not at the start of a node.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -19,11 +19,27 @@ from prometheus_client.registry import Collector
 __all__ = ["CONTENT_TYPE", "text_of"]
 
 
+_Family = GaugeMetricFamily | CounterMetricFamily
+
+
 def text_of(processes: list[dict[str, Any]], *, up: Mapping[str, bool]) -> bytes:
     """Return the metrics of a node from its processes' statistics; `up`: by name, whether one answered."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Scrape(processes, up))
     return generate_latest(registry)
+
+
+def _summed(families: Sequence[_Family], rows: Iterable[Sequence[Any]]) -> Sequence[_Family]:
+    """Return the families with the sums by channel of rows of a topic, a channel, and a number for each."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for topic, channel, *numbers in rows:
+        held = sums.setdefault((topic, channel), [0] * len(families))
+        for place, number in enumerate(numbers):
+            held[place] += number
+    for where, numbers in sorted(sums.items()):
+        for family, number in zip(families, numbers, strict=True):
+            family.add_metric(where, number)
+    return families
 
 
 class _Scrape(Collector):
@@ -136,17 +152,15 @@ class _Scrape(Collector):
                 ("kept_bytes", "Bytes that retention would trim if the channel, maybe with others, let it"),
             )
         ]
-        sums: dict[tuple[str, str], list[int]] = {}
-        for process in self._processes:
-            for partition in process.get("partitions", []):
-                for name, numbers in partition["channels"].items():
-                    held = sums.setdefault((partition["topic"], name), [0] * len(families))
-                    for place, number in enumerate(numbers):
-                        held[place] += number
-        for where, numbers in sorted(sums.items()):
-            for family, number in zip(families, numbers, strict=True):
-                family.add_metric(where, number)
-        yield from families
+        yield from _summed(
+            families,
+            (
+                (partition["topic"], name, *numbers)
+                for process in self._processes
+                for partition in process.get("partitions", [])
+                for name, numbers in partition["channels"].items()
+            ),
+        )
 
     def _channel_counts(self) -> Iterator[Metric]:
         """Yield what became of the records of channels while this node led their partitions."""
@@ -160,17 +174,9 @@ class _Scrape(Collector):
                 ("overdue", "Records that were given out again more than a second after their time"),
             )
         ]
-        sums: dict[tuple[str, str], list[int]] = {}
-        for process in self._processes:
-            # One that was deleted and made again is two, for a moment.
-            for topic, name, *numbers in process.get("channel_counts", []):
-                held = sums.setdefault((topic, name), [0] * len(families))
-                for place, number in enumerate(numbers):
-                    held[place] += number
-        for where, numbers in sorted(sums.items()):
-            for family, number in zip(families, numbers, strict=True):
-                family.add_metric(where, number)
-        yield from families
+        # One that was deleted and made again is two, for a moment.
+        rows = (row for process in self._processes for row in process.get("channel_counts", []))
+        yield from _summed(families, rows)
 
     def _partitions(self) -> Iterator[Metric]:
         labels = ["topic", "partition"]
