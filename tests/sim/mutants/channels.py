@@ -570,6 +570,22 @@ CHANNELS = [
         channels=True,
     ),
     case(
+        "a full disk gives nothing out, so that it stays full",
+        f"{_GIVER}.give_out",
+        "no_room(of_consumers=True)",
+        "no_room()",
+        tests=DELIVERY,
+        tests_only=True,
+    ),
+    case(
+        "consumers go on until the disk has no byte left",
+        f"{_GIVER}.give_out",
+        "partition.appends.no_room(of_consumers=True)",
+        "None",
+        tests=DELIVERY,
+        tests_only=True,
+    ),
+    case(
         "paused gives out",
         f"{_QUEUE}.choose",
         "if self.channel.settings.paused:",
