@@ -279,7 +279,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         int,
         _about(
             "appends are refused while the data folder's disk has less free space than this, or than "
-            "low_water_percent, whichever is less",
+            "low_water_percent, whichever is less; consumers are refused below half of that",
             0,
             1 << 50,
         ),

@@ -527,6 +527,13 @@ class Shard(Process):
 
     def refusal(self) -> Problem | None:
         """Return why this shard takes no appends now; None if it does."""
+        return self._storage_refusal() or self.space.refusal()
+
+    def consumer_refusal(self) -> Problem | None:
+        """Return why this shard takes nothing from consumers now, neither receives nor cursors; or None."""
+        return self._storage_refusal() or self.space.consumer_refusal()
+
+    def _storage_refusal(self) -> Problem | None:
         resource = self.storage.refusal
         if resource == "disk":
             return Problem("disk_full", "the disk of this node is full", field="disk", outcome="not_applied")
@@ -541,7 +548,7 @@ class Shard(Process):
                 retry_after_ms=100,
                 outcome="not_applied",
             )
-        return self.space.refusal() if self.space.low else None
+        return None
 
     # -- room ----------------------------------------------------------------------------
 

@@ -123,7 +123,9 @@ class ClusterRoutes:
                     "ready",
                     self._services.node,
                     await self._watch.warnings(with_names=principal_of(request).may("admin", "")),
-                    documents.DiskSpace(space.free_bytes, space.threshold_bytes, space.low),
+                    documents.DiskSpace(
+                        space.free_bytes, space.threshold_bytes, space.low, space.reserve_is_used
+                    ),
                 )
             )
         return Response.json(
