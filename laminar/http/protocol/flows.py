@@ -8,20 +8,23 @@ from typing import Final, Protocol
 TURN: Final = 4
 """Most requests of a flow that are begun in one turn of the loop. A large body counts as several."""
 
+REQUEST: Final = 8
+"""What a request counts, in answers that were waited for: making and sending these costs about as much."""
+
 ALONE: Final = 64
 """The same while no other flow has a connection."""
 
 
 class Waiting(Protocol):
-    """A connection whose next request waits for a turn."""
+    """What waits for a turn: a connection with its next request, or with answers that could be sent."""
 
     def take_turn(self) -> None:
-        """Begin requests that have come, as long as the flow has a share of this turn left."""
+        """Go on, as long as the flow has a share of this turn left."""
         ...
 
 
 class Flow:
-    """What a flow has of the present turn, its open connections, and those of them that wait for a turn.
+    """What a flow has left of the present turn, in answers; its open connections; and what waits for a turn.
 
     A server makes none: its application says to which flow a connection belongs.
     """
@@ -29,7 +32,7 @@ class Flow:
     __slots__ = ("connections", "is_spent", "left", "waiting")
 
     def __init__(self) -> None:
-        self.left = TURN
+        self.left = TURN * REQUEST
         self.is_spent = False
         self.connections = 0
         self.waiting: deque[Waiting] = deque()

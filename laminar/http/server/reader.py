@@ -25,8 +25,16 @@ from typing import Any, Final, cast
 from laminar.http.protocol.chunked import ChunkedDecoder, ChunkedError, TooLargeError
 from laminar.http.protocol.content_encoding import decode_content
 from laminar.http.protocol.errors import HttpError
-from laminar.http.protocol.flows import Flow
-from laminar.http.protocol.messages import CONTINUE, OFF_LOOP_BYTES, WAIT, Application, Request, Response
+from laminar.http.protocol.flows import REQUEST, Flow
+from laminar.http.protocol.messages import (
+    CONTINUE,
+    OFF_LOOP_BYTES,
+    WAIT,
+    Application,
+    Later,
+    Request,
+    Response,
+)
 from laminar.http.protocol.request_head import (
     LONGEST_HEAD_BYTES,
     RequestHead,
@@ -132,7 +140,7 @@ class Connection(asyncio.BufferedProtocol):
         self._tail = b""
         if self.flow is not None:
             self._server.turns.leave(self.flow)
-            self.flow = None
+            self.flow = self._writer.flow = None
         self._writer.abandon()
         self._server.closed(self)
 
@@ -190,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self.flow is not None:
             self._server.turns.leave(self.flow)
-        self.flow = flow
+        self.flow = self._writer.flow = flow
         self._server.turns.join(flow)
 
     def take_turn(self) -> None:
@@ -323,7 +331,7 @@ class Connection(asyncio.BufferedProtocol):
                 server.counts.requests -= 1
                 self._await_turn(flow)
                 return -1
-            flow.left -= 1 + (length >> REQUEST_SHIFT)
+            flow.left -= REQUEST + REQUEST * (length >> REQUEST_SHIFT)
             if flow.left <= 0 and not flow.is_spent:
                 server.turns.end(flow)
         if refusal is not None:
@@ -485,9 +493,14 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(result, Response):
             self._writer.answer(head, result, reserved)
             return
-        future = result if isinstance(result, asyncio.Future) else asyncio.ensure_future(result)
-        exchange = Exchange(head, future, reserved)
-        exchange.ends_with_peer = request.ends_with_peer
+        if type(result) is Later:
+            future = result.future
+            exchange = Exchange(head, future, reserved)
+            exchange.make = result.make
+        else:
+            future = result if isinstance(result, asyncio.Future) else asyncio.ensure_future(result)
+            exchange = Exchange(head, future, reserved)
+            exchange.ends_with_peer = request.ends_with_peer
         self._writer.pending.append(exchange)
         if head.close:
             self._writer.stopped = True

@@ -3,7 +3,7 @@
 A flow may begin `TURN` requests, or `ALONE` if no other has a connection. Then its connections wait, and are
 read no further, until the next turn. That one comes when the loop has looked at all other sockets: so what
 another flow sends is begun after a turn or two of each flow, however many connections these have, and however
-much they send.
+much they send. Answers that become due later count, too: one sync of a log may make hundreds of them due.
 
 A turn ends when a flow has used up its share, not with each pass of the loop: as long as none does, nothing
 is done here. So a flow may wait for one pass of the loop that did not have to; that costs it microseconds.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from laminar.http.protocol.flows import ALONE, TURN, Flow, Waiting
+from laminar.http.protocol.flows import ALONE, REQUEST, TURN, Flow, Waiting
 
 # Each 64 KiB of a body count like a further request. As a shift.
 REQUEST_SHIFT: Final = 16
@@ -50,15 +50,15 @@ class Turns:
 
     def wait(self, flow: Flow, connection: Waiting) -> None:
         """Have a connection wait for the next turn of a flow that has used up its share."""
-        assert flow.is_spent, f"a flow with {flow.left} requests left"
+        assert flow.is_spent, f"a flow with {flow.left} answers left"
         self.waits += 1
         flow.waiting.append(connection)
 
     def _next(self) -> None:
-        """Begin a turn: the connections of each flow that wait go on in the order in which they began to."""
+        """Begin a turn: what waits of each flow goes on in the order in which it began to."""
         self.turns += 1
         spent, self._spent = self._spent, []
-        share = TURN if self.flows > 1 else ALONE
+        share = REQUEST * (TURN if self.flows > 1 else ALONE)
         for flow in spent:
             # What a large body took of coming turns is given back turn by turn.
             flow.left = min(share, flow.left + share)

@@ -8,16 +8,21 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from laminar.http.protocol.flows import ALONE, TURN, Flow
-from laminar.http.protocol.messages import WAIT, Request, Response
+from laminar.http.protocol.flows import ALONE, REQUEST, TURN, Flow
+from laminar.http.protocol.messages import WAIT, Later, Request, Response
 from laminar.http.server.server import HttpServer
 
 
 class Shared:
-    """An application that notes whose requests begin, in their order: the path says whose."""
+    """An application that notes whose requests begin, in their order: the path says whose.
+
+    It notes too when an answer is made, of those that come `later`.
+    """
 
     def __init__(self) -> None:
         self.begun: list[str] = []
+        self.later: asyncio.Future[None] | None = None
+        self.made: list[str] = []
         self.flows: dict[str, Flow] = {}
         self.changed = asyncio.Event()
 
@@ -37,9 +42,20 @@ class Shared:
     def parse(self, request: Request) -> None:
         """Nothing to parse."""
 
-    def handle(self, request: Request) -> Response:
-        """Answer with the body."""
-        return Response(200, body=bytes(request.body))
+    def handle(self, request: Request) -> Response | Later:
+        """Answer with the body; a POST once `later` is resolved."""
+        name = request.segments[0]
+
+        def make(_: object) -> Response:
+            self.made.append(name)
+            return Response(200, body=bytes(request.body))
+
+        if request.method == "POST":
+            self.later = self.later or asyncio.get_running_loop().create_future()
+            future = asyncio.get_running_loop().create_future()
+            self.later.add_done_callback(lambda _: future.set_result(None))
+            return Later(future, make)
+        return make(None)
 
     async def until(self, count: int, name: str) -> None:
         """Wait until so many requests of a flow were begun."""
@@ -194,4 +210,57 @@ async def test_a_large_body_counts_like_several_requests(client: Client) -> None
     writer.write(f"PUT /many HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     await reader.readuntil(b"\r\n\r\n")
     assert body == await reader.readexactly(len(body))
-    assert (TURN - 11 + 2 * TURN, 2) == (app.flows["many"].left, server.turns.turns)
+    left = REQUEST * (TURN - 11 + 2 * TURN) - 1  # it was parsed in a thread, so its answer came later
+    assert (left, 2) == (app.flows["many"].left, server.turns.turns)
+
+
+async def test_answers_that_become_due_at_once_are_sent_in_turns(client: Client) -> None:
+    """As those of one sync are: another flow's request waits for a turn or two of them, not for all."""
+    app = client.app
+    reader, writer = await client.connect()
+    writer.write(get("one"))
+    await answers(reader, 1)
+    flooding = []
+    for number in range(8):
+        many, sends = await client.connect()
+        bodies = [f"{number}:{each};".encode() for each in range(100)]
+        for body in bodies:
+            sends.write(b"POST /many HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        flooding.append((many, bodies))
+    await app.until(800, "many")
+    assert app.later is not None
+    turn, places = REQUEST * TURN, []
+    writer.write(get("one"))
+    app.later.set_result(None)
+    while app.made.count("many") < 800:
+        before = len(app.made)
+        await answers(reader, 1)
+        places.append(app.made.index("one", before) - before)
+        writer.write(get("one"))
+    assert max(places) <= 4 * turn, places
+    assert len(places) >= 800 / (4 * turn)
+    for many, bodies in flooding:
+        for body in bodies:
+            assert b" 200 " in await many.readuntil(b"\r\n\r\n")
+            assert body == await many.readexactly(len(body))
+    assert not app.flows["many"].waiting
+
+
+async def test_answers_of_a_flow_that_is_alone_wait_for_a_few_turns(client: Client) -> None:
+    """Also of one whose client has closed its side; a client that has left takes none."""
+    app, server = client.app, client.server
+    post = b"POST /many HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+    reader, writer = await client.connect()
+    writer.write(post * 1000)
+    writer.write_eof()
+    _, left = await client.connect()
+    left.write(post * 1000)
+    await app.until(2000, "many")
+    assert app.later is not None
+    turns = server.turns.turns
+    app.later.set_result(None)
+    left.transport.abort()
+    got = await reader.read()
+    assert 1000 == got.count(b" 200 ")
+    assert server.turns.turns - turns <= 1 + 2 * 2000 / (REQUEST * ALONE)
+    assert 0 == server.statistics()["reserved_bytes"] and not app.flows["many"].waiting
