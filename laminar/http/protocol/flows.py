@@ -14,6 +14,9 @@ REQUEST: Final = 8
 ALONE: Final = 64
 """The same while no other flow has a connection."""
 
+# Each 64 KiB of a body count like a further request. As a shift.
+REQUEST_SHIFT: Final = 16
+
 
 class Waiting(Protocol):
     """What waits for a turn: a connection with its next request, or with answers that could be sent."""
@@ -26,13 +29,38 @@ class Waiting(Protocol):
 class Flow:
     """What a flow has left of the present turn, in answers; its open connections; and what waits for a turn.
 
-    A server makes none: its application says to which flow a connection belongs.
+    A server makes none: its application says to which flow a connection belongs. `passed` are its requests in
+    progress that came on no connection of its own, `woken` those of them that have their turn and have not
+    gone on yet.
     """
 
-    __slots__ = ("connections", "is_spent", "left", "waiting")
+    __slots__ = ("connections", "is_spent", "left", "passed", "waiting", "woken")
 
     def __init__(self) -> None:
         self.left = TURN * REQUEST
         self.is_spent = False
         self.connections = 0
+        self.passed = 0
+        self.woken = 0
         self.waiting: deque[Waiting] = deque()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything of it is here."""
+        return bool(self.connections or self.passed or self.waiting)
+
+
+class Turns(Protocol):
+    """The turns of a server, for work that comes on no connection of its flow."""
+
+    def enter(self, flow: Flow) -> None:
+        """Count one more such request of a flow."""
+        ...
+
+    def exit(self, flow: Flow) -> None:
+        """Count one such request less."""
+        ...
+
+    async def turn(self, flow: Flow, cost: int) -> None:
+        """Wait until the flow has a share of a turn left, and take this from it, in answers."""
+        ...

@@ -25,7 +25,7 @@ from typing import Any, Final, cast
 from laminar.http.protocol.chunked import ChunkedDecoder, ChunkedError, TooLargeError
 from laminar.http.protocol.content_encoding import decode_content
 from laminar.http.protocol.errors import HttpError
-from laminar.http.protocol.flows import REQUEST, Flow
+from laminar.http.protocol.flows import REQUEST, REQUEST_SHIFT, Flow
 from laminar.http.protocol.messages import (
     CONTINUE,
     OFF_LOOP_BYTES,
@@ -44,7 +44,6 @@ from laminar.http.protocol.request_head import (
 from laminar.http.protocol.timeouts import StallDetector
 from laminar.http.server.budget import address_of
 from laminar.http.server.state import ServerState
-from laminar.http.server.turns import REQUEST_SHIFT
 from laminar.http.server.writer import GO_ON, Exchange, ResponseWriter
 
 # After a refusal, up to this number of bytes of the request are read and discarded: closing a socket with
@@ -331,9 +330,7 @@ class Connection(asyncio.BufferedProtocol):
                 server.counts.requests -= 1
                 self._await_turn(flow)
                 return -1
-            flow.left -= REQUEST + REQUEST * (length >> REQUEST_SHIFT)
-            if flow.left <= 0 and not flow.is_spent:
-                server.turns.end(flow)
+            server.turns.take(flow, REQUEST + REQUEST * (length >> REQUEST_SHIFT))
         if refusal is not None:
             return self._refuse(head, refusal, data, position)
         if head.chunked:

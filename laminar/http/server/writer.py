@@ -216,9 +216,7 @@ class ResponseWriter:
                     self._waits_turn = True
                     self._server.turns.wait(flow, self)
                     break
-                flow.left -= 1
-                if flow.left <= 0:
-                    self._server.turns.end(flow)
+                self._server.turns.take(flow, 1)
             response = result if isinstance(result, Response) else self._take_made(exchange, result)
             pending.popleft()
             if exchange.reserved:

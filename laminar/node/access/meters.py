@@ -166,10 +166,9 @@ class Meters:
                 meter.limit_to(self._limits_of(meter.name))
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Forget principals that have no credential any more, and no connection."""
+        """Forget principals that have no credential any more, no connection, and no request in progress."""
         for name in self._meters.keys() - names:
-            flow = self._meters[name].flow
-            if not flow.connections and not flow.waiting:
+            if not self._meters[name].flow.is_used:
                 del self._meters[name]
 
     def _limits_of(self, name: str) -> Mapping[str, int]:

@@ -75,6 +75,7 @@ from laminar.node.api.common.forwarding import (
 from laminar.node.api.common.json_body import most_document_bytes
 from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
+from laminar.node.api.common.passed_turns import PassedTurns
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import HostServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -270,6 +271,7 @@ class Api:
             new_ids=self._append.new_ids,
         )
         self._topics = topics
+        self._passed = PassedTurns(lambda: host.turns, in_progress=lambda: host.transport.calls_in_progress)
         self._handlers: dict[str, Handler] = {
             "list_topics": topic_routes.topics,
             "create_topic": topic_routes.create,
@@ -669,8 +671,13 @@ class Api:
         if passed.principal or self._guard is not None:
             head.memo = matched = matched._replace(principal=Principal(passed.principal or ANONYMOUS))
         request = Request(head, passed.body, Forwarder(peer))
-        answer = self._carry_out(request, matched)
-        return encode_response(answer if isinstance(answer, Response) else await answer)
+        if self._guard is None:
+            answer = self._carry_out(request, matched)
+            return encode_response(answer if isinstance(answer, Response) else await answer)
+        flow = self._guard.meter_of(passed.principal or ANONYMOUS).flow
+        return encode_response(
+            await self._passed.answer(flow, len(passed.body), lambda: self._carry_out(request, matched))
+        )
 
     async def _append_to_audit(self, lines: bytes, key: str) -> None:
         """Append records to `_audit`, here or at its leader; with the same key again they are there once."""

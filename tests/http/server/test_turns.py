@@ -11,6 +11,7 @@ import pytest
 from laminar.http.protocol.flows import ALONE, REQUEST, TURN, Flow
 from laminar.http.protocol.messages import WAIT, Later, Request, Response
 from laminar.http.server.server import HttpServer
+from laminar.http.server.turns import Turns
 
 
 class Shared:
@@ -264,3 +265,66 @@ async def test_answers_of_a_flow_that_is_alone_wait_for_a_few_turns(client: Clie
     assert 1000 == got.count(b" 200 ")
     assert server.turns.turns - turns <= 1 + 2 * 2000 / (REQUEST * ALONE)
     assert 0 == server.statistics()["reserved_bytes"] and not app.flows["many"].waiting
+
+
+class Passed:
+    """Requests that come on no connection of their flow, and the order in which they begin."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.begun: list[str] = []
+
+    def come(self, flow: Flow, name: str) -> asyncio.Task[None]:
+        """Have a request come."""
+
+        async def carry_out() -> None:
+            self.turns.enter(flow)
+            try:
+                await self.turns.turn(flow, REQUEST)
+                self.begun.append(name)
+            finally:
+                self.turns.exit(flow)
+
+        return asyncio.ensure_future(carry_out())
+
+
+async def test_passed_requests_take_turns_in_their_order() -> None:
+    """Those of one flow begin as they came; another's waits for no more than a turn."""
+    passed, many, other = Passed(), Flow(), Flow()
+    passed.turns.join(other)
+    tasks = [passed.come(many, str(number)) for number in range(200)]
+    await tasks[0]
+    tasks.append(passed.come(other, "other"))
+    await tasks[-1]
+    assert passed.begun.index("other") <= 3 * TURN
+    await asyncio.gather(*tasks)
+    passed.begun.remove("other")
+    assert [str(number) for number in range(200)] == passed.begun
+    assert (0, 0, 0, 1) == (many.passed, many.woken, len(many.waiting), passed.turns.flows)
+
+
+async def test_a_passed_request_does_not_overtake_one_that_was_woken() -> None:
+    """Not even one that comes between the moment in which that gets its turn, and its going on."""
+    passed, many = Passed(), Flow()
+    many.left = 0
+    tasks = [passed.come(many, "waits")]
+    passed.turns.end(many)
+    tasks.append(passed.come(many, "late"))
+    await asyncio.sleep(0)
+    assert (1, False) == (many.woken, "late" in passed.begun)
+    await asyncio.gather(*tasks)
+    assert ["waits", "late"] == passed.begun
+
+
+async def test_passed_requests_that_are_cancelled_take_nothing() -> None:
+    """Neither a turn, nor a place among those that are here."""
+    passed, many, other = Passed(), Flow(), Flow()
+    passed.turns.join(other)
+    tasks = [passed.come(many, str(number)) for number in range(10 * TURN)]
+    await tasks[0]
+    for task in tasks[TURN:-1]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(number) for number in range(TURN)] + [str(10 * TURN - 1)] == passed.begun[: TURN + 1]
+    assert (0, 0, False) == (many.passed, many.woken, many.is_used)
+    assert 1 == passed.turns.flows
