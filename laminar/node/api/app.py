@@ -93,6 +93,7 @@ from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
 from laminar.node.api.records.delete_records import DeleteRecordsRoute
 from laminar.node.api.records.fetch import FetchRoutes, expected_bytes
+from laminar.node.api.records.new_ids import NewIds
 from laminar.node.api.records.producer_progress import ProducerProgressRoutes
 from laminar.node.api.records.record_value import RecordValueRoutes
 from laminar.node.api.records.stale_routes import route_said
@@ -230,7 +231,8 @@ class Api:
         groups = GroupRoutes(host, leaders, topics, cursors)
         fetch = FetchRoutes(host, self._exchange, leaders, topics)
         recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
-        progress = ProducerProgressRoutes(host, fetch)
+        new_ids = NewIds(host)
+        progress = ProducerProgressRoutes(host, fetch, new_ids)
         sinks = SinkRoutes(
             host,
             leaders,
@@ -248,6 +250,7 @@ class Api:
             sock=host.datagram_socket,
             limits=self.limits,
             meter_of=None if self._guard is None else self._guard.meter_of,
+            new_ids=new_ids,
         )
         self._audit = AuditLog(
             host, self._append_to_audit, topic_routes.make, makes_topic=settings.access == TOKENS
@@ -261,14 +264,16 @@ class Api:
             refused=lambda: {} if self._guard is None else self._guard.meters.refused,
         )
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
-        self._append = AppendRoutes(host, self._exchange, leaders, topics, limits=self.limits)
+        self._append = AppendRoutes(
+            host, self._exchange, leaders, topics, limits=self.limits, new_ids=new_ids
+        )
         self._to_topics = to_topics = TopicAppends(
             host,
             self._exchange,
             leaders,
             topics,
             parse=self._append.parse,
-            new_ids=self._append.new_ids,
+            new_ids=new_ids,
         )
         self._topics = topics
         self._passed = PassedTurns(lambda: host.turns, in_progress=lambda: host.transport.calls_in_progress)

@@ -69,6 +69,7 @@ class AppendRoutes:
         topics: TopicLookup,
         *,
         limits: Limits,
+        new_ids: NewIds | None = None,
     ) -> None:
         self._services = services
         self._exchange = exchange
@@ -85,7 +86,7 @@ class AppendRoutes:
         self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job))
         self._head = AnswerHead(services, topics)
         self._stale = StaleRoutes(topics)
-        self.new_ids = NewIds(services)
+        self._new_ids = new_ids or NewIds(services)
 
     # -- one partition -------------------------------------------------------------------
 
@@ -140,6 +141,7 @@ class AppendRoutes:
             made_ms = mark.made_ms
         if self._stale.matter(partition) and not _is_part(request):
             self._stale.check_append(partition, append, route_said(request.headers))
+        principal = owner_of(request) if self._services.view.limits else ""
         if request.query.get("ack", "committed") != "committed":
             if at is not None and not (
                 append.frames and is_duplicate(partition.context, Header.unpack(append.frames[0]))
@@ -151,9 +153,9 @@ class AppendRoutes:
                 partition,
                 self._head.block(partition.topic),
                 self._topics.version(partition.topic),
+                count=lambda header: self._new_ids.count(partition, header.producer_id, principal),
             )
         if append.records is None:
-            principal = owner_of(request) if self._services.view.limits else ""
             receipts = self._append_frames(partition, append.frames, at, mark, made_ms, principal)
         else:
             if at is not None:
@@ -208,7 +210,7 @@ class AppendRoutes:
                         _check_end(partition, at)
                     at += header.count
                 if principal:
-                    self.new_ids.count(partition, header, principal)
+                    self._new_ids.count_batch(partition, header, principal)
                 receipts.append(partition.appends.append_frame(frame, header, key_made_ms=made_ms))
             except Problem as problem:
                 named(problem, mark)

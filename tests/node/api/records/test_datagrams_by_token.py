@@ -158,6 +158,15 @@ def test_a_datagram_counts_for_the_limits_of_its_principal(guarded: Guarded, top
     assert (429, "quota", "requests_per_s", 1) == tuple(said[n] for n in ("status", "code", "field", "limit"))
     assert isinstance(other.ask(other.question(topic)).body, Receipt)
 
+    assert 200 == guarded.http.put(limits, json={"producers": 1}, headers=headers).status_code
+    token = guarded.token("limited", ("write", "orders"))
+    first, second = Asker(guarded, token), Asker(guarded, token)
+    assert isinstance(first.ask(first.question(topic)).body, Receipt)
+    said = second.ask(second.question(topic)).body
+    assert isinstance(said, dict)
+    assert (429, "quota", "producers", 1) == tuple(said[n] for n in ("status", "code", "field", "limit"))
+    assert isinstance(first.ask(first.question(topic, sequence=1)).body, Receipt)
+
 
 def test_what_is_not_proven_is_dropped(guarded: Guarded, topic: str) -> None:
     """The cluster's secret, another token's key, one's own under another name, and a revoked one."""
