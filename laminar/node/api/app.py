@@ -48,7 +48,7 @@ from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.admin.tokens import TokenRoutes
-from laminar.node.api.audit.audit_log import REFUSED, Asked, AuditLog, Source
+from laminar.node.api.audit.audit_log import REFUSED, Asked, AuditLog, Source, by_datagram
 from laminar.node.api.channels.channels import ChannelRoutes
 from laminar.node.api.channels.gates import ChannelGates
 from laminar.node.api.channels.jobs import JobRoutes
@@ -251,6 +251,7 @@ class Api:
             limits=self.limits,
             meter_of=None if self._guard is None else self._guard.meter_of,
             new_ids=new_ids,
+            on_refused=self._datagram_refused,
         )
         self._audit = AuditLog(
             host, self._append_to_audit, topic_routes.make, makes_topic=settings.access == TOKENS
@@ -440,6 +441,15 @@ class Api:
         certificate = getattr(request.connection, "certificate", None)
         principal = self._guard.who(request.head, matched.operation, certificate=certificate)
         return Asked(request, principal, matched.operation, matched.params)
+
+    def _datagram_refused(
+        self, topic: str, partition: int, credential: str, peer: str, problem: Problem
+    ) -> None:
+        """Note a datagram of a credential that was refused, as a request of it would be."""
+        record = self._host.view.credentials.get(credential)
+        if record is not None:
+            asked = by_datagram(topic, partition, Principal(record.name, credential=record.id), peer)
+            self._audit.failed(asked, problem, is_call=topic in SYSTEM_TOPICS)
 
     def _check(self, request: Request, matched: _Matched) -> Response | None:
         """Check a permitted request: its topic, the size of its body, and whether to redirect it."""

@@ -57,6 +57,9 @@ _log = logging.getLogger("laminar.datagrams")
 MOST_WAITING = 10_000
 """Most requests of this shard that wait for their answers; further datagrams are dropped."""
 
+OnRefused = Callable[[str, int, str, str, Problem], None]
+"""`f(topic, partition, credential, peer, problem)`: where it came from is ``host:port``."""
+
 # Fields of a problem that are left out: the client has them in its own table, by the code.
 _LEFT_OUT = ("type", "title", "hint")
 
@@ -74,8 +77,12 @@ class Datagrams(asyncio.DatagramProtocol):
         limits: Limits,
         meter_of: Callable[[str], Meter] | None = None,
         new_ids: NewIds | None = None,
+        on_refused: OnRefused | None = None,
     ) -> None:
-        """Count requests in the meters of `meter_of`, and new producers in `new_ids`."""
+        """Count requests in the meters of `meter_of`, and new producers in `new_ids`.
+
+        `on_refused` is called for each whose sender was proven, and that was refused.
+        """
         self._services = services
         self._sock = sock
         self._locator = locator
@@ -84,6 +91,7 @@ class Datagrams(asyncio.DatagramProtocol):
         self._limits = limits
         self._proofs = Proofs(services, meter_of)
         self._new_ids = new_ids or NewIds(services)
+        self._on_refused = on_refused
         self._transport: asyncio.DatagramTransport | None = None
         self._tasks: set[asyncio.Task[Appended | Leader]] = set()
         self._waiting = 0
@@ -251,6 +259,9 @@ class Datagrams(asyncio.DatagramProtocol):
 
     def _refuse(self, asked: _Asked, problem: Problem, question: Question | None = None) -> None:
         self._counts["refused"] += 1
+        if self._on_refused is not None and question is not None:
+            peer = f"{asked.address[0]}:{asked.address[1]}"
+            self._on_refused(question.topic, question.partition, question.credential, peer, problem)
         if problem.code == "sealed" and question is not None:
             self._answer(asked, self._next_route(question.topic, problem.limit))
             return
