@@ -3,7 +3,7 @@
 A producer without a name gets a random id and epoch 0, and nothing is remembered. No id follows from others,
 as who knows one may append by it. A name belongs to one id: each program that takes the name gets the id with
 the next epoch, so partitions refuse the name's previous holder from the newer one's first batch on. Names are
-kept like sinks, by the coordinators (`laminar.node.partition.state.sinks`). They are not in the catalog, because
+kept like sinks, by the coordinators (`laminar.node.partition.state.sinks`). They are not in the catalog, as
 programs begin often, and the catalog's log is never trimmed, is replayed at each start, and each change of it
 goes to all processes.
 """
