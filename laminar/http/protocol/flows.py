@@ -34,9 +34,11 @@ class Flow:
     gone on yet.
     """
 
-    __slots__ = ("connections", "is_spent", "left", "passed", "waiting", "woken")
+    __slots__ = ("are_strangers", "connections", "is_spent", "left", "passed", "waiting", "woken")
 
-    def __init__(self) -> None:
+    def __init__(self, *, are_strangers: bool = False) -> None:
+        """Make one without connections; those of strangers end first when there are too many."""
+        self.are_strangers = are_strangers
         self.left = TURN * REQUEST
         self.is_spent = False
         self.connections = 0

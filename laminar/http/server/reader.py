@@ -77,6 +77,7 @@ class Connection(asyncio.BufferedProtocol):
         "_ending",
         "_filled",
         "_head",
+        "_is_stranger",
         "_is_tls",
         "_linger_left",
         "_lingering",
@@ -101,6 +102,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server = server
         self._writer = ResponseWriter(server, on_room=self._go_on, on_end=self._finish)
         self._at_eof = False
+        self._is_stranger = True
         self._is_tls = False
         self._ending = False  # closed by the loop, which has waited for the peer for a whole idle time
         self._tail = b""  # bytes that came and aren't used yet
@@ -199,6 +201,9 @@ class Connection(asyncio.BufferedProtocol):
             self._server.turns.leave(self.flow)
         self.flow = self._writer.flow = flow
         self._server.turns.join(flow)
+        if self._is_stranger and not flow.are_strangers:
+            self._is_stranger = False
+            self._server.known(self)
 
     def take_turn(self) -> None:
         """Begin requests that have come, as long as the flow has a share of this turn left."""
@@ -333,6 +338,9 @@ class Connection(asyncio.BufferedProtocol):
             server.turns.take(flow, REQUEST + REQUEST * (length >> REQUEST_SHIFT))
         if refusal is not None:
             return self._refuse(head, refusal, data, position)
+        if flow is None and self._is_stranger:
+            self._is_stranger = False
+            server.known(self)
         if head.chunked:
             self._chunked = ChunkedDecoder(limit_bytes=server.limits.max_body_bytes)
             self._await_body(head, Phase.CHUNKED)

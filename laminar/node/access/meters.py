@@ -59,10 +59,12 @@ class Meter:
 
     __slots__ = ("_bytes_in", "_bytes_out", "_refused", "_requests", "flow", "is_limited", "limits", "name")
 
-    def __init__(self, name: str, limits: Mapping[str, int], refused: dict[str, int]) -> None:
+    def __init__(
+        self, name: str, limits: Mapping[str, int], refused: dict[str, int], *, of_strangers: bool = False
+    ) -> None:
         """Count refusals in `refused`, by name."""
         self.name = name
-        self.flow = Flow()
+        self.flow = Flow(are_strangers=of_strangers)
         self._refused = refused
         self.limits = _NO_LIMITS
         self.is_limited = False

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from laminar.http.protocol.flows import ALONE, REQUEST, TURN, Flow
@@ -328,3 +329,23 @@ async def test_passed_requests_that_are_cancelled_take_nothing() -> None:
     assert [str(number) for number in range(TURN)] + [str(10 * TURN - 1)] == passed.begun[: TURN + 1]
     assert (0, 0, False) == (many.passed, many.woken, many.is_used)
     assert 1 == passed.turns.flows
+
+
+async def test_connections_of_strangers_end_before_those_of_others(client: Client) -> None:
+    """Also if something was asked on them: what lets in strangers lets them keep no one out."""
+    app, server = client.app, client.server
+    app.flows["strange"] = Flow(are_strangers=True)
+    connections = []
+    for name in ("strange", "one", "strange"):
+        reader, writer = await client.connect()
+        writer.write(get(name))
+        await answers(reader, 1)
+        connections.append((reader, writer))
+    server.limits = msgspec.structs.replace(server.limits, max_connections=3)
+    (late,) = await client.flood("one", connections=1, requests=1)
+    await answers(late, 1)
+    assert b"" == await connections[0][0].read()
+    for name, (reader, writer) in zip(("one", "strange"), connections[1:], strict=True):
+        writer.write(get(name))
+        await answers(reader, 1)
+    assert 1 == server.statistics()["displaced"]
