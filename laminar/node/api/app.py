@@ -48,7 +48,7 @@ from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.admin.tokens import TokenRoutes
-from laminar.node.api.audit.audit_log import REFUSED, Asked, AuditLog, Source
+from laminar.node.api.audit.audit_log import REFUSED, Asked, AuditLog, Source, by_datagram
 from laminar.node.api.channels.channels import ChannelRoutes
 from laminar.node.api.channels.gates import ChannelGates
 from laminar.node.api.channels.jobs import JobRoutes
@@ -75,6 +75,7 @@ from laminar.node.api.common.forwarding import (
 from laminar.node.api.common.json_body import most_document_bytes
 from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
+from laminar.node.api.common.passed_turns import PassedTurns
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import HostServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -92,6 +93,7 @@ from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
 from laminar.node.api.records.delete_records import DeleteRecordsRoute
 from laminar.node.api.records.fetch import FetchRoutes, expected_bytes
+from laminar.node.api.records.new_ids import NewIds
 from laminar.node.api.records.producer_progress import ProducerProgressRoutes
 from laminar.node.api.records.record_value import RecordValueRoutes
 from laminar.node.api.records.stale_routes import route_said
@@ -229,7 +231,8 @@ class Api:
         groups = GroupRoutes(host, leaders, topics, cursors)
         fetch = FetchRoutes(host, self._exchange, leaders, topics)
         recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
-        progress = ProducerProgressRoutes(host, fetch)
+        new_ids = NewIds(host)
+        progress = ProducerProgressRoutes(host, fetch, new_ids)
         sinks = SinkRoutes(
             host,
             leaders,
@@ -247,6 +250,8 @@ class Api:
             sock=host.datagram_socket,
             limits=self.limits,
             meter_of=None if self._guard is None else self._guard.meter_of,
+            new_ids=new_ids,
+            on_refused=self._datagram_refused,
         )
         self._audit = AuditLog(
             host, self._append_to_audit, topic_routes.make, makes_topic=settings.access == TOKENS
@@ -260,16 +265,19 @@ class Api:
             refused=lambda: {} if self._guard is None else self._guard.meters.refused,
         )
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
-        self._append = AppendRoutes(host, self._exchange, leaders, topics, limits=self.limits)
+        self._append = AppendRoutes(
+            host, self._exchange, leaders, topics, limits=self.limits, new_ids=new_ids
+        )
         self._to_topics = to_topics = TopicAppends(
             host,
             self._exchange,
             leaders,
             topics,
             parse=self._append.parse,
-            new_ids=self._append.new_ids,
+            new_ids=new_ids,
         )
         self._topics = topics
+        self._passed = PassedTurns(lambda: host.turns, in_progress=lambda: host.transport.calls_in_progress)
         self._handlers: dict[str, Handler] = {
             "list_topics": topic_routes.topics,
             "create_topic": topic_routes.create,
@@ -433,6 +441,15 @@ class Api:
         certificate = getattr(request.connection, "certificate", None)
         principal = self._guard.who(request.head, matched.operation, certificate=certificate)
         return Asked(request, principal, matched.operation, matched.params)
+
+    def _datagram_refused(
+        self, topic: str, partition: int, credential: str, peer: str, problem: Problem
+    ) -> None:
+        """Note a datagram of a credential that was refused, as a request of it would be."""
+        record = self._host.view.credentials.get(credential)
+        if record is not None:
+            asked = by_datagram(topic, partition, Principal(record.name, credential=record.id), peer)
+            self._audit.failed(asked, problem, is_call=topic in SYSTEM_TOPICS)
 
     def _check(self, request: Request, matched: _Matched) -> Response | None:
         """Check a permitted request: its topic, the size of its body, and whether to redirect it."""
@@ -669,8 +686,13 @@ class Api:
         if passed.principal or self._guard is not None:
             head.memo = matched = matched._replace(principal=Principal(passed.principal or ANONYMOUS))
         request = Request(head, passed.body, Forwarder(peer))
-        answer = self._carry_out(request, matched)
-        return encode_response(answer if isinstance(answer, Response) else await answer)
+        if self._guard is None:
+            answer = self._carry_out(request, matched)
+            return encode_response(answer if isinstance(answer, Response) else await answer)
+        flow = self._guard.meter_of(passed.principal or ANONYMOUS).flow
+        return encode_response(
+            await self._passed.answer(flow, len(passed.body), lambda: self._carry_out(request, matched))
+        )
 
     async def _append_to_audit(self, lines: bytes, key: str) -> None:
         """Append records to `_audit`, here or at its leader; with the same key again they are there once."""

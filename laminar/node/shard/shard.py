@@ -17,6 +17,7 @@ import msgspec
 
 from laminar.http.api.problem_response import answer_error
 from laminar.http.api.problems import Problem
+from laminar.http.protocol.flows import Turns
 from laminar.http.server.server import HttpServer
 from laminar.http.server.state import ServerLimits
 from laminar.log.disk.document import Document
@@ -221,6 +222,11 @@ class Shard(Process):
     def datagram_socket(self) -> socket.socket | None:
         """The UDP socket for appends; None if this node takes none."""
         return self.boot.datagrams
+
+    @property
+    def turns(self) -> Turns:
+        """The turns that principals take at this shard."""
+        return self.http.turns
 
     @property
     def knows_its_replicas(self) -> bool:

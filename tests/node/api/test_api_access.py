@@ -326,6 +326,7 @@ def test_tokens_are_made_listed_and_revoked(guarded: Guarded) -> None:
     [
         ({"name": "a b"}, "name"),
         ({"name": ""}, "name"),
+        ({"name": "anonymous"}, "name"),
         ({"grants": []}, "grants"),
         ({"grants": [{"role": "root", "prefix": ""}]}, "grants"),
         ({"grants": [{"role": "read", "prefix": "a/b"}]}, "grants"),
