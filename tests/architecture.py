@@ -254,6 +254,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         *("laminar.node.routes", "laminar.node.access"),
     ),
+    "laminar.node.api.health": (
+        *("laminar.node.access", "laminar.node.api.common", "laminar.node.api.admin"),
+        *("laminar.node.api.cluster", "laminar.node.runtime", "laminar.node.transport"),
+        *("laminar.node.partition", "laminar.node.transactions", "membership"),
+        *("laminar.http.protocol", "laminar.http.api"),
+    ),
     "laminar.node.api.consumers": (
         *("laminar.node.access", "laminar.node.api.common", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state"),

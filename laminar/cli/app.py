@@ -294,7 +294,7 @@ COMMANDS = (
     Command(
         "cluster status",
         "cluster:status",
-        "Show nodes, and partitions with a problem.",
+        "Show nodes, and what is wrong, with what to do.",
         "laminar cluster status --url http://127.0.0.1:7070",
     ),
     Command(

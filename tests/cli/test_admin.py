@@ -65,7 +65,7 @@ def test_a_drain_that_is_blocked_says_so_and_ends_with_3(
 
     waited = laminar("node", "drain", node)
     begun = laminar("node", "drain", node, "--no-wait")
-    status = laminar("cluster", "status")
+    status = laminar("cluster", "status", "--strict")
     listed = laminar("node", "list")
     refused = laminar("node", "remove", node, "--yes")
     cancelled = laminar("operations", "cancel", f"drain:{node}")
@@ -87,7 +87,7 @@ def test_a_topic_is_altered_and_what_is_left_to_do_is_named(topic: str, laminar:
     refused = laminar("topic", "alter", topic, "--replicas", "3")
     allowed = laminar("topic", "alter", topic, "--replicas", "3", "--allow-fewer-replicas")
     listed = json.loads(laminar("operations", "list", "replicas:", "--json").out)
-    status = laminar("cluster", "status")
+    status = laminar("cluster", "status", "--strict")
     cannot = laminar("operations", "cancel", f"replicas:{topic}")
 
     assert (4, True) == (refused.code, "too_few_nodes" in refused.err)
@@ -115,7 +115,7 @@ def test_a_system_topic_with_too_few_replicas_is_named_too(node: str, on_node: s
     words = ("topic", "alter", "_transactions", "--replicas")
 
     assert 0 == laminar(*words, "3", "--allow-fewer-replicas").code
-    status = laminar("cluster", "status")
+    status = laminar("cluster", "status", "--strict")
     assert 0 == laminar(*words, "1").code
 
     assert (1, True) == (status.code, "_transactions has 1 of the 3 replicas asked for" in status.text)

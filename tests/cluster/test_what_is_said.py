@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +95,12 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
         ]
         sentences += [f"node {gone} does not answer", "more has 2 of the 3 replicas asked for"]
         assert EXIT_FAILED == until(lambda: said(status(), *sentences))
+        for each in cluster.members[:2]:  # any node tells it of the whole cluster
+            told = health(http, each.url)
+            assert ("critical", [gone]) == (told["status"], told["silent"])
+            problems = {(each["code"], each["subject"]) for each in told["problems"]}
+            assert {("node_dead", gone), ("appends_refused", "strict/0")} <= problems
+            assert {("under_replicated", place) for place in ("more", "idle/0", "strict/1")} <= problems
         warnings = "; ".join(http.get(ready).json()["warnings"])
         assert "topics have fewer replicas than asked for: more (2 of 3)" in warnings
         alive = cluster.members[:2]
@@ -100,6 +108,12 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
         until(lambda: 2 == sum(metric(http, each.url, REFUSING) for each in alive))
         assert 1 <= metric(http, first.url, "laminar_node_topics_with_fewer_replicas")
 
+        hung = others[0].name
+        for pid in cluster.pids(1):
+            os.kill(pid, signal.SIGSTOP)
+        told = until(lambda: newer(health(http, first.url), than=[gone]))
+        assert [hung, gone] == told["silent"], "it is not counted as well, though all hear it yet"
+        assert {hung} == {each["subject"] for each in told["problems"] if each["code"] == "node_silent"}
         cluster.kill(1)
         until(lambda: any("the catalog has no leader" in each for each in http.get(ready).json()["warnings"]))
         until(lambda: any("have no leader: idle/0" in each for each in http.get(ready).json()["warnings"]))
@@ -113,6 +127,17 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
             assert 5 == sum(1 for _ in client.topic("idle").read())
         assert EXIT_DONE == run(["consume", "idle", "--url", first.url])
         assert b"x\n" * 5 == capfd.readouterr().out.encode()
+
+
+def health(http: httpx.Client, url: str) -> dict[str, Any]:
+    """What a node says of the whole cluster."""
+    found: dict[str, Any] = http.get(f"{url}/v1/health").json()
+    return found
+
+
+def newer(told: dict[str, Any], *, than: list[str]) -> dict[str, Any] | None:
+    """The answer, unless other nodes are silent: an answer may be some tenths of a second old."""
+    return None if than == told["silent"] else told
 
 
 def append(http: httpx.Client, url: str, topic: str, number: int) -> httpx.Response:

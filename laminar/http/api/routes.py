@@ -702,6 +702,14 @@ ROUTES: Final = (
         (AFTER_VERSION, WAIT),
         replies=(_json(cluster.Cluster), _UNCHANGED),
     ),
+    Route(
+        "GET",
+        "/v1/health",
+        "health",
+        ANY,
+        "Show what is wrong in the cluster, and what to do about it",
+        replies=(_json(cluster.Health),),
+    ),
     Route("GET", "/v1/nodes", "list_nodes", ANY, "List nodes", replies=(_json(cluster.Nodes),)),
     Route("GET", "/v1/nodes/{node}", "describe_node", ANY, "Describe a node", replies=(_json(cluster.Node),)),
     Route(

@@ -87,6 +87,8 @@ from laminar.node.api.consumers.reclaim import Reclaims
 from laminar.node.api.delayed.records import DelayedRoutes
 from laminar.node.api.delayed.sends import DelayedSends
 from laminar.node.api.delayed.steps import DelayedSteps
+from laminar.node.api.health.cluster_health import ClusterHealth
+from laminar.node.api.health.shard_health import ShardHealth
 from laminar.node.api.records.append import AppendRoutes
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
@@ -214,6 +216,8 @@ class Api:
         routes = RouteChanges(host, topics, placement, cut_points)
         watch = Watch(host)
         cluster = ClusterRoutes(host, watch)
+        shard_health = ShardHealth(host, watch)
+        health = ClusterHealth(host, self._exchange, shard_health, led)
         cursor_places = CursorPlaces(host, leaders, topics, steps)
         cursors = CursorRoutes(topics, steps, cursor_places)
         reclaims = Reclaims(host, leaders, topics, steps)
@@ -327,6 +331,7 @@ class Api:
             "prepare_stages": sinks.prepare_stages,
             "commit_batch": sinks.commit,
             "cluster": cluster.cluster,
+            "health": health.health,
             "list_nodes": cluster.nodes,
             "describe_node": cluster.node,
             "admin_nodes": nodes.nodes,
@@ -387,6 +392,8 @@ class Api:
             "led": answering(led.on_led),
             "stats": metrics.on_stats,
             "health": watch.on_health,
+            "shard_health": shard_health.on_shard_health,
+            "node_health": answering(health.on_node_health),
         }
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"

@@ -69,7 +69,17 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     call("describe_partition", **place)
     change_route(call, new_name())
     call("list_routes", topic=topic)
-    for operation in ("livez", "readyz", "version", "limits", "metrics", "openapi", "docs", "cluster"):
+    for operation in (
+        "livez",
+        "readyz",
+        "version",
+        "limits",
+        "metrics",
+        "openapi",
+        "docs",
+        "cluster",
+        "health",
+    ):
         call(operation)
     (node, *_) = call("list_nodes").json()["nodes"]
     call("describe_node", node=node["node"])

@@ -113,6 +113,9 @@ def until_named(http: httpx.Client, partition: Partition) -> None:
     assert "laminar channel seek" in refused["hint"]
     warned = http.get("/readyz").json()["warnings"]
     assert f"channels keep logs beyond their retention: t/0, {kept_bytes} bytes, for {named}" in warned
+    told = http.get("/v1/health").json()
+    found = {(each["code"], each["severity"]) for each in told["problems"]}
+    assert {("disk_low", "critical"), ("channel_blocked", "critical")} <= found, told
     metric = 'laminar_channel_kept_bytes{channel="billing",topic="t"} '
     lines = http.get("/metrics").text.splitlines()
     assert [kept_bytes] == [float(line.removeprefix(metric)) for line in lines if line.startswith(metric)]

@@ -1,0 +1,55 @@
+"""Work over many things: in slices, so that others are answered in between, and once for all who ask."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+SLICE_S: Final = 0.005
+"""How long a slice may hold the event loop, but for its last thing."""
+FRESHEST_S: Final = 0.2
+
+
+class Kept(Generic[T]):
+    """The last result of a costly question, which is asked once for all who wait for it.
+
+    A result is kept for `FRESHEST_S`, or ten times as long as it took, if `version` has not changed since.
+    """
+
+    def __init__(self, ask: Callable[[], Coroutine[None, None, T]], *, version: Callable[[], int]) -> None:
+        """`ask` finds a result. `version` returns a number; a result of another one is not kept."""
+        self._ask = ask
+        self._version = version
+        self._result: tuple[T, int, float] | None = None
+        self._asking: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        """Return the result that is kept, or a new one."""
+        if self._result is not None:
+            result, version, until_s = self._result
+            if version == self._version() and time.monotonic() < until_s:
+                return result
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(self._ask_now())
+        return await asyncio.shield(self._asking)
+
+    async def _ask_now(self) -> T:
+        version, began_s = self._version(), time.monotonic()
+        result = await self._ask()
+        now_s = time.monotonic()
+        self._result = result, version, now_s + max(FRESHEST_S, 10 * (now_s - began_s))
+        return result
+
+
+async def in_slices(things: Iterable[T], work: Callable[[T], None]) -> None:
+    """Call `work` with each thing, and let the loop turn whenever a slice's time is over."""
+    until_s = time.perf_counter() + SLICE_S
+    for each in things:
+        work(each)
+        if time.perf_counter() >= until_s:
+            await asyncio.sleep(0)
+            until_s = time.perf_counter() + SLICE_S
