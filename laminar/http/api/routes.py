@@ -69,6 +69,7 @@ from laminar.http.api.parameters import (
     SINK_EPOCH,
     STAGE,
     TO_INDEX,
+    TOPIC_LISTING,
     UPLOAD,
     WAIT,
     Parameter,
@@ -177,7 +178,13 @@ _FETCHED: Final = Reply(
 
 ROUTES: Final = (
     Route(
-        "GET", "/v1/topics", "list_topics", ANY, "List topics", LISTING, replies=(_json(topics.TopicPage),)
+        "GET",
+        "/v1/topics",
+        "list_topics",
+        ANY,
+        "List topics",
+        TOPIC_LISTING,
+        replies=(_json(topics.TopicPage),),
     ),
     Route(
         "GET",

@@ -63,6 +63,7 @@ from laminar.node.api.cluster.key_routes import KeyRoutes
 from laminar.node.api.cluster.metrics import MetricsRoute
 from laminar.node.api.cluster.replica_status import PartitionRoutes, ReplicaStatus
 from laminar.node.api.cluster.route_changes import RouteChanges
+from laminar.node.api.cluster.topic_sums import TopicSumsRoute
 from laminar.node.api.cluster.topics import TopicRoutes
 from laminar.node.api.common.forwarding import (
     FORWARDED,
@@ -201,7 +202,8 @@ class Api:
         states = ReplicaStatus(host, self._exchange, catch_up_progress=host.catch_up_progress)
         topics = TopicLookup(host.view)
         placement = PlacementCall(host)
-        topic_routes = TopicRoutes(host, topics, states, placement)
+        sums = TopicSumsRoute(host, self._exchange)
+        topic_routes = TopicRoutes(host, topics, states, placement, sums)
         led = LedPartitions(host, self._exchange)
         nodes = NodeRoutes(host, led, placement)
         places = PlacementRoutes(host, topics, placement)
@@ -392,6 +394,8 @@ class Api:
             "led": answering(led.on_led),
             "stats": metrics.on_stats,
             "health": watch.on_health,
+            "shard_sums": sums.on_shard_sums,
+            "node_sums": answering(sums.on_node_sums),
             "shard_health": shard_health.on_shard_health,
             "node_health": answering(health.on_node_health),
         }

@@ -17,12 +17,19 @@ FRESHEST_S: Final = 0.2
 class Kept(Generic[T]):
     """The last result of a costly question, which is asked once for all who wait for it.
 
-    A result is kept for `FRESHEST_S`, or ten times as long as it took, if `version` has not changed since.
+    It is kept for a while, or ten times as long as it took, if `version` has not changed since.
     """
 
-    def __init__(self, ask: Callable[[], Coroutine[None, None, T]], *, version: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], Coroutine[None, None, T]],
+        *,
+        version: Callable[[], int] = lambda: 0,
+        keep_s: float = FRESHEST_S,
+    ) -> None:
         """`ask` finds a result. `version` returns a number; a result of another one is not kept."""
         self._ask = ask
+        self._keep_s = keep_s
         self._version = version
         self._result: tuple[T, int, float] | None = None
         self._asking: asyncio.Task[T] | None = None
@@ -41,7 +48,7 @@ class Kept(Generic[T]):
         version, began_s = self._version(), time.monotonic()
         result = await self._ask()
         now_s = time.monotonic()
-        self._result = result, version, now_s + max(FRESHEST_S, 10 * (now_s - began_s))
+        self._result = result, version, now_s + max(self._keep_s, 10 * (now_s - began_s))
         return result
 
 

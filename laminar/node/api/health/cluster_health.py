@@ -6,8 +6,6 @@ the catalog's leader, so there is an answer also while there is none.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -16,12 +14,12 @@ import msgspec
 
 from laminar.http.api.documents import cluster as documents
 from laminar.http.api.documents.administration import Operation
-from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import Principal, principal_of
 from laminar.node.api.admin.led_partitions import LedPartitions
 from laminar.node.api.admin.operations import Operations, holders
 from laminar.node.api.common.forwarding import Exchange
+from laminar.node.api.common.node_call import NodeCall, of_siblings
 from laminar.node.api.common.services import HostServices
 from laminar.node.api.common.slices import Kept, in_slices
 from laminar.node.api.health.problems import (
@@ -34,15 +32,10 @@ from laminar.node.api.health.problems import (
     merged,
 )
 from laminar.node.api.health.shard_health import ShardHealth, ShardReport, added
-from laminar.node.runtime.boot import CONTROLLER, role_name
-from laminar.node.transport.transport import Peer, TransportError
+from laminar.node.runtime.boot import role_name
+from laminar.node.transport.transport import Peer
 from membership.records import CatalogState, PartitionRecord
 
-SIBLING_WAIT_S: Final = 1.0
-NODE_WAIT_S: Final = 2.0
-"""How long a node may take; longer than its shards may, so that one of them does not silence it."""
-MOST_ASKED: Final = 3
-"""Shards of a node that are asked, one after the other, until one answers."""
 MORE_LEADERS: Final = 2
 """A node may lead a tenth more than its share by weight, and these."""
 
@@ -72,8 +65,10 @@ class ClusterHealth:
         self, services: HostServices, exchange: Exchange, shard: ShardHealth, led: LedPartitions
     ) -> None:
         self._services = services
-        self._exchange = exchange
         self._shard = shard
+        self._nodes_asked = NodeCall[NodeReport](
+            services, exchange, method="node_health", own=self._node_report, kind=NodeReport
+        )
         self._led = led
         self._operations = Operations()
         self._since = Since(services.clock.wall_ms)
@@ -111,59 +106,31 @@ class ClusterHealth:
 
     async def _node_report(self) -> NodeReport:
         services = self._services
-        siblings = [role for role in services.siblings if role != CONTROLLER]
-        answers = await asyncio.gather(
-            *(services.ask_sibling(role, "shard_health", timeout_s=SIBLING_WAIT_S) for role in siblings),
-            return_exceptions=True,
-        )
-        reports, found, is_whole = [await self._shard.report()], list[Found](), True
-        for role, answer in zip(siblings, answers, strict=True):
-            if isinstance(answer, TransportError):
-                is_whole = False
-                text = (
-                    f"{role_name(role)} of node {services.node} does not answer: what it holds is not known"
-                )
-                found.append(Found("node_silent", services.node, text))
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                reports.append(msgspec.msgpack.decode(answer, type=ShardReport))
+        answers = await of_siblings(services, "shard_health", kind=ShardReport)
+        reports = [await self._shard.report(), *filter(None, answers.values())]
+        silent = [role_name(role) for role, answer in answers.items() if answer is None]
         now_ms, left = services.clock.wall_ms(), Counter[str]()
-        found = [msgspec.structs.replace(each, since_ms=now_ms) for each in found]
+        found = [
+            Found(
+                "node_silent",
+                services.node,
+                f"{name} of node {services.node} does not answer: what it holds is not known",
+                since_ms=now_ms,
+            )
+            for name in silent
+        ]
         for report in reports:
             found += report.found
             added(left, report.left_out)
         kept, more = limited(merged(found), most={"no_leader": MOST_LEADERLESS})
-        return NodeReport(kept, dict(left + more), sum(each.leads for each in reports), is_whole)
-
-    async def _report_of(self, node: str) -> NodeReport | None:
-        """Return the report of a node; None if it is not alive, or none of the shards asked answers."""
-        services = self._services
-        if node == services.node:
-            return await self._node_report()
-        record = services.view.nodes().get(node)
-        if record is None or not services.view.alive(node):
-            return None
-        until_s = time.monotonic() + NODE_WAIT_S
-        for shard in range(min(record.shards, MOST_ASKED)):
-            address, left_s = services.view.address(node, shard + 1), until_s - time.monotonic()
-            if address is None or left_s <= 0:
-                break
-            try:
-                report: NodeReport = await self._exchange.ask(
-                    address, "node_health", b"", kind=NodeReport, timeout_s=left_s
-                )
-            except Problem:
-                continue
-            return report
-        return None
+        return NodeReport(kept, dict(left + more), sum(each.leads for each in reports), not silent)
 
     # -- all nodes -----------------------------------------------------------------------
 
     async def _look(self) -> _Seen:
         view = self._services.view
         names = sorted(view.nodes()) or [self._services.node]
-        reports = dict(zip(names, await asyncio.gather(*map(self._report_of, names)), strict=True))
+        reports = await self._nodes_asked.of_all(names)
         answers = {name for name, report in reports.items() if report is not None}
         silent = [name for name in names if name not in answers]
         found, left = list[Found](), Counter[str]()
