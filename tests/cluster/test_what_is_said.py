@@ -16,8 +16,9 @@ from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED
 from laminar.testing.cluster import LocalCluster
 from tests.cluster.test_api_cluster import until
 
-UNDER_REPLICATED = "laminar_node_under_replicated_partitions"
-REFUSING = "laminar_node_refusing_partitions"
+UNDER_REPLICATED = 'laminar_partitions{state="under_replicated"}'
+REFUSING = 'laminar_partitions{state="refusing"}'
+LEADERLESS = 'laminar_partitions{state="leaderless"}'
 Shown = Callable[[], tuple[int, str]]
 
 
@@ -35,7 +36,7 @@ def status(cluster: LocalCluster, capfd: pytest.CaptureFixture[str]) -> Shown:
 def metric(http: httpx.Client, url: str, name: str) -> float:
     """The sum over a node's processes."""
     lines = http.get(f"{url}/metrics").text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
 def in_sync(http: httpx.Client, url: str, topic: str) -> set[str]:
@@ -117,8 +118,8 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
         cluster.kill(1)
         until(lambda: any("the catalog has no leader" in each for each in http.get(ready).json()["warnings"]))
         until(lambda: any("have no leader: idle/0" in each for each in http.get(ready).json()["warnings"]))
-        assert 0 == metric(http, first.url, "laminar_node_catalog_is_led")
-        until(lambda: 7 == metric(http, first.url, "laminar_node_leaderless_partitions"))
+        assert 0 == metric(http, first.url, "laminar_catalog_is_led")
+        until(lambda: 7 == metric(http, first.url, LEADERLESS))
         assert EXIT_FAILED == until(
             lambda: said(status(), "the catalog has no leader", "idle/3 has no leader")
         )

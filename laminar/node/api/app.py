@@ -60,7 +60,6 @@ from laminar.node.api.cluster.cluster import ClusterRoutes
 from laminar.node.api.cluster.cut_points import CutPoints
 from laminar.node.api.cluster.health import Watch
 from laminar.node.api.cluster.key_routes import KeyRoutes
-from laminar.node.api.cluster.metrics import MetricsRoute
 from laminar.node.api.cluster.replica_status import PartitionRoutes, ReplicaStatus
 from laminar.node.api.cluster.route_changes import RouteChanges
 from laminar.node.api.cluster.topic_sums import TopicSumsRoute
@@ -90,6 +89,9 @@ from laminar.node.api.delayed.sends import DelayedSends
 from laminar.node.api.delayed.steps import DelayedSteps
 from laminar.node.api.health.cluster_health import ClusterHealth
 from laminar.node.api.health.shard_health import ShardHealth
+from laminar.node.api.metrics.durations import Durations
+from laminar.node.api.metrics.route import MetricsRoute
+from laminar.node.api.metrics.shard_numbers import ShardNumbers
 from laminar.node.api.records.append import AppendRoutes
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
@@ -257,14 +259,16 @@ class Api:
         self._audit = AuditLog(
             host, self._append_to_audit, topic_routes.make, makes_topic=settings.access == TOKENS
         )
-        metrics = MetricsRoute(
+        self._durations = Durations()
+        numbers = ShardNumbers(
             host,
             watch,
             topics,
-            self._datagrams.statistics,
-            audit=self._audit.statistics,
+            parts={"datagrams": self._datagrams.statistics, "audit": self._audit.statistics},
             refused=lambda: {} if self._guard is None else self._guard.meters.refused,
+            requests=self._durations.stored,
         )
+        metrics = MetricsRoute(host, topics, numbers)
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(host, self._exchange, leaders, topics, limits=self.limits)
         self._to_topics = to_topics = TopicAppends(
@@ -393,6 +397,7 @@ class Api:
             "look_up": answering(to_topics.on_look_up),
             "led": answering(led.on_led),
             "stats": metrics.on_stats,
+            "partition_stats": metrics.on_partition_stats,
             "health": watch.on_health,
             "shard_sums": sums.on_shard_sums,
             "node_sums": answering(sums.on_node_sums),
@@ -691,6 +696,11 @@ class Api:
         answer = self._append.partition(Request(head, lines, Source()), **params)
         if not isinstance(answer, Response):
             await answer
+
+    def answered(self, head: RequestHead, status: int, seconds: float) -> None:
+        """Note how long the answer to a request took."""
+        matched: _Matched | None = head.memo
+        self._durations.note("none" if matched is None else matched.operation, status, seconds, head.query)
 
     def _sweep(self) -> None:
         """Answer all appends that wait too long for a majority. One pass for all saves a timer for each."""

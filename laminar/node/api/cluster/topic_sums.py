@@ -112,7 +112,7 @@ async def _merged(many: list[Sums]) -> dict[str, Row]:
 
 
 def document(row: Row, *, partitions: int) -> TopicSums:
-    """Return the sums of a topic with so many partitions as answers show them."""
+    """Return the sums of a topic that has `partitions` as answers show them."""
     led, records, size, appended, appended_bytes, fetched_bytes = row
     return TopicSums(
         records=records,

@@ -12,12 +12,17 @@ T = TypeVar("T")
 SLICE_S: Final = 0.005
 """How long a slice may hold the event loop, but for its last thing."""
 FRESHEST_S: Final = 0.2
+COSTS: Final = 20
+"""A result is kept this many times as long as it took: so it takes a twentieth of a core at most."""
+CHEAP_S: Final = 0.05
+"""CPU time that need not be saved."""
 
 
 class Kept(Generic[T]):
     """The last result of a costly question, which is asked once for all who wait for it.
 
-    It is kept for a while, or ten times as long as it took, if `version` has not changed since.
+    It is kept for `keep_s`, or if it was costly `COSTS` times as long as it took of the CPU, unless `version`
+    has changed.
     """
 
     def __init__(
@@ -26,10 +31,12 @@ class Kept(Generic[T]):
         *,
         version: Callable[[], int] = lambda: 0,
         keep_s: float = FRESHEST_S,
+        at_most_s: float = 60.0,
     ) -> None:
         """`ask` finds a result. `version` returns a number; a result of another one is not kept."""
         self._ask = ask
         self._keep_s = keep_s
+        self._at_most_s = at_most_s
         self._version = version
         self._result: tuple[T, int, float] | None = None
         self._asking: asyncio.Task[T] | None = None
@@ -45,11 +52,15 @@ class Kept(Generic[T]):
         return await asyncio.shield(self._asking)
 
     async def _ask_now(self) -> T:
-        version, began_s = self._version(), time.monotonic()
+        version, began_s = self._version(), time.thread_time()
         result = await self._ask()
-        now_s = time.monotonic()
-        self._result = result, version, now_s + max(self._keep_s, 10 * (now_s - began_s))
+        kept_s = self._kept_s(time.thread_time() - began_s)
+        self._result = result, version, time.monotonic() + kept_s
         return result
+
+    def _kept_s(self, took_s: float) -> float:
+        costs_s = COSTS * took_s if took_s > CHEAP_S else 0.0
+        return min(max(self._keep_s, costs_s), self._at_most_s)
 
 
 async def in_slices(things: Iterable[T], work: Callable[[T], None]) -> None:
