@@ -18,7 +18,7 @@ class Durations:
         self._histograms: dict[tuple[str, int], Histogram] = {}
 
     def note(self, operation: str, status: int, seconds: float, query: Mapping[str, str]) -> None:
-        """Note an answer, less the wait that was asked for: nobody can tell how much of that was needed."""
+        """Note an answer, less the wait that was asked for: it is not known how much of that was needed."""
         if operation in _WAITING and "wait_ms" in query:
             asked = query["wait_ms"]
             seconds = max(0.0, seconds - int(asked) / 1000) if asked.isdigit() and len(asked) < 10 else 0.0

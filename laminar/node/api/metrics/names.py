@@ -287,7 +287,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             ("received_bytes", "counter", "Bytes of segments received"),
             ("receiving", "gauge", "Replicas that receive segments now"),
             ("installed", "counter", "Logs installed from segments"),
-            ("abandoned", "counter", "Catch-ups given up"),
+            ("abandoned", "counter", "Catch-ups that ended without a log"),
             ("offers", "counter", "Offers of segments made to replicas"),
         ),
         *_part(

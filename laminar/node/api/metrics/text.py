@@ -32,7 +32,7 @@ PARTITION_STATES: Final = (
 
 Rows = Iterable[tuple[Sequence[str], float]]
 
-# Where a piece ends, at the latest: samples of so many rows.
+# Most rows of a piece.
 _PIECE_ROWS: Final = 500
 _BOUNDS: Final = (*map(repr, SECONDS), "+Inf")
 

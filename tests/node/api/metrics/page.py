@@ -22,7 +22,7 @@ OpenMetrics where `Accept` asks for it. With tokens it needs the role `metrics`.
 - A counter begins at 0 with its process, and `rate()` handles that. One of a topic, a consumer or a channel
   counts what happened while a replica was on this node, or led here: add up nodes with `sum by (topic)`.
 - A request's duration is from its last byte to the answer, less the wait that the client asked for
-  (`wait_ms`), as nobody knows how much of that was needed: a fetch that waits is 0 s long or longer.
+  (`wait_ms`), as it is not known how much of that was needed: a fetch that waits is 0 s long or longer.
 - Lag comes from the nodes that lead: `sum by (topic, consumer) (laminar_consumer_lag_records)`. A partition
   in which a consumer has no position counts as unread. The age of what is unread is an upper bound, by the
   index in memory.
