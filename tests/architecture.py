@@ -257,7 +257,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.node.api.metrics": (
         *("laminar.node.api.common", "laminar.node.api.cluster", "laminar.node.runtime"),
-        *("laminar.node.transport", "laminar.node.partition"),
+        *("laminar.node.transport", "laminar.node.partition", "laminar.node.host"),
         *("laminar.http.protocol", "laminar.http.api"),
     ),
     "laminar.node.api.health": (

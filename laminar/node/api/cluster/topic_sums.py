@@ -14,6 +14,7 @@ from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.node_call import NodeCall, of_siblings
 from laminar.node.api.common.services import HostServices
 from laminar.node.api.common.slices import Kept, in_slices
+from laminar.node.host.clock import Clock
 from laminar.node.partition.partition import Partition
 from laminar.node.transport.transport import Peer
 
@@ -48,8 +49,10 @@ class TopicSumsRoute:
 
     def __init__(self, services: HostServices, exchange: Exchange) -> None:
         self._services = services
-        self._shard = Kept(self._add_up, keep_s=KEEP_S)
-        self._cluster = Kept(self._gather, version=lambda: services.view.version, keep_s=KEEP_S)
+        self._shard = Kept(self._add_up, clock=services.clock, keep_s=KEEP_S)
+        self._cluster = Kept(
+            self._gather, clock=services.clock, version=lambda: services.view.version, keep_s=KEEP_S
+        )
         self._nodes = NodeCall[Sums](services, exchange, method="node_sums", own=self._of_node, kind=Sums)
 
     async def of_cluster(self) -> ClusterSums:
@@ -79,19 +82,22 @@ class TopicSumsRoute:
                 )
                 rows[partition.topic] = _added(rows.get(partition.topic, NO_SUMS), row)
 
-        await in_slices(list(self._services.partitions.values()), add)
+        await in_slices(list(self._services.partitions.values()), add, clock=self._services.clock)
         return Sums(rows)
 
     async def _of_node(self) -> Sums:
         answers = await of_siblings(self._services, "shard_sums", kind=Sums)
         known = [await self._shard.get(), *(each for each in answers.values() if each is not None)]
-        return Sums(await _merged(known), len(known) == 1 + len(answers))
+        return Sums(await _merged(known, self._services.clock), len(known) == 1 + len(answers))
 
     async def _gather(self) -> ClusterSums:
         names = sorted(self._services.view.nodes()) or [self._services.node]
         answers = await self._nodes.of_all(names)
         silent = [name for name, sums in answers.items() if sums is None or not sums.is_whole]
-        return ClusterSums(await _merged([each for each in answers.values() if each is not None]), silent)
+        return ClusterSums(
+            await _merged([each for each in answers.values() if each is not None], self._services.clock),
+            silent,
+        )
 
 
 def _added(first: Row, second: Row) -> Row:
@@ -99,7 +105,7 @@ def _added(first: Row, second: Row) -> Row:
     return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4], a[5] + b[5])
 
 
-async def _merged(many: list[Sums]) -> dict[str, Row]:
+async def _merged(many: list[Sums], clock: Clock) -> dict[str, Row]:
     rows: dict[str, Row] = {}
 
     def add(item: tuple[str, Row]) -> None:
@@ -107,7 +113,7 @@ async def _merged(many: list[Sums]) -> dict[str, Row]:
         rows[topic] = _added(rows[topic], row) if topic in rows else row
 
     for sums in many:
-        await in_slices(sums.by_topic.items(), add)
+        await in_slices(sums.by_topic.items(), add, clock=clock)
     return rows
 
 

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Final, Generic, TypeVar
 
+from laminar.node.host.clock import Clock
+
 T = TypeVar("T")
 
-SLICE_S: Final = 0.005
+SLICE_MS: Final = 5
 """How long a slice may hold the event loop, but for its last thing."""
 FRESHEST_S: Final = 0.2
 COSTS: Final = 20
@@ -29,23 +31,25 @@ class Kept(Generic[T]):
         self,
         ask: Callable[[], Coroutine[None, None, T]],
         *,
+        clock: Clock,
         version: Callable[[], int] = lambda: 0,
         keep_s: float = FRESHEST_S,
         at_most_s: float = 60.0,
     ) -> None:
         """`ask` finds a result. `version` returns a number; a result of another one is not kept."""
         self._ask = ask
+        self._clock = clock
         self._keep_s = keep_s
         self._at_most_s = at_most_s
         self._version = version
-        self._result: tuple[T, int, float] | None = None
+        self._result: tuple[T, int, int] | None = None
         self._asking: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
         """Return the result that is kept, or a new one."""
         if self._result is not None:
-            result, version, until_s = self._result
-            if version == self._version() and time.monotonic() < until_s:
+            result, version, until_ms = self._result
+            if version == self._version() and self._clock.monotonic_ms() < until_ms:
                 return result
         if self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self._ask_now())
@@ -55,7 +59,7 @@ class Kept(Generic[T]):
         version, began_s = self._version(), time.thread_time()
         result = await self._ask()
         kept_s = self._kept_s(time.thread_time() - began_s)
-        self._result = result, version, time.monotonic() + kept_s
+        self._result = result, version, self._clock.monotonic_ms() + int(1000 * kept_s)
         return result
 
     def _kept_s(self, took_s: float) -> float:
@@ -63,11 +67,11 @@ class Kept(Generic[T]):
         return min(max(self._keep_s, costs_s), self._at_most_s)
 
 
-async def in_slices(things: Iterable[T], work: Callable[[T], None]) -> None:
+async def in_slices(things: Iterable[T], work: Callable[[T], None], *, clock: Clock) -> None:
     """Call `work` with each thing, and let the loop turn whenever a slice's time is over."""
-    until_s = time.perf_counter() + SLICE_S
+    until_ms = clock.monotonic_ms() + SLICE_MS
     for each in things:
         work(each)
-        if time.perf_counter() >= until_s:
+        if clock.monotonic_ms() >= until_ms:
             await asyncio.sleep(0)
-            until_s = time.perf_counter() + SLICE_S
+            until_ms = clock.monotonic_ms() + SLICE_MS

@@ -72,7 +72,7 @@ class ClusterHealth:
         self._led = led
         self._operations = Operations()
         self._since = Since(services.clock.wall_ms)
-        self._seen = Kept(self._look, version=lambda: services.view.version)
+        self._seen = Kept(self._look, clock=services.clock, version=lambda: services.view.version)
 
     async def health(self, request: Request) -> Response:
         """Answer GET /v1/health: problems of topics that the principal may not describe are only counted."""
@@ -198,7 +198,7 @@ class ClusterHealth:
                 text = _leaderless_text(place, [], record, answers)
                 found.append(Found("no_leader", place, text, record.topic, is_critical=True))
 
-        await in_slices(list(message.catalog.partitions.values()), look)
+        await in_slices(list(message.catalog.partitions.values()), look, clock=self._services.clock)
         return found
 
     def _old_programs(self) -> Iterator[Found]:

@@ -56,7 +56,7 @@ class ShardHealth:
         self._services = services
         self._watch = watch
         self._since = Since(services.clock.wall_ms)
-        self._report = Kept(self._look, version=lambda: services.view.version)
+        self._report = Kept(self._look, clock=services.clock, version=lambda: services.view.version)
         services.every(CHECK_S, self._check)
 
     async def _check(self) -> None:
@@ -84,7 +84,7 @@ class ShardHealth:
                 leads += partition.replica.core.is_leader and partition.replica.failure is None
                 found.extend(self._of_partition(partition, record))
 
-        await in_slices(list(self._services.partitions.values()), look)
+        await in_slices(list(self._services.partitions.values()), look, clock=self._services.clock)
         found += self._of_stopped()
         if self._services.number == 0:
             found += self._of_node()

@@ -7,7 +7,6 @@ a twentieth of a core at most, however many monitors there are.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -18,10 +17,11 @@ from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.query import one_of
 from laminar.node.api.common.services import HostServices
-from laminar.node.api.common.slices import SLICE_S, Kept
+from laminar.node.api.common.slices import Kept, in_slices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.metrics.shard_numbers import PartitionNumbers, ProcessNumbers, ShardNumbers, label_of
 from laminar.node.api.metrics.text import OPENMETRICS_TYPE, PROMETHEUS_TYPE, Text, accepts_openmetrics
+from laminar.node.host.clock import Clock
 from laminar.node.runtime.boot import CONTROLLER, Role, role_number
 from laminar.node.transport.transport import Peer, TransportError
 
@@ -36,9 +36,13 @@ class MetricsRoute:
         self._services = services
         self._topics = topics
         self._numbers = numbers
-        self._own = Kept(numbers.look, keep_s=0.0, at_most_s=LONGEST_KEPT_S)
-        self._plain = Kept(partial(self._text, openmetrics=False), keep_s=0.0, at_most_s=LONGEST_KEPT_S)
-        self._openmetrics = Kept(partial(self._text, openmetrics=True), keep_s=0.0, at_most_s=LONGEST_KEPT_S)
+        self._own = Kept(numbers.look, clock=services.clock, keep_s=0.0, at_most_s=LONGEST_KEPT_S)
+        self._plain = Kept(
+            partial(self._text, openmetrics=False), clock=services.clock, keep_s=0.0, at_most_s=LONGEST_KEPT_S
+        )
+        self._openmetrics = Kept(
+            partial(self._text, openmetrics=True), clock=services.clock, keep_s=0.0, at_most_s=LONGEST_KEPT_S
+        )
 
     async def on_stats(self, peer: Peer, payload: bytes) -> bytes:
         """Answer a sibling with this shard's numbers."""
@@ -64,7 +68,7 @@ class MetricsRoute:
         self._topics.record(topic)
         rows = await self._of_partitions(topic)
         pieces = Text(openmetrics=openmetrics).of_partitions(topic, rows)
-        return Response(200, content, await _joined(pieces))
+        return Response(200, content, await _joined(pieces, clock=self._services.clock))
 
     async def _of_partitions(self, topic: str) -> list[PartitionNumbers]:
         rows = await self._numbers.of_partitions(topic)
@@ -84,7 +88,7 @@ class MetricsRoute:
             up[label_of(role)] = answer is not None
             if answer is not None:
                 processes.append(msgspec.msgpack.decode(answer, type=ProcessNumbers))
-        return await _joined(Text(openmetrics=openmetrics).of_node(processes, up=up))
+        return await _joined(Text(openmetrics=openmetrics).of_node(processes, up=up), clock=services.clock)
 
     async def _ask(self, roles: Sequence[Role], method: str, payload: bytes) -> dict[Role, bytes | None]:
         """Return the answers of other processes of this node by role; None where none came."""
@@ -101,13 +105,8 @@ class MetricsRoute:
         return answers
 
 
-async def _joined(pieces: Iterator[str]) -> bytes:
+async def _joined(pieces: Iterator[str], *, clock: Clock) -> bytes:
     """Return a text that is made piece by piece; the loop turns whenever a slice's time is over."""
     found: list[str] = []
-    until_s = time.perf_counter() + SLICE_S
-    for piece in pieces:
-        found.append(piece)
-        if time.perf_counter() >= until_s:
-            await asyncio.sleep(0)
-            until_s = time.perf_counter() + SLICE_S
+    await in_slices(pieces, found.append, clock=clock)
     return "".join(found).encode()

@@ -167,7 +167,7 @@ class ShardNumbers:
                 self._seen[key] = self._seen.get(key, 0) + more
                 overtaken[group, name] = lacking
 
-        await in_slices(list(services.partitions.values()), add)
+        await in_slices(list(services.partitions.values()), add, clock=services.clock)
         self._last, self._overtaken = counters, overtaken
         self._gained = {name: gained for name, gained in self._gained.items() if name in numbers.topics}
         for name, gained in self._gained.items():
@@ -197,7 +197,7 @@ class ShardNumbers:
             if partition.topic == topic:
                 found.append(_of_partition(partition))
 
-        await in_slices(list(self._services.partitions.values()), add)
+        await in_slices(list(self._services.partitions.values()), add, clock=self._services.clock)
         return found
 
 
