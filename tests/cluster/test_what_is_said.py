@@ -63,6 +63,8 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
         until(lambda: [] == http.get(ready).json()["warnings"])
         until(lambda: status() == (EXIT_DONE, status()[1]))
         assert "all well" in status()[1]
+        current = f"{first.url}/readyz?replicas=current"
+        until(lambda: 200 == http.get(current).status_code)
 
         cluster.kill(2)
         gone = others[1].name
@@ -109,6 +111,7 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
         until(lambda: 2 == sum(metric(http, each.url, REFUSING) for each in alive))
         assert 1 <= metric(http, first.url, "laminar_node_topics_with_fewer_replicas")
 
+        assert 200 == until(lambda: http.get(current)).status_code, "its own replicas have caught up"
         hung = others[0].name
         for pid in cluster.pids(1):
             os.kill(pid, signal.SIGSTOP)
@@ -119,6 +122,8 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
         until(lambda: any("the catalog has no leader" in each for each in http.get(ready).json()["warnings"]))
         until(lambda: any("have no leader: idle/0" in each for each in http.get(ready).json()["warnings"]))
         assert 0 == metric(http, first.url, "laminar_catalog_is_led")
+        until(lambda: 503 == http.get(current).status_code)
+        assert "replicas of this node have not caught up" in http.get(current).json()["reasons"][0]
         until(lambda: 7 == metric(http, first.url, LEADERLESS))
         assert EXIT_FAILED == until(
             lambda: said(status(), "the catalog has no leader", "idle/3 has no leader")

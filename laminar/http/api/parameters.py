@@ -114,6 +114,9 @@ TOPIC_LISTING: Final = (
     Parameter("sort", one_of(*TOPIC_SORTS), "Sort by name, or by a sum, the largest first."),
     Parameter("stats", FLAG, "With sums over each topic's partitions, which may be 10 s old."),
 )
+READY_REPLICAS: Final = Parameter(
+    "replicas", one_of("any", "current"), "`current`: 503 also while replicas of the node have not caught up."
+)
 METRICS_DETAIL: Final = (
     Parameter("detail", one_of("none", "partitions"), "`partitions`: those of a topic, in place of sums."),
     Parameter("topic", _NAME, "The topic whose partitions are shown."),

@@ -63,6 +63,7 @@ from laminar.http.api.parameters import (
     ONE_RECORD,
     RANGE,
     READ_REPLICA,
+    READY_REPLICAS,
     RECORD,
     RECORD_HEADERS,
     ROUTE,
@@ -943,6 +944,7 @@ ROUTES: Final = (
         "readyz",
         PUBLIC,
         "Tell whether the node serves",
+        (READY_REPLICAS,),
         replies=(_json(server.Ready), _json(server.NotReady, "It does not serve yet.", status=503)),
     ),
     Route(

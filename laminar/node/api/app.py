@@ -88,6 +88,7 @@ from laminar.node.api.delayed.records import DelayedRoutes
 from laminar.node.api.delayed.sends import DelayedSends
 from laminar.node.api.delayed.steps import DelayedSteps
 from laminar.node.api.health.cluster_health import ClusterHealth
+from laminar.node.api.health.current import CurrentReplicas
 from laminar.node.api.health.shard_health import ShardHealth
 from laminar.node.api.metrics.durations import Durations
 from laminar.node.api.metrics.route import MetricsRoute
@@ -219,7 +220,8 @@ class Api:
         cut_points = CutPoints(host, leaders)
         routes = RouteChanges(host, topics, placement, cut_points)
         watch = Watch(host)
-        cluster = ClusterRoutes(host, watch)
+        current = CurrentReplicas(host, self._exchange)
+        cluster = ClusterRoutes(host, watch, lagging=current.reasons)
         shard_health = ShardHealth(host, watch)
         health = ClusterHealth(host, self._exchange, shard_health, led)
         cursor_places = CursorPlaces(host, leaders, topics, steps)
@@ -401,6 +403,8 @@ class Api:
             "health": watch.on_health,
             "shard_sums": sums.on_shard_sums,
             "node_sums": answering(sums.on_node_sums),
+            "shard_behind": current.on_shard_behind,
+            "node_behind": answering(current.on_node_behind),
             "shard_health": shard_health.on_shard_health,
             "node_health": answering(health.on_node_health),
         }

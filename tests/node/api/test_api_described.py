@@ -81,6 +81,8 @@ def test_every_operation_answers_as_described(api: Described) -> None:
         "health",
     ):
         call(operation)
+    call("readyz", replicas="any")
+    call("metrics", detail="partitions", topic=topic)
     (node, *_) = call("list_nodes").json()["nodes"]
     call("describe_node", node=node["node"])
     administer(call, node["node"], topic)

@@ -158,11 +158,7 @@ class Watch:
 
     def statistics(self) -> dict[str, int]:
         """Return this shard's numbers for /metrics."""
-        own = self.own()
         return {
-            "leaderless_partitions": len(own.leaderless),
-            "under_replicated_partitions": len(own.under_replicated),
-            "refusing_partitions": len(own.refusing),
             "topics_with_fewer_replicas": len(self.fewer_placed()),
             "catalog_is_led": int(self.catalog_is_led()),
             "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],

@@ -86,8 +86,11 @@ class TopicSumsRoute:
         return Sums(rows)
 
     async def _of_node(self) -> Sums:
-        answers = await of_siblings(self._services, "shard_sums", kind=Sums)
-        known = [await self._shard.get(), *(each for each in answers.values() if each is not None)]
+        answers = await of_siblings(self._services, "shard_sums")
+        known = [
+            await self._shard.get(),
+            *(msgspec.msgpack.decode(answer, type=Sums) for answer in answers.values() if answer is not None),
+        ]
         return Sums(await _merged(known, self._services.clock), len(known) == 1 + len(answers))
 
     async def _gather(self) -> ClusterSums:

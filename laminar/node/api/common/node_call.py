@@ -7,8 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Generic, TypeVar
 
-import msgspec
-
 from laminar.http.api.problems import Problem
 from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.services import HostServices
@@ -35,6 +33,7 @@ class NodeCall(Generic[T]):
         method: str,
         own: Callable[[], Awaitable[T]],
         kind: Any,
+        payload: bytes = b"",
     ) -> None:
         """`own` returns the answer of this node; other nodes answer `method` with theirs, of type `kind`."""
         self._services = services
@@ -42,6 +41,7 @@ class NodeCall(Generic[T]):
         self._method = method
         self._own = own
         self._kind = kind
+        self._payload = payload
 
     async def of_all(self, names: Iterable[str]) -> dict[str, T | None]:
         """Return the answer of each node by name; None where none came."""
@@ -63,7 +63,7 @@ class NodeCall(Generic[T]):
                 break
             try:
                 answer: T = await self._exchange.ask(
-                    address, self._method, b"", kind=self._kind, timeout_s=left_s
+                    address, self._method, self._payload, kind=self._kind, timeout_s=left_s
                 )
             except Problem:
                 continue
@@ -71,16 +71,18 @@ class NodeCall(Generic[T]):
         return None
 
 
-async def of_siblings(services: HostServices, method: str, *, kind: Any) -> dict[Role, Any]:
+async def of_siblings(
+    services: HostServices, method: str, *, payload: bytes = b""
+) -> dict[Role, bytes | None]:
     """Return by role the answers of this node's other shards; None where none came."""
     siblings = [role for role in services.siblings if role != CONTROLLER]
     answers = await asyncio.gather(
-        *(services.ask_sibling(role, method, timeout_s=SIBLING_WAIT_S) for role in siblings),
+        *(services.ask_sibling(role, method, payload=payload, timeout_s=SIBLING_WAIT_S) for role in siblings),
         return_exceptions=True,
     )
-    found: dict[Role, Any] = {}
+    found: dict[Role, bytes | None] = {}
     for role, answer in zip(siblings, answers, strict=True):
         if isinstance(answer, BaseException) and not isinstance(answer, TransportError):
             raise answer
-        found[role] = None if isinstance(answer, BaseException) else msgspec.msgpack.decode(answer, type=kind)
+        found[role] = None if isinstance(answer, BaseException) else answer
     return found

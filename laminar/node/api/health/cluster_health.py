@@ -106,8 +106,13 @@ class ClusterHealth:
 
     async def _node_report(self) -> NodeReport:
         services = self._services
-        answers = await of_siblings(services, "shard_health", kind=ShardReport)
-        reports = [await self._shard.report(), *filter(None, answers.values())]
+        answers = await of_siblings(services, "shard_health")
+        reports = [await self._shard.report()]
+        reports += [
+            msgspec.msgpack.decode(answer, type=ShardReport)
+            for answer in answers.values()
+            if answer is not None
+        ]
         silent = [role_name(role) for role, answer in answers.items() if answer is None]
         now_ms, left = services.clock.wall_ms(), Counter[str]()
         found = [

@@ -44,9 +44,6 @@ NOT_SHOWN: Final = {
     ("http", "responses_3xx"): "counted by the histogram laminar_http_request_duration_seconds",
     ("http", "responses_4xx"): "counted by the histogram laminar_http_request_duration_seconds",
     ("http", "responses_5xx"): "counted by the histogram laminar_http_request_duration_seconds",
-    ("node", "leaderless_partitions"): "laminar_partitions",
-    ("node", "under_replicated_partitions"): "laminar_partitions",
-    ("node", "refusing_partitions"): "laminar_partitions",
     ("catalog", "leader"): "laminar_catalog_is_led",
 }
 """Keys of statistics that are no metrics, by part and key, with where to look."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -99,6 +99,7 @@ class ProcessNumbers(msgspec.Struct):
 
 
 _Counters = tuple[int, int, int, int]
+_NONE: Final[_Counters] = (0, 0, 0, 0)
 
 
 def label_of(role: Role) -> str:
@@ -153,16 +154,20 @@ class ShardNumbers:
         counters: dict[bytes, _Counters] = {}
         overtaken: dict[tuple[bytes, str], int] = {}
 
+        last, gained_by = self._last, self._gained
+
         def add(partition: Partition) -> None:
-            group = partition.replica.group
+            group, topic = partition.context.replica.group, partition.context.topic
             now = counters[group] = _counters(partition)
-            before = self._last.get(group, (0, 0, 0, 0))
-            gained = self._gained.setdefault(partition.topic, [0, 0, 0, 0])
-            for place in range(4):
-                gained[place] += now[place] - min(before[place], now[place])
-            look.add(partition)
-            for name, lacking in look.lacking(partition):
-                key = partition.topic, name
+            before = last.get(group)
+            if now != before:
+                gained = gained_by.get(topic)
+                if gained is None:
+                    gained = gained_by[topic] = [0, 0, 0, 0]
+                for place, (count, known) in enumerate(zip(now, before or _NONE, strict=True)):
+                    gained[place] += count - known if count >= known else count  # it was opened again
+            for name, lacking in look.add(partition):
+                key = topic, name
                 more = max(0, lacking - self._overtaken.get((group, name), 0))
                 self._seen[key] = self._seen.get(key, 0) + more
                 overtaken[group, name] = lacking
@@ -201,6 +206,14 @@ class ShardNumbers:
         return found
 
 
+class _OfTopic(NamedTuple):
+    """The sums of a topic, and what it asks for; 0: nothing, as it is not in the view."""
+
+    row: TopicNumbers
+    replicas: int
+    min_replicas: int
+
+
 class _Look:
     """One look at all replicas, and what it has added up."""
 
@@ -211,49 +224,72 @@ class _Look:
         self._now_ms = services.clock.wall_ms()
         self._states: Counter[str] = Counter()
         numbers.states = self._states
+        self._of_topics: dict[str, _OfTopic] = {}
         self.consumers: dict[tuple[str, str], ConsumerNumbers] = {}
 
-    def add(self, partition: Partition) -> None:
-        """Add a replica."""
-        log, topic, states = partition.log, partition.topic, self._states
-        row = self._numbers.topics.get(topic)
-        if row is None:
-            row = self._numbers.topics[topic] = TopicNumbers(route=self._topics.version(topic))
-            record = self._view.topics().get(topic)
-            if record is not None:
-                row.retention_s = int(record.settings.get("retention_ms", 0)) / 1000
-        row.log_bytes += log.size_bytes
-        states["stopped"] += partition.replica.failure is not None or log.failure is not None
-        states["damaged"] += bool(log.quarantine)
-        states["leaderless"] += partition.replica.leader_node is None
-        names = partition.cursor_commands.names()
-        for name in names:
-            self.consumers.setdefault((topic, name), ConsumerNumbers())
-        if partition.leads:
-            self._add_led(partition, row, names)
+    def add(self, partition: Partition) -> Sequence[tuple[str, int]]:
+        """Add a replica; return by consumer the records before the start of the log that it has not read.
 
-    def _add_led(self, partition: Partition, row: TopicNumbers, names: list[str]) -> None:
-        topic, states = partition.topic, self._states
-        status = partition.state.succession.status
+        Of many replicas this takes most of the time of a scrape, so it looks up nothing twice.
+        """
+        context = partition.context
+        log, replica, state, states = context.log, context.replica, context.state, self._states
+        topic = self._of_topics.get(context.topic)
+        if topic is None:
+            topic = self._of_topics[context.topic] = self._topic(context.topic)
+        row = topic.row
+        row.log_bytes += log.size_bytes
+        if log.quarantine:
+            states["damaged"] += 1
+        failure = replica.failure
+        if failure is not None or log.failure is not None:
+            states["stopped"] += 1
+        names: Sequence[str] = ()
+        if state.cursors.is_used:
+            names = partition.cursor_commands.names()
+            for name in names:
+                self.consumers.setdefault((context.topic, name), ConsumerNumbers())
+        core = replica.core
+        if not core.is_leader or failure is not None or state.left_out:
+            if not core.leader_id:
+                states["leaderless"] += 1
+            return ()
+        status = state.succession.status
         states[status] += 1
-        record = self._view.topics().get(topic)
-        if record is not None:
-            in_sync = len(in_sync_of(partition))
-            states["under_replicated"] += in_sync < record.replicas
-            states["refusing"] += in_sync < int(record.settings.get("min_replicas", 1))
+        voters = len(core.configuration.voters)
+        in_sync = 1 if voters == 1 else len(in_sync_of(partition))
+        if in_sync < topic.replicas:
+            states["under_replicated"] += 1
+        if in_sync < topic.min_replicas:
+            states["refusing"] += 1
         row.leads += 1
-        row.staged_batches += len(partition.state.stages)
-        row.staged_bytes += partition.state.stages.size_bytes
-        start, end = partition.start_offset, partition.end_offset
-        row.unread += end - start
-        row.most_unread = max(row.most_unread, end - start)
-        if end > start and names:
-            row.oldest_s = max(row.oldest_s, self._age_s(partition, start))
+        if state.stages:
+            row.staged_batches += len(state.stages)
+            row.staged_bytes += state.stages.size_bytes
+        start, end = context.start_offset, context.end_offset
+        unread = end - start
+        if unread:
+            row.unread += unread
+            row.most_unread = max(row.most_unread, unread)
+        if state.channels:
+            self._add_channels(partition, end)
+        return self._add_cursors(partition, row, names) if names else ()
+
+    def _topic(self, name: str) -> _OfTopic:
+        row = self._numbers.topics[name] = TopicNumbers(route=self._topics.version(name))
+        record = self._view.topics().get(name)
+        if record is None:
+            return _OfTopic(row, 0, 0)
+        settings = record.settings
+        row.retention_s = int(settings.get("retention_ms", 0)) / 1000
+        return _OfTopic(row, record.replicas, int(settings.get("min_replicas", 1)))
+
+    def _add_channels(self, partition: Partition, end: int) -> None:
         kept = partition.context.kept_log
         for channel in partition.state.channels.by_id.values():
             self._numbers.channels.append(
                 (
-                    topic,
+                    partition.topic,
                     channel.name,
                     channel.depth(end),
                     len(channel.out),
@@ -263,33 +299,33 @@ class _Look:
                     0 if kept is None else kept.bytes_of(channel.id),
                 )
             )
+
+    def _add_cursors(
+        self, partition: Partition, row: TopicNumbers, names: Sequence[str]
+    ) -> list[tuple[str, int]]:
+        commands, lacking = partition.cursor_commands, list[tuple[str, int]]()
+        start, end = partition.start_offset, partition.end_offset
+        is_sealed = partition.state.succession.status == "sealed"
+        if end > start:
+            row.oldest_s = max(row.oldest_s, self._age_s(partition, start))
         for name in names:
-            cursor = partition.cursor_commands.get(name)
+            cursor = commands.get(name)
             if cursor is None:
                 continue
-            each, lag = self.consumers[topic, name], max(0, end - cursor.position)
+            lacking.append((name, max(0, start - cursor.position)))
+            each, lag = self.consumers[partition.topic, name], max(0, end - cursor.position)
             each.held += end - start
             each.lag += lag
             each.most_lag = max(each.most_lag, lag)
             if lag:
                 each.oldest_s = max(each.oldest_s, self._age_s(partition, max(start, cursor.position)))
-                self._numbers.undrained += status == "sealed"
+                self._numbers.undrained += is_sealed
+        return lacking
 
     def _age_s(self, partition: Partition, offset: int) -> float:
         """Return how old the record at `offset` is, at most; 0 where that is not known."""
         time_ms = partition.log.appended_before(offset)
         return 0.0 if not time_ms else max(0.0, (self._now_ms - time_ms) / 1000)
-
-    def lacking(self, partition: Partition) -> list[tuple[str, int]]:
-        """Return by consumer the records before the start of a partition led here that it has not read."""
-        if not partition.leads:
-            return []
-        commands, start = partition.cursor_commands, partition.start_offset
-        return [
-            (name, max(0, start - cursor.position))
-            for name in commands.names()
-            if (cursor := commands.get(name)) is not None
-        ]
 
 
 def _counters(partition: Partition) -> _Counters:
