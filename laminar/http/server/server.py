@@ -55,13 +55,16 @@ class HttpServer:
         *,
         shard: int | None = None,
         on_error: Callable[[BaseException], Response | None] = plain_answer,
+        on_answer: Callable[[RequestHead, int, float], None] | None = None,
     ) -> None:
         """Make a server of `app`, without connections.
 
         `on_error` makes answers of errors, of each `HttpError` at least; None: it was unexpected.
+        `on_answer` is called with the head, the status and the time (s) of each answer.
         """
         self.app = app
         self._on_error = on_error
+        self.on_answer = on_answer
         self.shard = shard
         self.limits = limits or ServerLimits()
         self.counts = Counts()

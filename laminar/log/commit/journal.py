@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from laminar.histogram import Histogram
 from laminar.log.commit.end_mark import End, EndMark
 from laminar.log.disk.disk import Buffer, Disk, File
 from laminar.log.disk.errors import DiskError
@@ -105,6 +106,7 @@ class Journal:
         self._spares: list[tuple[str, int, int]] = []
         self._spares_made = 0
         self._syncs = self._syncs_us = self._longest_sync_us = 0
+        self.sync_times = Histogram()
         self._preparing = False
         # By number: capacity, filled with zeros up to.
         self._capacities = {number: (self._capacity, self._filled)}
@@ -197,6 +199,7 @@ class Journal:
         took_us = int((time.monotonic() - began_s) * 1e6)
         self._syncs += 1
         self._syncs_us += took_us
+        self.sync_times.observe(took_us / 1e6)
         self._longest_sync_us = max(self._longest_sync_us, took_us)
 
     def mark_end(self) -> None:

@@ -60,9 +60,9 @@ from laminar.node.api.cluster.cluster import ClusterRoutes
 from laminar.node.api.cluster.cut_points import CutPoints
 from laminar.node.api.cluster.health import Watch
 from laminar.node.api.cluster.key_routes import KeyRoutes
-from laminar.node.api.cluster.metrics import MetricsRoute
 from laminar.node.api.cluster.replica_status import PartitionRoutes, ReplicaStatus
 from laminar.node.api.cluster.route_changes import RouteChanges
+from laminar.node.api.cluster.topic_sums import TopicSumsRoute
 from laminar.node.api.cluster.topics import TopicRoutes
 from laminar.node.api.common.forwarding import (
     FORWARDED,
@@ -88,6 +88,12 @@ from laminar.node.api.consumers.reclaim import Reclaims
 from laminar.node.api.delayed.records import DelayedRoutes
 from laminar.node.api.delayed.sends import DelayedSends
 from laminar.node.api.delayed.steps import DelayedSteps
+from laminar.node.api.health.cluster_health import ClusterHealth
+from laminar.node.api.health.current import CurrentReplicas
+from laminar.node.api.health.shard_health import ShardHealth
+from laminar.node.api.metrics.durations import Durations
+from laminar.node.api.metrics.route import MetricsRoute
+from laminar.node.api.metrics.shard_numbers import ShardNumbers
 from laminar.node.api.records.append import AppendRoutes
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
@@ -201,7 +207,8 @@ class Api:
         states = ReplicaStatus(host, self._exchange, catch_up_progress=host.catch_up_progress)
         topics = TopicLookup(host.view)
         placement = PlacementCall(host)
-        topic_routes = TopicRoutes(host, topics, states, placement)
+        sums = TopicSumsRoute(host, self._exchange)
+        topic_routes = TopicRoutes(host, topics, states, placement, sums)
         led = LedPartitions(host, self._exchange)
         nodes = NodeRoutes(host, led, placement)
         places = PlacementRoutes(host, topics, placement)
@@ -215,7 +222,10 @@ class Api:
         cut_points = CutPoints(host, leaders)
         routes = RouteChanges(host, topics, placement, cut_points)
         watch = Watch(host)
-        cluster = ClusterRoutes(host, watch)
+        current = CurrentReplicas(host, self._exchange)
+        cluster = ClusterRoutes(host, watch, lagging=current.reasons)
+        shard_health = ShardHealth(host, watch)
+        health = ClusterHealth(host, self._exchange, shard_health, led)
         cursor_places = CursorPlaces(host, leaders, topics, steps)
         cursors = CursorRoutes(topics, steps, cursor_places)
         reclaims = Reclaims(host, leaders, topics, steps)
@@ -256,14 +266,16 @@ class Api:
         self._audit = AuditLog(
             host, self._append_to_audit, topic_routes.make, makes_topic=settings.access == TOKENS
         )
-        metrics = MetricsRoute(
+        self._durations = Durations()
+        numbers = ShardNumbers(
             host,
             watch,
             topics,
-            self._datagrams.statistics,
-            audit=self._audit.statistics,
+            parts={"datagrams": self._datagrams.statistics, "audit": self._audit.statistics},
             refused=lambda: {} if self._guard is None else self._guard.meters.refused,
+            requests=self._durations.stored,
         )
+        metrics = MetricsRoute(host, topics, numbers)
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(
             host, self._exchange, leaders, topics, limits=self.limits, new_ids=new_ids
@@ -335,6 +347,7 @@ class Api:
             "prepare_stages": sinks.prepare_stages,
             "commit_batch": sinks.commit,
             "cluster": cluster.cluster,
+            "health": health.health,
             "list_nodes": cluster.nodes,
             "describe_node": cluster.node,
             "admin_nodes": nodes.nodes,
@@ -394,7 +407,14 @@ class Api:
             "look_up": answering(to_topics.on_look_up),
             "led": answering(led.on_led),
             "stats": metrics.on_stats,
+            "partition_stats": metrics.on_partition_stats,
             "health": watch.on_health,
+            "shard_sums": sums.on_shard_sums,
+            "node_sums": answering(sums.on_node_sums),
+            "shard_behind": current.on_shard_behind,
+            "node_behind": answering(current.on_node_behind),
+            "shard_health": shard_health.on_shard_health,
+            "node_health": answering(health.on_node_health),
         }
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"
@@ -702,6 +722,11 @@ class Api:
         answer = self._append.partition(Request(head, lines, Source()), **params)
         if not isinstance(answer, Response):
             await answer
+
+    def answered(self, head: RequestHead, status: int, seconds: float) -> None:
+        """Note how long the answer to a request took."""
+        matched: _Matched | None = head.memo
+        self._durations.note("none" if matched is None else matched.operation, status, seconds, head.query)
 
     def _sweep(self) -> None:
         """Answer all appends that wait too long for a majority. One pass for all saves a timer for each."""

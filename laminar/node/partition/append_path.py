@@ -73,6 +73,7 @@ class AppendPath:
         self.consumer_refusal = consumer_refusal
         self.uncommitted_bytes = 0
         self.appended_batches = 0
+        self.appended_records = 0
         self.appended_bytes = 0
         # Called when delayed records were appended.
         self.on_delayed: Callable[[], None] | None = None
@@ -303,11 +304,15 @@ class AppendPath:
         log = self._context.log
         acknowledged = self._copies.acknowledged_index
         window: Window | None = None
+        now_s = self._loop.time()
+        commit_times = self._context.driver.commit_times
         for done in range(before + 1, index + 1):
             waiters = self.waiters.pop(done, None)
             if waiters is None:
                 continue
             term = log.term(done)
+            if waiters:
+                commit_times.observe(now_s - waiters[0].since_s)
             for waiter in waiters:
                 if waiter.term != term:
                     fail(waiter.future, truncated(self._context.name, self._outcome_of_truncated))
@@ -499,7 +504,7 @@ class AppendPath:
         # All that may come after a seal has been asked before: one more record would be lost or doubled.
         succession = context.state.succession
         assert succession.takes_records or succession.takes(frame), f"{context.name} is {succession.status}"
-        offset = context.log.next_offset
+        offset = first_offset = context.log.next_offset
         # Add the waiters before the proposal: with one voter the commit may follow within the call.
         index, term = context.log.last_index + 1, context.replica.core.term
         waiters = []
@@ -531,6 +536,7 @@ class AppendPath:
         assert placed == (index, term), f"proposed at {placed}, expected {(index, term)}"
         self.appended_batches += 1
         self.appended_bytes += len(frame)
+        self.appended_records += context.log.next_offset - first_offset
         return index
 
     def _propose_batch(self, frame: bytearray, appends: Appends) -> int | None:

@@ -130,7 +130,10 @@ def until_named(http: httpx.Client, partition: Partition) -> None:
     assert "laminar channel seek" in refused["hint"]
     warned = http.get("/readyz").json()["warnings"]
     assert f"channels keep logs beyond their retention: t/0, {kept_bytes} bytes, for {named}" in warned
-    metric = 'laminar_channel_kept_bytes{channel="billing",topic="t"} '
+    told = http.get("/v1/health").json()
+    found = {(each["code"], each["severity"]) for each in told["problems"]}
+    assert {("disk_low", "critical"), ("channel_blocked", "critical")} <= found, told
+    metric = 'laminar_channel_kept_bytes{topic="t",channel="billing"} '
     lines = http.get("/metrics").text.splitlines()
     assert [kept_bytes] == [float(line.removeprefix(metric)) for line in lines if line.startswith(metric)]
 
@@ -168,7 +171,7 @@ def test_on_a_nearly_full_disk_appends_are_refused_and_all_else_goes_on(
         assert "not_applied" == refused["outcome"]
         assert MIB == len(http.get(f"{partition.path}/records/3").content)
         assert 201 == http.put("/v1/topics/u", json={}).status_code, "the catalog goes on"
-        assert 'laminar_node_disk_is_low{process="shard 0"} 1.0' in http.get("/metrics").text
+        assert 'laminar_disk_is_low{process="shard-0"} 1' in http.get("/metrics").text
         etag = http.get("/v1/topics/t").headers["etag"]
         http.patch("/v1/topics/t", json={"settings": {"retention_bytes": 0}}, headers={"If-Match": etag})
         until_named(http, partition)
@@ -354,7 +357,7 @@ def test_a_disk_that_is_full_before_it_is_seen_to_be_low_gets_room_by_what_is_gi
         if how == "trimmed":
             assert 30 == abandoned.append("again")
         assert taken + 2 == kept.append("at once")
-        assert 'laminar_storage_failed_logs{process="shard 0"} 0.0' in http.get("/metrics").text
+        assert 'laminar_storage_failed_logs{process="shard-0"} 0' in http.get("/metrics").text
 
 
 # -- the trash -------------------------------------------------------------------------------
