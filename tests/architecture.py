@@ -198,6 +198,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state"),
         *("laminar.batch", "laminar.wire", "laminar.http.api", "laminar.log.disk"),
     ),
+    "laminar.node.find": (
+        *("laminar.node.partition", "laminar.node.partition.state"),
+        *("laminar.batch", "laminar.http.api", "laminar.log.disk"),
+    ),
     "laminar.node.catch_up": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.partition.state"),
@@ -271,6 +275,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.delay"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
         "laminar.node.routes",
+    ),
+    "laminar.node.api.find": (
+        *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
+        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.find"),
+        *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
     ),
     "laminar.node.api.transactions": (
         *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),

@@ -34,6 +34,7 @@ from laminar.http.api.documents import (
     topics,
     transactions,
 )
+from laminar.http.api.documents.find import search
 from laminar.http.api.names import check_name
 from laminar.http.api.parameters import (
     ACCEPT_LOSS,
@@ -438,6 +439,16 @@ ROUTES: Final = (
         WRITE,
         "Drop an upload's parts",
         replies=(_NO_CONTENT,),
+    ),
+    Route(
+        "POST",
+        _T + "/search",
+        "search",
+        READ,
+        "Search a topic's records, a step at a time",
+        body=Body.JSON,
+        document=search.Search,
+        replies=(_json(search.Found),),
     ),
     Route(
         "GET",
