@@ -23,6 +23,7 @@ from laminar.client.records import (
     TopicInfo,
     Trimmed,
 )
+from laminar.client.search import FoundRecord, NotSearched, Search
 from laminar.client.topic import Topic
 from laminar.client.transact.sinks import Sink, Stager, Transaction
 
@@ -35,13 +36,16 @@ __all__ = [
     "DelayedRecord",
     "DelayedState",
     "Delivery",
+    "FoundRecord",
     "Job",
+    "NotSearched",
     "PartitionInfo",
     "Producer",
     "ReadBatch",
     "Reader",
     "Receipt",
     "Record",
+    "Search",
     "Settled",
     "Sink",
     "SinkInfo",

@@ -127,8 +127,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "laminar.client.errors",
         "laminar.client.net",
     ),
+    "laminar.client.search": (
+        *("laminar.client.trace_id", "laminar.client.delivery_time"),
+        *("laminar.client.errors", "laminar.client.net"),
+    ),
     "laminar.client.topic": (
-        *("laminar.client.trace_id", "laminar.client.delivery_time", "laminar.client.delayed"),
+        *(
+            "laminar.client.search",
+            "laminar.client.trace_id",
+            "laminar.client.delivery_time",
+            "laminar.client.delayed",
+        ),
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.net"),
         *("laminar.client.route_changes", "laminar.client.produce", "laminar.client.consume", "laminar.wire"),
@@ -139,7 +148,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.client.topic", "laminar.http.api", "laminar.http.protocol"),
     ),
     "laminar.client.sync": (
-        *("laminar.client.trace_id", "laminar.client.delivery_time", "laminar.client.delayed"),
+        *(
+            "laminar.client.search",
+            "laminar.client.trace_id",
+            "laminar.client.delivery_time",
+            "laminar.client.delayed",
+        ),
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.produce", "laminar.client.consume"),
         *("laminar.client.transact", "laminar.client.topic", "laminar.client.client"),
@@ -336,6 +350,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.cli", "laminar", "laminar.client.*", "laminar.spark.*", "laminar.testing"),
         *("laminar.node.*", "laminar.log.*", "router", "ebpf", *BELOW_THE_CLIENT),
     ),
+    "laminar.cli.commands.find": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.cli.commands.admin": (
         *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),
         # The rules of a node's name, how a certificate names it, and the file of the nodes' secrets.

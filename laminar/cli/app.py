@@ -81,6 +81,12 @@ COMMANDS = (
         r"laminar consume flights --last 10 --format '%p %o %k %v\n'",
     ),
     Command(
+        "search",
+        "find.search:search",
+        "Find the records that have a key, a tag, a header, a text.",
+        "laminar search flights --json origin=ORY --limit 10",
+    ),
+    Command(
         "topic create",
         "topic:create",
         "Create a topic.",

@@ -140,7 +140,7 @@ def encode(partition: int, batch: Batch, row: int, *, value_bytes: int) -> bytes
         document["value"] = shown.decode()
     except UnicodeDecodeError as error:
         # A character may lie across the cut.
-        if cut and error.end == len(shown) and len(shown) - error.start < 4:
+        if cut and error.reason == "unexpected end of data":
             document["value"] = shown[: error.start].decode()
         else:
             document["value_base64"] = base64.b64encode(shown).decode()

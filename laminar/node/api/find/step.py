@@ -35,7 +35,7 @@ MOST_AT_ONCE: Final = 16
 MOST_WAITED_FOR: Final = 256
 """The same while nothing is there to look at."""
 FOLLOW_S: Final = 1.0
-"""How long a shard is asked to wait at a time: what nobody waits for any more is gone after that."""
+"""How long a shard is asked to wait at a time: a wait whose client has gone ends after that."""
 BOUNDS_S: Final = 0.5
 """How long the leader of a partition may take to say where the search of it begins and ends."""
 _GRACE_S: Final = 0.02
