@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Unreadable,
         Untrusted,
     )
+    from laminar.client.history import RecordEvent, RecordHistory
     from laminar.client.records import (
         AsideInfo,
         ChannelInfo,
@@ -129,6 +130,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "Reader": ("laminar.client.sync.reader", "Reader"),
     **{name: ("laminar.client.sync.sinks", name) for name in ("Sink", "Stager", "Transaction")},
     **{name: ("laminar.client.delayed", name) for name in ("DelayedCount", "DelayedRecord", "DelayedState")},
+    **{name: ("laminar.client.history", name) for name in ("RecordEvent", "RecordHistory")},
     **{name: ("laminar.client.search", name) for name in ("FoundRecord", "NotSearched")},
     "Search": ("laminar.client.sync.search", "Search"),
     "Topic": ("laminar.client.sync.topic", "Topic"),
@@ -171,6 +173,8 @@ __all__ = [
     "Reader",
     "Receipt",
     "Record",
+    "RecordEvent",
+    "RecordHistory",
     "Retry",
     "RouteInfo",
     "Sealed",

@@ -9,6 +9,7 @@ from laminar.client.consume.large_values import Value
 from laminar.client.consume.reader import Reader
 from laminar.client.consume.subscription import Subscription
 from laminar.client.delayed import DelayedCount, DelayedRecord, DelayedState
+from laminar.client.history import RecordEvent, RecordHistory
 from laminar.client.produce.datagrams import Datagrams
 from laminar.client.produce.producer import Delivery, Producer
 from laminar.client.records import (
@@ -45,6 +46,8 @@ __all__ = [
     "Reader",
     "Receipt",
     "Record",
+    "RecordEvent",
+    "RecordHistory",
     "Search",
     "Settled",
     "Sink",

@@ -131,7 +131,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.client.trace_id", "laminar.client.delivery_time"),
         *("laminar.client.errors", "laminar.client.net"),
     ),
+    "laminar.client.history": ("laminar.client.net", "laminar.client.search"),
     "laminar.client.topic": (
+        "laminar.client.history",
         *(
             "laminar.client.search",
             "laminar.client.trace_id",
@@ -148,6 +150,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.client.topic", "laminar.http.api", "laminar.http.protocol"),
     ),
     "laminar.client.sync": (
+        "laminar.client.history",
         *(
             "laminar.client.search",
             "laminar.client.trace_id",
@@ -213,8 +216,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.batch", "laminar.wire", "laminar.http.api", "laminar.log.disk"),
     ),
     "laminar.node.find": (
-        *("laminar.node.partition", "laminar.node.partition.state"),
-        *("laminar.batch", "laminar.http.api", "laminar.log.disk"),
+        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.consensus"),
+        *("laminar.batch", "laminar.http.api", "laminar.log.disk", "laminar.wire", "laminar.node.channels"),
     ),
     "laminar.node.catch_up": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
@@ -291,6 +294,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "laminar.node.routes",
     ),
     "laminar.node.api.find": (
+        *("laminar.batch", "laminar.node.api.records"),
         *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.find"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),

@@ -34,6 +34,7 @@ FAMILIES = (
     Family("cursor", "Cursors: the positions of consumers."),
     Family("channel", "Channels: queues of a topic, from which each record goes to one consumer."),
     Family("delayed", "Delayed records: those that readers get later."),
+    Family("record", "Single records."),
     Family("token", "Tokens: who may do what."),
     Family("limit", "Limits: how much each principal may use."),
     Family("sink", "Sinks: batches committed over several partitions."),
@@ -284,6 +285,12 @@ COMMANDS = (
         "admin.delayed:fire",
         "Publish a delayed record now.",
         "laminar delayed fire flights 0.1766398920000.17",
+    ),
+    Command(
+        "record history",
+        "find.history:history",
+        "Show what became of a record.",
+        "laminar record history flights 2 812",
     ),
     Command(
         "sink list",

@@ -77,7 +77,7 @@ class NotSearched(NamedTuple):
 class Search:
     """The records that a search finds: ``async for record in search``, and how far it has looked.
 
-    The nodes look for two seconds at a time, and remember nothing: whoever stops asking has ended the search.
+    The nodes look for two seconds at a time, and remember nothing: to stop asking ends the search.
     """
 
     def __init__(self, session: Session, topic: str, asked: Mapping[str, Any], *, limit: int | None) -> None:

@@ -22,6 +22,7 @@ from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode, Sub
 from laminar.client.delayed import DelayedCount, DelayedQuestions, DelayedRecord, DelayedState, asked_of
 from laminar.client.delivery_time import Delay, DeliverAt, delivery_time_ms
 from laminar.client.errors import AlreadyExists, ConfigError, OutcomeUnknown, PreconditionFailed
+from laminar.client.history import RecordHistory, history_of
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.policy.routing import newest_route
@@ -704,6 +705,14 @@ class Topic(Generic[T]):
             follow=True,
         )
         return Search(self._session, self.name, asked, limit=limit)
+
+    async def history(self, partition: int, offset: int, *, timeout: float | None = None) -> RecordHistory:
+        """Return what became of a record: its append, deliveries, retries and end, from the partition's log.
+
+        Raises:
+            NotFound: there is no such record yet.
+        """
+        return await history_of(self._session, self.name, partition, offset, timeout_s=timeout)
 
     # -- delayed records ---------------------------------------------------------------------
 

@@ -37,6 +37,16 @@ def test_records_are_found_and_the_rest_is_said(topic: str, laminar: Command) ->
     assert laminar("search", topic, "--header", "a=b", "--tag", "t").text == ""
 
 
+def test_the_history_of_a_record_is_shown(topic: str, laminar: Command) -> None:
+    found = laminar("search", topic, "--limit", "1", "--format", r"%p %o")
+    partition, offset = found.text.split()
+    assert 0 == laminar("channel", "create", topic, "c").code
+    told = laminar("record", "history", topic, partition, offset, "--json")
+    assert told.code == 0 and [each["event"] for each in json.loads(told.out)] == ["appended"]
+    assert "now in channel c: waiting" in told.err
+    assert 0 != laminar("record", "history", topic, partition, "99999").code
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from itertools import count
 
 import pytest
@@ -94,6 +95,23 @@ async def test_a_key_of_any_bytes_is_found(topic: Topic[bytes]) -> None:
     assert (found.key, found.value, found.size, found.truncated) == (b"\xff", b"\xff", 2, True)
 
 
+async def test_the_history_of_a_record(topic: Topic[bytes]) -> None:
+    found = await anext(topic.search(key="k1"))
+    channel = await topic.channel("jobs", exist_ok=True)
+    async with aclosing(channel.receive()) as jobs:
+        async for job in jobs:
+            await job.ack()
+            if (job.partition, job.offset) == (found.partition, found.offset):
+                break
+    history = await topic.history(found.partition, found.offset)
+    assert [each.event for each in history.events] == ["appended", "delivered", "acked"]
+    assert history.record is not None and history.record.value == found.value
+    assert (history.now, history.is_complete) == ({"jobs": "done"}, True)
+    assert history.events[1].due is not None and history.events[1].attempt == 1
+    with pytest.raises(laminar.NotFound):
+        await topic.history(found.partition, 10_000)
+
+
 def test_the_same_without_a_loop(url: str) -> None:
     with laminar.connect(url) as client:
         topic = client.create_topic("sync", partitions=2)
@@ -105,4 +123,6 @@ def test_the_same_without_a_loop(url: str) -> None:
         tail = topic.tail(limit=1)
         tail.next_page()
         topic.append(b"new", "k")
-        assert [record.value for record in tail] == [b"new"]
+        (new,) = tail
+        assert new.value == b"new"
+        assert [each.event for each in topic.history(new.partition, new.offset).events] == ["appended"]

@@ -12,6 +12,7 @@ from laminar.client.consume.reader import Start
 from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode
 from laminar.client.delayed import DelayedCount, DelayedRecord, DelayedState, asked_of
 from laminar.client.delivery_time import Delay, DeliverAt
+from laminar.client.history import RecordHistory
 from laminar.client.produce.producer import DEFAULT_BATCH_BYTES, DEFAULT_BUFFER_BYTES, Key
 from laminar.client.produce.uploads import PART_BYTES, joined_chunks_of
 from laminar.client.records import (
@@ -483,6 +484,14 @@ class Topic(Generic[T]):
                 value_bytes=value_bytes,
             ),
         )
+
+    def history(self, partition: int, offset: int, *, timeout: float | None = None) -> RecordHistory:
+        """Return what became of a record: its append, deliveries, retries and end, from the partition's log.
+
+        Raises:
+            NotFound: there is no such record yet.
+        """
+        return self._portal.run(lambda: self._twin.history(partition, offset, timeout=timeout))
 
     def delayed(self, id: str) -> DelayedState:
         """Return what became of a delayed record, by the id in its receipt.

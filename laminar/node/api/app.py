@@ -87,6 +87,7 @@ from laminar.node.api.consumers.reclaim import Reclaims
 from laminar.node.api.delayed.records import DelayedRoutes
 from laminar.node.api.delayed.sends import DelayedSends
 from laminar.node.api.delayed.steps import DelayedSteps
+from laminar.node.api.find.history import HistoryRoutes
 from laminar.node.api.find.search import SearchRoutes
 from laminar.node.api.find.step import MOST_ANSWER_BYTES
 from laminar.node.api.find.steps import SearchSteps
@@ -299,6 +300,7 @@ class Api:
             "publish_upload": uploads.publish,
             "drop_upload": uploads.drop,
             "search": search.search,
+            "record_history": HistoryRoutes(fetch, search_steps.pace).history,
             "list_delayed": delayed.listing,
             "describe_delayed": delayed.describe,
             "change_delayed": delayed.change,
