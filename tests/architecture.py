@@ -294,6 +294,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "laminar.node.routes",
     ),
     "laminar.node.api.find": (
+        "laminar.log.format",
         *("laminar.batch", "laminar.node.api.records"),
         *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.find"),

@@ -1,6 +1,6 @@
 """Looking through batches that were read: which records are found, and how far the look went.
 
-Pure, and run in a reader thread: everything that a search computes for each record is here.
+Run in a reader thread: everything that a search computes for each record is here.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import msgspec
 from laminar.batch import Batch, BatchError, Buffer, Column, Record
 from laminar.batch.large_record import size_of
 from laminar.http.api.fetch_body import record_document
-from laminar.node.find.where import Where, judge
+from laminar.node.find.where import Where, judge, let_others_run
 
 MOST_SKIPPED: Final = 64
 """Most ranges of offsets that one look reports as not searched; it ends there."""
+_BATCHES: Final = 32
+"""After so many batches another thread may run."""
 _BEFORE: Final = ("offset", "timestamp", "key", "tag", "headers", "deliver_at", "trace_id")
 
 
@@ -94,7 +96,9 @@ def _judged(
 
     None: of all records that were looked at since.
     """
-    for frame in reversed(frames) if wanted.newest else frames:
+    for place, frame in enumerate(reversed(frames) if wanted.newest else frames):
+        if place % _BATCHES == _BATCHES - 1:
+            let_others_run()
         batch = Batch(frame, verified=True)
         base = batch.base_offset
         rows = range(max(0, low - base), min(len(batch), high - base))

@@ -1,12 +1,13 @@
 """Which records a search wants. What is cheap is asked first, and a match is by the record's own bytes.
 
-Pure: a batch in, positions of records out. A record can be one of three: wanted, not wanted, or unreadable,
+A batch in, positions of records out. A record can be one of three: wanted, not wanted, or unreadable,
 which is a record larger than a batch whose value is asked for, or JSON too large to be parsed beside others'
 requests.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,8 @@ from laminar.batch import Batch, Column, tag_bit
 MAX_JSON_BYTES: Final = 1 << 20
 """A larger value is not parsed as JSON: that would hold up the process for milliseconds."""
 _PIECE_BYTES: Final = 256 * 1024
+# What looking at a record costs beside its bytes, as if it were bytes.
+_ROW_BYTES: Final = 1024
 _raws = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _lists = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -71,16 +74,11 @@ def judge(batch: Batch, where: Where, rows: range) -> Judged:
         return Judged(found)
     if batch.is_large:
         return Judged((), found)
-    unreadable: list[int] = []
+    unreadable: Sequence[int] = ()
     if where.contains is not None:
         found = _containing(batch, where.contains, found)
     if where.json is not None:
-        unreadable = [row for row in found if len(batch.value(row)) > MAX_JSON_BYTES]
-        found = [
-            row
-            for row in found
-            if len(batch.value(row)) <= MAX_JSON_BYTES and _has(bytes(batch.value(row)), where.json)
-        ]
+        found, unreadable = _with_json(batch, where.json, found)
     return Judged(found, unreadable)
 
 
@@ -112,6 +110,31 @@ def _containing(batch: Batch, part: bytes, rows: Sequence[int]) -> Sequence[int]
     if plain is None or not holds(plain, part):
         return ()
     return [row for row in rows if holds(batch.value(row), part)]
+
+
+def _with_json(batch: Batch, wanted: JsonEquals, rows: Sequence[int]) -> Judged:
+    found: list[int] = []
+    unreadable: list[int] = []
+    since = 0
+    for row in rows:
+        value = bytes(batch.value(row))
+        if len(value) > MAX_JSON_BYTES:
+            unreadable.append(row)
+        elif _has(value, wanted):
+            found.append(row)
+        since += len(value) + _ROW_BYTES
+        if since > _PIECE_BYTES:
+            since = 0
+            let_others_run()
+    return Judged(found, unreadable)
+
+
+def let_others_run() -> None:
+    """Let another thread of the process run now, which is waiting for the interpreter.
+
+    Else that has to wait for the interpreter's switch interval, 5 ms: too long for an event loop.
+    """
+    time.sleep(0)
 
 
 def holds(data: memoryview, part: bytes) -> bool:

@@ -18,6 +18,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.log.disk.errors import DamagedRange, EntriesTrimmed
+from laminar.log.format.index_entry import UNKNOWN_KIND
 from laminar.node.api.records.fetch import DIGITS, FetchRoutes
 from laminar.node.find.examine import encode
 from laminar.node.find.history import KINDS, Event, EventName, History, Place
@@ -27,6 +28,8 @@ from laminar.node.partition.partition import Partition
 
 STEP_S: Final = 2.0
 MAX_TOKEN: Final = 64 * 1024
+# An entry of which neither frame nor row is left may be one of these.
+_READ: Final = KINDS | {UNKNOWN_KIND}
 _VALUE_BYTES: Final = 4096
 
 
@@ -89,21 +92,20 @@ class HistoryRoutes:
         while history.index < last and len(history.events) < documents.MAX_EVENTS:
             cost = Cost()
             async with self._pace.turn(cost):
+                first = history.index + 1
                 try:
-                    first, after = await log.find_kinds(history.index + 1, last, KINDS)
+                    first, after = await log.find_kinds(first, last, _READ)
                     if first > last:
                         history.index = last
                         return
                     stop = min(after - 1, first + SLICE_FRAMES - 1)
                     frames = await log.read_promptly(first, stop, max_bytes=SLICE_BYTES)
+                    cost.bytes = sum(map(len, frames))
+                    await log.in_thread(cost.bytes, history.take, frames)
                 except EntriesTrimmed:
                     history.lacks(log.start.index)
-                    continue
                 except DamagedRange as damage:
-                    history.lacks(damage.last_index)
-                    continue
-                cost.bytes = sum(map(len, frames))
-                await log.in_thread(cost.bytes, history.take, frames)
+                    history.lacks(max(first, damage.last_index))
             if loop.time() >= until_s:
                 return
 

@@ -96,18 +96,19 @@ class Step:
             Problem: 503 `overloaded` if no shard had room for this search.
         """
         wait_until_s = self._loop.time() + wait_s
+        has_begun = False
         while self._left and not self._is_full:
             is_waiting = wait_s > 0 and all(span.number in self._at_end for span in self._left)
             now_s = self._loop.time()
             if is_waiting:
                 if self._found or now_s >= wait_until_s:
                     break
-            elif now_s >= self._until_s or (
+            elif (now_s >= self._until_s and has_begun) or (
                 not wait_s and all(span.high == NO_END and span.number in self._at_end for span in self._left)
             ):
                 break
             left_s = wait_until_s - now_s if is_waiting else 0.0
-            began_s = now_s
+            began_s, has_begun = now_s, True
             if not await self._round(wait_s=min(left_s, FOLLOW_S)):
                 pause_s = _PAUSE_S
                 if self._refusal is not None or (is_waiting and self._loop.time() - began_s < _PAUSE_S):
