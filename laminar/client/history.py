@@ -48,7 +48,7 @@ class RecordEvent(NamedTuple):
 class RecordHistory(NamedTuple):
     """What became of a record; `now` says by channel where it is: waiting, out, aside, dead or done.
 
-    `record` is None if it has expired. `is_complete` False: retention took entries that may have told of it,
+    `record` is None if it has expired. `is_complete` False: retention took entries that may be about it,
     or some cannot be read.
     """
 

@@ -19,7 +19,7 @@ from laminar.node.find.where import Where, judge, let_others_run
 MOST_SKIPPED: Final = 64
 """Most ranges of offsets that one look reports as not searched; it ends there."""
 _BATCHES: Final = 32
-"""After so many batches another thread may run."""
+"""After this number of batches another thread may run."""
 _BEFORE: Final = ("offset", "timestamp", "key", "tag", "headers", "deliver_at", "trace_id")
 
 

@@ -34,7 +34,7 @@ class RecordHistory(Answer):
     """What became of a record. `record` null: it has expired.
 
     `now`: by channel, where it is; null while there is more. `complete` false: retention took entries that
-    may have told of it, or some cannot be read. `left`: entries that are to be looked at yet; none if
+    may be about it, or some cannot be read. `left`: entries that are to be looked at yet; none if
     `after` is null.
     """
 
