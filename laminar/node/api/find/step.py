@@ -186,7 +186,6 @@ class Step:
                     self._put_back_unknown(span)
                     return None
                 span = Span(span.number, span.group, answer.low, answer.high)
-            self._moved = True
         if span.low == span.high:
             self._moved = True
             return None
