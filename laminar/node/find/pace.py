@@ -27,10 +27,8 @@ class Pace:
         self._bytes_per_s = bytes_per_s
         self._turn = asyncio.Lock()
         self._scans = 0
-        # Totals since the start.
         self.bytes = 0
-        self.records = 0
-        self.refused = 0
+        """Read since the start."""
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[None]:
@@ -40,7 +38,6 @@ class Pace:
             Problem: 503 `overloaded` while as many as may are running.
         """
         if self._scans > MOST_WAITING:
-            self.refused += 1
             raise Problem(
                 "overloaded",
                 f"{self._scans} searches read on this shard",
@@ -69,7 +66,6 @@ class Pace:
                 yield
             finally:
                 self.bytes += cost.bytes
-                self.records += cost.records
             await self._rest(max(cost.bytes / self._bytes_per_s, loop.time() - began_s))
 
     async def _rest(self, pause_s: float) -> None:
@@ -82,21 +78,11 @@ class Pace:
                 return
             pause_s = _REST_S
 
-    def statistics(self) -> dict[str, int]:
-        """Return counters and gauges."""
-        return {
-            "scans": self._scans,
-            "searched_bytes": self.bytes,
-            "searched_records": self.records,
-            "refused": self.refused,
-        }
-
 
 class Cost:
-    """What a slice has cost: bytes and records."""
+    """The bytes that a slice has read."""
 
-    __slots__ = ("bytes", "records")
+    __slots__ = ("bytes",)
 
     def __init__(self) -> None:
         self.bytes = 0
-        self.records = 0

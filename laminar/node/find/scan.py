@@ -116,7 +116,6 @@ class _Scan:
         if examined is None:
             result.ended = "behind"
             return False
-        cost.records = examined.high - examined.low
         result.bytes += cost.bytes
         result.found += examined.found
         result.skipped += examined.skipped

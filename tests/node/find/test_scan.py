@@ -328,4 +328,4 @@ async def test_slices_are_read_at_the_rate_that_is_set() -> None:
         async with pace.turn(cost):
             cost.bytes = 1 << 17
     assert loop.time() - began_s >= 0.24
-    assert pace.statistics()["searched_bytes"] == 1 << 18
+    assert pace.bytes == 1 << 18
