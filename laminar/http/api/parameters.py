@@ -128,6 +128,14 @@ JOB_LISTING: Final = (
     Parameter("tag", TEXT, "Return only records with this tag."),
     Parameter("reason", TEXT, "Return only records with this text in their reason."),
 )
+HISTORY: Final = (
+    Parameter("after", TEXT, "Go on where the answer before ended: its `after`."),
+    Parameter(
+        "read",
+        one_of("leader", "replica"),
+        "`leader` (default): as a majority confirms it; `replica`: as any replica knows it.",
+    ),
+)
 DELAYED_LISTING: Final = (
     LISTING[1],
     Parameter("after", TEXT, "Return records after this one: `next` of the page before."),

@@ -88,6 +88,10 @@ from laminar.node.api.consumers.reclaim import Reclaims
 from laminar.node.api.delayed.records import DelayedRoutes
 from laminar.node.api.delayed.sends import DelayedSends
 from laminar.node.api.delayed.steps import DelayedSteps
+from laminar.node.api.find.history import HistoryRoutes
+from laminar.node.api.find.search import SearchRoutes
+from laminar.node.api.find.step import MOST_ANSWER_BYTES
+from laminar.node.api.find.steps import SearchSteps
 from laminar.node.api.health.cluster_health import ClusterHealth
 from laminar.node.api.health.current import CurrentReplicas
 from laminar.node.api.health.shard_health import ShardHealth
@@ -132,6 +136,9 @@ _REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_
 _ON_THE_SYSTEMS = frozenset(
     ("recover_partition", "update_topic", "pin_partition", "unpin_partition", "prefer_leader")
 )
+
+# And what changes nothing, although its method is POST.
+_SYSTEMS_TAKE = _ON_THE_SYSTEMS | {"search"}
 
 # Operations that the audit has: those of admins. Of the others it has what their handlers refuse.
 _OF_ADMINS = frozenset(operation for operation, needs in NEEDS.items() if needs.what == "admin")
@@ -238,6 +245,8 @@ class Api:
         delayed_steps = DelayedSteps(host.publishers, leaders)
         delayed_sends = DelayedSends(host.publishers, leaders)
         delayed = DelayedRoutes(host, topics, delayed_steps)
+        search_steps = SearchSteps(host, leaders)
+        search = SearchRoutes(host, topics, search_steps)
         groups = GroupRoutes(host, leaders, topics, cursors)
         fetch = FetchRoutes(host, self._exchange, leaders, topics)
         recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
@@ -310,6 +319,8 @@ class Api:
             "upload_part": uploads.part,
             "publish_upload": uploads.publish,
             "drop_upload": uploads.drop,
+            "search": search.search,
+            "record_history": HistoryRoutes(fetch, search_steps.pace).history,
             "list_delayed": delayed.listing,
             "describe_delayed": delayed.describe,
             "change_delayed": delayed.change,
@@ -402,6 +413,8 @@ class Api:
             "delayed": answering(delayed_steps.on_delayed),
             "delayed_batch": answering(delayed_sends.on_delayed_batch),
             "delayed_list": answering(delayed_steps.on_delayed_list),
+            "search_bounds": answering(search_steps.on_bounds),
+            "search_scan": answering(search_steps.on_scan),
             "accept_loss": answering(recover.on_accept_loss),
             "sinks": answering(sinks.on_sinks),
             "look_up": answering(to_topics.on_look_up),
@@ -489,6 +502,8 @@ class Api:
                 )
         if operation == "fetch":
             request.answer_bytes = expected_bytes(request.query)
+        elif operation == "search":
+            request.answer_bytes = MOST_ANSWER_BYTES
         if operation == "append_to_partition" and self._append.replica(**params) is None:
             if not self._known(params):
                 return None
@@ -577,7 +592,7 @@ class Api:
                 found.params,
                 most_document_bytes(found.operation),
                 is_counted=NEEDS[found.operation] not in (PUBLIC, METRICS, ADMIN_OF_ALL),
-                is_systems=topic in SYSTEM_TOPICS and not reads and found.operation not in _ON_THE_SYSTEMS,
+                is_systems=topic in SYSTEM_TOPICS and not reads and found.operation not in _SYSTEMS_TAKE,
             )
         matched: _Matched = head.memo
         return matched

@@ -204,6 +204,9 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     scrub_bytes_per_s: Annotated[
         int, _about("how fast each shard reads segments again, to find damage", _MI // 16, 4096 * _MI)
     ] = _OF_STORAGE.scrub_bytes_per_s
+    search_bytes_per_s: Annotated[
+        int, _about("how fast each shard reads records for searches", _MI // 16, 4096 * _MI)
+    ] = 64 * _MI
     catch_up_bytes_per_s: Annotated[
         int, _about("how fast each shard serves replicas that need whole segments", _MI // 16, 4096 * _MI)
     ] = 32 * _MI

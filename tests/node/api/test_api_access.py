@@ -46,7 +46,7 @@ OPERATIONS = {
     " list_channels describe_channel describe_delayed",
     "readers": "fetch fetch_one offsets digest list_cursors describe_cursor set_cursor delete_cursor"
     " describe_group renew_member leave_group receive_jobs settle_jobs seek_channel list_aside list_dead"
-    " settle_dead list_delayed",
+    " settle_dead list_delayed search record_history",
     "writers": "append_to_topic append_to_partition upload_part publish_upload drop_upload describe_producer"
     " fence_producer change_delayed cancel_delayed stage describe_sink begin_sink delete_sink prepare_stages"
     " commit_batch",

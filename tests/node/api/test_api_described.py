@@ -105,6 +105,9 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     call("offsets", **place, at="earliest")
     call("digest", **place, to_index="committed")
 
+    call("search", topic=topic, document={"where": {"contains": "e"}, "limit": 1})
+    call("search", topic=topic, document={"from": {"0": 0}, "to": "latest", "order": "newest"})
+    call("record_history", **place, offset=0, read="leader")
     delay(call, place)
     large = b"part" * 1000
     call("upload_part", **place, upload="u", part=0, content=large, media_type="application/octet-stream")
