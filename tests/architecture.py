@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # With `documents`, whose members have the limits of the parameters.
     "laminar.http.api": ("laminar.http.protocol", "laminar.batch.*", "laminar.wire"),
     "laminar.http.server": ("laminar.http.protocol",),
+    "laminar.console": (),
     # The log
     "laminar.log.disk": (),
     "laminar.log.format": ("laminar.log.disk", "laminar.batch"),
@@ -274,7 +275,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.runtime", "laminar.node.partition", "laminar.node.catalog"),
         *("laminar.node.transactions", "laminar.node.placement", "membership", "raft"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        *("laminar.node.routes", "laminar.node.access"),
+        *("laminar.node.routes", "laminar.node.access", "laminar.console"),
     ),
     "laminar.node.api.metrics": (
         *("laminar.node.api.common", "laminar.node.api.cluster", "laminar.node.runtime"),

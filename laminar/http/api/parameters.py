@@ -98,6 +98,7 @@ PATH: Final = {
         _path("node", TEXT, "Name of the node."),
         _path("operation", TEXT, "Id of the operation."),
         _path("token", matching("[0-9a-f]{16}"), "Id of the token, which is a part of its text."),
+        _path("file", matching(r"[A-Za-z0-9.-]{1,60}"), "Name of a file of the console."),
         _path("principal", matching(rf"{TOPIC_PATTERN}|\*"), "Name of the principal, or `*`."),
     )
 }

@@ -128,7 +128,9 @@ class ServerState(Protocol):
     answers: Budget
     turns: Turns
     draining: bool
+    # What all answers have in their heads, and what those have that are a `Page`.
     date_block: bytes
+    page_block: bytes
     now_s: float
     shard: int | None
 

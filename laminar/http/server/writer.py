@@ -335,7 +335,7 @@ class ResponseWriter:
         block = [
             STATUS_LINES.get(status) or status_line(status),
             response.header_block,
-            self._server.date_block,
+            self._server.page_block if response.is_page else self._server.date_block,
         ]
         if response.headers:
             block.append(encode_headers(response.headers))

@@ -57,6 +57,7 @@ from laminar.node.api.channels.states import ChannelStates
 from laminar.node.api.channels.steps import ChannelSteps
 from laminar.node.api.cluster.accept_loss import AcceptLossRoutes
 from laminar.node.api.cluster.cluster import ClusterRoutes
+from laminar.node.api.cluster.console import ConsoleRoutes
 from laminar.node.api.cluster.cut_points import CutPoints
 from laminar.node.api.cluster.health import Watch
 from laminar.node.api.cluster.key_routes import KeyRoutes
@@ -233,6 +234,7 @@ class Api:
         cluster = ClusterRoutes(host, watch, lagging=current.reasons)
         shard_health = ShardHealth(host, watch)
         health = ClusterHealth(host, self._exchange, shard_health, led)
+        console = ConsoleRoutes(is_on=settings.console == "on")
         cursor_places = CursorPlaces(host, leaders, topics, steps)
         cursors = CursorRoutes(topics, steps, cursor_places)
         reclaims = Reclaims(host, leaders, topics, steps)
@@ -390,6 +392,9 @@ class Api:
             "version": cluster.version,
             "limits": self._limits,
             "metrics": metrics.metrics,
+            "console": console.index,
+            "console_file": console.file,
+            "console_moved": console.moved,
             "openapi": cluster.openapi,
             "docs": cluster.docs,
         }

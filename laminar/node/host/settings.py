@@ -159,6 +159,9 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
             check=_origins,
         ),
     ] = ()
+    console: Annotated[
+        str, _about("serve the web console at /console/: on, or off", check=_one_of("on", "off"))
+    ] = "on"
     weight: Annotated[float, _about("share of replicas here, relative to other nodes", 0.01, 1000.0)] = 1.0
     zone: Annotated[
         str,

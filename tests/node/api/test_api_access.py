@@ -39,7 +39,7 @@ WHO = {
     "monitors": frozenset(("metrics", "all")),
 }
 OPERATIONS = {
-    "everyone": "livez readyz version openapi docs",
+    "everyone": "livez readyz version openapi docs console console_file console_moved",
     "any principal": "cluster health list_nodes describe_node limits whoami datagram_key list_topics"
     " list_sinks begin_producer",
     "any role on it": "describe_topic list_partitions describe_partition list_routes describe_route"

@@ -83,6 +83,10 @@ def test_every_operation_answers_as_described(api: Described) -> None:
         call(operation)
     call("readyz", replicas="any")
     call("metrics", detail="partitions", topic=topic)
+    etag = call("console").headers["etag"]
+    call("console", If_None_Match=etag)
+    call("console_file", file="main.js")
+    call("console_moved")
     (node, *_) = call("list_nodes").json()["nodes"]
     call("describe_node", node=node["node"])
     administer(call, node["node"], topic)
