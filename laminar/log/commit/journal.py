@@ -61,7 +61,7 @@ class Written:
     file_size: int = 0
 
 
-# After a sync that took so many times `loop_sync_us`, the disk counts as slow for so long.
+# After a sync that took this many times `loop_sync_us`, the disk counts as slow for `SLOW_S`.
 SLOW_TIMES = 5
 SLOW_S = 1.0
 
