@@ -698,3 +698,34 @@ async def test_a_full_disk_has_a_reserve_for_those_who_work_off_what_is_there(tm
         assert refused.value.code == "disk_full"
         partition.appends.consumer_refusal = lambda: None
         assert offsets(await given(delivery)) == [1]
+
+
+async def test_a_new_leader_knows_of_which_keys_a_record_is_out(tmp_path: Path) -> None:
+    """What its memory lacks is in the log: else two records of a key are out."""
+    async with delivering(tmp_path, ChannelSettings(order="key")) as (partition, delivery):
+        await append(partition, b"a", b"b", b"c", keys=[b"k", b"k", b"other"])
+        assert offsets(await given(delivery, 1)) == [0]
+        delivery.stop()
+
+        later = Delivery(partition)
+        assert offsets(await given(later)) == [2]
+        assert 1 in partition.state.channels.by_id[CHANNEL].aside
+        later.stop()
+
+
+async def test_what_waited_for_a_key_waits_again_when_an_earlier_one_is_replayed(tmp_path: Path) -> None:
+    """It was free to go when the dead one left its key, and no consumer has taken it."""
+    settings = ChannelSettings(order="key", max_attempts=1)
+    async with delivering(tmp_path, settings) as (partition, delivery):
+        await append(partition, b"a", b"b", keys=[b"k", b"k"])
+        first = await given(delivery, 1)
+        await nothing(delivery)
+        assert partition.state.channels.by_id[CHANNEL].aside[1].why is Why.BUSY
+        await delivery.settle(CHANNEL, steps("nack", first))
+        assert await delivery.retry_dead(CHANNEL, None) == 1
+
+        replayed = await given(delivery)
+        assert offsets(replayed) == [0]
+        await nothing(delivery)
+        await delivery.settle(CHANNEL, steps("ack", replayed))
+        assert offsets(await given(delivery)) == [1]
