@@ -729,3 +729,36 @@ async def test_what_waited_for_a_key_waits_again_when_an_earlier_one_is_replayed
         await nothing(delivery)
         await delivery.settle(CHANNEL, steps("ack", replayed))
         assert offsets(await given(delivery)) == [1]
+
+
+async def test_a_change_of_settings_gives_no_more_time_to_what_is_out(tmp_path: Path) -> None:
+    """A consumer that is gone would keep its jobs as long as something is changed again and again."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a")
+        await given(delivery, timeout_ms=SHORT_MS)
+        stopped = asyncio.Event()
+
+        async def change() -> None:
+            version = 1
+            while not stopped.is_set():
+                version += 1
+                await delivery.open(CHANNEL, "billing", version, QUICK)
+                await asyncio.sleep(SHORT_MS / 5_000)
+
+        changing = asyncio.create_task(change())
+        again = await given(delivery, wait_s=5 * SHORT_MS / 1_000)
+        stopped.set()
+        await changing
+        assert (offsets(again), attempts(again)) == ([0], [2])
+
+
+async def test_more_time_that_was_given_is_kept_when_settings_change(tmp_path: Path) -> None:
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a", b"b")
+        jobs = await given(delivery, timeout_ms=SHORT_MS)
+        longer = Step("extend", Named(0, 0, 1, jobs.runs[0].delivery), timeout_ms=HOURS_MS)
+        assert await delivery.settle(CHANNEL, [longer]) == (1, [])
+        await delivery.open(CHANNEL, "billing", 2, QUICK)
+
+        assert offsets(await given(delivery)) == [1]
+        await nothing(delivery)

@@ -589,6 +589,22 @@ CHANNELS = [
         channels=True,
     ),
     case(
+        "what is out has its whole time again whenever settings change",
+        "laminar.node.channels.lines:Lines.renew",
+        "before=line.queue if in_term else None",
+        "before=None",
+        tests=DELIVERY,
+        tests_only=True,
+    ),
+    case(
+        "more time that was given is lost when settings change",
+        f"{_QUEUE}._left",
+        "found |= {(offset, delivery): at_s for offset, (delivery, at_s) in self._extended.items()}",
+        "pass",
+        tests=DELIVERY,
+        tests_only=True,
+    ),
+    case(
         "a full disk gives nothing out, so that it stays full",
         f"{_GIVER}.give_out",
         "no_room(of_consumers=True)",
