@@ -42,7 +42,7 @@ CODE := laminar raft membership router ebpf tests benches examples
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-catalog bench-channels bench-delay bench-flush bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
+  bench-catalog bench-channels bench-delay bench-flush bench-peers bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
   cluster-life log-damage spark-faults clean pins java postgresql redis steer-deps
 .DELETE_ON_ERROR:
 
@@ -176,6 +176,9 @@ bench-delay: .venv/.core
 # Beside other queues: what cannot be had is left out.
 bench-channels: .venv/.core java redis build/peers/.libraries build/peers/.kafka
 	$(BIN)/python -m benches.bench_channels $(OPTIONS)
+
+bench-peers: .venv/.core java redis build/peers/.libraries build/peers/.kafka
+	$(BIN)/python -m benches.bench_peers $(OPTIONS)
 
 build/peers/.libraries: Makefile
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --target build/peers \

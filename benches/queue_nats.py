@@ -1,4 +1,8 @@
-"""NATS JetStream: a stream and a pull consumer with three replicas, synced always, `ack_sync` of each job."""
+"""NATS JetStream: streams with three replicas, synced always.
+
+As a queue: a pull consumer, and `ack_sync` of each job. As a log: three streams, `publish_async` with the
+library's limit of 4,000 under way, and ordered consumers, which acknowledge nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,12 @@ from benches.queues import (
     EMPTY_S,
     FETCH,
     NODES,
+    PARTITIONS,
     PATIENCE_S,
     PEERS,
     TOGETHER,
     VALUE,
+    Send,
     Work,
     free_ports,
     patiently,
@@ -39,8 +45,52 @@ async def _ignore(error: Exception) -> None:
 class Jets:
     """Streams of three servers."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, pids: Sequence[int]) -> None:
+        self.pids = pids
         self.stream = connection.jetstream(timeout=PATIENCE_S)
+
+    async def make(self, name: str) -> None:
+        """Make a stream for each partition."""
+        for number in range(PARTITIONS):
+            each = f"{name}-{number}"
+            await patiently(
+                lambda each=each: self.stream.add_stream(  # type: ignore[misc]
+                    name=each, subjects=[each], num_replicas=NODES, storage="file"
+                )
+            )
+
+    async def send_all(self, name: str, records: int) -> None:
+        """Publish to all streams by turns, and wait for every acknowledgement."""
+        under_way = [
+            await self.stream.publish_async(f"{name}-{number % PARTITIONS}", VALUE, wait_stall=PATIENCE_S)
+            for number in range(records)
+        ]
+        await asyncio.gather(*under_way)
+
+    @asynccontextmanager
+    async def sender(self, name: str) -> AsyncIterator[Send]:
+        """Return what publishes one message and waits for its acknowledgement."""
+        yield lambda partition: self.stream.publish(f"{name}-{partition}", VALUE)
+
+    async def read_all(self, name: str) -> int:
+        """Read each stream by an ordered consumer."""
+
+        async def read(stream: str) -> int:
+            wanted = (await self.stream.stream_info(stream)).state.messages
+            read, finished = 0, asyncio.Event()
+
+            async def take(message: Any) -> None:
+                nonlocal read
+                read += len(message.data) > 0
+                if read == wanted:
+                    finished.set()
+
+            subscription = await self.stream.subscribe(stream, cb=take, ordered_consumer=True)
+            await finished.wait()
+            await subscription.unsubscribe()
+            return read
+
+        return sum(await asyncio.gather(*(read(f"{name}-{number}") for number in range(PARTITIONS))))
 
     async def fill(self, name: str, jobs: int) -> None:
         """Make a stream and its pull consumer."""
@@ -76,6 +126,7 @@ async def start(folder: Path) -> AsyncIterator[Jets]:
     found = free_ports(2 * NODES)
     ports, routes = found[:NODES], found[NODES:]
     peers = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
+    pids: list[int] = []
     async with AsyncExitStack() as stack:
         for number in range(NODES):
             store = folder / f"nats-{number}"
@@ -86,7 +137,7 @@ async def start(folder: Path) -> AsyncIterator[Jets]:
                 f'jetstream {{ store_dir: "{store}", sync_interval: always }}\n'
                 f'cluster {{ name: bench, listen: "127.0.0.1:{routes[number]}", routes: [{peers}] }}\n'
             )
-            await stack.enter_async_context(server(store / "log", SERVER, "-c", settings))
+            pids.append(await stack.enter_async_context(server(store / "log", SERVER, "-c", settings)))
 
         async def connected() -> Any:
             connection = await nats.connect([f"nats://127.0.0.1:{port}" for port in ports], error_cb=_ignore)
@@ -99,4 +150,4 @@ async def start(folder: Path) -> AsyncIterator[Jets]:
 
         connection = await patiently(connected)
         stack.push_async_callback(connection.close)
-        yield Jets(connection)
+        yield Jets(connection, pids)

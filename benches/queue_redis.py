@@ -1,4 +1,6 @@
-"""Redis streams: one server, not replicated, `appendfsync always`; XREADGROUP, and XACK of each job.
+"""Redis streams: one server, not replicated, `appendfsync always`.
+
+As a queue: XREADGROUP, and XACK of each job. As a log: three streams, XADD and XRANGE.
 
 The XACKs of a batch are written together (a pipeline without a transaction) and answered each by itself: the
 server syncs once for all commands that it reads at a time.
@@ -6,6 +8,7 @@ server syncs once for all commands that it reads at a time.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import shutil
 from collections.abc import AsyncIterator, Hashable, Sequence
@@ -14,7 +17,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benches.queues import EMPTY_S, FETCH, PATIENCE_S, TOGETHER, VALUE, Work, free_ports, patiently, server
+from benches.queues import (
+    EMPTY_S,
+    FETCH,
+    PARTITIONS,
+    PATIENCE_S,
+    TOGETHER,
+    VALUE,
+    Send,
+    Work,
+    free_ports,
+    patiently,
+    server,
+)
 
 TITLE = "Redis streams"
 
@@ -29,9 +44,43 @@ def missing() -> str | None:
 class Streams:
     """Streams of one server."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, pids: Sequence[int]) -> None:
+        self.pids = pids
         self._redis = importlib.import_module("redis.asyncio")
         self._port = port
+
+    async def make(self, name: str) -> None:
+        """Make nothing: the first record makes a stream."""
+
+    async def send_all(self, name: str, records: int) -> None:
+        """Add records, `TOGETHER` in a pipeline, to all streams by turns; two pipelines overlap."""
+
+        async def send(first: int) -> None:
+            async with self.connected() as connection:
+                for start in range(first, records, 2 * TOGETHER):
+                    async with connection.pipeline(transaction=False) as pipe:
+                        for number in range(start, min(records, start + TOGETHER)):
+                            pipe.xadd(f"{name}-{number % PARTITIONS}", {b"v": VALUE})
+                        await pipe.execute()
+
+        await asyncio.gather(send(0), send(TOGETHER))
+
+    @asynccontextmanager
+    async def sender(self, name: str) -> AsyncIterator[Send]:
+        """Return what adds one record, on a connection of its own for each that is under way."""
+        async with self.connected() as connection:
+            yield lambda partition: connection.xadd(f"{name}-{partition}", {b"v": VALUE})
+
+    async def read_all(self, name: str) -> int:
+        """Read each stream in ranges of 1,000."""
+        read = 0
+        async with self.connected() as connection:
+            for number in range(PARTITIONS):
+                after = "-"
+                while found := await connection.xrange(f"{name}-{number}", min=after, count=1000):
+                    read += sum(len(fields[b"v"]) > 0 for _, fields in found)
+                    after = f"({found[-1][0].decode()}"
+        return read
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Any]:
@@ -85,7 +134,7 @@ async def start(folder: Path) -> AsyncIterator[Streams]:
     settings = {"port": port, "bind": "127.0.0.1", "dir": store, "save": "", "appendonly": "yes"}
     settings |= {"appendfsync": "always"}
     flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-    async with server(store / "log", "redis-server", *flags):
-        streams = Streams(port)
+    async with server(store / "log", "redis-server", *flags) as pid:
+        streams = Streams(port, [pid])
         await patiently(streams.ping)
         yield streams

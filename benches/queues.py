@@ -1,4 +1,8 @@
-"""What a queue is for `bench_channels`: jobs are put in, workers take some and acknowledge each."""
+"""What a queue is for `bench_channels`, and a log for `bench_peers`; servers that are started and killed.
+
+A queue: jobs are put in, workers take some and acknowledge each. A log: records are appended, and read from
+the beginning.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,11 @@ PATIENCE_S = 60.0
 EMPTY_S = 0.5
 LIMIT_S = 600.0
 
+PARTITIONS = 3
+
 Work = Callable[[], Awaitable[Sequence[Hashable]]]
+Send = Callable[[int], Awaitable[object]]
+"""Takes the number of the partition."""
 Result = TypeVar("Result")
 
 
@@ -49,6 +57,24 @@ class Peer(Protocol):
 
     def start(self, folder: Path) -> AbstractAsyncContextManager[Queue]:
         """Start the servers, with their data in the folder."""
+
+
+class Log(Protocol):
+    """A system that runs, with topics of `PARTITIONS` partitions (streams)."""
+
+    pids: Sequence[int]
+
+    async def make(self, name: str) -> None:
+        """Make a topic."""
+
+    async def send_all(self, name: str, records: int) -> None:
+        """Append records as fast as the system's client does it, and return when all are acknowledged."""
+
+    def sender(self, name: str) -> AbstractAsyncContextManager[Send]:
+        """Return what appends one record, and returns when that is acknowledged; many may be under way."""
+
+    async def read_all(self, name: str) -> int:
+        """Read a topic from its beginning to its end, a Python value for each record; how many there were."""
 
 
 async def jobs_per_s(queue: Queue, name: str, *, jobs: int, consumers: int) -> float:
@@ -99,14 +125,17 @@ async def patiently(attempt: Callable[[], Awaitable[Result]]) -> Result:
 
 
 @asynccontextmanager
-async def server(log: Path, *command: str | Path) -> AsyncIterator[None]:
-    """Run a server, and kill it in the end: its data is thrown away, and a last Kafka broker would wait."""
+async def server(log: Path, *command: str | Path) -> AsyncIterator[int]:
+    """Run a server, give its pid, and kill it in the end.
+
+    Its data is thrown away, and a last Kafka broker would wait.
+    """
     with log.open("wb") as out:  # the kernel ends it if this program is killed
         process = await asyncio.create_subprocess_exec(
             "setpriv", "--pdeathsig", "KILL", *command, stdout=out, stderr=out
         )
     try:
-        yield
+        yield process.pid
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
