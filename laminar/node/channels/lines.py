@@ -71,7 +71,8 @@ class Lines:
         if term != self._term or self._table is not partition.state.channels:
             self._term, self._table = term, partition.state.channels
             for channel in list(self.by_id):
-                self.renew(channel)
+                # In between another leader may have given more time.
+                self.renew(channel, in_term=False)
                 if channel in self.by_id:
                     self.by_id[channel].is_open = False
         for channel, line in list(self.by_id.items()):
@@ -112,8 +113,12 @@ class Lines:
             line = self.by_id[channel] = Line(self._queue_of(held), Scanner(self._partition, self._wake))
         return line
 
-    def renew(self, channel: int) -> None:
-        """Order a channel's records again by the table; consumers go on waiting."""
+    def renew(self, channel: int, *, in_term: bool = True) -> None:
+        """Order a channel's records again by the table; consumers go on waiting.
+
+        With `in_term` what is out keeps the time that it has left: else a consumer that is gone could have
+        its jobs for ever, while settings are changed or the log's start passes what is not read.
+        """
         self._watchers.ended(channel)
         line = self.by_id.get(channel)
         if line is None:
@@ -121,7 +126,7 @@ class Lines:
         self.end_tasks(line)
         held = self._partition.state.channels.by_id.get(channel)
         if held is not None:
-            line.queue = self._queue_of(held)
+            line.queue = self._queue_of(held, before=line.queue if in_term else None)
             self._wake()
             return
         del self.by_id[channel]
@@ -144,5 +149,6 @@ class Lines:
             line.gate.cancel()
             line.gate = None
 
-    def _queue_of(self, channel: Channel) -> Queue:
-        return Queue(channel, now_s=self.now_s(), wall_ms=self._partition.context.now_ms())
+    def _queue_of(self, channel: Channel, *, before: Queue | None = None) -> Queue:
+        wall_ms = self._partition.context.now_ms()
+        return Queue(channel, now_s=self.now_s(), wall_ms=wall_ms, before=before)

@@ -68,8 +68,12 @@ def is_full(channel: Channel, open_here: int) -> bool:
 class Queue:
     """One channel, as its partition's leader sees it."""
 
-    def __init__(self, channel: Channel, *, now_s: float, wall_ms: int) -> None:
-        """Order what the table has: all that is out has its whole time again."""
+    def __init__(self, channel: Channel, *, now_s: float, wall_ms: int, before: Queue | None = None) -> None:
+        """Order what the table has: all that is out has its whole time again.
+
+        With `before`, the queue of the same channel and term, it has the time that is left there, and what is
+        aside waits no longer than there.
+        """
         self.channel = channel
         # By which a loss since then is found.
         self.lost = channel.lost
@@ -92,12 +96,19 @@ class Queue:
         # which a record is out.
         self._by_key: dict[int, list[int]] = {}
         self._out_keys: set[int] = set()
-        self._begin(now_s, wall_ms)
+        left, due_s = ({}, {}) if before is None else (before._left(), before._due_s)
+        self._begin(now_s, wall_ms, left, due_s)
 
-    def _begin(self, now_s: float, wall_ms: int) -> None:
+    def _begin(
+        self, now_s: float, wall_ms: int, left: dict[tuple[int, int], float], due_s: dict[int, float]
+    ) -> None:
         by_timeout: dict[tuple[int, int], list[int]] = {}
         for offset, out in self.channel.out.items():
-            by_timeout.setdefault((out.timeout_ms, out.delivery), []).append(offset)
+            deadline_s = left.get((offset, out.delivery))
+            if deadline_s is None:
+                by_timeout.setdefault((out.timeout_ms, out.delivery), []).append(offset)
+            else:
+                self._deadlines.append((deadline_s, out.delivery, next(self._order), (offset,)))
             if self.is_ordered and out.key != NO_KEY:
                 self._out_keys.add(out.key)
         for (timeout_ms, delivery), offsets in by_timeout.items():
@@ -105,9 +116,19 @@ class Queue:
         heapify(self._deadlines)
         for offset, aside in sorted(self.channel.aside.items()):
             wait_ms = min(aside.delay_ms, max(0, aside.due_ms - wall_ms))
-            self._add_aside(offset, aside, now_s + wait_ms / 1000)
+            known_s = now_s + wait_ms / 1000
+            self._add_aside(offset, aside, min(known_s, due_s.get(offset, known_s)))
         for key in self._by_key:
             self._consider(key)
+
+    def _left(self) -> dict[tuple[int, int], float]:
+        """Return when the time of each record and delivery is over, of all that may be out."""
+        found: dict[tuple[int, int], float] = {}
+        for deadline_s, delivery, _, offsets in sorted(self._deadlines):
+            for offset in offsets:
+                found.setdefault((offset, delivery), deadline_s)
+        found |= {(offset, delivery): at_s for offset, (delivery, at_s) in self._extended.items()}
+        return found
 
     @property
     def is_ordered(self) -> bool:

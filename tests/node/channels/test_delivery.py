@@ -698,3 +698,67 @@ async def test_a_full_disk_has_a_reserve_for_those_who_work_off_what_is_there(tm
         assert refused.value.code == "disk_full"
         partition.appends.consumer_refusal = lambda: None
         assert offsets(await given(delivery)) == [1]
+
+
+async def test_a_new_leader_knows_of_which_keys_a_record_is_out(tmp_path: Path) -> None:
+    """What its memory lacks is in the log: else two records of a key are out."""
+    async with delivering(tmp_path, ChannelSettings(order="key")) as (partition, delivery):
+        await append(partition, b"a", b"b", b"c", keys=[b"k", b"k", b"other"])
+        assert offsets(await given(delivery, 1)) == [0]
+        delivery.stop()
+
+        later = Delivery(partition)
+        assert offsets(await given(later)) == [2]
+        assert 1 in partition.state.channels.by_id[CHANNEL].aside
+        later.stop()
+
+
+async def test_what_waited_for_a_key_waits_again_when_an_earlier_one_is_replayed(tmp_path: Path) -> None:
+    """It was free to go when the dead one left its key, and no consumer has taken it."""
+    settings = ChannelSettings(order="key", max_attempts=1)
+    async with delivering(tmp_path, settings) as (partition, delivery):
+        await append(partition, b"a", b"b", keys=[b"k", b"k"])
+        first = await given(delivery, 1)
+        await nothing(delivery)
+        assert partition.state.channels.by_id[CHANNEL].aside[1].why is Why.BUSY
+        await delivery.settle(CHANNEL, steps("nack", first))
+        assert await delivery.retry_dead(CHANNEL, None) == 1
+
+        replayed = await given(delivery)
+        assert offsets(replayed) == [0]
+        await nothing(delivery)
+        await delivery.settle(CHANNEL, steps("ack", replayed))
+        assert offsets(await given(delivery)) == [1]
+
+
+async def test_a_change_of_settings_gives_no_more_time_to_what_is_out(tmp_path: Path) -> None:
+    """A consumer that is gone would keep its jobs as long as something is changed again and again."""
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a")
+        await given(delivery, timeout_ms=SHORT_MS)
+        stopped = asyncio.Event()
+
+        async def change() -> None:
+            version = 1
+            while not stopped.is_set():
+                version += 1
+                await delivery.open(CHANNEL, "billing", version, QUICK)
+                await asyncio.sleep(SHORT_MS / 5_000)
+
+        changing = asyncio.create_task(change())
+        again = await given(delivery, wait_s=5 * SHORT_MS / 1_000)
+        stopped.set()
+        await changing
+        assert (offsets(again), attempts(again)) == ([0], [2])
+
+
+async def test_more_time_that_was_given_is_kept_when_settings_change(tmp_path: Path) -> None:
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a", b"b")
+        jobs = await given(delivery, timeout_ms=SHORT_MS)
+        longer = Step("extend", Named(0, 0, 1, jobs.runs[0].delivery), timeout_ms=HOURS_MS)
+        assert await delivery.settle(CHANNEL, [longer]) == (1, [])
+        await delivery.open(CHANNEL, "billing", 2, QUICK)
+
+        assert offsets(await given(delivery)) == [1]
+        await nothing(delivery)

@@ -32,7 +32,13 @@ async def test_a_batch_is_sent_with_the_earliest_time_of_now(tmp_path: Path) -> 
         sender = Sender(partition, Contents(partition), send)
         sender.check()
         batch = await sent.get()
+        task, again = sender._task, asyncio.create_task(sent.get())
+        assert task is not None
+        await asyncio.wait({task, again}, return_when=asyncio.FIRST_COMPLETED, timeout=20)
         sender.stop()
 
+        assert not again.done(), "it is sent again"
+        again.cancel()
+        assert (len(publisher.delayed), publisher.delayed.sent) == (0, {(1, 1): 1})
         assert (batch.numbers, batch.moved) == ([0, 1], [0, soon])
         assert (batch.first_due_ms, batch.last_due_ms) == (soon, far + 1)

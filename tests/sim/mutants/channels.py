@@ -25,6 +25,7 @@ CHANNELS = [
         f"{_GIVER}._propose_given",
         "future.add_done_callback(partial(self._hand_over, channel, shares))",
         "[receiver.future.set_result(runs) for receiver, runs in shares]",
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -40,6 +41,7 @@ CHANNELS = [
         f"{_ENDS}.settle",
         "out.delivery == named.delivery and",
         "out.delivery >= named.delivery and",
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -47,6 +49,7 @@ CHANNELS = [
         f"{_DELIVERY}._end_deliveries",
         "future.add_done_callback(partial(_answer, answers))",
         "[each.future.set_result(settled) for each, settled in answers]",
+        tests=LEADERS,
         channels=True,
     ),
     case(
@@ -94,6 +97,7 @@ CHANNELS = [
         f"{_QUEUE}._begin",
         "for offset, aside in sorted(self.channel.aside.items()):",
         "for offset, aside in [each for each in sorted(self.channel.aside.items()) if each[1].attempts]:",
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -101,6 +105,7 @@ CHANNELS = [
         f"{_QUEUE}._begin",
         "self._out_keys.add(out.key)",
         "pass",
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -108,6 +113,7 @@ CHANNELS = [
         f"{_QUEUE}._is_busy",
         "or key in self._out_keys",
         "",
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -115,6 +121,7 @@ CHANNELS = [
         f"{_QUEUE}._is_busy",
         "or bool(self._by_key.get(key))",
         "",
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -122,6 +129,7 @@ CHANNELS = [
         f"{_QUEUE}._is_busy",
         "key in given or",
         "",
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -129,6 +137,7 @@ CHANNELS = [
         f"{_QUEUE}._take_due",
         "aside.key in self._out_keys or not waiting or waiting[0] != offset",
         "not waiting or offset not in waiting",
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -136,6 +145,7 @@ CHANNELS = [
         f"{_QUEUE}._add_aside",
         "insort(self._by_key.setdefault(aside.key, []), offset)",
         "self._by_key.setdefault(aside.key, []).append(offset)",
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -143,6 +153,7 @@ CHANNELS = [
         f"{_ENDS}._end",
         "self.acked.setdefault(channel.id, {})[offset] = out",
         "channel.out.pop(offset)",
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -438,6 +449,7 @@ CHANNELS = [
         f"{_TABLE}._seek",
         "self._remove_out(channel, [offset for offset, _ in out])",
         "self._remove_out(channel, [offset for offset, _ in out if offset < change.next])",
+        tests=TABLE,
         channels=True,
     ),
     case(
@@ -445,6 +457,7 @@ CHANNELS = [
         f"{_TABLE}._seek",
         "Aside(each.attempt - 1,",
         "Aside(each.attempt,",
+        tests=TABLE,
         channels=True,
     ),
     case(
@@ -452,6 +465,7 @@ CHANNELS = [
         f"{_DELIVERY}._turn",
         "now_s = self._lines.now_s()",
         "now_s = self._partition.context.now_ms() / 1000 - 1_700_000_000",
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -459,6 +473,7 @@ CHANNELS = [
         f"{_QUEUE}._begin",
         "self._deadlines.append((now_s + timeout_ms / 1000,",
         "self._deadlines.append((now_s,",
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -474,6 +489,7 @@ CHANNELS = [
         f"{_TABLE}._fail",
         "attempts = out.attempt if counts else out.attempt - 1",
         'attempts = out.attempt if counts and change.reason != "time-out" else out.attempt - 1',
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -481,6 +497,7 @@ CHANNELS = [
         f"{_ENDS}._fail",
         ".append((offset, out, delay_ms, True))",
         '.append((offset, out, delay_ms, reason != "time-out"))',
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -520,6 +537,7 @@ CHANNELS = [
         "laminar.node.shard.channels:ShardChannels._close_all",
         "due = self._work.due(self._due)",
         "due = []",
+        tests=("tests/node/shard/test_channels.py",),
         channels=True,
     ),
     case(
@@ -551,6 +569,7 @@ CHANNELS = [
         f"{_TABLE}._give_out",
         "if change.next <= first:",
         "if not change.fresh and not change.busy:",
+        tests=TABLE,
         channels=True,
     ),
     case(
@@ -568,6 +587,22 @@ CHANNELS = [
         "wanted",
         tests=DELIVERY,
         channels=True,
+    ),
+    case(
+        "what is out has its whole time again whenever settings change",
+        "laminar.node.channels.lines:Lines.renew",
+        "before=line.queue if in_term else None",
+        "before=None",
+        tests=DELIVERY,
+        tests_only=True,
+    ),
+    case(
+        "more time that was given is lost when settings change",
+        f"{_QUEUE}._left",
+        "found |= {(offset, delivery): at_s for offset, (delivery, at_s) in self._extended.items()}",
+        "pass",
+        tests=DELIVERY,
+        tests_only=True,
     ),
     case(
         "a full disk gives nothing out, so that it stays full",
@@ -590,6 +625,7 @@ CHANNELS = [
         f"{_QUEUE}.choose",
         "if self.channel.settings.paused:",
         "if False:",
+        tests=DELIVERY,
         channels=True,
     ),
     case(
@@ -606,7 +642,7 @@ CHANNELS = [
         "if offset in self.channel.pins:",
         "if False:",
         tests=PINS,
-        tests_only=True,
+        channels=True,
     ),
     case(
         "a pinned job is ended by its token alone",
@@ -614,7 +650,7 @@ CHANNELS = [
         'if offset in channel.pins and step.verb != "extend":',
         "if False:",
         tests=PINS,
-        tests_only=True,
+        channels=True,
     ),
     case(
         "what is not out under its delivery is pinned",

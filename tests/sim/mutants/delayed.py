@@ -19,6 +19,7 @@ DELAYED = [
         f"{_PUBLISHER}._chosen",
         "near[0].due_ms <= now_ms",
         "near[0].due_ms <= now_ms + 400",
+        tests=PUBLISHER,
         channels=True,
     ),
     case(
@@ -34,6 +35,7 @@ DELAYED = [
         f"{_PUBLISHER}._is_due",
         "return moved is None or moved.due_ms == due.due_ms",
         "return True",
+        tests=PUBLISHER,
         channels=True,
     ),
     case(
@@ -41,6 +43,7 @@ DELAYED = [
         f"{_PUBLISHER}.change",
         "await future",
         "future.add_done_callback(lambda done: done.exception())",
+        tests=LEADERS,
         channels=True,
     ),
     case(
@@ -88,6 +91,7 @@ DELAYED = [
         f"{_SENDER}._send_to",
         "rows = [value for each in chosen for value in each.place]",
         "rows = []",
+        tests=("tests/node/delay/test_sender.py",),
         routes=True,
     ),
     case(

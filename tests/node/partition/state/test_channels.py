@@ -50,6 +50,14 @@ def opened(channel: int = 7, start: int = 0) -> Opened:
     return Opened(channel, "billing", channel, SETTINGS, start)
 
 
+def test_what_a_filter_passed_over_is_not_looked_at_again() -> None:
+    """An entry may only say how far was looked. The next leader goes on there."""
+    channels = Channels()
+    channels.appended(*entry(1, opened()))
+    channels.appended(*entry(2, GivenOut(7, 5, 30_000)))
+    assert (channels.by_id[7].next, channels.by_id[7].open) == (5, 0)
+
+
 def test_a_record_that_is_given_out_is_out_until_it_is_acknowledged() -> None:
     """Acknowledgements in any order leave nothing; the number of the delivery is the entry's."""
     channels = Channels()
