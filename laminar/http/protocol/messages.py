@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -33,6 +33,15 @@ STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {reason}\r\n".encode("ascii") for status, reason in _REASONS.items()
 }
 _JSON_BLOCK: Final = b"Content-Type: application/json\r\n"
+
+# In every answer. No browser shall guess another type for a record that a page can link to, tell others the
+# address of a record, or lend an answer to a page of another site.
+SAFE_BLOCK: Final = (
+    b"X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n"
+    b"Cross-Origin-Resource-Policy: same-origin\r\n"
+)
+# In every answer that is no `Page`: shown by a browser it runs nothing, loads nothing and has no origin.
+SANDBOX_BLOCK: Final = b"Content-Security-Policy: default-src 'none'; sandbox\r\n"
 
 
 def status_line(status: int) -> bytes:
@@ -131,6 +140,9 @@ class Response:
     or the server drains. `close` ends the connection after it.
     """
 
+    is_page: ClassVar[bool] = False
+    """Whether a browser may show it as a page of this server, by a policy among its own headers."""
+
     __slots__ = ("body", "close", "endless", "header_block", "headers", "length", "status")
 
     def __init__(
@@ -177,6 +189,13 @@ class Later:
     def __await__(self) -> Generator[Any, None, Response]:
         result = yield from asyncio.shield(self.future).__await__()
         return self.make(result)
+
+
+class Page(Response):
+    """A page of the server itself, or a file of one: its headers have a `Content-Security-Policy`."""
+
+    __slots__ = ()
+    is_page = True
 
 
 class Application(Protocol):

@@ -18,6 +18,7 @@ import fcntl
 import socket
 import struct
 import termios
+import time
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, cast
@@ -445,7 +446,7 @@ class Connection(asyncio.BufferedProtocol):
         """Decode and parse a large body in another thread; its answer gets its place in the order now."""
         server = self._server
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._writer.pending.append(Exchange(request.head, answer, reserved))
+        self._writer.pending.append(Exchange(request.head, answer, reserved, time.perf_counter()))
         if request.head.close:
             self._writer.stopped = True
         answer.add_done_callback(self._writer.write_callback)
@@ -490,21 +491,21 @@ class Connection(asyncio.BufferedProtocol):
 
     def _hand_over(self, request: Request, reserved: int) -> None:
         """Give a whole request to the application and write or keep its answer."""
-        head = request.head
+        head, began_s = request.head, time.perf_counter()
         try:
             result = self._server.app.handle(request)
         except Exception as error:  # noqa: BLE001  # answered, and logged if unexpected; other requests go on
             result = self._server.answer_error(error, head)
         if isinstance(result, Response):
-            self._writer.answer(head, result, reserved)
+            self._writer.answer(head, result, reserved, began_s)
             return
         if type(result) is Later:
             future = result.future
-            exchange = Exchange(head, future, reserved)
+            exchange = Exchange(head, future, reserved, began_s)
             exchange.make = result.make
         else:
             future = result if isinstance(result, asyncio.Future) else asyncio.ensure_future(result)
-            exchange = Exchange(head, future, reserved)
+            exchange = Exchange(head, future, reserved, began_s)
             exchange.ends_with_peer = request.ends_with_peer
         self._writer.pending.append(exchange)
         if head.close:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from laminar.http.protocol.content_encoding import check_coding
 from laminar.http.protocol.errors import HttpError
-from laminar.http.protocol.messages import Application, Response
+from laminar.http.protocol.messages import SAFE_BLOCK, SANDBOX_BLOCK, Application, Response
 from laminar.http.protocol.request_head import RequestHead, RequestHeads
 from laminar.http.server.budget import Budget
 from laminar.http.server.reader import Connection
@@ -55,13 +55,16 @@ class HttpServer:
         *,
         shard: int | None = None,
         on_error: Callable[[BaseException], Response | None] = plain_answer,
+        on_answer: Callable[[RequestHead, int, float], None] | None = None,
     ) -> None:
         """Make a server of `app`, without connections.
 
         `on_error` makes answers of errors, of each `HttpError` at least; None: it was unexpected.
+        `on_answer` is called with the head, the status and the time (s) of each answer.
         """
         self.app = app
         self._on_error = on_error
+        self.on_answer = on_answer
         self.shard = shard
         self.limits = limits or ServerLimits()
         self.counts = Counts()
@@ -69,7 +72,7 @@ class HttpServer:
         # Every read fills it and every `buffer_updated` empties it, with nothing in between.
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.draining = False
-        self.date_block = b""
+        self.date_block = self.page_block = b""
         self.now_s = 0.0
         self._connections: set[ServedConnection] = set()
         # Those of which the application has let in no request, or only of strangers: the oldest first.
@@ -242,9 +245,9 @@ class HttpServer:
 
     def _note_time(self) -> None:
         self.now_s = asyncio.get_running_loop().time()
-        # No browser shall guess another type for a record that a page can link to.
         date = formatdate(time.time(), usegmt=True)
-        self.date_block = f"Date: {date}\r\nX-Content-Type-Options: nosniff\r\n".encode("ascii")
+        self.page_block = f"Date: {date}\r\n".encode("ascii") + SAFE_BLOCK
+        self.date_block = self.page_block + SANDBOX_BLOCK
 
     def _tick(self) -> None:
         """Update the time and end stalled connections, once a period while there are connections."""

@@ -117,6 +117,8 @@ class ServerState(Protocol):
     """The part of a server that its connections use. Everything belongs to one event loop."""
 
     app: Application
+    # Called with the head, the status and the time (s) of each answer, when it is encoded.
+    on_answer: Callable[[RequestHead, int, float], None] | None
     limits: ServerLimits
     counts: Counts
     heads: RequestHeads
@@ -126,7 +128,9 @@ class ServerState(Protocol):
     answers: Budget
     turns: Turns
     draining: bool
+    # What all answers have in their heads, and what those have that are a `Page`.
     date_block: bytes
+    page_block: bytes
     now_s: float
     shard: int | None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, cast
@@ -46,10 +47,17 @@ class Exchange:
     future's result; None: it is the result.
     """
 
-    __slots__ = ("ends_with_peer", "expected", "head", "held", "make", "reserved", "result")
+    __slots__ = ("began_s", "ends_with_peer", "expected", "head", "held", "make", "reserved", "result")
 
-    def __init__(self, head: RequestHead, result: asyncio.Future[Any] | Response, reserved: int = 0) -> None:
+    def __init__(
+        self,
+        head: RequestHead,
+        result: asyncio.Future[Any] | Response,
+        reserved: int = 0,
+        began_s: float = 0.0,
+    ) -> None:
         self.head = head
+        self.began_s = began_s
         self.result = result
         self.make: Callable[[Any], Response] | None = None
         self.reserved = reserved
@@ -150,18 +158,18 @@ class ResponseWriter:
 
     # -- The queue --------------------------------------------------------------------------
 
-    def answer(self, head: RequestHead, response: Response, reserved: int = 0) -> None:
-        """Answer at once, or after the answers that are owed before."""
+    def answer(self, head: RequestHead, response: Response, reserved: int = 0, began_s: float = 0.0) -> None:
+        """Answer at once, or after the answers that are owed before. 0.0: the request began just now."""
         if head.close or response.close:
             self.stopped = True
-        exchange = Exchange(head, response, reserved)
+        exchange = Exchange(head, response, reserved, began_s)
         response = self._hold(exchange, response)
         if self.pending or self._unwritten or self._stream is not None:
             self.pending.append(exchange)
             return
         if reserved:
             self.release(reserved)
-        self._write(head, response, exchange.held)
+        self._write(exchange, response)
 
     def _hold(self, exchange: Exchange, response: Response) -> Response:
         """Count a large answer in the budget, or replace it by a refusal; return the answer to be sent."""
@@ -208,7 +216,7 @@ class ResponseWriter:
         pending, flow = self.pending, self.flow
         while pending and not self._unwritten and self._stream is None:
             exchange = pending[0]
-            head, result = exchange.head, exchange.result
+            result = exchange.result
             if not isinstance(result, Response) and not result.done():
                 break
             if flow is not None:
@@ -221,7 +229,7 @@ class ResponseWriter:
             pending.popleft()
             if exchange.reserved:
                 self.release(exchange.reserved)
-            self._write(head, response, exchange.held)
+            self._write(exchange, response)
         self.flush()
         self._room()
 
@@ -263,11 +271,12 @@ class ResponseWriter:
 
     # -- Writing ----------------------------------------------------------------------------
 
-    def _write(self, head: RequestHead, response: Response, held: int = 0) -> None:
+    def _write(self, exchange: Exchange, response: Response) -> None:
         """Encode an answer into `_out`; a large body is begun, a streamed one gets its task.
 
-        `held` bytes are counted for it until all of it is given to the transport.
+        `Exchange.held` bytes are counted for it until all of it is given to the transport.
         """
+        head, held = exchange.head, exchange.held
         if response is GO_ON:
             self.out.append(CONTINUE)
             return
@@ -282,6 +291,9 @@ class ResponseWriter:
             counts.responses_2xx += 1
         else:
             counts.answered(status)
+        if server.on_answer is not None:
+            began_s = exchange.began_s
+            server.on_answer(head, status, time.perf_counter() - began_s if began_s else 0.0)
         body = response.body
         parts: Sequence[Buffer]
         if isinstance(body, (bytes, bytearray, memoryview)):
@@ -323,7 +335,7 @@ class ResponseWriter:
         block = [
             STATUS_LINES.get(status) or status_line(status),
             response.header_block,
-            self._server.date_block,
+            self._server.page_block if response.is_page else self._server.date_block,
         ]
         if response.headers:
             block.append(encode_headers(response.headers))

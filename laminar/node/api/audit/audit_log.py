@@ -5,7 +5,7 @@ Invariants:
 1. *No request waits for the audit.* A record is queued in memory when the request is answered; a task writes
    what is queued. An operator who repairs a broken cluster is answered although `_audit` takes nothing.
 2. *Nothing is lost silently.* A line of the node's log is written first. What the queue had no room for is
-   counted (`laminar_audit_dropped`), and said by a record `missed` as soon as records can be written again.
+   counted (`laminar_audit_dropped_total`), and said by a record `missed` when records can be written again.
 3. *A flood makes few records.* Refusals, reads and calls that failed are counted by who and what
    (`summaries`); of the queue they may fill half, so they displace no change.
 4. *No secret is in it*: no query, header or body. A token in a path is cut.

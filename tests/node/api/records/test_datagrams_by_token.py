@@ -197,7 +197,7 @@ def test_what_is_not_proven_is_dropped(guarded: Guarded, topic: str) -> None:
     token = guarded.token("w", ("write", "orders"))
     asker, admin = Asker(guarded, token), Asker(guarded, guarded.admin)
     assert isinstance(asker.ask(asker.question(topic)).body, Receipt)
-    before = guarded.figure("laminar_datagrams_forged")
+    before = guarded.figure("laminar_datagrams_forged_total")
     frame = build([b"x"], producer_id=os.urandom(16))
     of_cluster = DatagramCodec(SECRET.encode()).encode_question(Question(topic, 0, b"12345678", frame))
     unknown = Question(topic, 0, b"12345678", frame).by("00" * 8, admin.minute)
@@ -210,7 +210,7 @@ def test_what_is_not_proven_is_dropped(guarded: Guarded, topic: str) -> None:
     changed = bytearray(asker.question(topic))
     changed[33] ^= 1  # the minute
     assert all(asker.is_silent_for(each) for each in [*forged, bytes(changed)])
-    assert before + 5 == guarded.figure("laminar_datagrams_forged")
+    assert before + 5 == guarded.figure("laminar_datagrams_forged_total")
 
     revoked = guarded.ask("DELETE", f"/v1/admin/tokens/{asker.credential}", guarded.admin)
     assert 204 == revoked.status_code
