@@ -101,6 +101,10 @@ def principal_of(request: Request) -> Principal:
 
 
 def owner_of(request: Request) -> str:
-    """Return whose limits count what a request makes; empty where the node asks for no principal."""
+    """Return whose limits count what a request makes; empty where that is no one's.
+
+    A node that asks for no principal counts for no one. Nor does what a node does itself, as the audit: its
+    name is in parentheses, as no token's is, and the limits of `*` are not meant for it.
+    """
     name = principal_of(request).name
-    return "" if name == ANONYMOUS else name
+    return "" if name == ANONYMOUS or name.startswith("(") else name

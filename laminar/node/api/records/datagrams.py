@@ -23,6 +23,7 @@ import asyncio
 import logging
 import socket
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -56,6 +57,9 @@ _log = logging.getLogger("laminar.datagrams")
 
 MOST_WAITING = 10_000
 """Most requests of this shard that wait for their answers; further datagrams are dropped."""
+
+SHARE = 4
+"""Requests of one principal that may wait, for each that is free: alone it has four fifths of them."""
 
 OnRefused = Callable[[str, int, str, str, Problem], None]
 """`f(topic, partition, credential, peer, problem)`: where it came from is ``host:port``."""
@@ -95,6 +99,7 @@ class Datagrams(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
         self._tasks: set[asyncio.Task[Appended | Leader]] = set()
         self._waiting = 0
+        self._waiting_of: Counter[str] = Counter()  # by principal, of those that have any
         self._counts = dict.fromkeys(
             ("received", "forged", "dropped", "appended", "repeated", "redirected", "refused"), 0
         )
@@ -117,7 +122,8 @@ class Datagrams(asyncio.DatagramProtocol):
     def statistics(self) -> dict[str, int]:
         """Return the counts of datagrams received, by outcome, and how many wait for an answer.
 
-        `forged` failed the MAC check; `dropped` came while `MOST_WAITING` requests waited.
+        `forged` failed the MAC check; `dropped` came while `MOST_WAITING` requests waited, or too many of
+        its principal.
         """
         return self._counts | {"waiting": self._waiting}
 
@@ -151,9 +157,17 @@ class Datagrams(asyncio.DatagramProtocol):
             return
         asked = _Asked(len(data), question.number, addr, codec)
         try:
-            self._take(question, asked, self._proofs.check(question, len(data)))
+            principal = self._proofs.check(question, len(data))
+            if not self._has_room(principal):
+                self._counts["dropped"] += 1
+                return
+            self._take(question, asked, principal)
         except Problem as problem:
             self._refuse(asked, problem, question)
+
+    def _has_room(self, principal: str) -> bool:
+        """Return whether one more request of a principal may wait, so that others find room, too."""
+        return not principal or self._waiting_of[principal] <= SHARE * (MOST_WAITING - self._waiting)
 
     # -- from the question to the answer -------------------------------------------------
 
@@ -168,7 +182,8 @@ class Datagrams(asyncio.DatagramProtocol):
             self._tasks.add(work)
             work.add_done_callback(self._tasks.discard)
         self._waiting += 1
-        work.add_done_callback(lambda done: self._done(question, asked, done))
+        self._waiting_of[principal] += 1
+        work.add_done_callback(lambda done: self._done(question, asked, principal, done))
 
     def _append(
         self, partition: Partition, question: Question, frame: bytearray, principal: str
@@ -232,8 +247,11 @@ class Datagrams(asyncio.DatagramProtocol):
             self._locator.forget(topic, number)
         return Leader(record.host, record.http_port)
 
-    def _done(self, question: Question, asked: _Asked, done: asyncio.Future[Any]) -> None:
+    def _done(self, question: Question, asked: _Asked, principal: str, done: asyncio.Future[Any]) -> None:
         self._waiting -= 1
+        self._waiting_of[principal] -= 1
+        if not self._waiting_of[principal]:
+            del self._waiting_of[principal]
         if done.cancelled():
             return
         error = done.exception()

@@ -110,6 +110,22 @@ def test_a_call_of_an_admin_is_there_with_its_outcome_whichever_shard_was_asked(
     assert made.headers["location"] in locations and token.kind == "call"
 
 
+def test_limits_of_each_principal_do_not_hold_for_the_audit(node: Watched) -> None:
+    """Each of its batches brings a new idempotency key; the limits of `*` are for those who ask."""
+    limits = "/v1/admin/limits/*"
+    version = node.ask("admin", "GET", limits).headers["etag"]
+    answer = node.ask("admin", "PUT", limits, json={"producers": 1}, headers={"if-match": version})
+    assert 200 == answer.status_code, answer.text
+    for number in range(3):
+        path = f"/v1/topics/batch-{number}"
+        assert 201 == node.ask("admin", "PUT", path, json={}).status_code
+        node.until({"path": path, "status": 201})
+    assert (
+        200
+        == node.ask("admin", "PUT", limits, json={}, headers={"if-match": answer.headers["etag"]}).status_code
+    )
+
+
 def test_refusals_are_there_with_who_was_refused(node: Watched) -> None:
     """Also one that a handler finds, whose topic is in the body; and what a reader may do is not there."""
     assert 401 == node.ask("", "GET", "/v1/topics").status_code

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -208,7 +209,7 @@ async def _nobody(node: str, payload: bytes) -> str:
 
 def _post(target: str, body: bytes | bytearray, headers: dict[str, str]) -> Request:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection: Any = None
+    connection: Any = SimpleNamespace(context=None)
     return Request(RequestHead("POST", target, named), bytearray(body), connection)
 
 
