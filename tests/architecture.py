@@ -24,7 +24,7 @@ GENERIC = ("raft", "membership", "router", "ebpf")
 JOINING = ("laminar", "laminar.http", "laminar.log", "laminar.client", "laminar.node")
 
 # What every module of `laminar` may import: it only computes, and imports nothing of ours.
-FOR_ALL = ("laminar.checksum",)
+FOR_ALL = ("laminar.checksum", "laminar.histogram")
 
 BELOW_THE_CLIENT = ("laminar.batch.*", "laminar.wire", "laminar.http.*")
 
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "membership": ("router", "membership.sealing"),
     "ebpf": ("router",),
     "laminar.checksum": (),
+    "laminar.histogram": (),
     # One batch, and what client and node compute alike.
     "laminar.batch": (),
     "laminar.batch.arrow": ("laminar.batch",),
@@ -48,6 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # With `documents`, whose members have the limits of the parameters.
     "laminar.http.api": ("laminar.http.protocol", "laminar.batch.*", "laminar.wire"),
     "laminar.http.server": ("laminar.http.protocol",),
+    "laminar.console": (),
     # The log
     "laminar.log.disk": (),
     "laminar.log.format": ("laminar.log.disk", "laminar.batch"),
@@ -273,7 +275,18 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.runtime", "laminar.node.partition", "laminar.node.catalog"),
         *("laminar.node.transactions", "laminar.node.placement", "membership", "raft"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        *("laminar.node.routes", "laminar.node.access"),
+        *("laminar.node.routes", "laminar.node.access", "laminar.console"),
+    ),
+    "laminar.node.api.metrics": (
+        *("laminar.node.api.common", "laminar.node.api.cluster", "laminar.node.runtime"),
+        *("laminar.node.transport", "laminar.node.partition", "laminar.node.host"),
+        *("laminar.http.protocol", "laminar.http.api"),
+    ),
+    "laminar.node.api.health": (
+        *("laminar.node.access", "laminar.node.api.common", "laminar.node.api.admin"),
+        *("laminar.node.api.cluster", "laminar.node.runtime", "laminar.node.transport"),
+        *("laminar.node.partition", "laminar.node.transactions", "membership"),
+        *("laminar.http.protocol", "laminar.http.api"),
     ),
     "laminar.node.api.consumers": (
         *("laminar.node.access", "laminar.node.api.common", "laminar.node.transport"),
@@ -399,6 +412,7 @@ PURE = (
     "laminar.node.placement.balance",
     "laminar.node.placement.load",
     "laminar.checksum",
+    "laminar.histogram",
     "laminar.batch",
     "laminar.batch.batch",
     "laminar.batch.builder",

@@ -46,6 +46,7 @@ FAMILIES = (
     Family("group", "The replicas of one partition together."),
     Family("catalog", "The cluster's own records: nodes, topics and places."),
     Family("log", "The files of logs, on this machine; no server is asked."),
+    Family("system", "A node as a service of this machine."),
     Family("steer", "Steering of packets to the CPU of their shard by XDP, on this machine."),
     Family("pipeline", "Jobs on whole topics, run by Spark."),
     Family("cert", "A CA for a cluster, and certificates of its nodes and clients."),
@@ -307,7 +308,7 @@ COMMANDS = (
     Command(
         "cluster status",
         "cluster:status",
-        "Show nodes, and partitions with a problem.",
+        "Show nodes, and what is wrong, with what to do.",
         "laminar cluster status --url http://127.0.0.1:7070",
     ),
     Command(
@@ -423,6 +424,12 @@ COMMANDS = (
         "log:reindex",
         "Rebuild the index files of a stopped node.",
         "laminar log reindex /var/lib/laminar",
+    ),
+    Command(
+        "system unit",
+        "admin.system:unit",
+        "Print a unit of systemd for a node on this machine.",
+        "laminar system unit --data /var/lib/laminar --user laminar",
     ),
     Command(
         "steer status",

@@ -98,6 +98,7 @@ PATH: Final = {
         _path("node", TEXT, "Name of the node."),
         _path("operation", TEXT, "Id of the operation."),
         _path("token", matching("[0-9a-f]{16}"), "Id of the token, which is a part of its text."),
+        _path("file", matching(r"[A-Za-z0-9.-]{1,60}"), "Name of a file of the console."),
         _path("principal", matching(rf"{TOPIC_PATTERN}|\*"), "Name of the principal, or `*`."),
     )
 }
@@ -106,6 +107,20 @@ LISTING: Final = (
     Parameter("prefix", TEXT, "Return only names that begin with this."),
     Parameter("limit", whole(1, MAX_PAGE) | {"default": 100}, "Return at most this many names."),
     Parameter("after", TEXT, "Return names after this one: `next` of the page before."),
+)
+TOPIC_SORTS: Final = ("name", "records", "bytes", "appended_records", "appended_bytes", "fetched_bytes")
+TOPIC_LISTING: Final = (
+    *LISTING,
+    Parameter("contains", TEXT, "Return only names with this in them, in small or capital letters."),
+    Parameter("sort", one_of(*TOPIC_SORTS), "Sort by name, or by a sum, the largest first."),
+    Parameter("stats", FLAG, "With sums over each topic's partitions, which may be 10 s old."),
+)
+READY_REPLICAS: Final = Parameter(
+    "replicas", one_of("any", "current"), "`current`: 503 also while replicas of the node have not caught up."
+)
+METRICS_DETAIL: Final = (
+    Parameter("detail", one_of("none", "partitions"), "`partitions`: those of a topic, in place of sums."),
+    Parameter("topic", _NAME, "The topic whose partitions are shown."),
 )
 JOB_LISTING: Final = (
     LISTING[1],

@@ -59,11 +59,13 @@ from laminar.http.api.parameters import (
     KEY_TIME,
     LISTING,
     LOGICAL,
+    METRICS_DETAIL,
     OFFSETS,
     ONCE,
     ONE_RECORD,
     RANGE,
     READ_REPLICA,
+    READY_REPLICAS,
     RECORD,
     RECORD_HEADERS,
     ROUTE,
@@ -71,6 +73,7 @@ from laminar.http.api.parameters import (
     SINK_EPOCH,
     STAGE,
     TO_INDEX,
+    TOPIC_LISTING,
     UPLOAD,
     WAIT,
     Parameter,
@@ -179,7 +182,13 @@ _FETCHED: Final = Reply(
 
 ROUTES: Final = (
     Route(
-        "GET", "/v1/topics", "list_topics", ANY, "List topics", LISTING, replies=(_json(topics.TopicPage),)
+        "GET",
+        "/v1/topics",
+        "list_topics",
+        ANY,
+        "List topics",
+        TOPIC_LISTING,
+        replies=(_json(topics.TopicPage),),
     ),
     Route(
         "GET",
@@ -723,6 +732,14 @@ ROUTES: Final = (
         (AFTER_VERSION, WAIT),
         replies=(_json(cluster.Cluster), _UNCHANGED),
     ),
+    Route(
+        "GET",
+        "/v1/health",
+        "health",
+        ANY,
+        "Show what is wrong in the cluster, and what to do about it",
+        replies=(_json(cluster.Health),),
+    ),
     Route("GET", "/v1/nodes", "list_nodes", ANY, "List nodes", replies=(_json(cluster.Nodes),)),
     Route("GET", "/v1/nodes/{node}", "describe_node", ANY, "Describe a node", replies=(_json(cluster.Node),)),
     Route(
@@ -948,6 +965,7 @@ ROUTES: Final = (
         "readyz",
         PUBLIC,
         "Tell whether the node serves",
+        (READY_REPLICAS,),
         replies=(_json(server.Ready), _json(server.NotReady, "It does not serve yet.", status=503)),
     ),
     Route(
@@ -955,8 +973,9 @@ ROUTES: Final = (
         "/metrics",
         "metrics",
         METRICS,
-        "Metrics in Prometheus' text format",
-        replies=(_bytes("text/plain"),),
+        "Metrics in Prometheus' text format, or as OpenMetrics",
+        METRICS_DETAIL,
+        replies=(_bytes("text/plain", "application/openmetrics-text"),),
     ),
     Route(
         "GET",
@@ -965,6 +984,35 @@ ROUTES: Final = (
         PUBLIC,
         "This API as an OpenAPI document",
         replies=(_bytes(JSON_TYPE),),
+    ),
+    Route(
+        "GET",
+        "/console",
+        "console_moved",
+        PUBLIC,
+        "Go to the console",
+        replies=(Reply(308, "To `/console/`."),),
+    ),
+    Route(
+        "GET",
+        "/console/",
+        "console",
+        PUBLIC,
+        "The web console",
+        (IF_NONE_MATCH,),
+        replies=(_bytes("text/html"), _UNCHANGED),
+    ),
+    Route(
+        "GET",
+        "/console/{file}",
+        "console_file",
+        PUBLIC,
+        "A file of the web console",
+        (IF_NONE_MATCH,),
+        replies=(
+            _bytes("text/html", "text/javascript", "text/css", "image/svg+xml", "text/plain"),
+            _UNCHANGED,
+        ),
     ),
     Route("GET", "/docs", "docs", PUBLIC, "This API as a page", replies=(_bytes("text/html"),)),
     Route(

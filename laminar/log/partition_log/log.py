@@ -12,6 +12,7 @@ follow its end, and knows neither Raft nor the records in a batch. The loop's th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -46,7 +47,7 @@ from laminar.log.partition_log.readers import SegmentReader
 from laminar.log.partition_log.reads import LogReader
 from laminar.log.segment.log_files import LogFiles
 from laminar.log.segment.quarantine import Damage, Quarantine
-from laminar.log.segment.segment import Segment
+from laminar.log.segment.segment import IndexNotCached, Segment
 
 _OPENS_SEGMENT = int(Flag.OPENS_SEGMENT)
 _SYNCED = int(Flag.SYNCED)
@@ -192,6 +193,22 @@ class Log:
     def segments(self) -> list[Segment]:
         """Return all segments, the oldest first; the last is the active one."""
         return self._entries.segments[:]
+
+    def appended_before(self, offset: int) -> int | None:
+        """Return when (ms) the record at `offset` was appended, or its segment was begun; None: not known.
+
+        Nothing is read from the disk for it.
+        """
+        segments = self._entries.segments
+        place = bisect_right(segments, offset, key=lambda segment: segment.first_offset) - 1
+        if place < 0 or offset >= self.next_offset:
+            return None
+        segment = segments[place]
+        try:
+            return segment.index_entry_nowait(segment.index_of_offset(offset)).append_time_ms
+        except IndexNotCached:
+            before_ms = segments[place - 1].last_row.append_time_ms if place else None
+            return segment.begun_ms or before_ms
 
     def watch_damage(
         self,

@@ -14,11 +14,14 @@ from collections import deque
 from typing import NamedTuple
 
 from laminar.batch import Buffer, Header, Kind, as_due, as_large, as_published, kind_of, tag_bit
+from laminar.batch.header import fields
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, EntriesTrimmed
 from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.problems import not_leader
 from laminar.node.partition.state.staged_batches import publish_record
+
+_OFFSETS = fields("base_offset", "count")
 
 # A request for a tag examines at most this many index entries; the client's next one continues after them.
 TAGGED_ROWS = 16_384
@@ -243,6 +246,7 @@ class ReadView:
 
     def __init__(self, context: PartitionContext) -> None:
         self.fetched_bytes = 0
+        self.fetched_records = 0
         self.fetches = 0
         self._context = context
         self._loop = asyncio.get_running_loop()
@@ -294,16 +298,22 @@ class ReadView:
     async def frames(self, offset: int, *, max_bytes: int, before: int | None = None) -> list[Buffer]:
         """Return committed batches from `offset` on; see `frames`."""
         found = await frames(self._context, offset, max_bytes=max_bytes, before=before)
-        self.fetched_bytes += sum(map(len, found))
-        self.fetches += 1
+        self._count(found)
         return found
 
     async def tagged_frames(self, offset: int, *, tag: str, max_bytes: int) -> tuple[list[Buffer], int]:
         """Return committed batches that may hold records with a tag; see `tagged_frames`."""
         found, searched = await tagged_frames(self._context, offset, tag=tag, max_bytes=max_bytes)
-        self.fetched_bytes += sum(map(len, found))
-        self.fetches += 1
+        self._count(found)
         return found, searched
+
+    def _count(self, found: list[Buffer]) -> None:
+        """Count batches that were read, which follow each other."""
+        self.fetches += 1
+        if found:
+            self.fetched_bytes += sum(map(len, found))
+            last_offset, last_count = _OFFSETS.unpack_from(found[-1])
+            self.fetched_records += last_offset + last_count - _OFFSETS.unpack_from(found[0])[0]
 
     async def wait_past(self, offset: int, wait_s: float) -> bool:
         """Wait until a record at `offset` is committed here; return False after `wait_s`.
