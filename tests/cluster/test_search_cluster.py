@@ -62,6 +62,12 @@ def test_every_record_is_found_once_while_leaders_die(cluster: LocalCluster) -> 
             own = [offset for number, offset in found if number == partition]
             assert own == sorted(own, reverse=order == "newest")
         cluster.restart(victim)
+    for node in range(3):
+        for read in ("leader", "replica"):
+            path = f"/v1/topics/t/partitions/0/records/0/history?read={read}"
+            told = call(cluster, node, "GET", path)
+            assert told.status_code == 200, told.text
+            assert [each["event"] for each in told.json()["events"]] == ["appended"]
 
 
 def test_without_a_replica_partitions_stay_in_the_token(cluster: LocalCluster) -> None:

@@ -12,13 +12,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from laminar.batch import Buffer, Header
+from laminar.batch import Buffer, Header, tag_bit
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, EntriesTrimmed, StorageError
 from laminar.node.find.examine import Examined, Found, Skipped, Wanted, examine
 from laminar.node.find.pace import Cost, Pace
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.reads import frames
+from laminar.node.partition.reads import TAGGED_ROWS, frames
 
 SLICE_BYTES: Final = 1 << 20
 SLICE_FRAMES: Final = 128
@@ -138,8 +138,26 @@ class _Scan:
     async def _oldest(self, end: int, cost: Cost) -> Examined | None:
         """Look through the first slice of what is left, up to before `end`."""
         low = self.reading = self._result.low
+        tag = self._wanted.where.tag
+        if tag is not None:
+            low = self.reading = min(end, await self._first_tagged(low, tag_bit(tag)))
+            self._result.low = low
+            if low == end:
+                return Examined(low, low)
         read = await self._read(low, end, cost)
         return await self._examine(read, low, min(end, _end_of(read)), cost) if read else None
+
+    async def _first_tagged(self, low: int, bit: int) -> int:
+        """Return an offset from `low` on before which no record has the tag, by the index alone."""
+        context = self._partition.context
+        index = await context.log.find_offset(low)
+        last = min(context.committed_index, (index or 0) + TAGGED_ROWS - 1)
+        if index is None or index > last:
+            return low
+        first, _ = await context.log.find_tagged(index, last, bit)
+        if first > last:
+            return max(low, (await context.log.find_index_entry(last)).next_offset)
+        return max(low, (await context.log.find_index_entry(first)).base_offset)
 
     async def _newest(self, cost: Cost) -> Examined | None:
         """Look through the last slice of what is left.

@@ -39,6 +39,12 @@ SEARCHES = (
         "min(end, _end_of(read))",
         "end",
     ),
+    Mutant(
+        "the index is asked for another tag",
+        f"{SCAN}:_Scan._oldest",
+        "tag_bit(tag)",
+        "tag_bit(tag + '?')",
+    ),
     Mutant("one is true", f"{WHERE}:_equal", "isinstance(found, bool) == isinstance(wanted, bool)", "True"),
 )
 LIVES = (

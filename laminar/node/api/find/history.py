@@ -61,9 +61,14 @@ class HistoryRoutes:
         served = await self._fetch.serve_or_pass(request, topic, partition, leader=read == "leader")
         if isinstance(served, Response):
             return served
-        if read == "leader":
-            await served.reader.confirmed_end()
         wanted = int(offset)
+        if wanted >= served.end_offset and not served.leads:
+            led = await self._fetch.past_the_end(request, served)  # this replica may just lag behind
+            if isinstance(led, Response):
+                return led
+            served = led
+        if served.leads:
+            await served.reader.confirmed_end()
         if wanted >= served.end_offset:
             raise Problem(
                 "no_such_record",
