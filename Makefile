@@ -26,6 +26,7 @@
 # make redis  the server for bench-channels, where packages may be installed (Debian, as root)
 # make steer-deps  what steering with XDP needs, where packages may be installed (Debian, as root)
 # make postgresql  the server for the tests of outboxes, where packages may be installed (Debian, as root)
+# make promtool  what makes alerts fire in tests, where packages may be installed (Debian, as root)
 # make log-damage  each kind of file of a folder damaged in each way: nothing may be missing without a word
 # make spark-faults  Spark's driver and nodes killed while it copies a topic: each record must be there once
 # make clean  remove what the others leave behind (not .venv)
@@ -43,7 +44,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
   bench-catalog bench-channels bench-delay bench-flush bench-peers bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
-  cluster-life log-damage spark-faults clean pins java postgresql redis steer-deps
+  cluster-life log-damage spark-faults clean pins java postgresql promtool redis steer-deps
 .DELETE_ON_ERROR:
 
 help:
@@ -64,7 +65,7 @@ MANY := -n 4 --dist loadscope tests $(foreach left,tests/docs $(LOADED) $(CHECKE
 FEW := -n 2 --dist loadscope $(LOADED) tests/docs
 # Spark's queries are short here: Java's second compiler takes more CPU than it saves, half of Spark's.
 test: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
-test: .venv/.spark java postgresql build/browser/ready
+test: .venv/.spark java postgresql promtool build/browser/ready
 	@# Tests are compiled once, by two at a time, and not by each of four workers. Errors show below.
 	@printf '%s\n' tests/*/ | xargs -n 13 -P 2 $(BIN)/python -m pytest -q -p no:xdist --collect-only >/dev/null 2>&1 || true
 	$(BIN)/python -m tests.stage $(MANY)
@@ -287,6 +288,18 @@ postgresql:
 	    test -e /etc/postgresql-common/createcluster.conf \
 	      || echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf; \
 	    $(APT) install -y -qq --no-install-recommends postgresql; } >/dev/null 2>&1 || true; \
+	fi
+
+# Where it is missing, alerts are compared with the names of metrics, and not made to fire. Only the program is
+# taken of Debian's package, which would start a server.
+promtool:
+	@command -v promtool >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "fetching promtool, for the tests of alerts"; \
+	  folder=$$(mktemp -d); \
+	  { $(APT) update -qq; cd $$folder && chmod 755 . && $(APT) download -qq prometheus \
+	    && dpkg-deb -x prometheus_*.deb . && install usr/bin/promtool /usr/local/bin/promtool; } >/dev/null 2>&1 || true; \
+	  rm -rf $$folder; \
 	fi
 
 # Debian's package starts a server on its own port where services run; the bench starts its own beside it.

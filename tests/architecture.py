@@ -24,7 +24,7 @@ GENERIC = ("raft", "membership", "router", "ebpf")
 JOINING = ("laminar", "laminar.http", "laminar.log", "laminar.client", "laminar.node")
 
 # What every module of `laminar` may import: it only computes, and imports nothing of ours.
-FOR_ALL = ("laminar.checksum",)
+FOR_ALL = ("laminar.checksum", "laminar.histogram")
 
 BELOW_THE_CLIENT = ("laminar.batch.*", "laminar.wire", "laminar.http.*")
 
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "membership": ("router", "membership.sealing"),
     "ebpf": ("router",),
     "laminar.checksum": (),
+    "laminar.histogram": (),
     # One batch, and what client and node compute alike.
     "laminar.batch": (),
     "laminar.batch.arrow": ("laminar.batch",),
@@ -128,8 +129,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "laminar.client.errors",
         "laminar.client.net",
     ),
+    "laminar.client.search": (
+        *("laminar.client.trace_id", "laminar.client.delivery_time"),
+        *("laminar.client.errors", "laminar.client.net"),
+    ),
+    "laminar.client.history": ("laminar.client.net", "laminar.client.search"),
     "laminar.client.topic": (
-        *("laminar.client.trace_id", "laminar.client.delivery_time", "laminar.client.delayed"),
+        "laminar.client.history",
+        *(
+            "laminar.client.search",
+            "laminar.client.trace_id",
+            "laminar.client.delivery_time",
+            "laminar.client.delayed",
+        ),
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.net"),
         *("laminar.client.route_changes", "laminar.client.produce", "laminar.client.consume", "laminar.wire"),
@@ -140,7 +152,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.client.topic", "laminar.http.api", "laminar.http.protocol"),
     ),
     "laminar.client.sync": (
-        *("laminar.client.trace_id", "laminar.client.delivery_time", "laminar.client.delayed"),
+        "laminar.client.history",
+        *(
+            "laminar.client.search",
+            "laminar.client.trace_id",
+            "laminar.client.delivery_time",
+            "laminar.client.delayed",
+        ),
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.produce", "laminar.client.consume"),
         *("laminar.client.transact", "laminar.client.topic", "laminar.client.client"),
@@ -199,6 +217,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state"),
         *("laminar.batch", "laminar.wire", "laminar.http.api", "laminar.log.disk"),
     ),
+    "laminar.node.find": (
+        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.consensus"),
+        *("laminar.batch", "laminar.http.api", "laminar.log.disk", "laminar.wire", "laminar.node.channels"),
+    ),
     "laminar.node.catch_up": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.partition.state"),
@@ -255,6 +277,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         *("laminar.node.routes", "laminar.node.access", "laminar.console"),
     ),
+    "laminar.node.api.metrics": (
+        *("laminar.node.api.common", "laminar.node.api.cluster", "laminar.node.runtime"),
+        *("laminar.node.transport", "laminar.node.partition", "laminar.node.host"),
+        *("laminar.http.protocol", "laminar.http.api"),
+    ),
+    "laminar.node.api.health": (
+        *("laminar.node.access", "laminar.node.api.common", "laminar.node.api.admin"),
+        *("laminar.node.api.cluster", "laminar.node.runtime", "laminar.node.transport"),
+        *("laminar.node.partition", "laminar.node.transactions", "membership"),
+        *("laminar.http.protocol", "laminar.http.api"),
+    ),
     "laminar.node.api.consumers": (
         *("laminar.node.access", "laminar.node.api.common", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state"),
@@ -272,6 +305,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.delay"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
         "laminar.node.routes",
+    ),
+    "laminar.node.api.find": (
+        "laminar.log.format",
+        *("laminar.batch", "laminar.node.api.records"),
+        *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
+        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.find"),
+        *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
     ),
     "laminar.node.api.transactions": (
         *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),
@@ -328,6 +368,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.cli", "laminar", "laminar.client.*", "laminar.spark.*", "laminar.testing"),
         *("laminar.node.*", "laminar.log.*", "router", "ebpf", *BELOW_THE_CLIENT),
     ),
+    "laminar.cli.commands.find": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.cli.commands.admin": (
         *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),
         # The rules of a node's name, how a certificate names it, and the file of the nodes' secrets.
@@ -371,6 +412,7 @@ PURE = (
     "laminar.node.placement.balance",
     "laminar.node.placement.load",
     "laminar.checksum",
+    "laminar.histogram",
     "laminar.batch",
     "laminar.batch.batch",
     "laminar.batch.builder",

@@ -13,7 +13,7 @@ from laminar.node.host.settings import SETTINGS, Setting, as_written
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
-FOLDERS = ("laminar", "raft", "membership", "router", "ebpf", "tests", "benches", "examples")
+FOLDERS = ("laminar", "raft", "membership", "router", "ebpf", "tests", "benches", "examples", "deploy")
 MODULES = [path.as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
 # Names that stand for any page.
 MADE_UP = ("NNNN-title.md", "page.md")

@@ -34,6 +34,7 @@ FAMILIES = (
     Family("cursor", "Cursors: the positions of consumers."),
     Family("channel", "Channels: queues of a topic, from which each record goes to one consumer."),
     Family("delayed", "Delayed records: those that readers get later."),
+    Family("record", "Single records."),
     Family("token", "Tokens: who may do what."),
     Family("limit", "Limits: how much each principal may use."),
     Family("sink", "Sinks: batches committed over several partitions."),
@@ -45,6 +46,7 @@ FAMILIES = (
     Family("group", "The replicas of one partition together."),
     Family("catalog", "The cluster's own records: nodes, topics and places."),
     Family("log", "The files of logs, on this machine; no server is asked."),
+    Family("system", "A node as a service of this machine."),
     Family("steer", "Steering of packets to the CPU of their shard by XDP, on this machine."),
     Family("pipeline", "Jobs on whole topics, run by Spark."),
     Family("cert", "A CA for a cluster, and certificates of its nodes and clients."),
@@ -79,6 +81,12 @@ COMMANDS = (
         "consume:consume",
         "Print the records of a topic.",
         r"laminar consume flights --last 10 --format '%p %o %k %v\n'",
+    ),
+    Command(
+        "search",
+        "find.search:search",
+        "Find the records that have a key, a tag, a header, a text.",
+        "laminar search flights --json origin=ORY --limit 10",
     ),
     Command(
         "topic create",
@@ -280,6 +288,12 @@ COMMANDS = (
         "laminar delayed fire flights 0.1766398920000.17",
     ),
     Command(
+        "record history",
+        "find.history:history",
+        "Show what became of a record.",
+        "laminar record history flights 2 812",
+    ),
+    Command(
         "sink list",
         "sink:list_sinks",
         "Show sinks and the last batch that each committed.",
@@ -294,7 +308,7 @@ COMMANDS = (
     Command(
         "cluster status",
         "cluster:status",
-        "Show nodes, and partitions with a problem.",
+        "Show nodes, and what is wrong, with what to do.",
         "laminar cluster status --url http://127.0.0.1:7070",
     ),
     Command(
@@ -410,6 +424,12 @@ COMMANDS = (
         "log:reindex",
         "Rebuild the index files of a stopped node.",
         "laminar log reindex /var/lib/laminar",
+    ),
+    Command(
+        "system unit",
+        "admin.system:unit",
+        "Print a unit of systemd for a node on this machine.",
+        "laminar system unit --data /var/lib/laminar --user laminar",
     ),
     Command(
         "steer status",

@@ -203,6 +203,11 @@ class Client:
         self.session.learn_nodes([node["url"] for node in found.get("nodes", ()) if node.get("url")])
         return found
 
+    async def health(self) -> dict[str, Any]:
+        """Return the answer of ``GET /v1/health``: what is wrong in the cluster, and what to do about it."""
+        found: dict[str, Any] = await self.session.get_json("/v1/health")
+        return found
+
     async def request_json(
         self,
         method: str,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
+from laminar.histogram import Histogram
 from laminar.log.commit.checkpoints import Checkpointer
 from laminar.log.commit.group_commit import Frame, GroupCommit
 from laminar.log.commit.thread_requests import StorageExecutor
@@ -416,6 +417,11 @@ class Storage:
         if self._journal.files >= self._settings.max_journal_files:
             return "journal"
         return None
+
+    @property
+    def sync_times(self) -> Histogram:
+        """Times (s) of the journal's syncs, which its writer thread observes."""
+        return self._journal.sync_times
 
     def statistics(self) -> dict[str, int]:
         """Return counters and gauges, cheap enough for every scrape."""

@@ -65,7 +65,7 @@ def test_a_drain_that_is_blocked_says_so_and_ends_with_3(
 
     waited = laminar("node", "drain", node)
     begun = laminar("node", "drain", node, "--no-wait")
-    status = laminar("cluster", "status")
+    status = laminar("cluster", "status", "--strict")
     listed = laminar("node", "list")
     refused = laminar("node", "remove", node, "--yes")
     cancelled = laminar("operations", "cancel", f"drain:{node}")
@@ -87,7 +87,7 @@ def test_a_topic_is_altered_and_what_is_left_to_do_is_named(topic: str, laminar:
     refused = laminar("topic", "alter", topic, "--replicas", "3")
     allowed = laminar("topic", "alter", topic, "--replicas", "3", "--allow-fewer-replicas")
     listed = json.loads(laminar("operations", "list", "replicas:", "--json").out)
-    status = laminar("cluster", "status")
+    status = laminar("cluster", "status", "--strict")
     cannot = laminar("operations", "cancel", f"replicas:{topic}")
 
     assert (4, True) == (refused.code, "too_few_nodes" in refused.err)
@@ -115,7 +115,7 @@ def test_a_system_topic_with_too_few_replicas_is_named_too(node: str, on_node: s
     words = ("topic", "alter", "_transactions", "--replicas")
 
     assert 0 == laminar(*words, "3", "--allow-fewer-replicas").code
-    status = laminar("cluster", "status")
+    status = laminar("cluster", "status", "--strict")
     assert 0 == laminar(*words, "1").code
 
     assert (1, True) == (status.code, "_transactions has 1 of the 3 replicas asked for" in status.text)
@@ -189,10 +189,15 @@ def test_clocks_are_compared_with_each_other() -> None:
 def test_the_doctor_names_certificates_that_end_and_records_that_are_missing() -> None:
     day = 86_400.0
     fine = Answers(
-        metrics={"laminar_tls_certificate_left_s": [15 * day], "laminar_tls_ca_left_s": [61 * day]}
+        metrics={
+            "laminar_tls_certificate_left_seconds": [15 * day],
+            "laminar_tls_ca_left_seconds": [61 * day],
+        }
     )
-    soon = Answers(metrics={"laminar_tls_certificate_left_s": [20 * day, 3 * day]})
-    late = Answers(metrics={"laminar_tls_ca_left_s": [-1.0], "laminar_audit_dropped": [2.0, 0.0, 3.0]})
+    soon = Answers(metrics={"laminar_tls_certificate_left_seconds": [20 * day, 3 * day]})
+    late = Answers(
+        metrics={"laminar_tls_ca_left_seconds": [-1.0], "laminar_audit_dropped_total": [2.0, 0.0, 3.0]}
+    )
 
     assert [] == list(doctor.of_certificates({"a": fine, "b": Answers()}))
     found = list(doctor.of_certificates({"a": soon, "b": late}))
@@ -204,11 +209,11 @@ def test_the_doctor_names_certificates_that_end_and_records_that_are_missing() -
 
 
 def test_slow_or_full_disks_and_low_limits_are_found() -> None:
-    quick = machine(storage_journal_syncs=1000, storage_journal_syncs_us=10**6, node_open_files_limit=20_000)
+    quick = machine(disk_sync_seconds_count=1000, disk_sync_seconds_sum=1, node_open_files_limit=20_000)
     slow = machine(
-        storage_journal_syncs=1000,
-        storage_journal_syncs_us=200 * 10**6,
-        storage_journal_longest_sync_us=9 * 10**6,
+        disk_sync_seconds_count=1000,
+        disk_sync_seconds_sum=200,
+        disk_longest_sync_seconds=9,
         node_open_files_limit=1024,
     )
     full, refusing = machine(), machine()
@@ -222,14 +227,11 @@ def test_slow_or_full_disks_and_low_limits_are_found() -> None:
             doctor.of_disks({"a": slow}), ("takes 200 ms", "took 9 s", "1024 files"), strict=True
         )
     ]
-    assert ["15 bytes are free", "appends are refused: 5"] == [
-        each.finding[: len(words)]
-        for each, words in zip(
-            doctor.of_disks({"a": full, "b": refusing}),
-            ("15 bytes are free", "appends are refused: 5"),
-            strict=True,
-        )
-    ]
+    fuller = machine()
+    fuller.ready = {"disk": refusing.ready["disk"] | {"consumers_refused": True}}
+    wanted = ("15 bytes are free", "appends are refused: 5", "appends and consumers are refused: 5")
+    found = doctor.of_disks({"a": full, "b": refusing, "c": fuller})
+    assert list(wanted) == [each.finding[: len(words)] for each, words in zip(found, wanted, strict=True)]
 
 
 def admin_node(name: str, **fields: Any) -> dict[str, Any]:

@@ -108,13 +108,13 @@ def test_a_topic_grows_and_a_pinned_partition_moves(
 
         assert EXIT_DONE == command(url, "topic", "alter", "t", "--replicas", "3")
         listed = http.get("/v1/admin/operations").json()["operations"]
-        assert EXIT_FAILED == command(url, "cluster", "status")
+        assert EXIT_FAILED == command(url, "cluster", "status", "--strict")
         said = capfd.readouterr().out
         until(lambda: 3 == len(holders(url, "t/0")) == len(holders(url, "t/1")))
 
         assert "replicas:t" in [each["id"] for each in listed]
         assert "topic t asks for 3 replicas" in said and "all well" not in said
-        until(lambda: EXIT_DONE == command(url, "cluster", "status"))
+        until(lambda: EXIT_DONE == command(url, "cluster", "status", "--strict"))
         assert "all well" in capfd.readouterr().out
 
         nodes = sorted(member.name for member in cluster.members)

@@ -53,7 +53,7 @@ def wait_for(condition: Callable[[], bool], *, what: str) -> None:
 
 def metric(http: httpx.Client, name: str) -> float:
     """A number of the node's one shard."""
-    start = f'{name}{{process="shard 0"}} '
+    start = f'{name}{{process="shard-0"}} '
     [line] = [line for line in http.get("/metrics").text.splitlines() if line.startswith(start)]
     return float(line.removeprefix(start))
 
@@ -84,8 +84,8 @@ def test_rot_on_a_minority_is_healed_and_on_all_replicas_is_named_and_skipped(
         # What was found damaged is fetched from the others, and lies in its place again.
         [path] = three.members[0].data.glob("logs/rot-0-*/*.log")
         wait_for(lambda: b"second value" in path.read_bytes(), what="the entry is repaired")
-        wait_for(lambda: metric(http, "laminar_repair_repaired") == 1.0, what="and counted")
-        assert 1.0 == metric(http, "laminar_storage_damage_repaired")
+        wait_for(lambda: metric(http, "laminar_repair_repaired_total") == 1.0, what="and counted")
+        assert 1.0 == metric(http, "laminar_storage_damage_repaired_total")
         assert 0.0 == metric(http, "laminar_storage_damage_quarantined")
         assert 0.0 == metric(http, "laminar_repair_gone")
 
@@ -108,7 +108,7 @@ def test_rot_on_a_minority_is_healed_and_on_all_replicas_is_named_and_skipped(
         assert ["fifth value"] == [each["value"] for each in answer.json()["records"]]
         assert "3-3" == answer.headers["Laminar-Skipped-Offsets"]
         assert three.members[0].name != answer.headers["Laminar-Node"], "it has no whole bytes of the fifth"
-        wait_for(lambda: metric(http, "laminar_repair_repaired") == 2.0, what="the fifth is repaired")
+        wait_for(lambda: metric(http, "laminar_repair_repaired_total") == 2.0, what="the fifth is repaired")
         answer = http.get(url, params={"offset": 3, "to": 4, "on_damage": "skip"})
         assert ([], "4") == (answer.json()["records"], answer.headers["Laminar-Next-Offset"])
         assert 422 == http.get(url, params={"on_damage": "ignore"}).status_code

@@ -240,7 +240,7 @@ async def test_appends_over_64_partitions_are_each_done_by_the_owner(host: str, 
     counted = {
         (name, int(shard)): int(float(value))
         for name, shard, value in re.findall(
-            r'^laminar_datagrams_(\w+){process="shard (\d+)"} (\S+)', figures, re.MULTILINE
+            r'^laminar_datagrams_(\w+?)(?:_total)?{process="shard-(\d+)"} (\S+)', figures, re.MULTILINE
         )
     }
     assert {shard: each * owned[shard] for shard in range(shards)} == {

@@ -57,7 +57,7 @@ def test_a_sealed_segment_that_is_short_or_gone_is_filled_from_the_other_replica
             assert (at, f"{at:05}") == (record["offset"], record["value"][:5])
             at += 1
 
-        quarantined = 'laminar_storage_damage_quarantined{process="shard 0"} '
+        quarantined = 'laminar_storage_damage_quarantined{process="shard-0"} '
 
         def healed() -> bool:
             lines = http.get(f"{cluster.urls[2]}/metrics").text.splitlines()

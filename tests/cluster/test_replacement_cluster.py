@@ -46,7 +46,7 @@ def metric(url: str, name: str) -> float:
 
 def received_bytes(cluster: LocalCluster, numbers: list[int]) -> float:
     """What these nodes got as whole segments."""
-    return sum(metric(cluster.urls[number], "laminar_catch_up_received_bytes") for number in numbers)
+    return sum(metric(cluster.urls[number], "laminar_catch_up_received_bytes_total") for number in numbers)
 
 
 def until_three_vote(url: str) -> None:

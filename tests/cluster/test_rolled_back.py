@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from laminar.cli.commands.cluster import troubles_of
 from laminar.testing.cluster import LocalCluster, get_json
 from tests.cluster.load import Load, converged, violations
 
@@ -74,8 +73,10 @@ async def test_a_folder_that_was_put_back_votes_for_nobody_and_says_so(cluster: 
     await load.more(500)
     (shown,) = [each for each in nodes(cluster) if each["node"] == victim.name]
     assert shown["rolled_back"]
-    assert f"the data folder of node {victim.name} is an older copy: it takes part in nothing" in troubles_of(
-        nodes(cluster), {}
+    health = await asyncio.to_thread(get_json, f"{cluster.urls[0]}/v1/health")
+    [found] = [each for each in health["problems"] if each["code"] == "folder_rolled_back"]
+    assert (
+        f"the data folder of node {victim.name} is an older copy: it takes part in nothing" == found["text"]
     )
 
     cluster.kill(victim.number)

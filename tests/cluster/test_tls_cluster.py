@@ -105,7 +105,7 @@ def test_certificates_are_rotated_under_load(cluster: TlsCluster) -> None:
     """On all nodes, by a signal and without: no request fails, no peer is lost, all show the new ones."""
     create(cluster, "t")
     before = [cluster.serial(number) for number in range(3)]
-    lost_before = [cluster.metric(number, "laminar_transport_peers_lost") for number in range(3)]
+    lost_before = [cluster.metric(number, "laminar_transport_peers_lost_total") for number in range(3)]
     stop = threading.Event()
     counts = {"kept": 0, "new": 0}
     failures: list[str] = []
@@ -138,7 +138,9 @@ def test_certificates_are_rotated_under_load(cluster: TlsCluster) -> None:
             thread.join()
 
     assert [] == failures
-    assert lost_before == [cluster.metric(number, "laminar_transport_peers_lost") for number in range(3)]
+    assert lost_before == [
+        cluster.metric(number, "laminar_transport_peers_lost_total") for number in range(3)
+    ]
     values = values_of(cluster, 1, "t")
     assert sum(counts.values()) == len(values) == len(set(values))
 
@@ -190,8 +192,8 @@ def test_a_node_with_a_bad_certificate_cannot_join(cluster: TlsCluster, real_dis
             assert "still trying" in said
             until(
                 lambda: (
-                    cluster.metric(0, "laminar_transport_refused_certificate")
-                    + cluster.metric(0, "laminar_http_tls_failed")
+                    cluster.metric(0, "laminar_transport_refused_total", 'reason="certificate"')
+                    + cluster.metric(0, "laminar_http_tls_failed_total")
                     > 0
                 ),
                 "the refusal is not counted",

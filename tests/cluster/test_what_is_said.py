@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +16,9 @@ from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED
 from laminar.testing.cluster import LocalCluster
 from tests.cluster.test_api_cluster import until
 
-UNDER_REPLICATED = "laminar_node_under_replicated_partitions"
-REFUSING = "laminar_node_refusing_partitions"
+UNDER_REPLICATED = 'laminar_partitions{state="under_replicated"}'
+REFUSING = 'laminar_partitions{state="refusing"}'
+LEADERLESS = 'laminar_partitions{state="leaderless"}'
 Shown = Callable[[], tuple[int, str]]
 
 
@@ -33,7 +36,7 @@ def status(cluster: LocalCluster, capfd: pytest.CaptureFixture[str]) -> Shown:
 def metric(http: httpx.Client, url: str, name: str) -> float:
     """The sum over a node's processes."""
     lines = http.get(f"{url}/metrics").text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
 def in_sync(http: httpx.Client, url: str, topic: str) -> set[str]:
@@ -60,6 +63,8 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
         until(lambda: [] == http.get(ready).json()["warnings"])
         until(lambda: status() == (EXIT_DONE, status()[1]))
         assert "all well" in status()[1]
+        current = f"{first.url}/readyz?replicas=current"
+        until(lambda: 200 == http.get(current).status_code)
 
         cluster.kill(2)
         gone = others[1].name
@@ -93,6 +98,12 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
         ]
         sentences += [f"node {gone} does not answer", "more has 2 of the 3 replicas asked for"]
         assert EXIT_FAILED == until(lambda: said(status(), *sentences))
+        for each in cluster.members[:2]:  # any node tells it of the whole cluster
+            told = health(http, each.url)
+            assert ("critical", [gone]) == (told["status"], told["silent"])
+            problems = {(each["code"], each["subject"]) for each in told["problems"]}
+            assert {("node_dead", gone), ("appends_refused", "strict/0")} <= problems
+            assert {("under_replicated", place) for place in ("more", "idle/0", "strict/1")} <= problems
         warnings = "; ".join(http.get(ready).json()["warnings"])
         assert "topics have fewer replicas than asked for: more (2 of 3)" in warnings
         alive = cluster.members[:2]
@@ -100,11 +111,20 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
         until(lambda: 2 == sum(metric(http, each.url, REFUSING) for each in alive))
         assert 1 <= metric(http, first.url, "laminar_node_topics_with_fewer_replicas")
 
+        assert 200 == until(lambda: http.get(current)).status_code, "its own replicas have caught up"
+        hung = others[0].name
+        for pid in cluster.pids(1):
+            os.kill(pid, signal.SIGSTOP)
+        told = until(lambda: newer(health(http, first.url), than=[gone]))
+        assert [hung, gone] == told["silent"], "it is not counted as well, though all hear it yet"
+        assert {hung} == {each["subject"] for each in told["problems"] if each["code"] == "node_silent"}
         cluster.kill(1)
         until(lambda: any("the catalog has no leader" in each for each in http.get(ready).json()["warnings"]))
         until(lambda: any("have no leader: idle/0" in each for each in http.get(ready).json()["warnings"]))
-        assert 0 == metric(http, first.url, "laminar_node_catalog_is_led")
-        until(lambda: 7 == metric(http, first.url, "laminar_node_leaderless_partitions"))
+        assert 0 == metric(http, first.url, "laminar_catalog_is_led")
+        until(lambda: 503 == http.get(current).status_code)
+        assert "replicas of this node have not caught up" in http.get(current).json()["reasons"][0]
+        until(lambda: 7 == metric(http, first.url, LEADERLESS))
         assert EXIT_FAILED == until(
             lambda: said(status(), "the catalog has no leader", "idle/3 has no leader")
         )
@@ -113,6 +133,17 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
             assert 5 == sum(1 for _ in client.topic("idle").read())
         assert EXIT_DONE == run(["consume", "idle", "--url", first.url])
         assert b"x\n" * 5 == capfd.readouterr().out.encode()
+
+
+def health(http: httpx.Client, url: str) -> dict[str, Any]:
+    """What a node says of the whole cluster."""
+    found: dict[str, Any] = http.get(f"{url}/v1/health").json()
+    return found
+
+
+def newer(told: dict[str, Any], *, than: list[str]) -> dict[str, Any] | None:
+    """The answer, unless other nodes are silent: an answer may be some tenths of a second old."""
+    return None if than == told["silent"] else told
 
 
 def append(http: httpx.Client, url: str, topic: str, number: int) -> httpx.Response:

@@ -65,14 +65,14 @@ class TlsCluster(LocalCluster):
             return None
         return answer.json() if answer.status_code == 200 else None
 
-    def metric(self, number: int, name: str) -> float:
-        """Return the sum of a node's metric over its processes."""
+    def metric(self, number: int, name: str, where: str = "") -> float:
+        """Return the sum of a node's metric over its processes; of those with these labels, if any."""
         with self.client() as client:
             text = client.get(f"{self.urls[number]}/metrics").text
         return sum(
             float(line.rpartition(" ")[2])
             for line in text.splitlines()
-            if line.startswith(name) and not line.startswith("#")
+            if line.startswith(name) and where in line
         )
 
     def hang_up(self, number: int) -> None:

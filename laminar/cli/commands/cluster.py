@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
 
-if TYPE_CHECKING:
-    from laminar.client.sync.client import Client
-
-READY_TIMEOUT_S = 3.0
 # Most moves of partitions that are named; the others are counted.
 MOST_NAMED = 20
 
@@ -22,37 +18,46 @@ def node_row(node: Mapping[str, Any]) -> dict[str, Any]:
     return {**node, "status": status, "shards": len(node.get("shards") or ())}
 
 
-def status(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> int:
-    """Show nodes, and partitions with a problem. Exit code 1 if there is any."""
-    from laminar.cli.commands.topic import all_topics
+def status(*, strict: bool = False, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> int:
+    """Show nodes, and what is wrong, with what to do. Exit code 1 if it is critical.
+
+    Parameters
+    ----------
+    strict
+        Exit with 1 also if there are only warnings: before a node is restarted, for example.
+    """
     from laminar.cli.output import show, show_json
 
     with cluster.connect() as client:
-        about = client.cluster()
-        described = {topic["topic"]: topic for topic in all_topics(client)}
-        topics = {topic: [dict(each.raw) for each in client.topic(topic).partitions()] for topic in described}
-        under_way = all_operations(client)
-        alive = [node for node in about["nodes"] if node.get("alive", True)]
-        ready = {node["node"]: readyz(client, node["url"]) for node in alive}
-    rows = node_rows(about["nodes"], topics)
-    troubles = troubles_of(about["nodes"], topics, described=described, ready=ready)
-    troubles += [finding for _, finding in mixed_programs(about)] + changes_of(under_way)
-    if not about.get("catalog_leader"):
-        troubles.insert(0, "the catalog has no leader: no topic can be created, changed or deleted")
+        about, health = client.cluster(), client.health()
+    is_failed = health["status"] == "critical" or (strict and health["status"] != "well")
+    by_node = {each["node"]: each for each in health["nodes"]}
+    rows = [node_row(node) | by_node.get(node["node"], {}) for node in about["nodes"]]
     if listing.format == "json":
-        show_json({**about, "nodes": rows, "topics": len(topics), "troubles": troubles})
+        show_json({**about, **health, "nodes": rows})
     else:
         show(rows, listing, columns=("node", "status", "url", "shards", "leads", "replicas"), name="node")
     if listing.format == "table":
-        count = sum(map(len, topics.values()))
-        print(f"\n{len(topics)} topics, {count} partitions; " + ("all well" if not troubles else "not well:"))
+        print(f"\n{health['topics']} topics, {health['partitions']} partitions; {_verdict(health)}")
         if about.get("insecure"):
             print(
                 "  insecure: other machines reach the HTTP ports, and what protects from them is not all set"
             )
-        for trouble in troubles:
-            print(f"  {trouble}")
-    return EXIT_FAILED if troubles else EXIT_DONE
+        for problem in health["problems"]:
+            _print_problem(problem)
+        for code, count in health["left_out"].items():
+            print(f"  and {count:,} more: {code}")
+    return EXIT_FAILED if is_failed else EXIT_DONE
+
+
+def _verdict(health: Mapping[str, Any]) -> str:
+    return "all well" if health["status"] == "well" else f"{health['status']}:"
+
+
+def _print_problem(problem: Mapping[str, Any]) -> None:
+    print(f"  {problem['severity']}: {problem['text']} (since {problem['since']})")
+    for remedy in problem["do"]:
+        print(f"    {remedy['text']}" + (f": `{remedy['command']}`" if remedy["command"] else ""))
 
 
 def mixed_programs(about: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -124,26 +129,6 @@ def node_rows(nodes: Sequence[Mapping[str, Any]], topics: Partitions) -> list[di
     return list(rows.values())
 
 
-def _of_nodes(ready: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
-    found = []
-    for node, said in sorted(ready.items()):
-        if said is None:
-            found.append(f"node {node} does not answer /readyz")
-            continue
-        found += [f"node {node} is not ready: {reason}" for reason in said.get("reasons") or ()]
-        disk = said.get("disk") or {}
-        if disk.get("appends_refused"):
-            found.append(
-                f"node {node} refuses appends: its disk has {disk['free_bytes']:,} bytes free, "
-                f"the minimum is {disk['low_water_bytes']:,}"
-            )
-        system = [
-            each for each in said.get("warnings") or () if each.startswith(("_transactions ", "_audit "))
-        ]
-        found += [each for each in system if each not in found]
-    return found
-
-
 def waits_for(partition: Mapping[str, Any]) -> str:
     """Return text to put after "has no leader", "" if no replica is recovering.
 
@@ -156,67 +141,3 @@ def waits_for(partition: Mapping[str, Any]) -> str:
         return ""
     text = f": {', '.join(recovering)} may have forgotten appends"
     return f"{text}, it waits for {', '.join(absent)}" if absent else text
-
-
-def readyz(client: Client, url: str) -> Mapping[str, Any] | None:
-    """Return the node's answer to ``/readyz``; None if it does not answer."""
-    from laminar.client.errors import Error
-
-    try:
-        found = client.ask_node(url, "/readyz", timeout=READY_TIMEOUT_S).json()
-    except Error:
-        return None
-    return found if isinstance(found, dict) and found else None
-
-
-def troubles_of(
-    nodes: Sequence[Mapping[str, Any]],
-    topics: Partitions,
-    *,
-    described: Mapping[str, Mapping[str, Any]] | None = None,
-    ready: Mapping[str, Mapping[str, Any] | None] | None = None,
-) -> list[str]:
-    """Return a sentence for each problem. `described` are the topics, `ready` the nodes' own states."""
-    found = _of_nodes(ready or {})
-    for topic, it in sorted((described or {}).items()):
-        if it["replicas_placed"] < it["replicas"]:
-            found.append(f"{topic} has {it['replicas_placed']} of the {it['replicas']} replicas asked for")
-        for partition in topics.get(topic, ()):
-            fewest = int(it.get("settings", {}).get("min_replicas", 1))
-            in_sync = sum(1 for each in partition.get("replicas") or () if each.get("in_sync"))
-            if partition.get("leader") is not None and in_sync < fewest:
-                place = f"{topic}/{partition['partition']}"
-                found.append(f"{place} takes no appends: {in_sync} in sync, min_replicas is {fewest}")
-    found += [f"node {node['node']} does not answer" for node in nodes if not node.get("alive", True)]
-    found += [
-        f"the data folder of node {node['node']} is an older copy: it takes part in nothing"
-        for node in nodes
-        if node.get("rolled_back")
-    ]
-    for topic, partitions in sorted(topics.items()):
-        for partition in partitions:
-            place = f"{topic}/{partition['partition']}"
-            behind = [each["node"] for each in partition.get("replicas") or () if not each.get("in_sync")]
-            if partition.get("leader") is None:
-                found.append(f"{place} has no leader{waits_for(partition)}")
-            elif behind:
-                found.append(f"{place} is not in sync on {', '.join(behind)}")
-            found += [
-                f"{place} on {each['node']} holds records that the cluster has discarded, and takes no part"
-                for each in partition.get("replicas") or ()
-                if each.get("abandoned")
-            ]
-            found += [
-                f"{place} on {each['node']} has stopped: {each.get('reason') or 'no reason is known'}"
-                for each in partition.get("replicas") or ()
-                if each.get("state") == "failed"
-            ]
-            for node in sorted({each["node"] for each in partition.get("damaged") or ()}):
-                ranges = [
-                    f"{each['first_offset']} to {each['next_offset'] - 1}"
-                    for each in partition["damaged"]
-                    if each["node"] == node and each["next_offset"] > each["first_offset"]
-                ]
-                what = f"offsets {', '.join(ranges)}" if ranges else "entries without records"
-                found.append(f"{place} is damaged on {node}: {what}")
-    return found

@@ -171,6 +171,10 @@ class Client:
         """Return the answer of ``GET /v1/cluster``: nodes, shards and their URLs."""
         return self._portal.run(lambda: self._twin.cluster())
 
+    def health(self) -> dict[str, Any]:
+        """Return the answer of ``GET /v1/health``: what is wrong in the cluster, and what to do about it."""
+        return self._portal.run(lambda: self._twin.health())
+
     def request_json(
         self,
         method: str,

@@ -70,7 +70,7 @@ export function ConsumerPage({ topic, cursor }) {
       ${asked === "rewind" && html`<${Rewind} topic=${topic} found=${found} members=${members} onClose=${close} />`}
       ${asked === "delete" && html`<${Confirm} title=${`Delete ${cursor}`} name=${cursor} verb="Delete" onClose=${close} onDone=${() => go("topics", topic, "consumers")}
         act=${() => send("DELETE", "/v1/topics/{topic}/cursors/{cursor}", { topic, cursor })}>
-        <p>Its positions are forgotten. A reader of this name begins anew, where it says.</p><//>`}
+        <p>Its positions are forgotten. The next reader of this name begins where it says.</p><//>`}
     `}<//></div>`;
 }
 

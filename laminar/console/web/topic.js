@@ -121,7 +121,7 @@ function Recover({ topic, row, onClose }) {
 const SETTINGS = [
   ["flush", "when an append is acknowledged", "commit", ["commit", "interval"]],
   ["flush_interval_ms", "with interval: synced within, in ms", "500"],
-  ["flush_interval_records", "with interval: synced after so many records", "never"],
+  ["flush_interval_records", "with interval: records after which a sync begins", "never"],
   ["min_replicas", "replicas in sync that an append needs", "a majority"],
   ["retention_ms", "age at which records are deleted, in ms", "never"],
   ["retention_bytes", "size beyond which records are deleted", "no bound"],

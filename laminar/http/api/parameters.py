@@ -108,12 +108,34 @@ LISTING: Final = (
     Parameter("limit", whole(1, MAX_PAGE) | {"default": 100}, "Return at most this many names."),
     Parameter("after", TEXT, "Return names after this one: `next` of the page before."),
 )
+TOPIC_SORTS: Final = ("name", "records", "bytes", "appended_records", "appended_bytes", "fetched_bytes")
+TOPIC_LISTING: Final = (
+    *LISTING,
+    Parameter("contains", TEXT, "Return only names with this in them, in small or capital letters."),
+    Parameter("sort", one_of(*TOPIC_SORTS), "Sort by name, or by a sum, the largest first."),
+    Parameter("stats", FLAG, "With sums over each topic's partitions, which may be 10 s old."),
+)
+READY_REPLICAS: Final = Parameter(
+    "replicas", one_of("any", "current"), "`current`: 503 also while replicas of the node have not caught up."
+)
+METRICS_DETAIL: Final = (
+    Parameter("detail", one_of("none", "partitions"), "`partitions`: those of a topic, in place of sums."),
+    Parameter("topic", _NAME, "The topic whose partitions are shown."),
+)
 JOB_LISTING: Final = (
     LISTING[1],
     Parameter("after", TEXT, "Return records after this place: `next` of the page before."),
     Parameter("key", TEXT, "Return only records with this key."),
     Parameter("tag", TEXT, "Return only records with this tag."),
     Parameter("reason", TEXT, "Return only records with this text in their reason."),
+)
+HISTORY: Final = (
+    Parameter("after", TEXT, "Go on where the answer before ended: its `after`."),
+    Parameter(
+        "read",
+        one_of("leader", "replica"),
+        "`leader` (default): as a majority confirms it; `replica`: as any replica knows it.",
+    ),
 )
 DELAYED_LISTING: Final = (
     LISTING[1],

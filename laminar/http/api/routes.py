@@ -34,6 +34,7 @@ from laminar.http.api.documents import (
     topics,
     transactions,
 )
+from laminar.http.api.documents.find import history, search
 from laminar.http.api.names import check_name
 from laminar.http.api.parameters import (
     ACCEPT_LOSS,
@@ -48,6 +49,7 @@ from laminar.http.api.parameters import (
     EPOCH,
     FETCH,
     GUARANTEES,
+    HISTORY,
     IF_MATCH,
     IF_MATCH_OFFSET,
     IF_NONE_MATCH,
@@ -57,11 +59,13 @@ from laminar.http.api.parameters import (
     KEY_TIME,
     LISTING,
     LOGICAL,
+    METRICS_DETAIL,
     OFFSETS,
     ONCE,
     ONE_RECORD,
     RANGE,
     READ_REPLICA,
+    READY_REPLICAS,
     RECORD,
     RECORD_HEADERS,
     ROUTE,
@@ -69,6 +73,7 @@ from laminar.http.api.parameters import (
     SINK_EPOCH,
     STAGE,
     TO_INDEX,
+    TOPIC_LISTING,
     UPLOAD,
     WAIT,
     Parameter,
@@ -177,7 +182,13 @@ _FETCHED: Final = Reply(
 
 ROUTES: Final = (
     Route(
-        "GET", "/v1/topics", "list_topics", ANY, "List topics", LISTING, replies=(_json(topics.TopicPage),)
+        "GET",
+        "/v1/topics",
+        "list_topics",
+        ANY,
+        "List topics",
+        TOPIC_LISTING,
+        replies=(_json(topics.TopicPage),),
     ),
     Route(
         "GET",
@@ -438,6 +449,25 @@ ROUTES: Final = (
         WRITE,
         "Drop an upload's parts",
         replies=(_NO_CONTENT,),
+    ),
+    Route(
+        "GET",
+        _P + "/records/{offset}/history",
+        "record_history",
+        READ,
+        "Tell what became of a record: deliveries, acknowledgements, retries",
+        HISTORY,
+        replies=(_json(history.RecordHistory),),
+    ),
+    Route(
+        "POST",
+        _T + "/search",
+        "search",
+        READ,
+        "Search a topic's records, a step at a time",
+        body=Body.JSON,
+        document=search.Search,
+        replies=(_json(search.Found),),
     ),
     Route(
         "GET",
@@ -702,6 +732,14 @@ ROUTES: Final = (
         (AFTER_VERSION, WAIT),
         replies=(_json(cluster.Cluster), _UNCHANGED),
     ),
+    Route(
+        "GET",
+        "/v1/health",
+        "health",
+        ANY,
+        "Show what is wrong in the cluster, and what to do about it",
+        replies=(_json(cluster.Health),),
+    ),
     Route("GET", "/v1/nodes", "list_nodes", ANY, "List nodes", replies=(_json(cluster.Nodes),)),
     Route("GET", "/v1/nodes/{node}", "describe_node", ANY, "Describe a node", replies=(_json(cluster.Node),)),
     Route(
@@ -927,6 +965,7 @@ ROUTES: Final = (
         "readyz",
         PUBLIC,
         "Tell whether the node serves",
+        (READY_REPLICAS,),
         replies=(_json(server.Ready), _json(server.NotReady, "It does not serve yet.", status=503)),
     ),
     Route(
@@ -934,8 +973,9 @@ ROUTES: Final = (
         "/metrics",
         "metrics",
         METRICS,
-        "Metrics in Prometheus' text format",
-        replies=(_bytes("text/plain"),),
+        "Metrics in Prometheus' text format, or as OpenMetrics",
+        METRICS_DETAIL,
+        replies=(_bytes("text/plain", "application/openmetrics-text"),),
     ),
     Route(
         "GET",

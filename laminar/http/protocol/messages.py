@@ -8,7 +8,8 @@ costs one join.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
@@ -172,6 +173,24 @@ class Response:
         return f"<Response {self.status}>"
 
 
+class Later:
+    """An answer that is made of a future's result, when it is its turn to be sent.
+
+    Many futures may resolve at once, as those of the appends of one sync do. Made then, their answers would
+    keep the loop from all else. For changes only: the server does not cancel the future. Others may await it.
+    """
+
+    __slots__ = ("future", "make")
+
+    def __init__(self, future: asyncio.Future[Any], make: Callable[[Any], Response]) -> None:
+        self.future = future
+        self.make = make
+
+    def __await__(self) -> Generator[Any, None, Response]:
+        result = yield from asyncio.shield(self.future).__await__()
+        return self.make(result)
+
+
 class Page(Response):
     """A page of the server itself, or a file of one: its headers have a `Content-Security-Policy`."""
 
@@ -198,7 +217,10 @@ class Application(Protocol):
         ...
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:
-        """Answer a request whose body is complete. For a returned coroutine the server makes a task."""
+        """Answer a request whose body is complete, at once, by a future, or `Later`.
+
+        For a returned coroutine the server makes a task.
+        """
         ...
 
 

@@ -55,13 +55,16 @@ class HttpServer:
         *,
         shard: int | None = None,
         on_error: Callable[[BaseException], Response | None] = plain_answer,
+        on_answer: Callable[[RequestHead, int, float], None] | None = None,
     ) -> None:
         """Make a server of `app`, without connections.
 
         `on_error` makes answers of errors, of each `HttpError` at least; None: it was unexpected.
+        `on_answer` is called with the head, the status and the time (s) of each answer.
         """
         self.app = app
         self._on_error = on_error
+        self.on_answer = on_answer
         self.shard = shard
         self.limits = limits or ServerLimits()
         self.counts = Counts()
@@ -72,6 +75,8 @@ class HttpServer:
         self.date_block = self.page_block = b""
         self.now_s = 0.0
         self._connections: set[ServedConnection] = set()
+        # Those of which the application has let in no request, or only of strangers: the oldest first.
+        self._strangers: dict[ServedConnection, None] = {}
         self.bodies = Budget(self.limits.body_budget_bytes, self.limits.body_share_bytes)
         self.answers = Budget(self.limits.answer_budget_bytes, self.limits.answer_share_bytes)
         self.turns = Turns()
@@ -143,7 +148,11 @@ class HttpServer:
     # -- For connections ------------------------------------------------------------------
 
     def opened(self, connection: ServedConnection) -> None:
-        """Register an accepted connection; beyond the limit it is aborted at once."""
+        """Register an accepted connection; beyond the limit one is aborted at once.
+
+        That is the oldest of a stranger, who could otherwise keep all others out by connections on which
+        nothing is asked. If there is none, it is this one.
+        """
         self.counts.connections += 1
         if self._timer is None:
             self._note_time()
@@ -151,11 +160,23 @@ class HttpServer:
             self._timer = loop.call_later(self._period_s, self._tick)
         self._connections.add(connection)
         if len(self._connections) > self.limits.max_connections:
-            connection.abort()
+            stranger = next(iter(self._strangers), None)
+            if stranger is None:
+                connection.abort()
+                return
+            self.counts.displaced += 1
+            del self._strangers[stranger]
+            stranger.abort()
+        self._strangers[connection] = None
+
+    def known(self, connection: ServedConnection) -> None:
+        """Note that a connection is a stranger's no more."""
+        self._strangers.pop(connection, None)
 
     def closed(self, connection: ServedConnection) -> None:
         """Remove a connection that has ended."""
         self._connections.discard(connection)
+        self._strangers.pop(connection, None)
         if not self._connections and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
 

@@ -58,6 +58,7 @@ class Counts:
         "bytes_in",
         "bytes_out",
         "connections",
+        "displaced",
         "refused",
         "requests",
         "responses_2xx",
@@ -71,6 +72,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.connections = 0
+        self.displaced = 0
         self.requests = 0
         self.refused = 0
         self.timed_out = 0
@@ -115,6 +117,8 @@ class ServerState(Protocol):
     """The part of a server that its connections use. Everything belongs to one event loop."""
 
     app: Application
+    # Called with the head, the status and the time (s) of each answer, when it is encoded.
+    on_answer: Callable[[RequestHead, int, float], None] | None
     limits: ServerLimits
     counts: Counts
     heads: RequestHeads
@@ -131,7 +135,11 @@ class ServerState(Protocol):
     shard: int | None
 
     def opened(self, connection: ServedConnection) -> None:
-        """Register an accepted connection; beyond the limit it is aborted at once."""
+        """Register an accepted connection; beyond the limit one is aborted: of a stranger, or this one."""
+        ...
+
+    def known(self, connection: ServedConnection) -> None:
+        """Note that a connection is a stranger's no more."""
         ...
 
     def closed(self, connection: ServedConnection) -> None:

@@ -12,6 +12,7 @@ follow its end, and knows neither Raft nor the records in a batch. The loop's th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -46,7 +47,7 @@ from laminar.log.partition_log.readers import SegmentReader
 from laminar.log.partition_log.reads import LogReader
 from laminar.log.segment.log_files import LogFiles
 from laminar.log.segment.quarantine import Damage, Quarantine
-from laminar.log.segment.segment import Segment
+from laminar.log.segment.segment import IndexNotCached, Segment
 
 _OPENS_SEGMENT = int(Flag.OPENS_SEGMENT)
 _SYNCED = int(Flag.SYNCED)
@@ -123,8 +124,9 @@ class Log:
         self.index_of_offset, self.find_offset = entries.index_of_offset, entries.find_offset
         self.index_of_time, self.find_time = entries.index_of_time, entries.find_time
         self.find_tagged, self.find_shown = entries.find_tagged, entries.find_shown
+        self.find_kinds = entries.find_kinds
         self.read_nowait, self.read, self.read_here = reader.read_nowait, reader.read, reader.read_here
-        self.read_promptly = reader.read_promptly
+        self.read_promptly, self.in_thread = reader.read_promptly, reader.in_thread
         self.value_nowait, self.digest = reader.value_nowait, reader.digest
         self.found_damaged = reader.found_damaged
 
@@ -191,6 +193,22 @@ class Log:
     def segments(self) -> list[Segment]:
         """Return all segments, the oldest first; the last is the active one."""
         return self._entries.segments[:]
+
+    def appended_before(self, offset: int) -> int | None:
+        """Return when (ms) the record at `offset` was appended, or its segment was begun; None: not known.
+
+        Nothing is read from the disk for it.
+        """
+        segments = self._entries.segments
+        place = bisect_right(segments, offset, key=lambda segment: segment.first_offset) - 1
+        if place < 0 or offset >= self.next_offset:
+            return None
+        segment = segments[place]
+        try:
+            return segment.index_entry_nowait(segment.index_of_offset(offset)).append_time_ms
+        except IndexNotCached:
+            before_ms = segments[place - 1].last_row.append_time_ms if place else None
+            return segment.begun_ms or before_ms
 
     def watch_damage(
         self,

@@ -48,7 +48,7 @@ from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.admin.tokens import TokenRoutes
-from laminar.node.api.audit.audit_log import REFUSED, Asked, AuditLog, Source
+from laminar.node.api.audit.audit_log import REFUSED, Asked, AuditLog, Source, by_datagram
 from laminar.node.api.channels.channels import ChannelRoutes
 from laminar.node.api.channels.gates import ChannelGates
 from laminar.node.api.channels.jobs import JobRoutes
@@ -61,9 +61,9 @@ from laminar.node.api.cluster.console import ConsoleRoutes
 from laminar.node.api.cluster.cut_points import CutPoints
 from laminar.node.api.cluster.health import Watch
 from laminar.node.api.cluster.key_routes import KeyRoutes
-from laminar.node.api.cluster.metrics import MetricsRoute
 from laminar.node.api.cluster.replica_status import PartitionRoutes, ReplicaStatus
 from laminar.node.api.cluster.route_changes import RouteChanges
+from laminar.node.api.cluster.topic_sums import TopicSumsRoute
 from laminar.node.api.cluster.topics import TopicRoutes
 from laminar.node.api.common.forwarding import (
     FORWARDED,
@@ -76,6 +76,7 @@ from laminar.node.api.common.forwarding import (
 from laminar.node.api.common.json_body import most_document_bytes
 from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
+from laminar.node.api.common.passed_turns import PassedTurns
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import HostServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -88,11 +89,22 @@ from laminar.node.api.consumers.reclaim import Reclaims
 from laminar.node.api.delayed.records import DelayedRoutes
 from laminar.node.api.delayed.sends import DelayedSends
 from laminar.node.api.delayed.steps import DelayedSteps
+from laminar.node.api.find.history import HistoryRoutes
+from laminar.node.api.find.search import SearchRoutes
+from laminar.node.api.find.step import MOST_ANSWER_BYTES
+from laminar.node.api.find.steps import SearchSteps
+from laminar.node.api.health.cluster_health import ClusterHealth
+from laminar.node.api.health.current import CurrentReplicas
+from laminar.node.api.health.shard_health import ShardHealth
+from laminar.node.api.metrics.durations import Durations
+from laminar.node.api.metrics.route import MetricsRoute
+from laminar.node.api.metrics.shard_numbers import ShardNumbers
 from laminar.node.api.records.append import AppendRoutes
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
 from laminar.node.api.records.delete_records import DeleteRecordsRoute
 from laminar.node.api.records.fetch import FetchRoutes, expected_bytes
+from laminar.node.api.records.new_ids import NewIds
 from laminar.node.api.records.producer_progress import ProducerProgressRoutes
 from laminar.node.api.records.record_value import RecordValueRoutes
 from laminar.node.api.records.stale_routes import route_said
@@ -125,6 +137,9 @@ _REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_
 _ON_THE_SYSTEMS = frozenset(
     ("recover_partition", "update_topic", "pin_partition", "unpin_partition", "prefer_leader")
 )
+
+# And what changes nothing, although its method is POST.
+_SYSTEMS_TAKE = _ON_THE_SYSTEMS | {"search"}
 
 # Operations that the audit has: those of admins. Of the others it has what their handlers refuse.
 _OF_ADMINS = frozenset(operation for operation, needs in NEEDS.items() if needs.what == "admin")
@@ -200,7 +215,8 @@ class Api:
         states = ReplicaStatus(host, self._exchange, catch_up_progress=host.catch_up_progress)
         topics = TopicLookup(host.view)
         placement = PlacementCall(host)
-        topic_routes = TopicRoutes(host, topics, states, placement)
+        sums = TopicSumsRoute(host, self._exchange)
+        topic_routes = TopicRoutes(host, topics, states, placement, sums)
         led = LedPartitions(host, self._exchange)
         nodes = NodeRoutes(host, led, placement)
         places = PlacementRoutes(host, topics, placement)
@@ -214,7 +230,10 @@ class Api:
         cut_points = CutPoints(host, leaders)
         routes = RouteChanges(host, topics, placement, cut_points)
         watch = Watch(host)
-        cluster = ClusterRoutes(host, watch)
+        current = CurrentReplicas(host, self._exchange)
+        cluster = ClusterRoutes(host, watch, lagging=current.reasons)
+        shard_health = ShardHealth(host, watch)
+        health = ClusterHealth(host, self._exchange, shard_health, led)
         console = ConsoleRoutes(is_on=settings.console == "on")
         cursor_places = CursorPlaces(host, leaders, topics, steps)
         cursors = CursorRoutes(topics, steps, cursor_places)
@@ -228,10 +247,13 @@ class Api:
         delayed_steps = DelayedSteps(host.publishers, leaders)
         delayed_sends = DelayedSends(host.publishers, leaders)
         delayed = DelayedRoutes(host, topics, delayed_steps)
+        search_steps = SearchSteps(host, leaders)
+        search = SearchRoutes(host, topics, search_steps)
         groups = GroupRoutes(host, leaders, topics, cursors)
         fetch = FetchRoutes(host, self._exchange, leaders, topics)
         recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
-        progress = ProducerProgressRoutes(host, fetch)
+        new_ids = NewIds(host)
+        progress = ProducerProgressRoutes(host, fetch, new_ids)
         sinks = SinkRoutes(
             host,
             leaders,
@@ -249,29 +271,36 @@ class Api:
             sock=host.datagram_socket,
             limits=self.limits,
             meter_of=None if self._guard is None else self._guard.meter_of,
+            new_ids=new_ids,
+            on_refused=self._datagram_refused,
         )
         self._audit = AuditLog(
             host, self._append_to_audit, topic_routes.make, makes_topic=settings.access == TOKENS
         )
-        metrics = MetricsRoute(
+        self._durations = Durations()
+        numbers = ShardNumbers(
             host,
             watch,
             topics,
-            self._datagrams.statistics,
-            audit=self._audit.statistics,
+            parts={"datagrams": self._datagrams.statistics, "audit": self._audit.statistics},
             refused=lambda: {} if self._guard is None else self._guard.meters.refused,
+            requests=self._durations.stored,
         )
+        metrics = MetricsRoute(host, topics, numbers)
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
-        self._append = AppendRoutes(host, self._exchange, leaders, topics, limits=self.limits)
+        self._append = AppendRoutes(
+            host, self._exchange, leaders, topics, limits=self.limits, new_ids=new_ids
+        )
         self._to_topics = to_topics = TopicAppends(
             host,
             self._exchange,
             leaders,
             topics,
             parse=self._append.parse,
-            new_ids=self._append.new_ids,
+            new_ids=new_ids,
         )
         self._topics = topics
+        self._passed = PassedTurns(lambda: host.turns, in_progress=lambda: host.transport.calls_in_progress)
         self._handlers: dict[str, Handler] = {
             "list_topics": topic_routes.topics,
             "create_topic": topic_routes.create,
@@ -292,6 +321,8 @@ class Api:
             "upload_part": uploads.part,
             "publish_upload": uploads.publish,
             "drop_upload": uploads.drop,
+            "search": search.search,
+            "record_history": HistoryRoutes(fetch, search_steps.pace).history,
             "list_delayed": delayed.listing,
             "describe_delayed": delayed.describe,
             "change_delayed": delayed.change,
@@ -329,6 +360,7 @@ class Api:
             "prepare_stages": sinks.prepare_stages,
             "commit_batch": sinks.commit,
             "cluster": cluster.cluster,
+            "health": health.health,
             "list_nodes": cluster.nodes,
             "describe_node": cluster.node,
             "admin_nodes": nodes.nodes,
@@ -386,12 +418,21 @@ class Api:
             "delayed": answering(delayed_steps.on_delayed),
             "delayed_batch": answering(delayed_sends.on_delayed_batch),
             "delayed_list": answering(delayed_steps.on_delayed_list),
+            "search_bounds": answering(search_steps.on_bounds),
+            "search_scan": answering(search_steps.on_scan),
             "accept_loss": answering(recover.on_accept_loss),
             "sinks": answering(sinks.on_sinks),
             "look_up": answering(to_topics.on_look_up),
             "led": answering(led.on_led),
             "stats": metrics.on_stats,
+            "partition_stats": metrics.on_partition_stats,
             "health": watch.on_health,
+            "shard_sums": sums.on_shard_sums,
+            "node_sums": answering(sums.on_node_sums),
+            "shard_behind": current.on_shard_behind,
+            "node_behind": answering(current.on_node_behind),
+            "shard_health": shard_health.on_shard_health,
+            "node_health": answering(health.on_node_health),
         }
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"
@@ -439,6 +480,15 @@ class Api:
         principal = self._guard.who(request.head, matched.operation, certificate=certificate)
         return Asked(request, principal, matched.operation, matched.params)
 
+    def _datagram_refused(
+        self, topic: str, partition: int, credential: str, peer: str, problem: Problem
+    ) -> None:
+        """Note a datagram of a credential that was refused, as a request of it would be."""
+        record = self._host.view.credentials.get(credential)
+        if record is not None:
+            asked = by_datagram(topic, partition, Principal(record.name, credential=record.id), peer)
+            self._audit.failed(asked, problem, is_call=topic in SYSTEM_TOPICS)
+
     def _check(self, request: Request, matched: _Matched) -> Response | None:
         """Check a permitted request: its topic, the size of its body, and whether to redirect it."""
         if matched.is_systems:
@@ -457,6 +507,8 @@ class Api:
                 )
         if operation == "fetch":
             request.answer_bytes = expected_bytes(request.query)
+        elif operation == "search":
+            request.answer_bytes = MOST_ANSWER_BYTES
         if operation == "append_to_partition" and self._append.replica(**params) is None:
             if not self._known(params):
                 return None
@@ -545,7 +597,7 @@ class Api:
                 found.params,
                 most_document_bytes(found.operation),
                 is_counted=NEEDS[found.operation] not in (PUBLIC, METRICS, ADMIN_OF_ALL),
-                is_systems=topic in SYSTEM_TOPICS and not reads and found.operation not in _ON_THE_SYSTEMS,
+                is_systems=topic in SYSTEM_TOPICS and not reads and found.operation not in _SYSTEMS_TAKE,
             )
         matched: _Matched = head.memo
         return matched
@@ -674,8 +726,13 @@ class Api:
         if passed.principal or self._guard is not None:
             head.memo = matched = matched._replace(principal=Principal(passed.principal or ANONYMOUS))
         request = Request(head, passed.body, Forwarder(peer))
-        answer = self._carry_out(request, matched)
-        return encode_response(answer if isinstance(answer, Response) else await answer)
+        if self._guard is None:
+            answer = self._carry_out(request, matched)
+            return encode_response(answer if isinstance(answer, Response) else await answer)
+        flow = self._guard.meter_of(passed.principal or ANONYMOUS).flow
+        return encode_response(
+            await self._passed.answer(flow, len(passed.body), lambda: self._carry_out(request, matched))
+        )
 
     async def _append_to_audit(self, lines: bytes, key: str) -> None:
         """Append records to `_audit`, here or at its leader; with the same key again they are there once."""
@@ -685,6 +742,11 @@ class Api:
         answer = self._append.partition(Request(head, lines, Source()), **params)
         if not isinstance(answer, Response):
             await answer
+
+    def answered(self, head: RequestHead, status: int, seconds: float) -> None:
+        """Note how long the answer to a request took."""
+        matched: _Matched | None = head.memo
+        self._durations.note("none" if matched is None else matched.operation, status, seconds, head.query)
 
     def _sweep(self) -> None:
         """Answer all appends that wait too long for a majority. One pass for all saves a timer for each."""

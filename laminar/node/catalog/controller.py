@@ -571,27 +571,23 @@ class Controller(Process):
     async def _on_stats(self, peer: Peer, payload: bytes) -> bytes:
         group = self.group
         core = group.replica.core if group is not None else None
-        return msgspec.json.encode(
-            {
-                "role": "controller",
-                "storage": self.storage.statistics(),
-                "raft": self.driver.statistics(),
-                "transport": self.transport.statistics(),
-                "tls": self.tls_statistics(),
-                "secret": self.boot.secrets.statistics(),
-                "loop": self.health.statistics(),
-                "repair": self.repairs.statistics(),
-                "catalog": {
-                    "term": core.term if core is not None else 0,
-                    "leader": core.is_leader if core is not None else False,
-                    "version": self.state().version,
-                    "voters": len(core.configuration.voters) if core is not None else 0,
-                },
-                "routes": self._routes.statistics(),
-                "statuses": dict(self.directory.statuses()),
-                "gossip": self.gossip.statistics() if self.gossip is not None else {},
-            }
-        )
+        parts = {
+            "storage": self.storage.statistics(),
+            "raft": self.driver.statistics(),
+            "transport": self.transport.statistics(),
+            "tls": self.tls_statistics(),
+            "secret": self.boot.secrets.statistics(),
+            "loop": self.health.statistics(),
+            "repair": self.repairs.statistics(),
+            "catalog": {
+                "term": core.term if core is not None else 0,
+                "version": self.state().version,
+                "voters": len(core.configuration.voters) if core is not None else 0,
+            },
+            "routes": self._routes.statistics(),
+            "gossip": self.gossip.statistics() if self.gossip is not None else {},
+        }
+        return msgspec.msgpack.encode({"role": "controller", "parts": parts, "histograms": self.histograms()})
 
 
 def run(boot: Boot) -> int:

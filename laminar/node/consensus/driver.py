@@ -23,6 +23,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from laminar.batch import verify
+from laminar.histogram import Histogram
 from laminar.log.disk.errors import BrokenChain, ReplicaStopped, StorageClosed, StorageError
 from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
@@ -141,6 +142,9 @@ class Driver:
         self.second_leaders = 0
         self.syncs = 0
         self.proposals = 0
+        self.elections = 0
+        self.leaderships_lost = 0
+        self.commit_times = Histogram()
         self.stalls = 0
         self.stopped_replicas = 0
         transport.on_frame = self.on_frame
@@ -522,6 +526,10 @@ class Driver:
         if leading != replica.leading:
             replica.leading = leading
             replica.machine.led(leading)
+            if leading:
+                self.elections += 1
+            else:
+                self.leaderships_lost += 1
             if not leading:
                 self._resigned.set()
         if ready.committed_index is not None:
@@ -852,6 +860,8 @@ class Driver:
             "stalls": self.stalls,
             "receive_pauses": self.receive_budget.pauses,
             "elections_waiting": len(self._throttle),
+            "elections": self.elections,
+            "leaderships_lost": self.leaderships_lost,
         }
 
     # -- end ---------------------------------------------------------------------------

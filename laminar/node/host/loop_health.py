@@ -16,6 +16,8 @@ import threading
 import time
 import traceback
 
+from laminar.histogram import Histogram
+
 _log = logging.getLogger("laminar.loop")
 
 TICK_S = 0.05
@@ -42,6 +44,7 @@ class LoopHealth:
         self.lag_total_s = 0.0
         self.ticks = 0
         self.collections = 0
+        self.delays = Histogram()
         self.last_stack = ""
         self._alive_s = 0.0
         self._due_s = 0.0
@@ -89,6 +92,7 @@ class LoopHealth:
         self.ticks += 1
         self.lag_total_s += lag_s
         self.lag_max_s = max(self.lag_max_s, lag_s)
+        self.delays.observe(lag_s)
         now_s = time.monotonic()
         if now_s - self._garbage_s >= LOOK_AT_GARBAGE_S or gc.get_count()[0] > MOST_GARBAGE:
             self._collect(now_s)

@@ -57,15 +57,23 @@ class AppendPath:
     """The appends of one partition's leader, from proposal to commit."""
 
     def __init__(
-        self, context: PartitionContext, copies: Copies, *, refusal: Callable[[], Problem | None]
+        self,
+        context: PartitionContext,
+        copies: Copies,
+        *,
+        refusal: Callable[[], Problem | None],
+        consumer_refusal: Callable[[], Problem | None],
     ) -> None:
         """Begin without appends.
 
-        `refusal` returns why the storage takes no appends now, as when the disk is full, or None.
+        `refusal` returns why the storage takes no appends now, as when the disk is full, or None;
+        `consumer_refusal` why it does not even take what consumers write, so that records may be deleted.
         """
         self.refusal = refusal
+        self.consumer_refusal = consumer_refusal
         self.uncommitted_bytes = 0
         self.appended_batches = 0
+        self.appended_records = 0
         self.appended_bytes = 0
         # Called when delayed records were appended.
         self.on_delayed: Callable[[], None] | None = None
@@ -296,11 +304,15 @@ class AppendPath:
         log = self._context.log
         acknowledged = self._copies.acknowledged_index
         window: Window | None = None
+        now_s = self._loop.time()
+        commit_times = self._context.driver.commit_times
         for done in range(before + 1, index + 1):
             waiters = self.waiters.pop(done, None)
             if waiters is None:
                 continue
             term = log.term(done)
+            if waiters:
+                commit_times.observe(now_s - waiters[0].since_s)
             for waiter in waiters:
                 if waiter.term != term:
                     fail(waiter.future, truncated(self._context.name, self._outcome_of_truncated))
@@ -371,18 +383,24 @@ class AppendPath:
 
     # -- proposing -------------------------------------------------------------------------
 
-    def check_room(self) -> None:
-        """Raise `Problem` while the storage, or this partition, takes no further appends."""
-        refusal = self.refusal()
+    def check_room(self, *, of_consumers: bool = False) -> None:
+        """Raise `Problem` while the storage, or this partition, takes no further appends.
+
+        `of_consumers`: of the entries that say how far consumers are, which have a reserve.
+        """
+        refusal = self.no_room(of_consumers=of_consumers)
         if refusal is not None:
-            raise with_keepers(refusal, self._context.name, self._context.kept_log)
+            raise refusal
         used = self.uncommitted_bytes + self._batcher.size_bytes
         if used > UNCOMMITTED_BYTES:
             raise too_much_uncommitted(self._context.name, used, UNCOMMITTED_BYTES)
 
-    def no_room(self) -> Problem | None:
-        """Return why the storage takes no appends now, and which channels keep this log; None if it does."""
-        refusal = self.refusal()
+    def no_room(self, *, of_consumers: bool = False) -> Problem | None:
+        """Return why the storage takes no appends now, and which channels keep this log; None if it does.
+
+        `of_consumers` as in `check_room`.
+        """
+        refusal = self.consumer_refusal() if of_consumers else self.refusal()
         return refusal and with_keepers(refusal, self._context.name, self._context.kept_log)
 
     def _check_and_flush(self, *, even_if_full: bool = False) -> None:
@@ -486,7 +504,7 @@ class AppendPath:
         # All that may come after a seal has been asked before: one more record would be lost or doubled.
         succession = context.state.succession
         assert succession.takes_records or succession.takes(frame), f"{context.name} is {succession.status}"
-        offset = context.log.next_offset
+        offset = first_offset = context.log.next_offset
         # Add the waiters before the proposal: with one voter the commit may follow within the call.
         index, term = context.log.last_index + 1, context.replica.core.term
         waiters = []
@@ -518,6 +536,7 @@ class AppendPath:
         assert placed == (index, term), f"proposed at {placed}, expected {(index, term)}"
         self.appended_batches += 1
         self.appended_bytes += len(frame)
+        self.appended_records += context.log.next_offset - first_offset
         return index
 
     def _propose_batch(self, frame: bytearray, appends: Appends) -> int | None:

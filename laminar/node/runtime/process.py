@@ -251,6 +251,14 @@ class Process:
         if self.boot.secrets.changes:
             self.spawn(self._refresh_secrets(again=True))
 
+    def histograms(self) -> dict[str, tuple[list[int], float]]:
+        """Return the counts and sums of this process's histograms, by the names of their metrics."""
+        return {
+            "laminar_append_commit_seconds": self.driver.commit_times.stored(),
+            "laminar_disk_sync_seconds": self.storage.sync_times.stored(),
+            "laminar_loop_delay_seconds": self.health.delays.stored(),
+        }
+
     def tls_statistics(self) -> dict[str, int]:
         """Return the figures of the certificates; none without TLS."""
         return {} if self.boot.certificates is None else self.boot.certificates.statistics()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from laminar.http.protocol.messages import Application
+from laminar.http.protocol.request_head import RequestHead
 from laminar.node.runtime.process import Method
 
 
@@ -20,6 +21,9 @@ class ShardApplication(Application, Protocol):
     def max_body_bytes(self) -> int:
         """Most bytes that a request's body may have."""
         raise NotImplementedError
+
+    def answered(self, head: RequestHead, status: int, seconds: float) -> None:
+        """Note the status of an answer, and how long it took."""
 
     async def start(self) -> None:
         """Begin to serve what does not come over HTTP. Called when the shard's replicas are open."""

@@ -17,6 +17,7 @@ import msgspec
 
 from laminar.http.api.problem_response import answer_error
 from laminar.http.api.problems import Problem
+from laminar.http.protocol.flows import Turns
 from laminar.http.server.server import HttpServer
 from laminar.http.server.state import ServerLimits
 from laminar.log.disk.document import Document
@@ -147,6 +148,7 @@ class Shard(Process):
             ),
             shard=self.number,
             on_error=answer_error,
+            on_answer=self._application.answered,
         )
         self._ports = HttpPorts(boot, self.http)
         self.catch_up = CatchUp(self, by_group=self.by_group)
@@ -223,14 +225,19 @@ class Shard(Process):
         return self.boot.datagrams
 
     @property
+    def turns(self) -> Turns:
+        """The turns that principals take at this shard."""
+        return self.http.turns
+
+    @property
     def knows_its_replicas(self) -> bool:
         """Whether the manifest is there; after its loss the catalog is asked first."""
         return self.storage.manifest.known
 
-    async def ask_sibling(self, role: Role, method: str, *, timeout_s: float) -> bytes:
+    async def ask_sibling(self, role: Role, method: str, *, payload: bytes = b"", timeout_s: float) -> bytes:
         """Call `method` of another process of this node. Raises `TransportError`."""
         address = UnixAddress(self.boot.unix_name(role))
-        return await self.transport.call(address, method, b"", timeout=timeout_s)
+        return await self.transport.call(address, method, payload, timeout=timeout_s)
 
     def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Run `job` in the thread for large bodies."""
@@ -527,6 +534,13 @@ class Shard(Process):
 
     def refusal(self) -> Problem | None:
         """Return why this shard takes no appends now; None if it does."""
+        return self._storage_refusal() or self.space.refusal()
+
+    def consumer_refusal(self) -> Problem | None:
+        """Return why this shard takes nothing from consumers now, neither receives nor cursors; or None."""
+        return self._storage_refusal() or self.space.consumer_refusal()
+
+    def _storage_refusal(self) -> Problem | None:
         resource = self.storage.refusal
         if resource == "disk":
             return Problem("disk_full", "the disk of this node is full", field="disk", outcome="not_applied")
@@ -541,7 +555,7 @@ class Shard(Process):
                 retry_after_ms=100,
                 outcome="not_applied",
             )
-        return self.space.refusal() if self.space.low else None
+        return None
 
     # -- room ----------------------------------------------------------------------------
 

@@ -269,7 +269,7 @@ class Nemesis:
         if process is not None and process.poll() is not None:
             return True
         metrics = get_text(f"{self._cluster.urls[number]}/metrics") or ""
-        return re.search(r"^laminar_log_failed\{[^}]*\} 1", metrics, re.MULTILINE) is not None
+        return re.search(r'^laminar_partitions\{state="stopped"\} [1-9]', metrics, re.MULTILINE) is not None
 
     async def disk_full(self) -> None:
         full = [Rule(operation=name, error="ENOSPC") for name in ("write", "create")]

@@ -127,10 +127,15 @@ async def _left_behind(cluster: FaultyCluster) -> tuple[str, list[Violation]]:
 def _staged(cluster: FaultyCluster) -> Mapping[int, int]:
     """Open batches by partition, as its leader counts them; -1 for one without a leader that answers."""
     found = dict.fromkeys(range(PARTITIONS), -1)
-    pattern = rf'^laminar_staged_batches\{{partition="(\d+)",topic="{TOPIC}"\}} ([0-9.e+]+)$'
+    where = rf'\{{topic="{TOPIC}",partition="(\d+)"\}}'
+    query = f"detail=partitions&topic={TOPIC}"
     for url in cluster.urls:
-        for partition, count in re.findall(pattern, get_text(f"{url}/metrics") or "", re.MULTILINE):
-            found[int(partition)] = int(float(count))
+        text = get_text(f"{url}/metrics?{query}") or ""
+        led = set(re.findall(rf"^laminar_partition_leader{where} 1$", text, re.MULTILINE))
+        pattern = rf"^laminar_partition_staged_batches{where} ([0-9]+)$"
+        for partition, count in re.findall(pattern, text, re.MULTILINE):
+            if partition in led:
+                found[int(partition)] = int(count)
     return {partition: count for partition, count in found.items() if count}
 
 

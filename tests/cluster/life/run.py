@@ -197,7 +197,7 @@ class Life:
             fewest = await fewest_replicas(self.api)
             if min(fewest.values()) < REPLICAS:
                 raise LifeFailed(f"{REPLICAS} replicas are asked for, there are {fewest}")
-            missed = await self.api.metric("laminar_node_work_missed")
+            missed = await self.api.metric("laminar_node_work_missed_total")
             if missed:
                 raise LifeFailed(f"shards overlooked {missed:.0f} things that the catalog asks of them")
             await self.workload.find_shards()

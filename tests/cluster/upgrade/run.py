@@ -216,7 +216,7 @@ class Upgrade(Life):
         values = [
             line.rsplit(" ", 1)[1]
             for line in body.splitlines()
-            if line.startswith("laminar_catch_up_installed")
+            if line.startswith("laminar_catch_up_installed_total")
         ]
         return sum(map(float, values))
 

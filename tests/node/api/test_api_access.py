@@ -40,13 +40,13 @@ WHO = {
 }
 OPERATIONS = {
     "everyone": "livez readyz version openapi docs console console_file console_moved",
-    "any principal": "cluster list_nodes describe_node limits whoami datagram_key list_topics list_sinks"
-    " begin_producer",
+    "any principal": "cluster health list_nodes describe_node limits whoami datagram_key list_topics"
+    " list_sinks begin_producer",
     "any role on it": "describe_topic list_partitions describe_partition list_routes describe_route"
     " list_channels describe_channel describe_delayed",
     "readers": "fetch fetch_one offsets digest list_cursors describe_cursor set_cursor delete_cursor"
     " describe_group renew_member leave_group receive_jobs settle_jobs seek_channel list_aside list_dead"
-    " settle_dead list_delayed",
+    " settle_dead list_delayed search record_history",
     "writers": "append_to_topic append_to_partition upload_part publish_upload drop_upload describe_producer"
     " fence_producer change_delayed cancel_delayed stage describe_sink begin_sink delete_sink prepare_stages"
     " commit_batch",
@@ -326,6 +326,7 @@ def test_tokens_are_made_listed_and_revoked(guarded: Guarded) -> None:
     [
         ({"name": "a b"}, "name"),
         ({"name": ""}, "name"),
+        ({"name": "anonymous"}, "name"),
         ({"grants": []}, "grants"),
         ({"grants": [{"role": "root", "prefix": ""}]}, "grants"),
         ({"grants": [{"role": "read", "prefix": "a/b"}]}, "grants"),
@@ -386,6 +387,18 @@ def test_what_a_probe_is_told_has_names_for_an_admin_only(guarded: Guarded) -> N
         warnings = guarded.ask(kind, "GET", "/readyz").json()["warnings"]
         assert [each for each in warnings if "fewer replicas" in each], warnings
         assert ("mine-secret" in str(warnings)) == (kind == "all")
+
+
+def test_health_names_topics_to_those_who_may_describe_them(guarded: Guarded) -> None:
+    """To the others it says that there is something, and how many."""
+    asked = {"replicas": 2, "allow_fewer_replicas": True}
+    assert guarded.ask("all", "PUT", "/v1/topics/mine-thin", json=asked).status_code in (200, 201)
+    assert 401 == guarded.ask("none", "GET", "/v1/health").status_code
+    for kind in sorted(_ANY):
+        told = guarded.ask(kind, "GET", "/v1/health").json()
+        is_theirs = kind in ("read", "write", "admin", "all")
+        assert ("warning", is_theirs) == (told["status"], "mine-thin" in str(told))
+        assert is_theirs or told["left_out"]["under_replicated"]
 
 
 @pytest.mark.parametrize("name", ["laminar-principal", "principal", "x-forwarded-user", "laminar-local"])

@@ -63,14 +63,26 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     call("describe_topic", topic=topic, If_None_Match=etag)
     patch = {"settings": {"retention_bytes": 1 << 40, "retention_ms": None}}
     call("update_topic", topic=topic, document=patch, If_Match=etag)
-    assert "next" in call("list_topics", limit=1, prefix="").json()
+    assert "next" in call("list_topics", limit=1, prefix="", sort="bytes", stats="true", contains="").json()
     place: dict[str, Any] = {"topic": topic, "partition": 0}
     call("list_partitions", topic=topic, wait_ms=2000, read="leader")
     call("describe_partition", **place)
     change_route(call, new_name())
     call("list_routes", topic=topic)
-    for operation in ("livez", "readyz", "version", "limits", "metrics", "openapi", "docs", "cluster"):
+    for operation in (
+        "livez",
+        "readyz",
+        "version",
+        "limits",
+        "metrics",
+        "openapi",
+        "docs",
+        "cluster",
+        "health",
+    ):
         call(operation)
+    call("readyz", replicas="any")
+    call("metrics", detail="partitions", topic=topic)
     etag = call("console").headers["etag"]
     call("console", If_None_Match=etag)
     call("console_file", file="main.js")
@@ -97,6 +109,9 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     call("offsets", **place, at="earliest")
     call("digest", **place, to_index="committed")
 
+    call("search", topic=topic, document={"where": {"contains": "e"}, "limit": 1})
+    call("search", topic=topic, document={"from": {"0": 0}, "to": "latest", "order": "newest"})
+    call("record_history", **place, offset=0, read="leader")
     delay(call, place)
     large = b"part" * 1000
     call("upload_part", **place, upload="u", part=0, content=large, media_type="application/octet-stream")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from laminar.batch import Header, Kind, build, build_part, stamp
 from laminar.batch.header import set_producer
+from laminar.histogram import Histogram
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
 from laminar.log.format.flush_policy import FlushPolicy
@@ -723,7 +724,9 @@ class Group:
             wall_ms=lambda: 1,
             on_match=None,
         )
-        driver: Any = SimpleNamespace(propose=self.propose, leader_requested=lambda replica: None)
+        driver: Any = SimpleNamespace(
+            propose=self.propose, leader_requested=lambda replica: None, commit_times=Histogram()
+        )
         self.core = core
         self.partition = Partition(topic="t", number=0, driver=driver, log=self.log)
         self.partition.replica = replica

@@ -57,7 +57,11 @@ async def test_a_partition_is_split_after_ten_minutes_above_the_limit(node: Any)
     keys = [await topic.partition_of(key) for key in KEYS]
     assert 6 <= keys.count(first) <= 14 and 6 <= keys.count(second) <= 14
     shown = await asyncio.to_thread(metrics_of, node)
-    counts = [line.split()[-1] for line in shown.splitlines() if line.startswith("laminar_routes_splits")]
+    counts = [
+        line.split()[-1]
+        for line in shown.splitlines()
+        if line.startswith("laminar_routes_splits_by_load_total")
+    ]
     assert 1.0 == sum(map(float, counts))
     # The new ones begin to count.
     assert 1 == await a_minute(node, topic, KEYS)

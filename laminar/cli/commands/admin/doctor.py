@@ -205,10 +205,11 @@ def of_disks(answers: Mapping[str, Answers]) -> Iterator[Finding]:
     for name, found in sorted(answers.items()):
         disk = (found.ready or {}).get("disk") or {}
         if disk.get("appends_refused"):
+            refused = "appends and consumers are" if disk.get("consumers_refused") else "appends are"
             yield Finding(
                 "disks",
                 name,
-                f"appends are refused: {disk['free_bytes']:,} bytes are free",
+                f"{refused} refused: {disk['free_bytes']:,} bytes are free",
                 "free some, shorten retention, or move partitions: `laminar node weight`",
             )
         elif disk and disk["free_bytes"] < 2 * disk["low_water_bytes"]:
@@ -224,12 +225,12 @@ def of_disks(answers: Mapping[str, Answers]) -> Iterator[Finding]:
                     "disks",
                     name,
                     warning,
-                    "have the channels' consumers go on while there is room; else move them (`laminar "
-                    "channel seek`), drop what is dead (`laminar channel dead`), or delete them",
+                    "have the channels' consumers go on, or move the channels (`laminar channel seek`), drop "
+                    "what is dead (`laminar channel dead`), or delete them",
                 )
-        syncs = sum(found.metrics.get("laminar_storage_journal_syncs", ()))
-        total_ms = sum(found.metrics.get("laminar_storage_journal_syncs_us", ())) / 1000
-        longest_ms = max(found.metrics.get("laminar_storage_journal_longest_sync_us", ()), default=0.0) / 1000
+        syncs = sum(found.metrics.get("laminar_disk_sync_seconds_count", ()))
+        total_ms = sum(found.metrics.get("laminar_disk_sync_seconds_sum", ())) * 1000
+        longest_ms = max(found.metrics.get("laminar_disk_longest_sync_seconds", ()), default=0.0) * 1000
         if syncs >= FEWEST_SYNCS and total_ms / syncs > SLOW_SYNC_MS:
             yield Finding(
                 "sync time",
@@ -260,13 +261,13 @@ def of_certificates(answers: Mapping[str, Answers]) -> Iterator[Finding]:
         for what, metric, most_days, do in (
             (
                 "certificate",
-                "laminar_tls_certificate_left_s",
+                "laminar_tls_certificate_left_seconds",
                 CERTIFICATE_DAYS,
                 f"make a new one: `laminar cert node {name} --host HOST --replace`",
             ),
             (
                 "CA",
-                "laminar_tls_ca_left_s",
+                "laminar_tls_ca_left_seconds",
                 CA_DAYS,
                 "add a new one to tls_ca on all nodes, then make new certificates (docs/operating.md#tls)",
             ),
@@ -280,7 +281,7 @@ def of_certificates(answers: Mapping[str, Answers]) -> Iterator[Finding]:
 def of_audit(answers: Mapping[str, Answers]) -> Iterator[Finding]:
     """Yield nodes some of whose records are missing in `_audit`."""
     for name, found in sorted(answers.items()):
-        dropped = sum(found.metrics.get("laminar_audit_dropped", ()))
+        dropped = sum(found.metrics.get("laminar_audit_dropped_total", ()))
         if dropped:
             yield Finding(
                 "audit",

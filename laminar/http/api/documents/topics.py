@@ -110,8 +110,24 @@ class TopicPatch(Request):
     allow_fewer_replicas: bool = False
 
 
+class TopicSums(Answer):
+    """Sums over the partitions of a topic, of leaders alone, some seconds old.
+
+    `appended_records` are those of all times. The counts of bytes that were appended and fetched begin with
+    the present leaders' processes, and may fall when another one leads. `complete` is false while a partition
+    has no leader that answers: then all sums are too small.
+    """
+
+    records: Count
+    bytes: Count
+    appended_records: Count
+    appended_bytes: Count
+    fetched_bytes: Count
+    complete: bool
+
+
 class Topic(Answer):
-    """A topic."""
+    """A topic; `stats` only in a list that was asked for them."""
 
     topic: str
     partitions: int
@@ -122,13 +138,18 @@ class Topic(Answer):
     state: Literal["creating", "live"]
     created: Time
     version: int
+    stats: TopicSums | UnsetType = UNSET
 
 
 class TopicPage(Answer):
-    """A page of the list of topics; `next` is there if there are more."""
+    """A page of the list of topics; `next` is there if there are more.
+
+    `silent`: the nodes that did not say all that they lead, if sums were asked for.
+    """
 
     topics: list[Topic]
     next: str | UnsetType = UNSET
+    silent: list[str] | UnsetType = UNSET
 
 
 class DeletedTopic(Answer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from laminar import __version__
 from laminar.http.api.documents import server as documents
@@ -13,7 +14,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Page, Request, Response
 from laminar.node.access.principals import principal_of
 from laminar.node.api.cluster.health import Watch
-from laminar.node.api.common.query import integer
+from laminar.node.api.common.query import integer, one_of
 from laminar.node.api.common.services import HostServices
 from laminar.node.runtime.boot import ChildState, role_name
 from laminar.node.runtime.cluster_view import host_in_url
@@ -22,8 +23,12 @@ from laminar.node.runtime.cluster_view import host_in_url
 class ClusterRoutes:
     """The handlers of cluster, node, health and document routes."""
 
-    def __init__(self, services: HostServices, watch: Watch) -> None:
+    def __init__(
+        self, services: HostServices, watch: Watch, *, lagging: Callable[[], Awaitable[list[str]]]
+    ) -> None:
+        """`lagging` returns why replicas of this node may not have caught up; none: they have."""
         self._services = services
+        self._lagging = lagging
         self._watch = watch
 
     async def cluster(self, request: Request) -> Response:
@@ -98,8 +103,9 @@ class ClusterRoutes:
 
         What fails because other nodes are missing is only a warning, as a client would fare no better at
         another node. So is a disk below the low-water mark: everything but appends is served. Names of topics
-        are shown to an admin of everything only.
+        are shown to an admin of everything only. With `replicas=current` also 503 while replicas here lag.
         """
+        wanted = one_of(request, "replicas", ("any", "current"))
         reasons = []
         if not self._services.ready:
             reasons.append("this shard has no view of its cluster yet")
@@ -116,6 +122,8 @@ class ClusterRoutes:
                 reasons.append(f"{role_name(child.role)} died and is being started again")
             elif child.state == ChildState.STARTING:
                 reasons.append(f"{role_name(child.role)} is starting")
+        if not reasons and wanted == "current":
+            reasons += await self._lagging()
         if not reasons:
             space = self._services.space
             return Response.json(
@@ -123,7 +131,9 @@ class ClusterRoutes:
                     "ready",
                     self._services.node,
                     await self._watch.warnings(with_names=principal_of(request).may("admin", "")),
-                    documents.DiskSpace(space.free_bytes, space.threshold_bytes, space.low),
+                    documents.DiskSpace(
+                        space.free_bytes, space.threshold_bytes, space.low, space.reserve_is_used
+                    ),
                 )
             )
         return Response.json(

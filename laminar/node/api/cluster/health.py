@@ -47,7 +47,7 @@ class Watch:
     def __init__(self, services: HostServices) -> None:
         self._services = services
         # The topics and partitions that `fewer_placed` counted last, and what it found.
-        self._counted: tuple[object, object, list[str]] = (None, None, [])
+        self._counted: tuple[object, object, dict[str, int]] = (None, None, {})
 
     def own(self) -> HealthReport:
         """Return the report of this shard."""
@@ -71,11 +71,11 @@ class Watch:
                     kept.append((found.size_bytes, f"{place}, {found.size_bytes} bytes, for {found}"))
         return HealthReport(leaderless, under_replicated, refusing, sorted(kept, reverse=True))
 
-    def fewer_placed(self) -> list[str]:
-        """Return the topics with fewer replicas than they asked for, each as "name (placed of wanted)"."""
+    def fewer_placed(self) -> dict[str, int]:
+        """Return by name the topics with fewer replicas than they asked for, and how many they have."""
         message = self._services.view.message
         if message is None:
-            return []
+            return {}
         catalog = message.catalog
         topics, partitions = catalog.topics, catalog.partitions
         if self._counted[0] is not topics or self._counted[1] is not partitions:
@@ -84,8 +84,7 @@ class Watch:
                 placed, record = len(partition.replicas), topics.get(partition.topic)
                 if record is not None and placed < record.replicas:
                     fewest[partition.topic] = min(placed, fewest.get(partition.topic, placed))
-            found = [f"{name} ({fewest[name]} of {topics[name].replicas})" for name in sorted(fewest)]
-            self._counted = topics, partitions, found
+            self._counted = topics, partitions, {name: fewest[name] for name in sorted(fewest)}
         return self._counted[2]
 
     def catalog_is_led(self) -> bool:
@@ -126,7 +125,8 @@ class Watch:
         reports = await self._all()
         found = []
         if services.space.low:
-            found.append(f"appends are refused: {services.space.reason}")
+            refused = "appends and consumers are" if services.space.reserve_is_used else "appends are"
+            found.append(f"{refused} refused: {services.space.reason}")
         kept = sorted((each for report in reports for each in report.kept), reverse=True)
         if kept and services.space.free_bytes < 2 * services.space.threshold_bytes:
             found.append(f"{KEPT}: {_named([text for _, text in kept], with_names)}")
@@ -134,7 +134,10 @@ class Watch:
             found.append(f"insecure: {' and '.join(services.settings.lacks)}")
         if not self.catalog_is_led():
             found.append("the catalog has no leader: no topic can be created, changed or deleted")
-        few = self.fewer_placed()
+        topics = services.view.topics()
+        few = [
+            f"{name} ({placed} of {topics[name].replicas})" for name, placed in self.fewer_placed().items()
+        ]
         if few:
             found.append(f"topics have fewer replicas than asked for: {_named(few, with_names)}")
         for name, what in ((TRANSACTIONS, "named producers and sinks are"), (AUDIT_TOPIC, "the audit is")):
@@ -156,11 +159,7 @@ class Watch:
 
     def statistics(self) -> dict[str, int]:
         """Return this shard's numbers for /metrics."""
-        own = self.own()
         return {
-            "leaderless_partitions": len(own.leaderless),
-            "under_replicated_partitions": len(own.under_replicated),
-            "refusing_partitions": len(own.refusing),
             "topics_with_fewer_replicas": len(self.fewer_placed()),
             "catalog_is_led": int(self.catalog_is_led()),
             "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],

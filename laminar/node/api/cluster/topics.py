@@ -12,16 +12,18 @@ import msgspec
 from laminar.http.api.documents import topics as documents
 from laminar.http.api.documents.shared import Setting
 from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS
-from laminar.http.api.parameters import MAX_PAGE
+from laminar.http.api.parameters import MAX_NUMBER, MAX_PAGE, TOPIC_SORTS
 from laminar.http.api.problems import Problem, over_limit
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import owner_of, principal_of
 from laminar.node.api.cluster.replica_status import ReplicaStatus
+from laminar.node.api.cluster.topic_sums import TopicSumsRoute
+from laminar.node.api.cluster.topic_sums import document as sums_document
 from laminar.node.api.common.etags import changed, etag, names, required
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
-from laminar.node.api.common.query import integer, next_link
+from laminar.node.api.common.query import flag, integer, next_link, one_of
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.catalog.service import (
@@ -42,6 +44,9 @@ MORE_PARTITIONS = "Delete a topic, or set `max_partitions` higher on every node.
 LOWEST_OF_AUDIT = {"retention_ms": 24 * 3_600_000, "retention_bytes": 16 << 20}
 """The least that retention of `_audit` may be: an admin can't make it forget what was just done."""
 
+LONGEST_NUMBER = 20
+"""Digits of a sum in `after`."""
+
 LED_WAIT_S = 2.0
 LED_RETRY_S = 0.02
 
@@ -55,11 +60,13 @@ class TopicRoutes:
         topics: TopicLookup,
         states: ReplicaStatus,
         placement: PlacementCall,
+        sums: TopicSumsRoute,
     ) -> None:
         self._services = services
         self._topics = topics
         self._states = states
         self._placement = placement
+        self._sums = sums
 
     # -- resources -----------------------------------------------------------------------
 
@@ -84,17 +91,38 @@ class TopicRoutes:
 
     async def topics(self, request: Request) -> Response:
         """Answer GET /v1/topics: those on which the principal has a role."""
-        prefix = request.query.get("prefix", "")
+        prefix, contains = request.query.get("prefix", ""), request.query.get("contains", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
+        sort, with_sums = one_of(request, "sort", TOPIC_SORTS), flag(request, "stats")
         after = request.query.get("after", "")
+        sums = await self._sums.of_cluster() if with_sums or sort != "name" else None
+        # The name alone, or how much less than 0 the sum is, and the name.
+        begin: tuple[int, str] = (0, after)
+        if sort != "name":
+            begin = _place_in(after, sort) if after else (-MAX_NUMBER, "")
+        column = TOPIC_SORTS.index(sort)
         shown = principal_of(request).among(self._services.view.topics(), "describe", within=prefix)
-        found = heapq.nsmallest(limit + 1, (name for name in shown if name > after))
+        wanted = contains.lower()
+        places = (
+            (0 if sums is None or sort == "name" else -sums.of(name)[column], name)
+            for name in shown
+            if wanted in name.lower()
+        )
+        found = heapq.nsmallest(limit + 1, (place for place in places if place > begin))
         page = found[:limit]
-        answer = documents.TopicPage([self._describe(self._topics.record(name)) for name in page])
+        topics = self._services.view.topics()
+        described = [self._describe(topics[name]) for _, name in page if name in topics]
+        answer = documents.TopicPage(described)
+        if with_sums and sums is not None:
+            answer.silent = sums.silent
+            for each in described:
+                each.stats = sums_document(sums.of(each.topic), partitions=len(topics[each.topic].numbers))
         headers = []
         if len(found) > limit:
-            answer.next = page[-1]
-            headers.append(next_link("/v1/topics", prefix=prefix, limit=limit, after=page[-1]))
+            value, name = page[-1]
+            answer.next = name if sort == "name" else f"{-value}/{name}"
+            given = {name: request.query.get(name, "") for name in ("contains", "sort", "stats")}
+            headers.append(next_link("/v1/topics", prefix=prefix, **given, limit=limit, after=answer.next))
         return Response.json(answer, headers=headers)
 
     async def topic(self, request: Request, topic: str) -> Response:
@@ -296,6 +324,19 @@ class TopicRoutes:
                 "no_leader", f"the catalog changed in the meantime: {result.detail}", outcome="not_applied"
             )
         return answer
+
+
+def _place_in(after: str, sort: str) -> tuple[int, str]:
+    """Return the place of the last topic of the page before, in a list that is sorted by a sum.
+
+    Raises:
+        Problem: 422 `invalid`.
+    """
+    value, _, name = after.partition("/")
+    if not name or not value.isascii() or not value.isdigit() or len(value) > LONGEST_NUMBER:
+        detail = f"with sort={sort}, after is `next` of the page before"
+        raise Problem("invalid", detail, field="after", value=after)
+    return -int(value), name
 
 
 def _too_few_nodes(request: TopicRequest, answer: CatalogAnswer) -> Problem:

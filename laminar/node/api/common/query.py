@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from urllib.parse import urlencode
 
 from laminar.http.api.problems import Problem
@@ -33,6 +34,24 @@ def integer(request: Request, name: str, default: int, *, maximum: int, minimum:
             limit=maximum,
         )
     return value
+
+
+def one_of(request: Request, name: str, values: Sequence[str]) -> str:
+    """Return the text `name` of the query, or the first of `values` if it is not there.
+
+    Raises:
+        Problem: 422 if it is none of `values`.
+    """
+    text = request.query.get(name, values[0])
+    if text not in values:
+        known = ", ".join(values)
+        raise Problem("invalid", f"{name} must be one of {known}", field=name, value=text, limit=known)
+    return text
+
+
+def flag(request: Request, name: str) -> bool:
+    """Return whether `name` of the query is ``true``; False if it is not there. Raises as `one_of`."""
+    return one_of(request, name, ("false", "true")) == "true"
 
 
 def next_link(path: str, **query: str | int) -> tuple[str, str]:

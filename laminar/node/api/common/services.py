@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from laminar.http.protocol.flows import Turns
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from laminar.node.channels.deliveries import Deliveries
@@ -118,6 +119,10 @@ class HostServices(ShardServices, Protocol):
         """Calls to other processes."""
 
     @property
+    def turns(self) -> Turns:
+        """The turns that principals take at this shard."""
+
+    @property
     def siblings(self) -> Sequence[Role]:
         """The other processes of this node, without this shard."""
 
@@ -137,7 +142,7 @@ class HostServices(ShardServices, Protocol):
     def knows_its_replicas(self) -> bool:
         """Whether the manifest is there; False after its loss, until the catalog has said what it held."""
 
-    async def ask_sibling(self, role: Role, method: str, *, timeout_s: float) -> bytes:
+    async def ask_sibling(self, role: Role, method: str, *, payload: bytes = b"", timeout_s: float) -> bytes:
         """Call `method` of another process of this node. Raises `TransportError`."""
         raise NotImplementedError
 
@@ -150,6 +155,10 @@ class HostServices(ShardServices, Protocol):
 
     def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
         """Let a recovering replica vote for logs that reach this entry; return whether that took effect."""
+        raise NotImplementedError
+
+    def histograms(self) -> dict[str, tuple[list[int], float]]:
+        """Return the counts and sums of this process's histograms, by the names of their metrics."""
         raise NotImplementedError
 
     def statistics(self) -> dict[str, dict[str, Any]]:

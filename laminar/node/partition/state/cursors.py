@@ -65,6 +65,11 @@ class Cursors:
     def __len__(self) -> int:
         return len(self._cursors)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a cursor at the log's end or as of the last commit."""
+        return bool(self._cursors or self._undo)
+
     def get(self, name: str) -> Cursor | None:
         """Return the cursor as of the log's end, committed or not; None if there is none."""
         return self._cursors.get(name)

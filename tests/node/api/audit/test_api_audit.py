@@ -147,10 +147,10 @@ def test_a_flood_of_refusals_does_not_fill_the_topic(node: Watched) -> None:
     refused = sum(
         float(line.split()[-1])
         for line in metrics[0].splitlines()
-        if line.startswith("laminar_audit_refused{")
+        if line.startswith("laminar_audit_refused_total{")
     )
     assert 300 <= refused
-    assert 'laminar_audit_dropped{process="shard 0"} 0' in metrics[0]
+    assert 'laminar_audit_dropped_total{process="shard-0"} 0' in metrics[0]
 
 
 def test_no_secret_is_in_the_topic_or_the_log(node: Watched) -> None:
@@ -247,7 +247,7 @@ def test_an_admin_is_answered_while_no_record_can_be_written(tmp_path: Path) -> 
             assert time.monotonic() < until
             time.sleep(0.05)
         metrics = found.ask("admin", "GET", "/metrics").text
-        assert 0 < int(re.findall(r'laminar_audit_waiting\{process="shard 0"\} (\d+)', metrics)[0])
+        assert 0 < int(re.findall(r'laminar_audit_waiting\{process="shard-0"\} (\d+)', metrics)[0])
         deleted = found.ask("admin", "DELETE", "/v1/topics/made", headers={"if-match": "*"})
         assert 202 == deleted.status_code
         assert "call: admin DELETE /v1/topics/made" in cluster.members[0].log.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -388,3 +389,55 @@ def test_a_reader_of_a_partition_is_not_given_another_of_its_name(
     assert (1, described["id"]) == (described["end_offset"], http.get(partition.path).json()["id"])
     problem(partition.fetch(id="7"), 422, "invalid", field="id", value="7")
     problem(http.get(f"{topic}/partitions", params={"read": "me"}), 422, "invalid", field="read")
+
+
+def test_topics_are_found_by_a_part_of_their_name_and_sorted_by_their_sums(http: httpx.Client) -> None:
+    """The largest first, page by page; each topic once, with the sums of what it has."""
+    values = {"sum-A-small": 1, "sum-a-large": 5, "sum-a-empty": 0, "sum-b-large": 3}
+    for name, count in values.items():
+        assert 201 == http.put(f"/v1/topics/{name}", json={"partitions": 2}).status_code
+        for number in range(count):
+            path = f"/v1/topics/{name}/partitions/{number % 2}/records"
+            assert 201 == http.post(path, content=b"x" * 100).status_code
+    until_summed(http, "sum-", sum(values.values()))
+
+    query = {"prefix": "sum-", "contains": "M-A", "sort": "records", "stats": "true", "limit": "2"}
+    first = http.get("/v1/topics", params=query)
+    page = first.json()
+    second = http.get(first.links["next"]["url"]).json()
+
+    assert ["sum-a-large", "sum-A-small"] == [each["topic"] for each in page["topics"]]
+    assert ["sum-a-empty"] == [each["topic"] for each in second["topics"]]
+    assert ("next" in page, "next" in second, []) == (True, False, page["silent"])
+    stats = page["topics"][0]["stats"]
+    assert (5, 5, True) == (stats["records"], stats["appended_records"], stats["complete"])
+    assert stats["bytes"] > 500 and stats["appended_bytes"] > 500
+    plain = http.get("/v1/topics", params={"prefix": "sum-", "contains": "LARGE"}).json()
+    assert ["sum-a-large", "sum-b-large"] == [each["topic"] for each in plain["topics"]]
+    assert "stats" not in plain["topics"][0] and "silent" not in plain
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"sort": "age"},
+        {"stats": "yes"},
+        {"sort": "bytes", "after": "sum-a"},
+        {"sort": "bytes", "after": "-1/x"},
+    ],
+)
+def test_a_wrong_sort_or_page_of_topics_is_refused(http: httpx.Client, query: dict[str, str]) -> None:
+    field = "after" if "after" in query else next(iter(query))
+    problem(http.get("/v1/topics", params=query), 422, "invalid", field=field)
+
+
+def until_summed(http: httpx.Client, prefix: str, records: int) -> None:
+    """Sums are some seconds old."""
+    deadline = time.monotonic() + 60
+    query = {"prefix": prefix, "stats": "true", "limit": "1000"}
+    while True:
+        listed = http.get("/v1/topics", params=query).json()["topics"]
+        if records == sum(each["stats"]["records"] for each in listed):
+            return
+        assert time.monotonic() < deadline, listed
+        time.sleep(0.1)

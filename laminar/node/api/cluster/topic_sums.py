@@ -1,0 +1,133 @@
+"""Sums by topic, over all partitions of the cluster: each node adds up the partitions that it leads.
+
+They are added up only while they are asked for, and at most every `KEEP_S`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from laminar.http.api.documents.topics import TopicSums
+from laminar.node.api.common.forwarding import Exchange
+from laminar.node.api.common.node_call import NodeCall, of_siblings
+from laminar.node.api.common.services import HostServices
+from laminar.node.api.common.slices import Kept, in_slices
+from laminar.node.host.clock import Clock
+from laminar.node.partition.partition import Partition
+from laminar.node.transport.transport import Peer
+
+KEEP_S: Final = 5.0
+
+# Of a topic: partitions led, records, bytes, records appended ever; appended and fetched bytes as counted by
+# their present leaders.
+Row = tuple[int, int, int, int, int, int]
+NO_SUMS: Final[Row] = (0, 0, 0, 0, 0, 0)
+
+
+class Sums(msgspec.Struct, frozen=True, array_like=True):
+    """Sums by topic of a shard or node; `is_whole`: all of its shards have answered."""
+
+    by_topic: dict[str, Row]
+    is_whole: bool = True
+
+
+class ClusterSums(msgspec.Struct, frozen=True):
+    """Sums by topic of the cluster, and the nodes that are not in them, or not with all their shards."""
+
+    by_topic: dict[str, Row]
+    silent: list[str]
+
+    def of(self, topic: str) -> Row:
+        """Return the sums of a topic."""
+        return self.by_topic.get(topic, NO_SUMS)
+
+
+class TopicSumsRoute:
+    """The sums of all topics, and the methods by which nodes and shards are asked for theirs."""
+
+    def __init__(self, services: HostServices, exchange: Exchange) -> None:
+        self._services = services
+        self._shard = Kept(self._add_up, clock=services.clock, keep_s=KEEP_S)
+        self._cluster = Kept(
+            self._gather, clock=services.clock, version=lambda: services.view.version, keep_s=KEEP_S
+        )
+        self._nodes = NodeCall[Sums](services, exchange, method="node_sums", own=self._of_node, kind=Sums)
+
+    async def of_cluster(self) -> ClusterSums:
+        """Return the sums of all topics, which may be twice `KEEP_S` old."""
+        return await self._cluster.get()
+
+    async def on_shard_sums(self, peer: Peer, payload: bytes) -> bytes:
+        """Answer a sibling with the sums of this shard."""
+        return msgspec.msgpack.encode(await self._shard.get())
+
+    async def on_node_sums(self, peer: Peer, payload: bytes) -> Sums:
+        """Answer another node with the sums of this one."""
+        return await self._of_node()
+
+    async def _add_up(self) -> Sums:
+        rows: dict[str, Row] = {}
+
+        def add(partition: Partition) -> None:
+            if partition.leads:
+                row = (
+                    1,
+                    partition.end_offset - partition.start_offset,
+                    partition.log.size_bytes,
+                    partition.end_offset,
+                    partition.appends.appended_bytes,
+                    partition.reader.fetched_bytes,
+                )
+                rows[partition.topic] = _added(rows.get(partition.topic, NO_SUMS), row)
+
+        await in_slices(list(self._services.partitions.values()), add, clock=self._services.clock)
+        return Sums(rows)
+
+    async def _of_node(self) -> Sums:
+        answers = await of_siblings(self._services, "shard_sums")
+        known = [
+            await self._shard.get(),
+            *(msgspec.msgpack.decode(answer, type=Sums) for answer in answers.values() if answer is not None),
+        ]
+        return Sums(await _merged(known, self._services.clock), len(known) == 1 + len(answers))
+
+    async def _gather(self) -> ClusterSums:
+        names = sorted(self._services.view.nodes()) or [self._services.node]
+        answers = await self._nodes.of_all(names)
+        silent = [name for name, sums in answers.items() if sums is None or not sums.is_whole]
+        return ClusterSums(
+            await _merged([each for each in answers.values() if each is not None], self._services.clock),
+            silent,
+        )
+
+
+def _added(first: Row, second: Row) -> Row:
+    a, b = first, second
+    return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4], a[5] + b[5])
+
+
+async def _merged(many: list[Sums], clock: Clock) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+
+    def add(item: tuple[str, Row]) -> None:
+        topic, row = item
+        rows[topic] = _added(rows[topic], row) if topic in rows else row
+
+    for sums in many:
+        await in_slices(sums.by_topic.items(), add, clock=clock)
+    return rows
+
+
+def document(row: Row, *, partitions: int) -> TopicSums:
+    """Return the sums of a topic that has `partitions` as answers show them."""
+    led, records, size, appended, appended_bytes, fetched_bytes = row
+    return TopicSums(
+        records=records,
+        bytes=size,
+        appended_records=appended,
+        appended_bytes=appended_bytes,
+        fetched_bytes=fetched_bytes,
+        complete=led >= partitions,
+    )

@@ -1,0 +1,88 @@
+"""Questions to all nodes: to one shard of each, which asks its siblings. So a node costs one call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Generic, TypeVar
+
+from laminar.http.api.problems import Problem
+from laminar.node.api.common.forwarding import Exchange
+from laminar.node.api.common.services import HostServices
+from laminar.node.runtime.boot import CONTROLLER, Role
+from laminar.node.transport.transport import TransportError
+
+T = TypeVar("T")
+
+SIBLING_WAIT_S: Final = 1.0
+NODE_WAIT_S: Final = 2.0
+"""How long a node may take; longer than its shards may, so that one of them does not silence it."""
+MOST_ASKED: Final = 3
+"""Shards of a node that are asked, one after the other, until one answers."""
+
+
+class NodeCall(Generic[T]):
+    """One question to all nodes."""
+
+    def __init__(
+        self,
+        services: HostServices,
+        exchange: Exchange,
+        *,
+        method: str,
+        own: Callable[[], Awaitable[T]],
+        kind: Any,
+        payload: bytes = b"",
+    ) -> None:
+        """`own` returns the answer of this node; other nodes answer `method` with theirs, of type `kind`."""
+        self._services = services
+        self._exchange = exchange
+        self._method = method
+        self._own = own
+        self._kind = kind
+        self._payload = payload
+
+    async def of_all(self, names: Iterable[str]) -> dict[str, T | None]:
+        """Return the answer of each node by name; None where none came."""
+        nodes = list(names)
+        return dict(zip(nodes, await asyncio.gather(*map(self._of, nodes)), strict=True))
+
+    async def _of(self, node: str) -> T | None:
+        """Return the answer of a node; None if it is not alive, or none of the shards asked answers."""
+        services = self._services
+        if node == services.node:
+            return await self._own()
+        record = services.view.nodes().get(node)
+        if record is None or not services.view.alive(node):
+            return None
+        until_s = time.monotonic() + NODE_WAIT_S
+        for shard in range(min(record.shards, MOST_ASKED)):
+            address, left_s = services.view.address(node, shard + 1), until_s - time.monotonic()
+            if address is None or left_s <= 0:
+                break
+            try:
+                answer: T = await self._exchange.ask(
+                    address, self._method, self._payload, kind=self._kind, timeout_s=left_s
+                )
+            except Problem:
+                continue
+            return answer
+        return None
+
+
+async def of_siblings(
+    services: HostServices, method: str, *, payload: bytes = b""
+) -> dict[Role, bytes | None]:
+    """Return by role the answers of this node's other shards; None where none came."""
+    siblings = [role for role in services.siblings if role != CONTROLLER]
+    answers = await asyncio.gather(
+        *(services.ask_sibling(role, method, payload=payload, timeout_s=SIBLING_WAIT_S) for role in siblings),
+        return_exceptions=True,
+    )
+    found: dict[Role, bytes | None] = {}
+    for role, answer in zip(siblings, answers, strict=True):
+        if isinstance(answer, BaseException) and not isinstance(answer, TransportError):
+            raise answer
+        found[role] = None if isinstance(answer, BaseException) else answer
+    return found

@@ -1,0 +1,32 @@
+"""How long requests took, by operation and status: noted for each answer, so in well below a microsecond."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from laminar.histogram import Histogram
+from laminar.http.api.routes import ROUTES
+
+# Operations that wait as long as their client asks for.
+_WAITING = frozenset(route.operation for route in ROUTES if "wait_ms" in route.query)
+
+
+class Durations:
+    """The histograms of one shard. There are no more than operations times statuses."""
+
+    def __init__(self) -> None:
+        self._histograms: dict[tuple[str, int], Histogram] = {}
+
+    def note(self, operation: str, status: int, seconds: float, query: Mapping[str, str]) -> None:
+        """Note an answer, less the wait that was asked for: it is not known how much of that was needed."""
+        if operation in _WAITING and "wait_ms" in query:
+            asked = query["wait_ms"]
+            seconds = max(0.0, seconds - int(asked) / 1000) if asked.isdigit() and len(asked) < 10 else 0.0
+        histogram = self._histograms.get((operation, status))
+        if histogram is None:
+            histogram = self._histograms[operation, status] = Histogram()
+        histogram.observe(seconds)
+
+    def stored(self) -> list[tuple[str, int, list[int], float]]:
+        """Return operation, status, counts and sum of each."""
+        return [(*key, *each.stored()) for key, each in self._histograms.items()]

@@ -1,0 +1,355 @@
+"""The numbers of one shard for `/metrics`: added up by topic, consumer and channel, in slices of the loop.
+
+Sums by topic, as partitions are too many for series of their own. Counters of partitions are added up by what
+they gained since the last look, so a sum does not fall when a partition leaves this shard; what one gains
+between the last look and its end is not counted.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from laminar import __version__
+from laminar.node.api.cluster.health import Watch, in_sync_of
+from laminar.node.api.common.services import HostServices
+from laminar.node.api.common.slices import in_slices
+from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.partition.partition import Partition
+from laminar.node.runtime.boot import Role, role_name
+
+MOST_CONSUMERS: Final = 5_000
+"""Consumers of a node that have metrics; the others are only counted."""
+
+Stored = tuple[list[int], float]
+
+
+class TopicNumbers(msgspec.Struct, array_like=True, gc=False):
+    """The sums of a topic's replicas here, as `names.OF_TOPICS` lists them; then what consumers need."""
+
+    append_records: int = 0
+    append_bytes: int = 0
+    fetch_records: int = 0
+    fetch_bytes: int = 0
+    log_bytes: int = 0
+    leads: int = 0
+    route: int = 0
+    staged_batches: int = 0
+    staged_bytes: int = 0
+    unread: int = 0
+    """Records in the partitions led here."""
+    most_unread: int = 0
+    """Of the one with the most."""
+    oldest_s: float = 0.0
+    """Age of the oldest of them."""
+    retention_s: float = 0.0
+    """The topic's retention by age; 0: none."""
+
+
+class ConsumerNumbers(msgspec.Struct, array_like=True, gc=False):
+    """A consumer in the partitions led here in which it has a position; `held` are all their records."""
+
+    lag: int = 0
+    most_lag: int = 0
+    oldest_s: float = 0.0
+    overtaken: int = 0
+    held: int = 0
+
+
+class PartitionNumbers(msgspec.Struct, array_like=True, gc=False):
+    """The numbers of a replica, as `names.OF_PARTITIONS` lists them, and of its consumers."""
+
+    number: int
+    leads: bool
+    has_failed: bool
+    start_offset: int
+    end_offset: int
+    log_bytes: int
+    append_records: int
+    append_bytes: int
+    fetch_bytes: int
+    staged_batches: int
+    consumers: dict[str, tuple[int, int]]
+    """By name the lag and the records overtaken, where this node leads the partition."""
+
+
+class ProcessNumbers(msgspec.Struct):
+    """The numbers of one process; a controller has only `role`, `parts` and `histograms`."""
+
+    role: str
+    parts: dict[str, dict[str, Any]]
+    histograms: dict[str, Stored] = {}
+    requests: list[tuple[str, int, list[int], float]] = []
+    """Of each operation and status: counts by time, and the sum of times."""
+    states: dict[str, int] = {}
+    undrained: int = 0
+    topics: dict[str, TopicNumbers] = {}
+    consumers: list[tuple[str, str, ConsumerNumbers]] = []
+    consumers_left_out: int = 0
+    channels: list[tuple[Any, ...]] = []
+    channel_counts: list[tuple[Any, ...]] = []
+    refused: dict[str, int] = {}
+    routes: dict[str, Any] = {}
+    version: str = __version__
+    python: str = platform.python_version()
+
+
+_Counters = tuple[int, int, int, int]
+_NONE: Final[_Counters] = (0, 0, 0, 0)
+
+
+def label_of(role: Role) -> str:
+    """Return a process as the label `process` names it: ``controller``, ``shard-0``."""
+    return role_name(role).replace(" ", "-")
+
+
+class ShardNumbers:
+    """The numbers of one shard."""
+
+    def __init__(
+        self,
+        services: HostServices,
+        watch: Watch,
+        topics: TopicLookup,
+        *,
+        parts: Mapping[str, Callable[[], Mapping[str, int]]],
+        refused: Callable[[], Mapping[str, int]],
+        requests: Callable[[], list[tuple[str, int, list[int], float]]],
+    ) -> None:
+        """`parts` return statistics beside those of the shard, `refused` the refusals by principal."""
+        self._services = services
+        self._watch = watch
+        self._topics = topics
+        self._parts = parts
+        self._refused = refused
+        self._requests = requests
+        # By group: the counters of its replica at the last look.
+        self._last: dict[bytes, _Counters] = {}
+        # By topic: what these counters have gained together since the start.
+        self._gained: dict[str, list[int]] = {}
+        # Consumers in the order in which they were seen first, with how many records each has lost so far,
+        # and by partition what it lacked at the last look.
+        self._seen: dict[tuple[str, str], int] = {}
+        self._overtaken: dict[tuple[bytes, str], int] = {}
+
+    async def look(self) -> ProcessNumbers:
+        """Return the numbers of now."""
+        services = self._services
+        found = services.statistics()
+        parts = found | {name: dict(make()) for name, make in self._parts.items()}
+        parts["node"] = found["node"] | self._watch.statistics()
+        numbers = ProcessNumbers(
+            label_of(services.number),
+            parts,
+            histograms=services.histograms(),
+            requests=self._requests(),
+            channel_counts=[*services.deliveries.counts.rows()],
+            refused=dict(self._refused()),
+        )
+        look = _Look(numbers, self._topics, services)
+        counters: dict[bytes, _Counters] = {}
+        overtaken: dict[tuple[bytes, str], int] = {}
+
+        last, gained_by = self._last, self._gained
+
+        def add(partition: Partition) -> None:
+            group, topic = partition.context.replica.group, partition.context.topic
+            now = counters[group] = _counters(partition)
+            before = last.get(group)
+            if now != before:
+                gained = gained_by.get(topic)
+                if gained is None:
+                    gained = gained_by[topic] = [0, 0, 0, 0]
+                for place, (count, known) in enumerate(zip(now, before or _NONE, strict=True)):
+                    gained[place] += count - known if count >= known else count  # it was opened again
+            for name, lacking in look.add(partition):
+                key = topic, name
+                more = max(0, lacking - self._overtaken.get((group, name), 0))
+                self._seen[key] = self._seen.get(key, 0) + more
+                overtaken[group, name] = lacking
+
+        await in_slices(list(services.partitions.values()), add, clock=services.clock)
+        self._last, self._overtaken = counters, overtaken
+        self._gained = {name: gained for name, gained in self._gained.items() if name in numbers.topics}
+        for name, gained in self._gained.items():
+            row = numbers.topics[name]
+            row.append_records, row.append_bytes, row.fetch_records, row.fetch_bytes = gained
+        self._list_consumers(numbers, look.consumers)
+        return numbers
+
+    def _list_consumers(
+        self, numbers: ProcessNumbers, consumers: dict[tuple[str, str], ConsumerNumbers]
+    ) -> None:
+        self._seen = {key: lost for key, lost in self._seen.items() if key in consumers}
+        for key in consumers:
+            self._seen.setdefault(key, 0)
+        for (topic, name), lost in self._seen.items():
+            if len(numbers.consumers) < MOST_CONSUMERS:
+                row = consumers[topic, name]
+                row.overtaken = lost
+                numbers.consumers.append((topic, name, row))
+        numbers.consumers_left_out = len(self._seen) - len(numbers.consumers)
+
+    async def of_partitions(self, topic: str) -> list[PartitionNumbers]:
+        """Return the numbers of this shard's replicas of a topic."""
+        found: list[PartitionNumbers] = []
+
+        def add(partition: Partition) -> None:
+            if partition.topic == topic:
+                found.append(_of_partition(partition))
+
+        await in_slices(list(self._services.partitions.values()), add, clock=self._services.clock)
+        return found
+
+
+class _OfTopic(NamedTuple):
+    """The sums of a topic, and what it asks for; 0: nothing, as it is not in the view."""
+
+    row: TopicNumbers
+    replicas: int
+    min_replicas: int
+
+
+class _Look:
+    """One look at all replicas, and what it has added up."""
+
+    def __init__(self, numbers: ProcessNumbers, topics: TopicLookup, services: HostServices) -> None:
+        self._numbers = numbers
+        self._topics = topics
+        self._view = services.view
+        self._now_ms = services.clock.wall_ms()
+        self._states: Counter[str] = Counter()
+        numbers.states = self._states
+        self._of_topics: dict[str, _OfTopic] = {}
+        self.consumers: dict[tuple[str, str], ConsumerNumbers] = {}
+
+    def add(self, partition: Partition) -> Sequence[tuple[str, int]]:
+        """Add a replica; return by consumer the records before the start of the log that it has not read.
+
+        Of many replicas this takes most of the time of a scrape, so it looks up nothing twice.
+        """
+        context = partition.context
+        log, replica, state, states = context.log, context.replica, context.state, self._states
+        topic = self._of_topics.get(context.topic)
+        if topic is None:
+            topic = self._of_topics[context.topic] = self._topic(context.topic)
+        row = topic.row
+        row.log_bytes += log.size_bytes
+        if log.quarantine:
+            states["damaged"] += 1
+        failure = replica.failure
+        if failure is not None or log.failure is not None:
+            states["stopped"] += 1
+        names: Sequence[str] = ()
+        if state.cursors.is_used:
+            names = partition.cursor_commands.names()
+            for name in names:
+                self.consumers.setdefault((context.topic, name), ConsumerNumbers())
+        core = replica.core
+        if not core.is_leader or failure is not None or state.left_out:
+            if not core.leader_id:
+                states["leaderless"] += 1
+            return ()
+        status = state.succession.status
+        states[status] += 1
+        voters = len(core.configuration.voters)
+        in_sync = 1 if voters == 1 else len(in_sync_of(partition))
+        if in_sync < topic.replicas:
+            states["under_replicated"] += 1
+        if in_sync < topic.min_replicas:
+            states["refusing"] += 1
+        row.leads += 1
+        if state.stages:
+            row.staged_batches += len(state.stages)
+            row.staged_bytes += state.stages.size_bytes
+        start, end = context.start_offset, context.end_offset
+        unread = end - start
+        if unread:
+            row.unread += unread
+            row.most_unread = max(row.most_unread, unread)
+        if state.channels:
+            self._add_channels(partition, end)
+        return self._add_cursors(partition, row, names) if names else ()
+
+    def _topic(self, name: str) -> _OfTopic:
+        row = self._numbers.topics[name] = TopicNumbers(route=self._topics.version(name))
+        record = self._view.topics().get(name)
+        if record is None:
+            return _OfTopic(row, 0, 0)
+        settings = record.settings
+        row.retention_s = int(settings.get("retention_ms", 0)) / 1000
+        return _OfTopic(row, record.replicas, int(settings.get("min_replicas", 1)))
+
+    def _add_channels(self, partition: Partition, end: int) -> None:
+        kept = partition.context.kept_log
+        for channel in partition.state.channels.by_id.values():
+            self._numbers.channels.append(
+                (
+                    partition.topic,
+                    channel.name,
+                    channel.depth(end),
+                    len(channel.out),
+                    len(channel.aside) - channel.dead,
+                    channel.dead,
+                    channel.lost,
+                    0 if kept is None else kept.bytes_of(channel.id),
+                )
+            )
+
+    def _add_cursors(
+        self, partition: Partition, row: TopicNumbers, names: Sequence[str]
+    ) -> list[tuple[str, int]]:
+        commands, lacking = partition.cursor_commands, list[tuple[str, int]]()
+        start, end = partition.start_offset, partition.end_offset
+        is_sealed = partition.state.succession.status == "sealed"
+        if end > start:
+            row.oldest_s = max(row.oldest_s, self._age_s(partition, start))
+        for name in names:
+            cursor = commands.get(name)
+            if cursor is None:
+                continue
+            lacking.append((name, max(0, start - cursor.position)))
+            each, lag = self.consumers[partition.topic, name], max(0, end - cursor.position)
+            each.held += end - start
+            each.lag += lag
+            each.most_lag = max(each.most_lag, lag)
+            if lag:
+                each.oldest_s = max(each.oldest_s, self._age_s(partition, max(start, cursor.position)))
+                self._numbers.undrained += is_sealed
+        return lacking
+
+    def _age_s(self, partition: Partition, offset: int) -> float:
+        """Return how old the record at `offset` is, at most; 0 where that is not known."""
+        time_ms = partition.log.appended_before(offset)
+        return 0.0 if not time_ms else max(0.0, (self._now_ms - time_ms) / 1000)
+
+
+def _counters(partition: Partition) -> _Counters:
+    appends, reader = partition.appends, partition.reader
+    return appends.appended_records, appends.appended_bytes, reader.fetched_records, reader.fetched_bytes
+
+
+def _of_partition(partition: Partition) -> PartitionNumbers:
+    commands, leads = partition.cursor_commands, partition.leads
+    start, end = partition.start_offset, partition.end_offset
+    return PartitionNumbers(
+        number=partition.number,
+        leads=leads,
+        has_failed=partition.replica.failure is not None or partition.log.failure is not None,
+        start_offset=start,
+        end_offset=end,
+        log_bytes=partition.log.size_bytes,
+        append_records=partition.appends.appended_records,
+        append_bytes=partition.appends.appended_bytes,
+        fetch_bytes=partition.reader.fetched_bytes,
+        staged_batches=len(partition.state.stages) if leads else 0,
+        consumers={
+            name: (max(0, end - cursor.position), max(0, start - cursor.position))
+            for name in (commands.names() if leads else ())
+            if (cursor := commands.get(name)) is not None
+        },
+    )
