@@ -65,7 +65,7 @@ MANY := -n 4 --dist loadscope tests $(foreach left,tests/docs $(LOADED) $(CHECKE
 FEW := -n 2 --dist loadscope $(LOADED) tests/docs
 # Spark's queries are short here: Java's second compiler takes more CPU than it saves, half of Spark's.
 test: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
-test: .venv/.spark java postgresql promtool
+test: .venv/.spark java postgresql promtool build/browser/ready
 	@# Tests are compiled once, by two at a time, and not by each of four workers. Errors show below.
 	@printf '%s\n' tests/*/ | xargs -n 13 -P 2 $(BIN)/python -m pytest -q -p no:xdist --collect-only >/dev/null 2>&1 || true
 	$(BIN)/python -m tests.stage $(MANY)
@@ -245,6 +245,21 @@ build/fuzz/bin/st: pyproject.toml constraints.txt
 	$(PYTHON) -m venv build/fuzz
 	build/fuzz/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt schemathesis
 	@touch $@
+
+# A browser for the tests of the console: Playwright has an environment of its own, with axe-core from npm beside it.
+# Chromium is Debian's, where packages may be installed. Where one of them can't be had, those tests are skipped.
+build/browser/ready: Makefile
+	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "fetching Chromium, for the tests of the console"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { $(APT) update -qq; \
+	    $(APT) install -y -qq --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 || true; \
+	fi
+	@{ command -v npm && $(PYTHON) -m venv build/browser \
+	  && build/browser/bin/pip install --quiet --disable-pip-version-check playwright==1.65.2 \
+	  && cd build/browser && npm pack axe-core@4.14.1 --silent \
+	  && tar xzf axe-core-4.14.1.tgz --strip-components=1 package/axe.min.js \
+	  && touch ready; } >/dev/null || echo "no browser for the tests of the console: npm or Playwright cannot be had"
 
 .venv/.spark: .venv/.core
 	@$(BIN)/python -c 'import pyspark, matplotlib' 2>/dev/null || echo "fetching Spark, 450 MB"

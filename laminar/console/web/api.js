@@ -59,7 +59,8 @@ export function leftMs() {
 }
 
 token = leftMs() > 0 ? sessionStorage.getItem(TOKEN) || "" : "";
-if (!token) sessionStorage.removeItem(TOKEN);
+if (token) touch();
+else sessionStorage.removeItem(TOKEN);
 
 /** A name for a request, which is carried out once however often it is sent. */
 export function newKey() {

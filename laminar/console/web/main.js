@@ -130,7 +130,6 @@ function useIdle(isActive) {
   const [warned, setWarned] = useState(false);
   useEffect(() => {
     if (!isActive || !isSignedIn()) return undefined;
-    touch();
     const note = () => {
       if (leftMs() < IDLE_MS - 1000) touch();
       setWarned(false);

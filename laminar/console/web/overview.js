@@ -4,7 +4,7 @@ import { html, useRef } from "./preact-htm.js";
 import { either, get, Problem } from "./api.js";
 import { bytes, number, time } from "./format.js";
 import { Command, Empty, Figures, Head, Loaded, Status, Table, href, usePoll } from "./parts.js";
-import { listTopics } from "./topics.js";
+import { isEmpty, listTopics } from "./topics.js";
 
 const KINDS = { well: "good", warning: "warning", critical: "bad" };
 
@@ -72,9 +72,8 @@ export function Overview() {
       ${cluster.insecure && html`<p><${Status} kind="warning">This node can be reached from other machines without TLS or without tokens.<//></p>`}
       <${Problems} found=${found} />
       <h2>${topics.hasStats ? "Busiest topics" : "Topics"}</h2>
-      ${topics.topics.length === 0
-        ? html`<${Empty} command="echo hi | laminar produce hello">There is no topic yet. The first record makes one:<//>`
-        : html`<${Table} caption="Topics" rows=${topics.topics} keyOf=${(row) => row.topic} columns=${[
+      ${isEmpty(topics) && html`<${Empty} command="laminar topic create orders --partitions 4">There is no topic yet. Make the first:<//>`}
+      ${topics.topics.length > 0 && html`<${Table} caption="Topics" rows=${topics.topics} keyOf=${(row) => row.topic} columns=${[
           { title: "Topic", cell: (row) => html`<a href=${href("topics", row.topic)}>${row.topic}</a>` },
           { title: "Partitions", is: "number", cell: (row) => number(row.partitions) },
           ...(topics.hasStats ? [

@@ -100,7 +100,7 @@ export function Records({ topic, partition = "" }) {
     </div>
     ${total?.notSearched.slice(0, 20).map((gap) => html`<p><${Status} kind="warning">Not searched: partition ${gap.partition}, offsets ${number(gap.from)} to before ${number(gap.to)}: ${gap.why}<//></p>`)}
     ${view.rows.length > 0 && html`<${Table} caption="Records" rows=${view.rows} keyOf=${identity} most=${MOST_ROWS} columns=${[
-      { title: "Partition/offset", cell: (row) => html`<button type="button" class="link" aria-expanded=${open === identity(row)} aria-label=${`Record ${row.offset} of partition ${row.partition}`} onClick=${() => setOpen(open === identity(row) ? null : identity(row))}>${row.partition}/${row.offset}</button>` },
+      { title: "Partition/offset", cell: (row) => html`<button type="button" class="link" aria-expanded=${open === identity(row)} aria-label=${`Record ${row.partition}/${row.offset}`} onClick=${() => setOpen(open === identity(row) ? null : identity(row))}>${row.partition}/${row.offset}</button>` },
       { title: "Time", is: "when", cell: (row) => time(row.timestamp) },
       { title: "Key", cell: (row) => html`<code class="key">${keyOf(row).slice(0, 60)}</code>` },
       { title: "Tag", cell: (row) => row.tag },

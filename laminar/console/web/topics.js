@@ -54,6 +54,9 @@ const NONE = (filter) => (filter
   ? html`<p>No topic has such a name.</p>`
   : html`<${Empty} command="laminar topic create orders --partitions 4">There is no topic yet. Make the first:<//>`);
 
+/** Whether no one has made a topic yet: those of the system begin with an underscore. */
+export const isEmpty = (page) => page.topics.every((topic) => topic.topic.startsWith("_")) && !page.next;
+
 export function Topics({ may }) {
   const { state, controls, pager, filter } = useTopics();
   const [creating, setCreating] = useState(false);
@@ -61,7 +64,7 @@ export function Topics({ may }) {
       ${may("write", "") || may("admin", "") ? html`<button type="button" class="primary" onClick=${() => setCreating(true)}>New topic</button>` : ""}
     <//>
     ${controls}
-    <${Loaded} state=${state}>${(page) => (page.topics.length === 0 ? NONE(filter) : html`
+    <${Loaded} state=${state}>${(page) => html`<div>${isEmpty(page) && NONE(filter)}${page.topics.length > 0 && html`<div>
       ${page.silent?.length > 0 && html`<p><${Status} kind="warning">Sums lack what is led by ${page.silent.join(", ")}.<//></p>`}
       <${Table} caption="Topics" rows=${page.topics} keyOf=${(row) => row.topic} columns=${[
         { title: "Topic", cell: (row) => html`<a href=${href("topics", row.topic)}>${row.topic}</a>` },
@@ -75,7 +78,7 @@ export function Topics({ may }) {
         { title: "Retention", cell: (row) => retention(row.settings) },
         { title: "Created", is: "when", cell: (row) => time(row.created) },
       ]} />
-      ${pager(page)}`)}<//>
+      ${pager(page)}</div>`}</div>`}<//>
     ${creating && html`<${NewTopic} onClose=${() => setCreating(false)} />`}</div>`;
 }
 
@@ -117,12 +120,12 @@ export function Pick({ title, tab }) {
   const { state, controls, pager, filter } = useTopics();
   return html`<div><${Head} title=${title} />
     ${controls}
-    <${Loaded} state=${state}>${(page) => (page.topics.length === 0 ? NONE(filter) : html`
+    <${Loaded} state=${state}>${(page) => html`<div>${isEmpty(page) && NONE(filter)}${page.topics.length > 0 && html`<div>
       <${Table} caption="Topics" rows=${page.topics} keyOf=${(row) => row.topic} columns=${[
         { title: `${title} of topic`, cell: (row) => html`<a href=${href("topics", row.topic, tab)}>${row.topic}</a>` },
         { title: "Partitions", is: "number", cell: (row) => number(row.partitions) },
         ...(page.hasStats ? [{ title: "Records", is: "number", cell: (row) => number(row.stats?.records) }] : []),
-      ]} />${pager(page)}`)}<//></div>`;
+      ]} />${pager(page)}</div>`}</div>`}<//></div>`;
 }
 
 /** What 20 topics at a time have of something: `load(topic, signal)` returns rows. */

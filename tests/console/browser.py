@@ -1,0 +1,369 @@
+"""Scenes of the console in a real browser, run by the interpreter of `build/browser`, which has Playwright.
+
+Apart from the tests, as Playwright has an environment of its own. It prints a line of JSON for each scene,
+with what was wrong in it. A line `?WHAT` asks the test to do something to the node; it waits for a line then.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+# A topic takes the node 15 ms and more, so 10,000 take minutes. The page shows 100 at a time of any number.
+MANY = 120
+PLACES = ("overview", "topics", "records", "consumers", "channels", "routes", "cluster", "access")
+OF_TOPIC = ("partitions", "records", "produce", "consumers", "channels", "routes", "settings")
+
+
+class Browser:
+    """A page of the console, and all that was wrong with it since the last scene began."""
+
+    def __init__(self, page: Page, url: str, token: str, axe: str) -> None:
+        self.page, self.url, self.token, self.axe = page, url, token, axe
+        self.wrong: list[str] = []
+        page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        page.on("console", self._said)
+        page.on("request", self._asked)
+        page.set_default_timeout(10_000)
+
+    def _said(self, message: Any) -> None:
+        if "Content Security Policy" in message.text or "Trusted" in message.text:
+            self.wrong.append(f"policy: {message.text}")
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith((f"{self.url}/", "blob:")):
+            self.wrong.append(f"asked another host: {request.url}")
+
+    def api(self, method: str, path: str, document: object = None, kind: str = "application/json") -> Any:
+        """Ask the node, as another program would."""
+        body = None if document is None else json.dumps(document).encode()
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind}
+        request = urllib.request.Request(f"{self.url}{path}", body, headers, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def go(self, place: str) -> None:
+        """Go to a page, and wait until nothing loads any more."""
+        self.page.goto(f"{self.url}/console/#/{place}")
+        expect(self.page.locator("main h1")).to_be_visible()
+        expect(self.page.get_by_text("Loading …")).to_have_count(0)
+
+    def sign_in(self, token: str) -> None:
+        self.page.get_by_label("Token", exact=False).first.fill(token)
+        self.page.get_by_role("button", name="Sign in").click()
+
+    def check(self, what: str) -> None:
+        """Note serious faults of accessibility, an error on the page, and a page that scrolls sideways."""
+        self.page.evaluate(self.axe)
+        found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        for rule in found["violations"]:
+            if rule["impact"] in ("serious", "critical"):
+                self.wrong.append(f"{what}: {rule['id']} at {rule['nodes'][0]['target']}")
+        for text in self.page.locator(".trouble").all_inner_texts():
+            self.wrong.append(f"{what}: {text}")
+        if self.page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            self.wrong.append(f"{what}: wider than the window")
+
+
+def fill(browser: Browser, topic: str, partitions: int) -> None:
+    """Make a topic with records, consumers and a channel with dead records."""
+    browser.api("PUT", f"/v1/topics/{topic}", {"partitions": partitions, "replicas": 1})
+    orders = [
+        {"order": 1000 + k, "items": [{"sku": "A-17", "count": k % 4 + 1}], "total": k * 3.5}
+        for k in range(120)
+    ]
+    records = [
+        {"key": f"customer-{k % 17}", "value": json.dumps(each), "tag": "paid", "headers": {"source": "shop"}}
+        for k, each in enumerate(orders)
+    ]
+    records.append({"key": "<b>key</b>", "value": "<img src=x onerror=alert(1)><script>alert(1)</script>"})
+    browser.api(
+        "POST", f"/v1/topics/{topic}/records", {"records": records}, "application/vnd.laminar.records+json"
+    )
+    browser.api("PUT", f"/v1/topics/{topic}/cursors/billing", {"begin": "earliest"})
+    browser.api("PUT", f"/v1/topics/{topic}/cursors/search-index", {"begin": "latest"})
+    browser.api("PUT", f"/v1/topics/{topic}/channels/mail", {"settings": {"max_attempts": 1}})
+    channel = f"/v1/topics/{topic}/channels/mail"
+    jobs = browser.api("POST", f"{channel}/receive", {"max": 12, "wait_ms": 2000})["jobs"]
+    nack = [{"token": job["token"], "reason": "the mail server said 550"} for job in jobs[:6]]
+    browser.api("POST", f"{channel}/acks", {"nack": nack})
+
+
+# -- scenes, in their order ----------------------------------------------------------------------------------
+
+
+def empty(browser: Browser, shots: Path) -> None:
+    """A wrong token is refused in the server's words; each page of an empty cluster shows a first command."""
+    page = browser.page
+    page.goto(f"{browser.url}/console/")
+    browser.check("sign-in")
+    browser.sign_in("lam_0123456789abcdef_wrong")
+    expect(page.locator(".trouble")).to_be_visible()
+    browser.sign_in(browser.token)
+    expect(page.locator("nav.side")).to_be_visible()
+    for place in PLACES:
+        browser.go(place)
+        browser.check(place)
+        if place not in ("cluster", "access"):
+            assert page.locator(".command code").count() >= 1, f"{place} shows no command"
+
+
+def one(browser: Browser, shots: Path) -> None:
+    """A topic is made, each page of it is shown, a record is appended and found."""
+    page = browser.page
+    browser.go("topics")
+    page.get_by_role("button", name="New topic").click()
+    page.get_by_label("Name", exact=True).fill("first")
+    page.get_by_role("spinbutton", name="Replicas").fill("1")
+    browser.check("new topic")
+    page.get_by_role("button", name="Create", exact=True).click()
+    expect(page.locator("main h1")).to_have_text("first")
+    for tab in OF_TOPIC:
+        browser.go(f"topics/first/{tab}")
+        browser.check(tab)
+    browser.go("topics/first/produce")
+    page.get_by_label("Value", exact=True).fill("hello")
+    page.get_by_role("button", name="Append").click()
+    page.get_by_role("link", name="partition 0, offset 0").click()
+    expect(page.locator("pre")).to_have_text("hello")
+    browser.check("record")
+    page.get_by_role("button", name="Bytes").click()
+    expect(page.locator("pre")).to_contain_text("68 65 6c 6c 6f")
+
+
+def clicks(browser: Browser, shots: Path) -> None:
+    """Lag, a partition's leader and a record's value are three clicks away; a record is never markup."""
+    page = browser.page
+    fill(browser, "orders", 4)
+    node = browser.api("GET", "/v1/nodes")["nodes"][0]["node"]
+    side = page.locator("nav.side")
+    browser.go("overview")
+    side.get_by_role("link", name="Consumers").click()
+    expect(page.get_by_role("row").filter(has_text="billing").first).to_contain_text("121")
+    side.get_by_role("link", name="Topics").click()
+    page.get_by_role("link", name="orders", exact=True).click()
+    expect(page.get_by_role("row").nth(1).locator("td").first).to_have_text(node)
+    page.screenshot(path=shots / "console-partitions.png")
+    page.get_by_role("link", name="Records").last.click()
+    expect(page.locator("tbody tr").first).to_contain_text("order")
+    for _ in range(5):
+        more = page.get_by_role("button", name="Go on")
+        expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
+        if more.count() == 0:
+            break
+        more.click()
+    expect(page.get_by_text("that is all")).to_be_visible()
+    page.get_by_text("<img src=x").first.wait_for()
+    assert page.locator("main img").count() == 0, "a record became markup"
+    page.locator("tbody th button").nth(1).click()
+    page.get_by_role("button", name="JSON", exact=True).click()
+    browser.check("records")
+    page.evaluate("scrollTo(0, 0)")
+    page.screenshot(path=shots / "console-records.png")
+
+
+def export(browser: Browser, shots: Path) -> None:
+    """NDJSON and CSV have each record; a cell that a spreadsheet would calculate is text."""
+    page = browser.page
+    browser.api("PUT", "/v1/topics/sheet", {"replicas": 1})
+    records = {"records": [{"key": "=1+1", "value": 'a,"b"'}, {"key": "plain", "value": "@SUM(A1)"}]}
+    browser.api("POST", "/v1/topics/sheet/records", records, "application/vnd.laminar.records+json")
+    browser.go("topics/sheet/records")
+    kept = {}
+    for kind in ("NDJSON", "CSV"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Export {kind}").click()
+        kept[kind] = Path(download.value.path()).read_bytes().decode()
+    lines = [json.loads(line) for line in kept["NDJSON"].splitlines()]
+    assert {"=1+1", "plain"} == {line["key"] for line in lines}, kept
+    assert ",'=1+1," in kept["CSV"] and ',"a,""b"""' in kept["CSV"] and ",'@SUM(A1)," in kept["CSV"], kept
+
+
+def channels(browser: Browser, shots: Path) -> None:
+    """Dead records are replayed one by one; a channel is paused; what loses data wants the name typed."""
+    page = browser.page
+    browser.go("topics/orders/channels/mail/dead")
+    expect(page.locator("tbody tr")).to_have_count(6)
+    browser.check("dead")
+    page.get_by_role("button", name="Replay", exact=False).nth(1).click()
+    page.get_by_role("dialog").get_by_role("button", name="Replay", exact=True).click()
+    expect(page.locator("tbody tr")).to_have_count(5)
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    page.get_by_role("button", name="Drop these").click()
+    drop = page.get_by_role("dialog").get_by_role("button", name="Drop", exact=True)
+    assert drop.is_disabled(), "nothing was typed"
+    browser.check("drop")
+    page.get_by_label("Type mail").fill("mail")
+    drop.click()
+    expect(page.get_by_text("No record is dead.")).to_be_visible()
+
+
+def trim(browser: Browser, shots: Path) -> None:
+    """A trim shows what it deletes; a rewind what is read again; a deleted topic is gone."""
+    page = browser.page
+    browser.go("topics/sheet")
+    page.get_by_role("button", name="Trim partition 0").click()
+    page.get_by_label("before offset").fill("2")
+    page.get_by_role("button", name="Show what is deleted").click()
+    expect(page.get_by_text("2 records")).to_be_visible()
+    page.get_by_label("Type sheet").fill("sheet")
+    page.get_by_role("button", name="Delete records").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    browser.go("topics/orders/consumers/search-index")
+    page.get_by_role("button", name="Rewind").click()
+    expect(page.get_by_text("121 records are read again")).to_be_visible()
+    page.get_by_label("Type search-index").fill("search-index")
+    page.get_by_role("dialog").get_by_role("button", name="Rewind").click()
+    expect(page.locator(".figures")).to_contain_text("121")
+    browser.go("topics/sheet/settings")
+    page.get_by_role("button", name="Delete topic").click()
+    page.get_by_label("Type sheet").fill("sheet")
+    page.get_by_role("dialog").get_by_role("button", name="Delete topic").click()
+    expect(page.locator("main h1")).to_have_text("Topics")
+    assert "sheet" not in {topic["topic"] for topic in browser.api("GET", "/v1/topics")["topics"]}
+
+
+def many(browser: Browser, shots: Path) -> None:
+    """Of many topics a page is shown, and the filter finds one; then each page once more."""
+    page = browser.page
+    for number in range(MANY):
+        browser.api("PUT", f"/v1/topics/many-{number:05}", {"replicas": 1})
+    browser.go("topics")
+    expect(page.locator("tbody tr")).to_have_count(100)
+    page.get_by_role("button", name="Next").click()
+    expect(page.get_by_text("Page 2")).to_be_visible()
+    page.locator("[data-filter]").fill("many-00042")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    for place in PLACES:
+        browser.go(place)
+    browser.check("access")
+
+
+def keyboard(browser: Browser, shots: Path) -> None:
+    """Everything by keys: places, the filter, a topic, its tabs, help, and that shortcuts can be off."""
+    page = browser.page
+    browser.go("overview")
+    page.keyboard.press("g")
+    page.keyboard.press("t")
+    expect(page.locator("main h1")).to_have_text("Topics")
+    expect(page.locator("main h1")).to_be_focused()
+    page.keyboard.press("/")
+    expect(page.locator("[data-filter]")).to_be_focused()
+    page.keyboard.type("ord")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "orders":
+            break
+    page.keyboard.press("Enter")
+    expect(page.locator("main h1")).to_have_text("orders")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    browser.check("help")
+    page.get_by_label("Shortcuts of one key are on").press(" ")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.evaluate("localStorage.clear()")
+
+
+def dark(browser: Browser, shots: Path) -> None:
+    """In dark colours, and on a narrow window, each page has contrast and fits."""
+    page = browser.page
+    page.emulate_media(color_scheme="dark", reduced_motion="reduce")
+    browser.go("topics/orders/consumers/billing")
+    browser.check("dark")
+    page.screenshot(path=shots / "console-dark.png")
+    browser.go("topics/orders/channels/mail")
+    browser.check("dark channel")
+    page.set_viewport_size({"width": 420, "height": 800})
+    for place in ("topics/orders", "topics/orders/records", "cluster"):
+        browser.go(place)
+        browser.check(f"narrow {place}")
+    page.set_viewport_size({"width": 1280, "height": 760})
+    page.emulate_media(color_scheme="light")
+
+
+def stopped(browser: Browser, shots: Path) -> None:
+    """A node that stops is said to be silent, what was shown stays; it comes back by itself."""
+    page = browser.page
+    browser.go("topics/orders")
+    ask("stop")
+    expect(page.get_by_text("The node does not answer.")).to_be_visible(timeout=20_000)
+    expect(page.locator("tbody tr")).to_have_count(4)
+    ask("start")
+    expect(page.get_by_text("The node does not answer.")).to_have_count(0, timeout=30_000)
+
+
+def expired(browser: Browser, shots: Path) -> None:
+    """A token that ends is forgotten, and so is one that no one uses for half an hour."""
+    page = browser.page
+    made = browser.api(
+        "POST", "/v1/admin/tokens", {"name": "short", "grants": [{"role": "read", "prefix": "ord"}]}
+    )
+    page.get_by_role("button", name="Sign out").click()
+    browser.sign_in(made["token"])
+    browser.go("topics/orders")
+    browser.check("reader")
+    assert page.get_by_role("button", name="Trim").count() == 0, "a reader has no button to trim"
+    browser.api("DELETE", f"/v1/admin/tokens/{made['id']}")
+    expect(page.get_by_role("button", name="Sign in")).to_be_visible(timeout=15_000)
+    expect(page.locator(".trouble")).to_contain_text("token")
+    assert page.evaluate("sessionStorage.getItem('laminar-token')") is None
+    browser.sign_in(browser.token)
+    expect(page.locator("nav.side")).to_be_visible()
+    page.evaluate("sessionStorage.setItem('laminar-seen', String(Date.now() - 30 * 60_000 + 20_000))")
+    expect(page.get_by_text("signed out in a minute")).to_be_visible()
+    page.evaluate("sessionStorage.setItem('laminar-seen', '0')")
+    expect(page.get_by_text("half an hour without use").first).to_be_visible()
+    assert page.evaluate("sessionStorage.getItem('laminar-token')") is None
+
+
+SCENES: tuple[Callable[[Browser, Path], None], ...] = (
+    *(empty, one, clicks, export, channels, trim, many, keyboard, dark, stopped, expired),
+)
+
+
+def ask(what: str) -> None:
+    """Have the test do something to the node."""
+    print(f"?{what}", flush=True)
+    assert sys.stdin.readline(), "the test has ended"
+
+
+@contextmanager
+def opened(url: str, token: str, axe: Path) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=sys.argv[3], args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = chromium.new_page(viewport={"width": 1280, "height": 760})
+        yield Browser(page, url, token, axe.read_text())
+        chromium.close()
+
+
+def main() -> None:
+    url, token, _, axe, shots = sys.argv[1:6]
+    with opened(url, token, Path(axe)) as browser:
+        for scene in SCENES:
+            browser.wrong.clear()
+            try:
+                scene(browser, Path(shots))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the scene failed by it, and the next is tried
+                browser.wrong.append(f"{type(error).__name__}: {error}; at {browser.page.url}")
+                browser.page.screenshot(path=Path(shots) / f"failed-{scene.__name__}.png")
+            print(json.dumps({"scene": scene.__name__, "wrong": browser.wrong}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
