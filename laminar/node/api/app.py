@@ -704,7 +704,7 @@ class Api:
     def answered(self, head: RequestHead, status: int, seconds: float) -> None:
         """Note how long the answer to a request took."""
         matched: _Matched | None = head.memo
-        self._durations.note("none" if matched is None else matched.operation, status, seconds, head.query)
+        self._durations.note("none" if matched is None else matched.operation, status, seconds, head)
 
     def _sweep(self) -> None:
         """Answer all appends that wait too long for a majority. One pass for all saves a timer for each."""
