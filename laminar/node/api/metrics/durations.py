@@ -20,8 +20,10 @@ class Durations:
     def __init__(self) -> None:
         self._histograms: dict[tuple[str, int], Histogram] = {}
 
-    def note(self, operation: str, status: int, seconds: float, head: RequestHead) -> None:
+    def note(self, head: RequestHead, status: int, seconds: float) -> None:
         """Note an answer, less the wait that was asked for: it is not known how much of that was needed."""
+        matched = head.memo
+        operation = "none" if matched is None else matched.operation
         if operation in _WAITING:
             asked = head.query.get("wait_ms", "")
             if _MILLISECONDS.match(asked):  # else there is none, or the request was refused for it
