@@ -320,3 +320,14 @@ def test_the_steering_bench_measures_four_ways() -> None:
     figures = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
     assert ["reuseport", "sockets", "xdp", "ports", "passed_on"] == list(figures)
     assert all(figures[way] > 0 for way in ("reuseport", "sockets", "xdp", "ports"))
+
+
+def test_a_scrape_is_measured_with_its_observations() -> None:
+    """`python -m benches.bench_metrics`: an observation, the text alone, and a node that is scraped."""
+    command = [sys.executable, "-m", "benches.bench_metrics", "--quick"]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    kinds = [line.partition(":")[0] for line in ran.stdout.splitlines()]
+    assert ["observe", "request", "text of 10 topics, 5 consumers", "scrape of 10 partitions"] == kinds

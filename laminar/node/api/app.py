@@ -277,14 +277,15 @@ class Api:
         self._audit = AuditLog(
             host, self._append_to_audit, topic_routes.make, makes_topic=settings.access == TOKENS
         )
-        self._durations = Durations()
+        durations = Durations()
+        self.answered = durations.note  # without a method between: it is called for each answer
         numbers = ShardNumbers(
             host,
             watch,
             topics,
             parts={"datagrams": self._datagrams.statistics, "audit": self._audit.statistics},
             refused=lambda: {} if self._guard is None else self._guard.meters.refused,
-            requests=self._durations.stored,
+            requests=durations.stored,
         )
         metrics = MetricsRoute(host, topics, numbers)
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
@@ -742,11 +743,6 @@ class Api:
         answer = self._append.partition(Request(head, lines, Source()), **params)
         if not isinstance(answer, Response):
             await answer
-
-    def answered(self, head: RequestHead, status: int, seconds: float) -> None:
-        """Note how long the answer to a request took."""
-        matched: _Matched | None = head.memo
-        self._durations.note("none" if matched is None else matched.operation, status, seconds, head.query)
 
     def _sweep(self) -> None:
         """Answer all appends that wait too long for a majority. One pass for all saves a timer for each."""

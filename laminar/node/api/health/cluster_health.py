@@ -145,7 +145,8 @@ class ClusterHealth:
                 added(left, report.left_out)
         leaderless = [each for each in found if each.code == "no_leader" and each.subject != CATALOG]
         found = [each for each in found if each.code != "no_leader" or each.subject == CATALOG]
-        found += await self._without_leader(leaderless, answers)
+        alive = answers | {name for name in names if view.alive(name)}
+        found += await self._without_leader(leaderless, alive)
         own = [
             Found("node_silent", name, f"node {name} is alive, and does not say how it is")
             for name in silent
@@ -156,14 +157,14 @@ class ClusterHealth:
             for name in silent
             if not view.alive(name)
         ]
-        own += await self._in_the_dark(answers)
+        own += await self._in_the_dark(alive)
         own += self._old_programs()
         own += await self._changes()
         own += self._uneven(reports)
         found += self._since.noted(own)
-        return _Seen(merged(found), left, silent, self._nodes(reports))
+        return _Seen(merged(found), left, silent, await self._nodes(reports))
 
-    async def _without_leader(self, found: Sequence[Found], answers: set[str]) -> list[Found]:
+    async def _without_leader(self, found: Sequence[Found], alive: set[str]) -> list[Found]:
         """Return the partitions that have no leader, of those whose replicas know of none.
 
         A replica that was cut off from its leader knows of none either, so the others are asked.
@@ -172,14 +173,14 @@ class ClusterHealth:
             return []
         partitions = {each.subject: self._partition(each.subject) for each in found}
         nodes = {node for record in partitions.values() if record is not None for node in holders(record)}
-        led = {place for places in (await self._led.of(nodes & answers)).values() for place in places or ()}
+        led = {place for places in (await self._led.of(nodes & alive)).values() for place in places or ()}
         texts: dict[str, list[str]] = {}
         for each in found:
             texts.setdefault(each.subject, []).extend([each.node] if each.text else [])
         return [
             msgspec.structs.replace(
                 each,
-                text=_leaderless_text(each.subject, texts[each.subject], partitions[each.subject], answers),
+                text=_leaderless_text(each.subject, texts[each.subject], partitions[each.subject], alive),
                 is_critical=True,
             )
             for each in found
@@ -190,17 +191,20 @@ class ClusterHealth:
         topic, _, number = place.rpartition("/")
         return self._services.view.partition(topic, int(number))
 
-    async def _in_the_dark(self, answers: set[str]) -> list[Found]:
-        """Return the partitions of whose replicas no node answers."""
+    async def _in_the_dark(self, alive: set[str]) -> list[Found]:
+        """Return the partitions of which no node with a replica is alive.
+
+        A node that is alive may have an older program, which does not say how it is.
+        """
         message = self._services.view.message
-        if message is None or answers >= message.catalog.nodes.keys():
+        if message is None or alive >= message.catalog.nodes.keys():
             return []
         found: list[Found] = []
 
         def look(record: PartitionRecord) -> None:
-            if not holders(record) & answers:
+            if not holders(record) & alive:
                 place = f"{record.topic}/{record.number}"
-                text = _leaderless_text(place, [], record, answers)
+                text = _leaderless_text(place, [], record, alive)
                 found.append(Found("no_leader", place, text, record.topic, is_critical=True))
 
         await in_slices(list(message.catalog.partitions.values()), look, clock=self._services.clock)
@@ -270,10 +274,10 @@ class ClusterHealth:
                 text = f"node {name} leads {count} partitions, its share is {share:.0f}"
                 yield Found("leaders_uneven", name, text)
 
-    def _nodes(self, reports: Mapping[str, NodeReport | None]) -> list[documents.NodeHealth]:
-        message = self._services.view.message
-        partitions = [] if message is None else message.catalog.partitions.values()
-        held = Counter(node for record in partitions for node in holders(record))
+    async def _nodes(self, reports: Mapping[str, NodeReport | None]) -> list[documents.NodeHealth]:
+        message, held = self._services.view.message, Counter[str]()
+        partitions = [] if message is None else list(message.catalog.partitions.values())
+        await in_slices(partitions, lambda record: held.update(holders(record)), clock=self._services.clock)
         return [
             documents.NodeHealth(
                 node=name,

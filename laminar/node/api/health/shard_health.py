@@ -34,7 +34,7 @@ from membership.records import TopicRecord
 
 _log = logging.getLogger("laminar.health")
 
-CHECK_S: Final = 5.0
+CHECK_S: Final = 10.0
 """Between two looks at all replicas while none is asked for."""
 SOON: Final = 0.9
 """A consumer is nearly overtaken when the oldest records have reached this part of their retention."""

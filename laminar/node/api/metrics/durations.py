@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from typing import Final
 
 from laminar.histogram import Histogram
 from laminar.http.api.routes import ROUTES
+from laminar.http.protocol.request_head import RequestHead
 
 # Operations that wait as long as their client asks for.
 _WAITING = frozenset(route.operation for route in ROUTES if "wait_ms" in route.query)
+_MILLISECONDS: Final = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
 
 
 class Durations:
@@ -17,11 +20,14 @@ class Durations:
     def __init__(self) -> None:
         self._histograms: dict[tuple[str, int], Histogram] = {}
 
-    def note(self, operation: str, status: int, seconds: float, query: Mapping[str, str]) -> None:
+    def note(self, head: RequestHead, status: int, seconds: float) -> None:
         """Note an answer, less the wait that was asked for: it is not known how much of that was needed."""
-        if operation in _WAITING and "wait_ms" in query:
-            asked = query["wait_ms"]
-            seconds = max(0.0, seconds - int(asked) / 1000) if asked.isdigit() and len(asked) < 10 else 0.0
+        matched = head.memo
+        operation = "none" if matched is None else matched.operation
+        if operation in _WAITING:
+            asked = head.query.get("wait_ms", "")
+            if _MILLISECONDS.match(asked):  # else there is none, or the request was refused for it
+                seconds = max(0.0, seconds - int(asked) / 1000)
         histogram = self._histograms.get((operation, status))
         if histogram is None:
             histogram = self._histograms[operation, status] = Histogram()

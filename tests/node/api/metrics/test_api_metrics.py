@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import msgspec
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
@@ -17,6 +18,15 @@ from laminar.node.api.metrics.shard_numbers import ProcessNumbers
 from laminar.node.api.metrics.text import figures_of
 from laminar.node.transport.transport import Peer
 from tests.node.api.asking import Partition, problem
+
+
+@pytest.mark.parametrize("wait", ["-1", "%C2%B2", "9" * 40, "", "%FF", "1&x=%"])
+def test_no_request_breaks_the_count_of_its_time(http: httpx.Client, partition: Partition, wait: str) -> None:
+    """Not one whose wait is no number, nor one whose query cannot be read."""
+    path = f"/v1/topics/{partition.topic}/partitions/0/records?offset=0&wait_ms={wait}"
+
+    assert 400 <= http.get(path).status_code < 500
+    assert 200 == http.get("/livez").status_code
 
 
 async def test_every_number_of_a_process_is_in_the_table(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""The image of a node: its steps work in a folder that has what they copy, and nothing else.
+
+There is no container here: what the build stage copies is built without the network, and imported.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "deploy" / "Dockerfile").read_text()
+STEPS = [
+    step.split(maxsplit=1)
+    for step in re.sub(r"\\\n", " ", TEXT).splitlines()
+    if step and not step.startswith("#")
+]
+
+
+def test_it_has_two_stages_of_one_base_and_runs_as_a_user_of_its_own() -> None:
+    """The second has nothing of the first but the environment; nothing in it asks how the node is."""
+    kinds = [kind for kind, _ in STEPS]
+    said = dict(STEPS[kinds.index("FROM", kinds.index("FROM") + 1) :])
+
+    assert ["${BASE} AS build", "${BASE}"] == [rest for kind, rest in STEPS if kind == "FROM"]
+    assert "ARG" == kinds[0] and "HEALTHCHECK" not in kinds
+    assert ("10001:10001", '["laminar"]', '["serve"]') == (said["USER"], said["ENTRYPOINT"], said["CMD"])
+    assert "--from=build /opt/laminar /opt/laminar" == said["COPY"]
+
+
+def test_what_the_first_stage_copies_is_enough_for_a_node(tmp_path: Path) -> None:
+    """The wheel is built of these files alone, and has all that a node imports."""
+    source = tmp_path / "src"
+    source.mkdir()
+    for words in (rest.split() for kind, rest in STEPS if kind == "COPY" and "--from" not in rest):
+        for name in words[:-1]:
+            target = source / words[-1] / name if words[-1].endswith("/") else source / words[-1]
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, target)
+    [install] = [rest for kind, rest in STEPS if kind == "RUN" and "pip install" in rest]
+    assert ".[tls]" in shlex.split(install) and "constraints.txt" in install
+
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+        str(source),
+    ]
+    subprocess.run(build, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    shutil.unpack_archive(wheel, tmp_path / "whole", "zip")
+
+    program = "import laminar.node.supervisor, laminar, sys; print(laminar.__file__)"
+    libraries = ":".join([str(tmp_path / "whole"), *(path for path in sys.path if "site-packages" in path)])
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path,
+        env={"PYTHONPATH": libraries},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.startswith(str(tmp_path / "whole"))
