@@ -11,10 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
+
+from laminar.compiled import described
 
 __all__ = ["CONTENT_TYPE", "text_of"]
 
@@ -63,6 +71,7 @@ class _Scrape(Collector):
         for name, answers in self._up.items():
             up.add_metric([name], int(answers))
         yield up
+        yield InfoMetricFamily("laminar_build", "the build that runs", {"modules": described()})
 
     def _numbers(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
