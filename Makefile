@@ -10,9 +10,12 @@
 #             make bench-channels: jobs of a channel beside NATS JetStream, Kafka's share groups and Redis streams,
 #             make bench-delay: millions of delayed records, their memory, lists, cancellations,
 #             make bench-routes: what splits, merges and moves of partitions cost those who write,
+#             make bench-compiled: what compiling the modules on a record's way gains over the pure ones,
 #             make bench-swim: how fast a dead node is found and told, over simulated wires,
 #             make bench-catalog: what a topic more costs a catalog of 100,000; OPTIONS="--nodes 3": with real nodes,
 #             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
+# make compiled  the same program with its hot modules compiled by mypyc: a wheel in dist/, a checkout in
+#                build/compiled; make test-compiled: its tests. Some minutes, and a C compiler
 # make models  the models of consensus, births, transactions and routes, with Java; OPTIONS=--mutants: each mutant fails, too
 # make raft-fuzz  SCHEDULES=1000000 short schedules of marks, changes and power losses against the Raft core; SEED is printed
 # make log-mutants  each rule of durability switched off: which test notices
@@ -37,7 +40,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 APT := timeout 300 apt-get -o Acquire::Retries=2 -o Acquire::http::Timeout=30
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-CODE := laminar raft membership router ebpf tests benches examples
+CODE := laminar raft membership router ebpf tests benches examples hatch_build.py
 
 # What runs here starts Python hundreds of times; compiled anew each time, a node would take twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -157,6 +160,25 @@ check: .venv/.core
 
 bench: .venv/.core
 	$(BIN)/python -m benches
+
+# The wheel's extension modules in a copy of this checkout, for tests and benchmarks. Nothing is compiled here.
+.PHONY: compiled test-compiled bench-compiled
+compiled: .venv/.core
+	LAMINAR_COMPILE=1 $(BIN)/python -m build --wheel --no-isolation --outdir dist .
+	rm -rf build/compiled
+	mkdir -p build/compiled
+	tar -cf - --exclude=__pycache__ $(CODE) docs pyproject.toml README.md CHANGELOG.md Makefile LICENSE NOTICE constraints.txt \
+	  | tar -xf - -C build/compiled
+	cd build/mypyc && find . -name '*.so' -not -path './build/*' -print0 | tar --null -T - -cf - | tar -xf - -C ../compiled
+
+# Tests that replace methods of compiled classes, or hand over stand-ins for them, are skipped there.
+COMPILED := tests/raft tests/batch tests/log tests/crash tests/http tests/sim tests/node/consensus tests/node/transport \
+  tests/node/partition tests/node/api tests/cluster/test_serving.py
+test-compiled: compiled
+	cd build/compiled && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest -q -n 2 --dist loadscope $(COMPILED)
+
+bench-compiled: compiled
+	$(BIN)/python -m benches.bench_compiled $(OPTIONS)
 
 bench-log: .venv/.core
 	$(BIN)/python -m benches.bench_log $(OPTIONS)

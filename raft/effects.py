@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from raft.messages import AnyMessage
 from raft.values import SendAppend, Trace
 
 
-class Identity(msgspec.Struct, frozen=True):
+class Identity:
     """The identity of this replica, from which the first fields of each of its messages are made."""
 
-    cluster: bytes
-    group: bytes
-    replica_id: int
-    incarnation: int
+    __slots__ = ("cluster", "group", "incarnation", "replica_id")
+
+    def __init__(self, cluster: bytes, group: bytes, replica_id: int, incarnation: int) -> None:
+        self.cluster = cluster
+        self.group = group
+        self.replica_id = replica_id
+        self.incarnation = incarnation
 
     def head_to(self, receiver: int) -> tuple[bytes, bytes, int, int, int]:
         """Return the first fields of a message to `receiver`; its term comes next."""

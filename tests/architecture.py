@@ -24,7 +24,7 @@ GENERIC = ("raft", "membership", "router", "ebpf")
 JOINING = ("laminar", "laminar.http", "laminar.log", "laminar.client", "laminar.node")
 
 # What every module of `laminar` may import: it only computes, and imports nothing of ours.
-FOR_ALL = ("laminar.checksum", "laminar.histogram")
+FOR_ALL = ("laminar.checksum", "laminar.compiled", "laminar.histogram")
 
 BELOW_THE_CLIENT = ("laminar.batch.*", "laminar.wire", "laminar.http.*")
 
@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "ebpf": ("router",),
     "laminar.checksum": (),
     "laminar.histogram": (),
+    "laminar.compiled": (),
     # One batch, and what client and node compute alike.
     "laminar.batch": (),
     "laminar.batch.arrow": ("laminar.batch",),

@@ -24,7 +24,7 @@ import pytest
 import uvloop
 
 from laminar.testing import nodes
-from tests import guards
+from tests import guards, pure_only
 from tests.nets import ClusterNet, claim_net
 from tests.warm_start import EXECUTED, Servers
 
@@ -61,6 +61,8 @@ hypothesis.settings.register_profile(
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )
 hypothesis.settings.load_profile("ci")
+
+pure_only.guard_monkeypatch()
 
 run_key = pytest.StashKey[str]()
 data_key = pytest.StashKey[Path | None]()
@@ -317,8 +319,14 @@ def real_disk(tmp_path: Path) -> Path:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """A cluster test that fails keeps its data and logs, and says where."""
+    """A cluster test that fails keeps its data and logs, and says where.
+
+    On the compiled build a test that needs the pure one is skipped (`tests/pure_only.py`).
+    """
     report = yield
+    if report.failed and call.excinfo is not None and (why := pure_only.reason(call.excinfo.value)):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {why}")
     data = getattr(item, "funcargs", {}).get("tmp_path")
     if report.failed and data is not None and place(item).startswith(("cluster/", "docs/", "spark/")):
         report.sections.append(("data, logs and history are kept in", str(data)))

@@ -13,6 +13,21 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
+from laminar.compiled import compiled_modules
+
+
+class NeedsPureBuild(Exception):
+    """What was asked for changes Python code, and there is compiled code in its place."""
+
+
+def need_pure_build() -> None:
+    """Refuse to go on where modules are compiled. Raises `NeedsPureBuild`."""
+    if compiled := compiled_modules():
+        raise NeedsPureBuild(
+            f"a mutant changes source text, which compiled code does not follow: {len(compiled)} modules are"
+            f" compiled here, {compiled[0]} first; run it in a checkout without extension modules"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
@@ -24,7 +39,11 @@ class Mutant:
     new: str
 
     def _function(self) -> tuple[FunctionType, str]:
-        """What is changed, and its changed source. Raises `LookupError` when the text is not there."""
+        """What is changed, and its changed source.
+
+        Raises `LookupError` when the text is not there, `NeedsPureBuild` where modules are compiled.
+        """
+        need_pure_build()
         module_name, _, path = self.where.partition(":")
         owner: Any = importlib.import_module(module_name)
         *outer, name = path.split(".")

@@ -595,7 +595,9 @@ COMMANDS = (
 def _version() -> str:
     from importlib.metadata import version  # a third of the time it takes to start a command
 
-    return version("laminar-mq")
+    from laminar.compiled import described
+
+    return f"{version('laminar-mq')} ({described()})"
 
 
 def build() -> App:

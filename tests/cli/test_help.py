@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from laminar.cli.app import COMMANDS, FAMILIES, Command, app
+from laminar.compiled import described
 from tests.cli.conftest import Command as Laminar
 
 
@@ -63,8 +64,8 @@ def test_the_documentation_lists_every_command() -> None:
 
 
 def test_version(laminar: Laminar) -> None:
-    """`laminar --version` is the distribution's version."""
-    assert f"{version('laminar-mq')}\n" == laminar("--version").text
+    """`laminar --version` is the distribution's version, and whether its modules are compiled."""
+    assert f"{version('laminar-mq')} ({described()})\n" == laminar("--version").text
 
 
 def test_help_loads_no_command() -> None:

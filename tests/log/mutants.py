@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from tests.mutation import need_pure_build
+
 ROOT = Path(__file__).parents[2]
 JOURNAL = "tests/log/commit/test_journal.py"
 JOURNAL_END = "tests/log/commit/test_end_mark.py"
@@ -732,6 +734,7 @@ class Outcome:
 
 def check(mutant: Mutant) -> Outcome:
     """Run a mutant's tests in a process; a mutant that can't be run raises."""
+    need_pure_build()
     began = time.monotonic()
     command = [sys.executable, "-m", "tests.log.mutants", "--run", mutant.name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)

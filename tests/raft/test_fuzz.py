@@ -11,6 +11,7 @@ from raft import AnyMessage, Configuration, Core, Entry
 from raft.candidacy import Candidacy
 from raft.following import Following
 from raft.quorum import Outcome, VoteTally, vote_outcome
+from tests.mutation import need_pure_build
 from tests.raft import fuzz
 from tests.raft.fuzz import Broken, Disk, Schedule
 
@@ -153,6 +154,7 @@ def test_a_rule_that_is_switched_off_is_missed(
     switch: Switch, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the million schedules that found nothing would say nothing."""
+    need_pure_build()
     switch(monkeypatch)
     for each in (seed, *range(MOST)):
         try:

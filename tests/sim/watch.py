@@ -246,8 +246,6 @@ class Watch:
     def process(self, machine: Machine, process: Process) -> None:
         """See everything that this process's driver is given to drive."""
         self._processes.append(process)
-        driver: Any = process.driver
-        add, queue = driver.add, driver._queue_control
 
         def watched_add(replica: Replica) -> None:
             group = self.groups.setdefault(replica.group, Group(replica.name, replica.group))
@@ -263,17 +261,15 @@ class Watch:
                 self._follow_catalog(replica.machine)
             watcher: Any = Watcher(self, group, replica, machine)
             replica.machine = watcher
-            add(replica)
 
         def watched_queue(replica: Replica, message: AnyMessage) -> None:
             assert message.sender == replica.replica_id, f"{replica.name}: not its own {message}"
             # What an older copy of a folder says is heard by nobody: that is watched where it would count.
             if isinstance(message, (Vote, VoteAnswer)) and not machine.is_old:
                 self._voted(replica, message)
-            queue(replica, message)
 
-        driver.add = watched_add
-        driver._queue_control = watched_queue
+        process.driver.on_add = watched_add
+        process.driver.on_control = watched_queue
 
     def _follow_catalog(self, group: Any) -> None:
         """See each change of the catalog that this node makes."""

@@ -589,7 +589,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
             return
         stalls, limits = self._stalls, self._server.limits
-        floor: float = limits.floor_bytes_per_s
+        floor = float(limits.floor_bytes_per_s)
         waiting = self._writer.unwritten_bytes
         if waiting:
             drained = self._writer.written_bytes - waiting

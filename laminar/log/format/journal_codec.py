@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 
 from laminar.checksum import crc32c
 from laminar.log.disk.disk import Buffer
@@ -56,8 +56,8 @@ class RecoveryReason(IntEnum):
     POWER_LOST = 2  # an `interval` log whose last entries were perhaps not synced
 
 
-class FrameFlag(IntFlag):
-    """The properties of a frame."""
+class FrameFlag(IntEnum):
+    """The properties of a frame: bits."""
 
     TWIN = 1  # the second copy of the hard states of the frame before it
     HARD_STATE = 2  # holds hard states, so a twin follows (or this is it)

@@ -147,6 +147,10 @@ class Driver:
         self.commit_times = Histogram()
         self.stalls = 0
         self.stopped_replicas = 0
+        # Called with each replica before it is driven, and each control message before it leaves: for who
+        # watches, as the simulator does. Methods of a compiled class cannot be replaced.
+        self.on_add: Callable[[Replica], None] | None = None
+        self.on_control: Callable[[Replica, AnyMessage], None] | None = None
         transport.on_frame = self.on_frame
         transport.on_up = self._on_up
         storage.on_log_failure = self._log_failed
@@ -156,6 +160,8 @@ class Driver:
 
     def add(self, replica: Replica) -> None:
         """Drive a replica from now on."""
+        if self.on_add is not None:
+            self.on_add(replica)
         assert replica.group not in self.replicas, f"group {replica.group.hex()} is driven already"
         self.replicas[replica.group] = replica
         self.process_ready(replica)
@@ -624,6 +630,8 @@ class Driver:
     # -- the end of a turn ---------------------------------------------------------------
 
     def _queue_control(self, replica: Replica, message: AnyMessage) -> None:
+        if self.on_control is not None:
+            self.on_control(replica, message)
         self._outbox.control(replica, message)
 
     def _schedule_turn(self) -> None:

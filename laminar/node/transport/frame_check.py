@@ -34,7 +34,8 @@ class FrameCheck(Protocol):
 class Checksum:
     """CRC-32C: what frames have where no key is agreed, or TLS checks them."""
 
-    size: int = _CRC.size
+    def __init__(self) -> None:
+        self.size = _CRC.size
 
     def of(self, head: Buffer, parts: Sequence[Buffer]) -> bytes:
         """Return the checksum of a frame."""
@@ -47,9 +48,8 @@ class Checksum:
 class FrameMac:
     """HMAC-SHA256 of the frame's number (64 bits, never repeated), header and payload, cut to 16 bytes."""
 
-    size: int = MAC_BYTES
-
     def __init__(self, key: bytes) -> None:
+        self.size = MAC_BYTES
         self._keyed = hmac.new(key, digestmod=hashlib.sha256)
         self._count = 0
 

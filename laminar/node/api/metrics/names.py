@@ -384,7 +384,12 @@ _CHANNEL: Final = ("topic", "channel")
 _PARTITION: Final = ("topic", "partition")
 
 PROCESS_UP: Final = Family("laminar_process_up", "gauge", "1 where a process of this node answers")
-BUILD: Final = Family("laminar_build_info", "gauge", "1, with the program's version", ("version", "python"))
+BUILD: Final = Family(
+    "laminar_build_info",
+    "gauge",
+    "1, with the program's version, and whether its modules are pure or compiled",
+    ("version", "python", "modules"),
+)
 HTTP_DURATION: Final = Family(
     "laminar_http_request_duration_seconds",
     "histogram",

@@ -96,6 +96,7 @@ class ProcessNumbers(msgspec.Struct):
     routes: dict[str, Any] = {}
     version: str = __version__
     python: str = platform.python_version()
+    modules: str = described()
 
 
 _Counters = tuple[int, int, int, int]

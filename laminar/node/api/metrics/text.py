@@ -51,7 +51,7 @@ class Text:
     def of_node(self, processes: Sequence[ProcessNumbers], *, up: Mapping[str, bool]) -> Iterator[str]:
         """Yield the text of all families but those of partitions; `up` are the processes that answer."""
         yield from self._family(names.PROCESS_UP, (((name,), int(is_up)) for name, is_up in up.items()))
-        versions = {(each.version, each.python): 1 for each in processes}
+        versions = {(each.version, each.python, each.modules): 1 for each in processes}
         yield from self._family(names.BUILD, versions.items())
         for (part, key), family in names.OF_PROCESSES.items():
             rows = [

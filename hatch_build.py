@@ -1,0 +1,117 @@
+"""The compiled build: with LAMINAR_COMPILE=1 a wheel has extension modules of `laminar.compiled.MODULES`.
+
+Without it the wheel is the sources alone, for every machine. mypyc and a C compiler are needed only here. The
+work is done in build/mypyc, on a copy of the sources, so that no extension comes to lie in the checkout; what
+did not change since the last time is not compiled again.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import runpy
+import shutil
+import sys
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PACKAGES = ("laminar", "raft", "membership", "router", "ebpf")
+# mypyc reads the types of every library that is imported, so a build that is isolated needs them all.
+NEEDED = ("mypy>=2,<3", "setuptools>=80,<90")
+
+
+class CompiledBuild(BuildHookInterface):  # type: ignore[type-arg]
+    """The build hook of hatchling (`[tool.hatch.build.targets.wheel.hooks.custom]`)."""
+
+    def dependencies(self) -> list[str]:
+        """Return what a build needs that is not asked for in any case."""
+        return [*NEEDED, *self.metadata.core.dependencies] if _is_wanted() else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and add the extensions to the wheel, which is then for this Python and machine alone."""
+        if not _is_wanted() or version == "editable":
+            return
+        built = Path(self.root, "build", "mypyc")
+        for found in compile_modules(Path(self.root), built):
+            build_data["force_include"][str(built / found)] = found.as_posix()
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+
+def _is_wanted() -> bool:
+    wanted = os.environ.get("LAMINAR_COMPILE", "")
+    if wanted not in ("", "0", "1"):
+        raise ValueError(f"LAMINAR_COMPILE is {wanted!r}, not 0 or 1")
+    return wanted == "1"
+
+
+def compile_modules(root: Path, work: Path) -> list[Path]:
+    """Compile the modules in a copy of the sources of `root`; return the extensions, relative to `work`.
+
+    Raises:
+        ValueError: A module has what mypyc would compile into something else.
+    """
+    modules = runpy.run_path(str(root / "laminar" / "compiled.py"))["MODULES"]
+    work.mkdir(parents=True, exist_ok=True)
+    for package in PACKAGES:
+        _mirror(root / package, work / package)
+    shutil.copy2(root / "pyproject.toml", work)
+    for name in modules:
+        check(name, work.joinpath(*name.split(".")).with_suffix(".py").read_text())
+    with chdir(work):
+        for old in [path for package in (".", *PACKAGES) for path in Path(package).rglob("*.so")]:
+            if "build" not in old.parts:
+                old.unlink()
+        sys.path.insert(0, str(work))
+        try:
+            _build([f"{name.replace('.', '/')}.py" for name in modules])
+        finally:
+            sys.path.remove(str(work))
+        return sorted(path for path in Path().rglob("*.so") if "build" not in path.parts)
+
+
+def check(name: str, source: str) -> None:
+    """Refuse what mypyc takes without a word and makes something else of.
+
+    It drops the arguments of a class: a `msgspec.Struct` would lose `frozen`, `tag` and `array_like`, and be
+    written as a map where others expect an array.
+
+    Raises:
+        ValueError: with the module, the line and the class.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and node.keywords:
+            raise ValueError(
+                f"{name}, line {node.lineno}: class {node.name} has arguments, which mypyc drops"
+            )
+
+
+def _mirror(source: Path, copy: Path) -> None:
+    """Make `copy` what `source` is; files that are the same keep their times, and so what is made of them."""
+    wanted = {
+        path.relative_to(source)
+        for path in source.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    for path in list(copy.rglob("*")):
+        if path.is_file() and path.relative_to(copy) not in wanted:
+            path.unlink()
+    for path in wanted:
+        (copy / path).parent.mkdir(parents=True, exist_ok=True)
+        if not (copy / path).exists() or (copy / path).read_bytes() != (source / path).read_bytes():
+            shutil.copy2(source / path, copy / path)
+
+
+def _build(files: list[str]) -> None:
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+
+    extensions = mypycify(files, opt_level="2", debug_level="0", multi_file=True, group_name="laminar")
+    command = build_ext(Distribution({"name": "laminar", "ext_modules": extensions}))
+    command.inplace = True
+    command.ensure_finalized()
+    command.run()

@@ -1,0 +1,85 @@
+"""The list of modules that may be compiled, and what says whether they are."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+
+import hatch_build
+from laminar import compiled
+from tests import pure_only
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", compiled.MODULES)
+def test_a_module_that_is_compiled_has_no_class_that_would_become_another(name: str) -> None:
+    """A `msgspec.Struct` would lose `array_like`: its bytes would be others than those of the pure build."""
+    hatch_build.check(name, ROOT.joinpath(*name.split(".")).with_suffix(".py").read_text())
+
+
+def test_a_class_with_arguments_is_refused_with_its_place() -> None:
+    """By the build itself, so that no wheel of it comes to be."""
+    source = "import msgspec\n\nclass Entry(msgspec.Struct, array_like=True):\n    index: int\n"
+    with pytest.raises(ValueError, match=r"raft\.entries, line 3: class Entry has arguments"):
+        hatch_build.check("raft.entries", source)
+
+
+def test_each_module_is_named_once() -> None:
+    """A module in the list twice would be compiled twice."""
+    assert len(set(compiled.MODULES)) == len(compiled.MODULES)
+
+
+def test_what_is_compiled_is_told_by_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None, some, all; an extension of another Python does not count."""
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "laminar" / "compiled.py"))
+    suffix = EXTENSION_SUFFIXES[0]
+    (tmp_path / "raft").mkdir()
+
+    def told() -> str:
+        compiled.compiled_modules.cache_clear()
+        return compiled.described()
+
+    try:
+        assert "pure" == told()
+        (tmp_path / "raft" / "core.cpython-39-sparc-linux-gnu.so").touch()
+        assert "pure" == told()
+        (tmp_path / "raft" / f"core{suffix}").touch()
+        assert "compiled: raft.core" == told()
+        for name in compiled.MODULES:
+            path = tmp_path.joinpath(*name.split("."))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_name(path.name + suffix).touch()
+        assert "compiled" == told()
+    finally:
+        compiled.compiled_modules.cache_clear()
+
+
+def test_the_sources_are_mirrored_and_what_is_the_same_keeps_its_time(tmp_path: Path) -> None:
+    """Else everything would be compiled again; and a module that is gone would stay."""
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    source.mkdir()
+    for name in ("kept.py", "changed.py", "gone.py"):
+        (source / name).write_text("1")
+    hatch_build._mirror(source, copy)
+    before = (copy / "kept.py").stat().st_mtime_ns
+    (source / "changed.py").write_text("2")
+    (source / "gone.py").unlink()
+    shutil.copy(source / "kept.py", source / "kept2.py")
+    shutil.move(source / "kept2.py", source / "kept.py")  # newer, and the same
+
+    hatch_build._mirror(source, copy)
+
+    assert before == (copy / "kept.py").stat().st_mtime_ns
+    assert {"kept.py": "1", "changed.py": "2"} == {path.name: path.read_text() for path in copy.iterdir()}
+
+
+def test_on_the_pure_build_nothing_is_a_reason_to_skip() -> None:
+    """Else a test that fails there would pass unseen."""
+    if compiled.compiled_modules():
+        pytest.skip("this is the compiled build")
+    error = TypeError("laminar.x.Log object expected; got tests.x.Stub")
+    assert "" == pure_only.reason(error)
