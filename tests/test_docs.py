@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
 FOLDERS = ("laminar", "raft", "membership", "router", "ebpf", "tests", "benches", "examples", "deploy")
 MODULES = [path.as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+MODULES += [path.as_posix() for path in ROOT.glob("*.py")]
 # Names that stand for any page.
 MADE_UP = ("NNNN-title.md", "page.md")
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))

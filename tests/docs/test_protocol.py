@@ -34,7 +34,7 @@ COMMON = ("cluster", "group", "sender", "receiver", "incarnation", "term")
 def test_the_frame_is_as_long_as_its_fields() -> None:
     """The payload begins where the table says; with a MAC it has more bytes before it."""
     assert f"| 12 | crc | u32, or {MAC_BYTES} bytes |" in PAGE
-    assert f"| {HEADER.size + Checksum.size} | payload |" in PAGE and 12 == HEADER.size
+    assert f"| {HEADER.size + Checksum().size} | payload |" in PAGE and 12 == HEADER.size
 
 
 @pytest.mark.parametrize("kind", FrameKind)

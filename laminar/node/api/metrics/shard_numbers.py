@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from laminar import __version__
+from laminar.compiled import described
 from laminar.node.api.cluster.health import Watch, in_sync_of
 from laminar.node.api.common.services import HostServices
 from laminar.node.api.common.slices import in_slices
