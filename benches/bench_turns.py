@@ -5,7 +5,8 @@
 Two nodes of one shard that ask for tokens. A principal floods one of them with appends over 30 connections,
 each with 50 on its way. Another one, in a process of its own, asks one thing at a time of the first node:
 appends, and `GET /v1/whoami`. With the flood at the second node the machine is as busy and the queue empty:
-the difference is the queue. `--quick` is the same for a moment, and measures nothing.
+the difference is the queue, and the last lines say it as a ratio. `--quick` is the same for a moment, and
+measures nothing.
 """
 
 from __future__ import annotations
@@ -146,6 +147,15 @@ def run(*, rounds: int = ROUNDS, requests: int = 300) -> dict[str, float]:
         return asyncio.run(measured(*places, rounds=rounds, requests=requests))
 
 
+def ratios(found: dict[str, float]) -> dict[str, float]:
+    """Return how many times longer each took with the flood here than with it elsewhere."""
+    return {
+        name.replace(" here", ""): took_ms / found[name.replace("here", "elsewhere")]
+        for name, took_ms in found.items()
+        if " here" in name
+    }
+
+
 def main() -> None:
     """Print the figures, or those of a probe as JSON."""
     if "--probe" in sys.argv:
@@ -155,6 +165,8 @@ def main() -> None:
     found = run(rounds=1, requests=5) if "--quick" in sys.argv else run()
     for name, took_ms in found.items():
         print(f"{name}: {took_ms:.2f} ms")
+    for name, ratio in ratios(found).items():
+        print(f"{name}, here to elsewhere: {ratio:.2f}")
 
 
 if __name__ == "__main__":

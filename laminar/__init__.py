@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Unreadable,
         Untrusted,
     )
+    from laminar.client.history import RecordEvent, RecordHistory
     from laminar.client.records import (
         AsideInfo,
         ChannelInfo,
@@ -55,12 +56,14 @@ if TYPE_CHECKING:
         TopicInfo,
         Trimmed,
     )
+    from laminar.client.search import FoundRecord, NotSearched
     from laminar.client.sync.channel import Channel, Job
     from laminar.client.sync.client import Client, connect
     from laminar.client.sync.datagrams import Datagrams
     from laminar.client.sync.large_values import Value
     from laminar.client.sync.producer import Delivery, Producer
     from laminar.client.sync.reader import Reader
+    from laminar.client.sync.search import Search
     from laminar.client.sync.sinks import Sink, Stager, Transaction
     from laminar.client.sync.topic import Topic
     from laminar.embedded import embed
@@ -127,6 +130,9 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "Reader": ("laminar.client.sync.reader", "Reader"),
     **{name: ("laminar.client.sync.sinks", name) for name in ("Sink", "Stager", "Transaction")},
     **{name: ("laminar.client.delayed", name) for name in ("DelayedCount", "DelayedRecord", "DelayedState")},
+    **{name: ("laminar.client.history", name) for name in ("RecordEvent", "RecordHistory")},
+    **{name: ("laminar.client.search", name) for name in ("FoundRecord", "NotSearched")},
+    "Search": ("laminar.client.sync.search", "Search"),
     "Topic": ("laminar.client.sync.topic", "Topic"),
     "Value": ("laminar.client.sync.large_values", "Value"),
     "Subscription": ("laminar.client.sync.subscription", "Subscription"),
@@ -150,10 +156,12 @@ __all__ = [
     "Error",
     "Fenced",
     "Forbidden",
+    "FoundRecord",
     "Job",
     "Late",
     "NotDrained",
     "NotFound",
+    "NotSearched",
     "OffsetExpired",
     "OutcomeUnknown",
     "Overloaded",
@@ -165,9 +173,12 @@ __all__ = [
     "Reader",
     "Receipt",
     "Record",
+    "RecordEvent",
+    "RecordHistory",
     "Retry",
     "RouteInfo",
     "Sealed",
+    "Search",
     "Settled",
     "Sink",
     "SinkInfo",

@@ -9,6 +9,7 @@ from laminar.client.consume.large_values import Value
 from laminar.client.consume.reader import Reader
 from laminar.client.consume.subscription import Subscription
 from laminar.client.delayed import DelayedCount, DelayedRecord, DelayedState
+from laminar.client.history import RecordEvent, RecordHistory
 from laminar.client.produce.datagrams import Datagrams
 from laminar.client.produce.producer import Delivery, Producer
 from laminar.client.records import (
@@ -23,6 +24,7 @@ from laminar.client.records import (
     TopicInfo,
     Trimmed,
 )
+from laminar.client.search import FoundRecord, NotSearched, Search
 from laminar.client.topic import Topic
 from laminar.client.transact.sinks import Sink, Stager, Transaction
 
@@ -35,13 +37,18 @@ __all__ = [
     "DelayedRecord",
     "DelayedState",
     "Delivery",
+    "FoundRecord",
     "Job",
+    "NotSearched",
     "PartitionInfo",
     "Producer",
     "ReadBatch",
     "Reader",
     "Receipt",
     "Record",
+    "RecordEvent",
+    "RecordHistory",
+    "Search",
     "Settled",
     "Sink",
     "SinkInfo",

@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # With `documents`, whose members have the limits of the parameters.
     "laminar.http.api": ("laminar.http.protocol", "laminar.batch.*", "laminar.wire"),
     "laminar.http.server": ("laminar.http.protocol",),
+    "laminar.console": (),
     # The log
     "laminar.log.disk": (),
     "laminar.log.format": ("laminar.log.disk", "laminar.batch"),
@@ -128,8 +129,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "laminar.client.errors",
         "laminar.client.net",
     ),
+    "laminar.client.search": (
+        *("laminar.client.trace_id", "laminar.client.delivery_time"),
+        *("laminar.client.errors", "laminar.client.net"),
+    ),
+    "laminar.client.history": ("laminar.client.net", "laminar.client.search"),
     "laminar.client.topic": (
-        *("laminar.client.trace_id", "laminar.client.delivery_time", "laminar.client.delayed"),
+        "laminar.client.history",
+        *(
+            "laminar.client.search",
+            "laminar.client.trace_id",
+            "laminar.client.delivery_time",
+            "laminar.client.delayed",
+        ),
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.net"),
         *("laminar.client.route_changes", "laminar.client.produce", "laminar.client.consume", "laminar.wire"),
@@ -140,7 +152,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.client.topic", "laminar.http.api", "laminar.http.protocol"),
     ),
     "laminar.client.sync": (
-        *("laminar.client.trace_id", "laminar.client.delivery_time", "laminar.client.delayed"),
+        "laminar.client.history",
+        *(
+            "laminar.client.search",
+            "laminar.client.trace_id",
+            "laminar.client.delivery_time",
+            "laminar.client.delayed",
+        ),
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs"),
         *("laminar.client.policy", "laminar.client.produce", "laminar.client.consume"),
         *("laminar.client.transact", "laminar.client.topic", "laminar.client.client"),
@@ -199,6 +217,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state"),
         *("laminar.batch", "laminar.wire", "laminar.http.api", "laminar.log.disk"),
     ),
+    "laminar.node.find": (
+        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.consensus"),
+        *("laminar.batch", "laminar.http.api", "laminar.log.disk", "laminar.wire", "laminar.node.channels"),
+    ),
     "laminar.node.catch_up": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.partition.state"),
@@ -253,7 +275,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.runtime", "laminar.node.partition", "laminar.node.catalog"),
         *("laminar.node.transactions", "laminar.node.placement", "membership", "raft"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        *("laminar.node.routes", "laminar.node.access"),
+        *("laminar.node.routes", "laminar.node.access", "laminar.console"),
     ),
     "laminar.node.api.metrics": (
         *("laminar.node.api.common", "laminar.node.api.cluster", "laminar.node.runtime"),
@@ -283,6 +305,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.delay"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
         "laminar.node.routes",
+    ),
+    "laminar.node.api.find": (
+        "laminar.log.format",
+        *("laminar.batch", "laminar.node.api.records"),
+        *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
+        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.find"),
+        *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
     ),
     "laminar.node.api.transactions": (
         *("laminar.node.api.common", "laminar.node.api.records", "laminar.node.transport"),
@@ -339,6 +368,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.cli", "laminar", "laminar.client.*", "laminar.spark.*", "laminar.testing"),
         *("laminar.node.*", "laminar.log.*", "router", "ebpf", *BELOW_THE_CLIENT),
     ),
+    "laminar.cli.commands.find": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.cli.commands.admin": (
         *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),
         # The rules of a node's name, how a certificate names it, and the file of the nodes' secrets.

@@ -28,7 +28,7 @@ MARK = re.compile(
 )
 # Of these both faces have a class, which holds the other's.
 WRAPPED = frozenset(
-    "Channel Client Datagrams Producer Reader Sink Stager Subscription Topic Transaction Value".split()
+    "Channel Client Datagrams Producer Reader Search Sink Stager Subscription Topic Transaction Value".split()
 )
 # The asynchronous face's words, in docs and types.
 WORDS = (("async with ", "with "), ("async for ", "for "), ("await ", ""), ("`await`", "a call"))

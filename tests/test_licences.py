@@ -22,7 +22,9 @@ def pinned() -> set[str]:
 
 
 def noticed() -> dict[str, str]:
-    found = (LINE.match(line) for line in (ROOT / "NOTICE").read_text().splitlines())
+    # Before them stands what is contained in the distribution: see tests/console/test_files.py.
+    _, _, installed = (ROOT / "NOTICE").read_text().partition("Needed by every install:")
+    found = (LINE.match(line) for line in installed.splitlines())
     return {normal(line["name"]): line["licence"].strip() for line in found if line}
 
 

@@ -34,6 +34,7 @@ FAMILIES = (
     Family("cursor", "Cursors: the positions of consumers."),
     Family("channel", "Channels: queues of a topic, from which each record goes to one consumer."),
     Family("delayed", "Delayed records: those that readers get later."),
+    Family("record", "Single records."),
     Family("token", "Tokens: who may do what."),
     Family("limit", "Limits: how much each principal may use."),
     Family("sink", "Sinks: batches committed over several partitions."),
@@ -80,6 +81,12 @@ COMMANDS = (
         "consume:consume",
         "Print the records of a topic.",
         r"laminar consume flights --last 10 --format '%p %o %k %v\n'",
+    ),
+    Command(
+        "search",
+        "find.search:search",
+        "Find the records that have a key, a tag, a header, a text.",
+        "laminar search flights --json origin=ORY --limit 10",
     ),
     Command(
         "topic create",
@@ -279,6 +286,12 @@ COMMANDS = (
         "admin.delayed:fire",
         "Publish a delayed record now.",
         "laminar delayed fire flights 0.1766398920000.17",
+    ),
+    Command(
+        "record history",
+        "find.history:history",
+        "Show what became of a record.",
+        "laminar record history flights 2 812",
     ),
     Command(
         "sink list",

@@ -22,6 +22,7 @@ from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode, Sub
 from laminar.client.delayed import DelayedCount, DelayedQuestions, DelayedRecord, DelayedState, asked_of
 from laminar.client.delivery_time import Delay, DeliverAt, delivery_time_ms
 from laminar.client.errors import AlreadyExists, ConfigError, OutcomeUnknown, PreconditionFailed
+from laminar.client.history import RecordHistory, history_of
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.policy.routing import newest_route
@@ -55,6 +56,7 @@ from laminar.client.route_changes import (
     routes_of,
     until_done,
 )
+from laminar.client.search import VALUE_BYTES, Place, Search, asked_for
 from laminar.client.trace_id import TraceId, trace_id_bytes
 from laminar.wire.key_route import Route
 
@@ -632,6 +634,85 @@ class Topic(Generic[T]):
 
     def _channel_path(self, name: str) -> str:
         return f"{topic_path(self.name)}/channels/{quote(name, safe='')}"
+
+    # -- searches ----------------------------------------------------------------------------
+
+    def search(
+        self,
+        *,
+        key: str | bytes | None = None,
+        trace_id: TraceId | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        contains: str | None = None,
+        json: tuple[str, Any] | None = None,
+        partitions: Sequence[int] | None = None,
+        start: Place = "earliest",
+        end: Place = "latest",
+        newest: bool = False,
+        limit: int | None = None,
+        value_bytes: int = VALUE_BYTES,
+    ) -> Search:
+        """Return a search for the records that have all that is given: ``async for record in ...``.
+
+        `contains` is text in the value, `json` a path in it and what is there: ``("flight.from", "ORY")``.
+        `start` and `end` are ends of the log, times of append, or offsets by partition. Records of a
+        partition come in order, or with `newest` backwards; partitions come as they are read. Of each value
+        `value_bytes` are shown. The search says how far it has looked, and what it could not look at.
+        """
+        asked = asked_for(
+            key=key,
+            trace_id=trace_id,
+            tag=tag,
+            headers=headers,
+            contains=contains,
+            json=json,
+            partitions=partitions,
+            start=start,
+            end=end,
+            newest=newest,
+            value_bytes=value_bytes,
+        )
+        return Search(self._session, self.name, asked, limit=limit)
+
+    def tail(
+        self,
+        *,
+        key: str | bytes | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        contains: str | None = None,
+        json: tuple[str, Any] | None = None,
+        partitions: Sequence[int] | None = None,
+        start: Place = "latest",
+        limit: int | None = None,
+        value_bytes: int = VALUE_BYTES,
+    ) -> Search:
+        """Return a search without end, over what is appended from now on, or from `start`.
+
+        It follows all partitions on one connection, also those that are made meanwhile; the rest is as for
+        `search`.
+        """
+        asked = asked_for(
+            key=key,
+            tag=tag,
+            headers=headers,
+            contains=contains,
+            json=json,
+            partitions=partitions,
+            start=start,
+            value_bytes=value_bytes,
+            follow=True,
+        )
+        return Search(self._session, self.name, asked, limit=limit)
+
+    async def history(self, partition: int, offset: int, *, timeout: float | None = None) -> RecordHistory:
+        """Return what became of a record: its append, deliveries, retries and end, from the partition's log.
+
+        Raises:
+            NotFound: there is no such record yet.
+        """
+        return await history_of(self._session, self.name, partition, offset, timeout_s=timeout)
 
     # -- delayed records ---------------------------------------------------------------------
 

@@ -14,6 +14,9 @@ Kind = Literal["call", "refused", "missed"]
 NO_ANSWER = 0
 """The status of a call whose client left before its answer: it may have been carried out."""
 
+DATAGRAM = "UDP"
+"""The method of an append by datagram."""
+
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a principal did, or was refused; unknown members are ignored by a reader.
@@ -35,6 +38,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     """Where the request came from, without the port."""
     method: str = ""
+    """As in HTTP, or `UDP`: it came as a datagram."""
     path: str = ""
     """Of several alike one; a token in it is cut."""
     operation: str = ""

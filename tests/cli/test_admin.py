@@ -227,14 +227,11 @@ def test_slow_or_full_disks_and_low_limits_are_found() -> None:
             doctor.of_disks({"a": slow}), ("takes 200 ms", "took 9 s", "1024 files"), strict=True
         )
     ]
-    assert ["15 bytes are free", "appends are refused: 5"] == [
-        each.finding[: len(words)]
-        for each, words in zip(
-            doctor.of_disks({"a": full, "b": refusing}),
-            ("15 bytes are free", "appends are refused: 5"),
-            strict=True,
-        )
-    ]
+    fuller = machine()
+    fuller.ready = {"disk": refusing.ready["disk"] | {"consumers_refused": True}}
+    wanted = ("15 bytes are free", "appends are refused: 5", "appends and consumers are refused: 5")
+    found = doctor.of_disks({"a": full, "b": refusing, "c": fuller})
+    assert list(wanted) == [each.finding[: len(words)] for each, words in zip(found, wanted, strict=True)]
 
 
 def admin_node(name: str, **fields: Any) -> dict[str, Any]:

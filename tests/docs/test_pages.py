@@ -21,7 +21,13 @@ PREPARATION = {
 
 PAGES = (
     *("README.md", "docs/clients.md", "docs/channels.md", "docs/first-steps.md", "docs/splitting.md"),
-    *("docs/outbox.md", "docs/coming-from-nsq.md", "docs/coming-from-sqs.md", "docs/coming-from-celery.md"),
+    *(
+        "docs/outbox.md",
+        "docs/search.md",
+        "docs/coming-from-nsq.md",
+        "docs/coming-from-sqs.md",
+        "docs/coming-from-celery.md",
+    ),
 )
 # It goes on for ever: tests/examples/test_worker.py runs it.
 ENDLESS = {(ROOT / "examples" / "worker.py").read_text()}

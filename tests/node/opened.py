@@ -48,6 +48,7 @@ async def open_all(storage: Storage, entries: list[ReplicaEntry]) -> Any:
         failed={},
         view=SimpleNamespace(partition=lambda topic, number: None, topics=dict),
         refusal=lambda: None,
+        consumer_refusal=lambda: None,
         opened=lambda partition: None,
         partitions={},
         by_group={},

@@ -33,9 +33,10 @@ from laminar.node.partition.state.channels import (
     Why,
     channel_changes,
 )
-from laminar.node.partition.state.pins import PinsEnded
-from laminar.node.partition.state.staged_batches import publish_record
+from laminar.node.partition.state.pins import Pinned, PinsEnded
+from laminar.node.partition.state.staged_batches import BatchKey, publish_record
 from laminar.wire.channels import ChannelSettings
+from tests.sim.pin_rules import PinnedHere, PinRules
 from tests.sim.watch import Group, Watch
 from tests.sim.world import World
 
@@ -65,6 +66,8 @@ class Log:
     channels: dict[int, Known] = field(default_factory=dict)
     # By offset: the last copy of a record that is open.
     copies: dict[int, Copy] = field(default_factory=dict)
+    # What batches of sinks have pinned here.
+    pins: dict[BatchKey, PinnedHere] = field(default_factory=dict)
 
     def forget_copies(self) -> None:
         """Forget the copies of what has ended in all channels."""
@@ -87,6 +90,8 @@ class Known:
     lost: int = 0
     out: dict[int, Out] = field(default_factory=dict)
     aside: dict[int, Aside] = field(default_factory=dict)
+    # By offset: the batch that is to acknowledge what is out.
+    pins: dict[int, BatchKey] = field(default_factory=dict)
     # By offset: the term in which it was given out, or put aside, and when its leader took that entry.
     since: dict[int, tuple[int, float]] = field(default_factory=dict)
     # Offsets that ended once, however.
@@ -95,6 +100,7 @@ class Known:
     def end(self, offsets: Iterable[int]) -> None:
         for offset in offsets:
             self.out.pop(offset, None)
+            self.pins.pop(offset, None)
             self.aside.pop(offset, None)
             self.ended.add(offset)
 
@@ -140,6 +146,7 @@ class ChannelRules:
         self.logs: dict[int, Log] = {}
         self.asked = Asked()
         self.happened: Counter[str] = Counter()
+        self.pins = PinRules(watch.ledger, self.happened)
         # By delivery: how often it was given out (twice only by two channels of one name), and the attempt.
         self._given: Counter[Token] = Counter()
         self._attempts: dict[Token, set[int]] = defaultdict(set)
@@ -249,7 +256,9 @@ class ChannelRules:
                 known.next = max(known.next, start)
 
     def _change(self, log: Log, change: Change, header: Header, taken_s: float) -> None:
-        assert not isinstance(change, PinsEnded), "no transaction of these worlds acknowledges jobs"
+        if isinstance(change, PinsEnded):
+            self.pins.ended(log, change, header, taken_s)
+            return
         known = log.channels.get(change.channel)
         who = f"{self.topic}/{log.number}: entry {header.index}: {change}"
         if isinstance(change, Opened):
@@ -267,11 +276,14 @@ class ChannelRules:
             self._sought(log, known, change, header, taken_s, who)
         elif isinstance(change, Retried):
             self._retried(known, change, header, taken_s, who)
+        elif isinstance(change, Pinned):
+            self.pins.pinned(log, known, change, _runs(change.runs), header)
         else:
             assert isinstance(change, Closed)
             topic = self.watch.routes.newest.topics[self.topic]
             wanted = [each.id for each in (topic.channels or {}).values()]
             assert known.id not in wanted, f"{who}, and the catalog has it"
+            self.pins.taken(log, known, known.out)
             self._past[known.name, log.number].append(log.channels.pop(known.id))
             self.happened["channels closed"] += 1
 
@@ -367,6 +379,7 @@ class ChannelRules:
         offsets = list(_runs(change.runs))
         for offset in offsets:
             out, aside = known.out.get(offset), known.aside.get(offset)
+            assert offset not in known.pins, f"{who}: {offset} is pinned for {known.pins[offset]}"
             if out is not None:
                 token = (known.name, log.number, offset, out.delivery)
                 assert token in self.asked.acks, f"{who}: {offset} is {out}, which nobody acknowledged"
@@ -384,6 +397,7 @@ class ChannelRules:
         for offset, delay_ms, counts in zip(_summed(items[::3]), items[1::3], items[2::3], strict=True):
             out = known.out.pop(offset, None)
             assert out is not None, f"{who}: {offset} is not out"
+            assert offset not in known.pins, f"{who}: {offset} is pinned for {known.pins[offset]}"
             token = (known.name, log.number, offset, out.delivery)
             if change.reason == TIME_OUT:
                 assert counts, f"{who}: a time-out does not count"
@@ -427,6 +441,7 @@ class ChannelRules:
     ) -> None:
         assert known.name in self.asked.seeks, f"{who}: nobody moved it"
         out, known.out = known.out, {}
+        self.pins.taken(log, known, out)
         for offset in list(known.aside):
             dropped = change.drop and known.aside[offset].why is not Why.DEAD
             if offset >= change.next or dropped:
@@ -470,7 +485,9 @@ class ChannelRules:
         present = [each for each in self.log(number).channels.values() if each.name == name]
         out = [each for each in present if each.out.get(offset, Out(0, 0, 0, 0)).delivery == delivery]
         if late:
-            assert not out or len(present) > 1, f"{verb} {token} is late, and it is out"
+            assert not out or len(present) > 1 or self.pins.was_pinned(token), (
+                f"{verb} {token} is late, and it is out"
+            )
             self.happened["late"] += 1
         elif verb == "extend":
             self._extended[token] = max(asked_s, self._extended.get(token, 0.0))
@@ -480,6 +497,11 @@ class ChannelRules:
             if verb == "ack":
                 assert any(each.has_ended(offset) for each in ever), f"{token} is said to be done, and is not"
             self.happened["done"] += 1
+
+    def committed_with(self, token: Token, asked_s: float) -> None:
+        """Check a record whose batch is said to be committed: it is done, unless a person took it away."""
+        if not self.pins.was_taken(token):
+            self.settled("ack", token, late=False, asked_s=asked_s)
 
     # -- tables ------------------------------------------------------------------------------
 
@@ -514,6 +536,12 @@ class ChannelRules:
                     open_here = known.out.keys() | known.aside.keys()
                     wanted_copies = {at: copy for at, copy in log.copies.items() if at in open_here}
                     assert copies == wanted_copies, f"{who}: {known.name}: {copies}, not {wanted_copies}"
+                pins = {
+                    each.batch: (each.entry, {channel: set(_runs(runs)) for channel, runs in each.parts})
+                    for each in partition.state.channels.stored_pins_at(index)
+                }
+                wanted_pins = self.pins.stored(log)
+                assert pins == wanted_pins, f"{who}: pins are {pins}, not {wanted_pins}"
                 self.happened["tables compared"] += 1
 
     def open_channels(self) -> list[str]:

@@ -20,6 +20,7 @@ from tests.sim.channel_rules import ChannelRules
 from tests.sim.clients import REQUEST_TIMEOUT_S
 from tests.sim.delayed import DelayedClient, DelayRules, finish
 from tests.sim.nemesis import Nemesis
+from tests.sim.pinners import Pinner
 from tests.sim.simulation import TOPIC, Outcome
 from tests.sim.watch import Watch
 from tests.sim.world import Options, World
@@ -44,6 +45,7 @@ def options_of(seed: int) -> Options:
     options.client_pause_s = rng.choice((0.5, 1.5))
     options.trouble_s = rng.choice((60.0, 120.0, 240.0))
     options.fault_pause_s = rng.choice((8.0, 20.0, 50.0))
+    options.pinners = rng.choice((0, 0, 3))
     # What a loss of power takes from a log of an `interval` topic can't be compared.
     options.topic_settings = {
         name: value for name, value in options.topic_settings.items() if not name.startswith("flush")
@@ -60,6 +62,7 @@ def busy(seed: int) -> Options:
         fault_pause_s=4.0,
         trouble_s=60.0,
         channel_pause_s=2.0,
+        pinners=seed % 2 * 3,
         disk_s=(0.001, 0.02, 0.1)[seed % 3],
     )
 
@@ -95,7 +98,12 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
             Worker(world, watch, 60 + place, topic=TOPIC, rules=rules) for place in range(options.clients + 1)
         ]
         person = Person(world, watch, 80, topic=TOPIC, rules=rules)
-        for client in (*producers, *workers):
+        pinners = [
+            # Two of them drive one sink, and know nothing of each other.
+            Pinner(world, watch, 70 + place, sink=f"p{place // 2}", topic=TOPIC, rules=rules)
+            for place in range(options.pinners)
+        ]
+        for client in (*producers, *workers, *pinners):
             client.start(pause_s=options.client_pause_s)
         delays = DelayRules(world, watch, TOPIC)
         delayer = DelayedClient(world, watch, 90, rules=delays)
@@ -106,7 +114,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         if options.admin_pause_s:
             administrators.start()
         world.loop.run_for(options.trouble_s)
-        for client in (*producers, person):
+        for client in (*producers, *pinners, person):
             client.stopping = True
         nemesis.heal()
         if options.admin_pause_s:
@@ -116,6 +124,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         world.loop.run_for(2 * REQUEST_TIMEOUT_S)
         assert world.loop.run_until(managed.done, at_most_s=60.0), "the person never ends"
         finish(world, delays, delayer)
+        _end_sinks(world, pinners)
         _work_off(world, rules, person)
         for worker in workers:
             worker.stopping = True
@@ -128,6 +137,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         _converge(world, watch)
         world.loop.run_until_complete(watch.check_end(TOPIC, options.partitions))
         rules.check_tables()
+        watch.ledger.check_end()
         assert not rules.open_channels(), rules.open_channels()
         gc.collect()
         world.loop.check()
@@ -139,7 +149,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
         if collecting:
             gc.enable()
     outcome.cpu_s = time.process_time() - began_s
-    outcome.operations = sum(client.operations for client in (*producers, *workers, person))
+    outcome.operations = sum(client.operations for client in (*producers, *workers, *pinners, person))
     outcome.acknowledged = sum(producer.acknowledged for producer in producers)
     outcome.elections = watch.elections
     outcome.faults = nemesis.faults
@@ -147,7 +157,7 @@ def simulate(options: Options, *, trace: list[str] | None = None) -> Outcome:
     for name, count in rules.happened.items():
         outcome.exercised[f"channels: {name}"] += count
     outcome.exercised.update({f"delayed: {name}": count for name, count in delays.happened.items()})
-    for client in (*workers, person):
+    for client in (*workers, *pinners, person):
         for name, count in client.answers.items():
             outcome.exercised[f"channels: {name}"] += count
     return outcome
@@ -157,6 +167,14 @@ def _compare(world: World, rules: ChannelRules) -> None:
     """Compare the tables of all replicas now, and again and again."""
     rules.check_tables()
     world.loop.call_in(None, COMPARED_EVERY_S, _compare, world, rules)
+
+
+def _end_sinks(world: World, pinners: list[Pinner]) -> None:
+    """Begin an epoch of each sink: what is not decided by then never is, and its jobs come again."""
+    for pinner in {each.sink: each for each in pinners}.values():
+        begun = world.loop.start(pinner.life, pinner.begin())
+        assert world.loop.run_until(begun.done, at_most_s=120.0), "healed, but no sink can be begun"
+        begun.result()
 
 
 def _work_off(world: World, rules: ChannelRules, person: Person) -> None:

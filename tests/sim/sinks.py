@@ -35,16 +35,24 @@ class Tried:
 
 @dataclass(slots=True)
 class Known:
-    """One sink as its coordinator's log has it, and its publishes by number: partition and epoch of each."""
+    """One sink as its coordinator's log has it, and its publishes by number: partition and epoch of each.
+
+    `ended`: by number, the partitions that have ended the jobs that a batch acknowledges.
+    """
 
     sink: Sink = field(default_factory=lambda: Sink(""))
     decisions: dict[int, Decision] = field(default_factory=dict)
     published: dict[int, dict[int, int]] = field(default_factory=dict)
+    ended: dict[int, set[int]] = field(default_factory=dict)
 
     def is_published(self, number: int) -> bool:
         """Whether every partition of a decision has published it."""
-        targets = {target.partition for target in self.decisions[number].targets}
-        return targets == set(self.published.get(number, ()))
+        targets = self.decisions[number].targets
+        with_records = {target.partition for target in targets if target.has_records}
+        with_jobs = {target.partition for target in targets if target.pin_index}
+        return with_records == set(self.published.get(number, ())) and with_jobs <= self.ended.get(
+            number, set()
+        )
 
 
 class Ledger:

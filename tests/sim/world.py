@@ -51,6 +51,8 @@ class Options:
     reclaim_pause_s: float = 0.0
     # Between two deeds of a person with the topic's channels (`channels.py`); 0: there are none.
     channel_pause_s: float = 0.0
+    # Who acknowledge jobs of these channels with batches of sinks (`pinners.py`).
+    pinners: int = 0
     # Between two deeds of administrators; 0: there are none.
     admin_pause_s: float = 0.0
     # Whether these go down to one replica.

@@ -12,6 +12,7 @@ from laminar.client.consume.reader import Start
 from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode
 from laminar.client.delayed import DelayedCount, DelayedRecord, DelayedState, asked_of
 from laminar.client.delivery_time import Delay, DeliverAt
+from laminar.client.history import RecordHistory
 from laminar.client.produce.producer import DEFAULT_BATCH_BYTES, DEFAULT_BUFFER_BYTES, Key
 from laminar.client.produce.uploads import PART_BYTES, joined_chunks_of
 from laminar.client.records import (
@@ -23,12 +24,14 @@ from laminar.client.records import (
     TopicInfo,
     Trimmed,
 )
+from laminar.client.search import VALUE_BYTES, Place
 from laminar.client.sync.channel import Channel
 from laminar.client.sync.datagrams import Datagrams
 from laminar.client.sync.large_values import Value
 from laminar.client.sync.portal import Portal
 from laminar.client.sync.producer import Producer
 from laminar.client.sync.reader import Reader
+from laminar.client.sync.search import Search
 from laminar.client.sync.subscription import Subscription
 from laminar.client.trace_id import TraceId
 
@@ -407,6 +410,88 @@ class Topic(Generic[T]):
     def delete_channel(self, name: str) -> None:
         """Delete a channel, and what it knows of each record; do nothing if there is none."""
         self._portal.run(lambda: self._twin.delete_channel(name))
+
+    def search(
+        self,
+        *,
+        key: str | bytes | None = None,
+        trace_id: TraceId | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        contains: str | None = None,
+        json: tuple[str, Any] | None = None,
+        partitions: Sequence[int] | None = None,
+        start: Place = "earliest",
+        end: Place = "latest",
+        newest: bool = False,
+        limit: int | None = None,
+        value_bytes: int = VALUE_BYTES,
+    ) -> Search:
+        """Return a search for the records that have all that is given: ``for record in ...``.
+
+        `contains` is text in the value, `json` a path in it and what is there: ``("flight.from", "ORY")``.
+        `start` and `end` are ends of the log, times of append, or offsets by partition. Records of a
+        partition come in order, or with `newest` backwards; partitions come as they are read. Of each value
+        `value_bytes` are shown. The search says how far it has looked, and what it could not look at.
+        """
+        return Search(
+            self._portal,
+            self._twin.search(
+                key=key,
+                trace_id=trace_id,
+                tag=tag,
+                headers=headers,
+                contains=contains,
+                json=json,
+                partitions=partitions,
+                start=start,
+                end=end,
+                newest=newest,
+                limit=limit,
+                value_bytes=value_bytes,
+            ),
+        )
+
+    def tail(
+        self,
+        *,
+        key: str | bytes | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        contains: str | None = None,
+        json: tuple[str, Any] | None = None,
+        partitions: Sequence[int] | None = None,
+        start: Place = "latest",
+        limit: int | None = None,
+        value_bytes: int = VALUE_BYTES,
+    ) -> Search:
+        """Return a search without end, over what is appended from now on, or from `start`.
+
+        It follows all partitions on one connection, also those that are made meanwhile; the rest is as for
+        `search`.
+        """
+        return Search(
+            self._portal,
+            self._twin.tail(
+                key=key,
+                tag=tag,
+                headers=headers,
+                contains=contains,
+                json=json,
+                partitions=partitions,
+                start=start,
+                limit=limit,
+                value_bytes=value_bytes,
+            ),
+        )
+
+    def history(self, partition: int, offset: int, *, timeout: float | None = None) -> RecordHistory:
+        """Return what became of a record: its append, deliveries, retries and end, from the partition's log.
+
+        Raises:
+            NotFound: there is no such record yet.
+        """
+        return self._portal.run(lambda: self._twin.history(partition, offset, timeout=timeout))
 
     def delayed(self, id: str) -> DelayedState:
         """Return what became of a delayed record, by the id in its receipt.

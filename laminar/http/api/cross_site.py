@@ -6,7 +6,8 @@ checks keep pages of other sites out, and need no credentials:
 - `Host` names this server: an IP address, localhost, or one of its names. A page whose own name was made to
   resolve to our address (DNS rebinding) sends its own name.
 - `Origin`, which browsers add to whatever may change something, is that of the server itself or of a listed
-  site; `Sec-Fetch-Site: cross-site` without a listed origin is refused too.
+  site; `Sec-Fetch-Site: cross-site` without a listed origin is refused too. Only a link to the console may be
+  followed from anywhere: its files are the same for everyone.
 - A body has a content type that a page cannot send to another site without asking first, by a request that is
   refused here (CORS preflight). Forms can send three types; older browsers send those without `Origin`.
 
@@ -60,7 +61,7 @@ class Sites:
                 raise Problem(
                     "cross_site", "a page of another site asks for this", field="origin", value=origin
                 )
-        elif headers.get("sec-fetch-site", "").lower() == "cross-site":
+        elif headers.get("sec-fetch-site", "").lower() == "cross-site" and not _is_visit(head):
             raise Problem(
                 "cross_site",
                 "a page of another site asks for this",
@@ -90,6 +91,16 @@ class Sites:
             return True
         scheme, mark, authority = origin.partition("://")
         return bool(mark) and scheme in ("http", "https") and authority == host.lower()
+
+
+def _is_visit(head: RequestHead) -> bool:
+    """Return whether a browser goes to the console itself, as when a link to it is followed."""
+    return (
+        head.method == "GET"
+        and (head.path == "/console" or head.path.startswith("/console/"))
+        and head.headers.get("sec-fetch-mode", "") == "navigate"
+        and head.headers.get("sec-fetch-dest", "") == "document"
+    )
 
 
 def check_body_type(head: RequestHead, operation: str) -> None:

@@ -6,6 +6,8 @@ that handlers decode and encode, so the document cannot promise other members th
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -53,6 +55,19 @@ _SECURITY_SCHEMES: Final = {
         "description": "A client certificate whose subject an admin has named in POST /v1/admin/tokens.",
     },
 }
+
+
+_DOCS_STYLE: Final = (
+    "body{font:15px/1.5 system-ui;margin:2em auto;max-width:70em;padding:0 1em}"
+    "th{text-align:left}td,th{padding:.2em 1em .2em 0;vertical-align:top}"
+    "tr:target{background:#ffd}"
+)
+_DOCS_STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_DOCS_STYLE.encode()).digest()).decode()
+DOCS_POLICY: Final = (
+    f"default-src 'none'; style-src 'sha256-{_DOCS_STYLE_HASH}'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+"""The policy of `docs_page`: nothing but its own style, known by its hash."""
 
 
 def _ref(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -217,9 +232,7 @@ def docs_page() -> str:
     )
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>Laminar</title>"
-        "<style>body{font:15px/1.5 system-ui;margin:2em auto;max-width:70em;padding:0 1em}"
-        "th{text-align:left}td,th{padding:.2em 1em .2em 0;vertical-align:top}"
-        "tr:target{background:#ffd}</style>"
+        f"<style>{_DOCS_STYLE}</style>"
         "<h1>Laminar</h1><h2>Routes</h2>"
         f"<table><tr><th>method<th>path<th>what it does<th>query<th>needs{routes}</table>"
         '<p>The same as <a href="/openapi.json">OpenAPI</a>.</p><h2 id="errors">Errors</h2>'

@@ -98,6 +98,7 @@ PATH: Final = {
         _path("node", TEXT, "Name of the node."),
         _path("operation", TEXT, "Id of the operation."),
         _path("token", matching("[0-9a-f]{16}"), "Id of the token, which is a part of its text."),
+        _path("file", matching(r"[A-Za-z0-9.-]{1,60}"), "Name of a file of the console."),
         _path("principal", matching(rf"{TOPIC_PATTERN}|\*"), "Name of the principal, or `*`."),
     )
 }
@@ -127,6 +128,14 @@ JOB_LISTING: Final = (
     Parameter("key", TEXT, "Return only records with this key."),
     Parameter("tag", TEXT, "Return only records with this tag."),
     Parameter("reason", TEXT, "Return only records with this text in their reason."),
+)
+HISTORY: Final = (
+    Parameter("after", TEXT, "Go on where the answer before ended: its `after`."),
+    Parameter(
+        "read",
+        one_of("leader", "replica"),
+        "`leader` (default): as a majority confirms it; `replica`: as any replica knows it.",
+    ),
 )
 DELAYED_LISTING: Final = (
     LISTING[1],

@@ -34,6 +34,7 @@ from laminar.http.api.documents import (
     topics,
     transactions,
 )
+from laminar.http.api.documents.find import history, search
 from laminar.http.api.names import check_name
 from laminar.http.api.parameters import (
     ACCEPT_LOSS,
@@ -48,6 +49,7 @@ from laminar.http.api.parameters import (
     EPOCH,
     FETCH,
     GUARANTEES,
+    HISTORY,
     IF_MATCH,
     IF_MATCH_OFFSET,
     IF_NONE_MATCH,
@@ -447,6 +449,25 @@ ROUTES: Final = (
         WRITE,
         "Drop an upload's parts",
         replies=(_NO_CONTENT,),
+    ),
+    Route(
+        "GET",
+        _P + "/records/{offset}/history",
+        "record_history",
+        READ,
+        "Tell what became of a record: deliveries, acknowledgements, retries",
+        HISTORY,
+        replies=(_json(history.RecordHistory),),
+    ),
+    Route(
+        "POST",
+        _T + "/search",
+        "search",
+        READ,
+        "Search a topic's records, a step at a time",
+        body=Body.JSON,
+        document=search.Search,
+        replies=(_json(search.Found),),
     ),
     Route(
         "GET",
@@ -963,6 +984,35 @@ ROUTES: Final = (
         PUBLIC,
         "This API as an OpenAPI document",
         replies=(_bytes(JSON_TYPE),),
+    ),
+    Route(
+        "GET",
+        "/console",
+        "console_moved",
+        PUBLIC,
+        "Go to the console",
+        replies=(Reply(308, "To `/console/`."),),
+    ),
+    Route(
+        "GET",
+        "/console/",
+        "console",
+        PUBLIC,
+        "The web console",
+        (IF_NONE_MATCH,),
+        replies=(_bytes("text/html"), _UNCHANGED),
+    ),
+    Route(
+        "GET",
+        "/console/{file}",
+        "console_file",
+        PUBLIC,
+        "A file of the web console",
+        (IF_NONE_MATCH,),
+        replies=(
+            _bytes("text/html", "text/javascript", "text/css", "image/svg+xml", "text/plain"),
+            _UNCHANGED,
+        ),
     ),
     Route("GET", "/docs", "docs", PUBLIC, "This API as a page", replies=(_bytes("text/html"),)),
     Route(

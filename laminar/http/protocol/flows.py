@@ -8,28 +8,61 @@ from typing import Final, Protocol
 TURN: Final = 4
 """Most requests of a flow that are begun in one turn of the loop. A large body counts as several."""
 
+REQUEST: Final = 8
+"""What a request counts, in answers that were waited for: making and sending these costs about as much."""
+
 ALONE: Final = 64
 """The same while no other flow has a connection."""
 
+# Each 64 KiB of a body count like a further request. As a shift.
+REQUEST_SHIFT: Final = 16
+
 
 class Waiting(Protocol):
-    """A connection whose next request waits for a turn."""
+    """What waits for a turn: a connection with its next request, or with answers that could be sent."""
 
     def take_turn(self) -> None:
-        """Begin requests that have come, as long as the flow has a share of this turn left."""
+        """Go on, as long as the flow has a share of this turn left."""
         ...
 
 
 class Flow:
-    """What a flow has of the present turn, its open connections, and those of them that wait for a turn.
+    """What a flow has left of the present turn, in answers; its open connections; and what waits for a turn.
 
-    A server makes none: its application says to which flow a connection belongs.
+    A server makes none: its application says to which flow a connection belongs. `passed` are its requests in
+    progress that came on no connection of its own, `woken` those of them that have their turn and have not
+    gone on yet.
     """
 
-    __slots__ = ("connections", "is_spent", "left", "waiting")
+    __slots__ = ("are_strangers", "connections", "is_spent", "left", "passed", "waiting", "woken")
 
-    def __init__(self) -> None:
-        self.left = TURN
+    def __init__(self, *, are_strangers: bool = False) -> None:
+        """Make one without connections; those of strangers end first when there are too many."""
+        self.are_strangers = are_strangers
+        self.left = TURN * REQUEST
         self.is_spent = False
         self.connections = 0
+        self.passed = 0
+        self.woken = 0
         self.waiting: deque[Waiting] = deque()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything of it is here."""
+        return bool(self.connections or self.passed or self.waiting)
+
+
+class Turns(Protocol):
+    """The turns of a server, for work that comes on no connection of its flow."""
+
+    def enter(self, flow: Flow) -> None:
+        """Count one more such request of a flow."""
+        ...
+
+    def exit(self, flow: Flow) -> None:
+        """Count one such request less."""
+        ...
+
+    async def turn(self, flow: Flow, cost: int) -> None:
+        """Wait until the flow has a share of a turn left, and take this from it, in answers."""
+        ...

@@ -8,9 +8,10 @@ costs one join.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -32,6 +33,15 @@ STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {reason}\r\n".encode("ascii") for status, reason in _REASONS.items()
 }
 _JSON_BLOCK: Final = b"Content-Type: application/json\r\n"
+
+# In every answer. No browser shall guess another type for a record that a page can link to, tell others the
+# address of a record, or lend an answer to a page of another site.
+SAFE_BLOCK: Final = (
+    b"X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n"
+    b"Cross-Origin-Resource-Policy: same-origin\r\n"
+)
+# In every answer that is no `Page`: shown by a browser it runs nothing, loads nothing and has no origin.
+SANDBOX_BLOCK: Final = b"Content-Security-Policy: default-src 'none'; sandbox\r\n"
 
 
 def status_line(status: int) -> bytes:
@@ -130,6 +140,9 @@ class Response:
     or the server drains. `close` ends the connection after it.
     """
 
+    is_page: ClassVar[bool] = False
+    """Whether a browser may show it as a page of this server, by a policy among its own headers."""
+
     __slots__ = ("body", "close", "endless", "header_block", "headers", "length", "status")
 
     def __init__(
@@ -160,6 +173,31 @@ class Response:
         return f"<Response {self.status}>"
 
 
+class Later:
+    """An answer that is made of a future's result, when it is its turn to be sent.
+
+    Many futures may resolve at once, as those of the appends of one sync do. Made then, their answers would
+    keep the loop from all else. For changes only: the server does not cancel the future. Others may await it.
+    """
+
+    __slots__ = ("future", "make")
+
+    def __init__(self, future: asyncio.Future[Any], make: Callable[[Any], Response]) -> None:
+        self.future = future
+        self.make = make
+
+    def __await__(self) -> Generator[Any, None, Response]:
+        result = yield from asyncio.shield(self.future).__await__()
+        return self.make(result)
+
+
+class Page(Response):
+    """A page of the server itself, or a file of one: its headers have a `Content-Security-Policy`."""
+
+    __slots__ = ()
+    is_page = True
+
+
 class Application(Protocol):
     """The application that a server serves. Errors of its methods are answered by the server's `on_error`."""
 
@@ -179,7 +217,10 @@ class Application(Protocol):
         ...
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:
-        """Answer a request whose body is complete. For a returned coroutine the server makes a task."""
+        """Answer a request whose body is complete, at once, by a future, or `Later`.
+
+        For a returned coroutine the server makes a task.
+        """
         ...
 
 

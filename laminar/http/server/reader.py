@@ -26,8 +26,16 @@ from typing import Any, Final, cast
 from laminar.http.protocol.chunked import ChunkedDecoder, ChunkedError, TooLargeError
 from laminar.http.protocol.content_encoding import decode_content
 from laminar.http.protocol.errors import HttpError
-from laminar.http.protocol.flows import Flow
-from laminar.http.protocol.messages import CONTINUE, OFF_LOOP_BYTES, WAIT, Application, Request, Response
+from laminar.http.protocol.flows import REQUEST, REQUEST_SHIFT, Flow
+from laminar.http.protocol.messages import (
+    CONTINUE,
+    OFF_LOOP_BYTES,
+    WAIT,
+    Application,
+    Later,
+    Request,
+    Response,
+)
 from laminar.http.protocol.request_head import (
     LONGEST_HEAD_BYTES,
     RequestHead,
@@ -37,7 +45,6 @@ from laminar.http.protocol.request_head import (
 from laminar.http.protocol.timeouts import StallDetector
 from laminar.http.server.budget import address_of
 from laminar.http.server.state import ServerState
-from laminar.http.server.turns import REQUEST_SHIFT
 from laminar.http.server.writer import GO_ON, Exchange, ResponseWriter
 
 # After a refusal, up to this number of bytes of the request are read and discarded: closing a socket with
@@ -71,6 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         "_ending",
         "_filled",
         "_head",
+        "_is_stranger",
         "_is_tls",
         "_linger_left",
         "_lingering",
@@ -95,6 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server = server
         self._writer = ResponseWriter(server, on_room=self._go_on, on_end=self._finish)
         self._at_eof = False
+        self._is_stranger = True
         self._is_tls = False
         self._ending = False  # closed by the loop, which has waited for the peer for a whole idle time
         self._tail = b""  # bytes that came and aren't used yet
@@ -133,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
         self._tail = b""
         if self.flow is not None:
             self._server.turns.leave(self.flow)
-            self.flow = None
+            self.flow = self._writer.flow = None
         self._writer.abandon()
         self._server.closed(self)
 
@@ -191,8 +200,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self.flow is not None:
             self._server.turns.leave(self.flow)
-        self.flow = flow
+        self.flow = self._writer.flow = flow
         self._server.turns.join(flow)
+        if self._is_stranger and not flow.are_strangers:
+            self._is_stranger = False
+            self._server.known(self)
 
     def take_turn(self) -> None:
         """Begin requests that have come, as long as the flow has a share of this turn left."""
@@ -324,11 +336,12 @@ class Connection(asyncio.BufferedProtocol):
                 server.counts.requests -= 1
                 self._await_turn(flow)
                 return -1
-            flow.left -= 1 + (length >> REQUEST_SHIFT)
-            if flow.left <= 0 and not flow.is_spent:
-                server.turns.end(flow)
+            server.turns.take(flow, REQUEST + REQUEST * (length >> REQUEST_SHIFT))
         if refusal is not None:
             return self._refuse(head, refusal, data, position)
+        if flow is None and self._is_stranger:
+            self._is_stranger = False
+            server.known(self)
         if head.chunked:
             self._chunked = ChunkedDecoder(limit_bytes=server.limits.max_body_bytes)
             self._await_body(head, Phase.CHUNKED)
@@ -486,9 +499,14 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(result, Response):
             self._writer.answer(head, result, reserved, began_s)
             return
-        future = result if isinstance(result, asyncio.Future) else asyncio.ensure_future(result)
-        exchange = Exchange(head, future, reserved, began_s)
-        exchange.ends_with_peer = request.ends_with_peer
+        if type(result) is Later:
+            future = result.future
+            exchange = Exchange(head, future, reserved, began_s)
+            exchange.make = result.make
+        else:
+            future = result if isinstance(result, asyncio.Future) else asyncio.ensure_future(result)
+            exchange = Exchange(head, future, reserved, began_s)
+            exchange.ends_with_peer = request.ends_with_peer
         self._writer.pending.append(exchange)
         if head.close:
             self._writer.stopped = True

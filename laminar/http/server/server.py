@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from laminar.http.protocol.content_encoding import check_coding
 from laminar.http.protocol.errors import HttpError
-from laminar.http.protocol.messages import Application, Response
+from laminar.http.protocol.messages import SAFE_BLOCK, SANDBOX_BLOCK, Application, Response
 from laminar.http.protocol.request_head import RequestHead, RequestHeads
 from laminar.http.server.budget import Budget
 from laminar.http.server.reader import Connection
@@ -72,9 +72,11 @@ class HttpServer:
         # Every read fills it and every `buffer_updated` empties it, with nothing in between.
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.draining = False
-        self.date_block = b""
+        self.date_block = self.page_block = b""
         self.now_s = 0.0
         self._connections: set[ServedConnection] = set()
+        # Those of which the application has let in no request, or only of strangers: the oldest first.
+        self._strangers: dict[ServedConnection, None] = {}
         self.bodies = Budget(self.limits.body_budget_bytes, self.limits.body_share_bytes)
         self.answers = Budget(self.limits.answer_budget_bytes, self.limits.answer_share_bytes)
         self.turns = Turns()
@@ -146,7 +148,11 @@ class HttpServer:
     # -- For connections ------------------------------------------------------------------
 
     def opened(self, connection: ServedConnection) -> None:
-        """Register an accepted connection; beyond the limit it is aborted at once."""
+        """Register an accepted connection; beyond the limit one is aborted at once.
+
+        That is the oldest of a stranger, who could otherwise keep all others out by connections on which
+        nothing is asked. If there is none, it is this one.
+        """
         self.counts.connections += 1
         if self._timer is None:
             self._note_time()
@@ -154,11 +160,23 @@ class HttpServer:
             self._timer = loop.call_later(self._period_s, self._tick)
         self._connections.add(connection)
         if len(self._connections) > self.limits.max_connections:
-            connection.abort()
+            stranger = next(iter(self._strangers), None)
+            if stranger is None:
+                connection.abort()
+                return
+            self.counts.displaced += 1
+            del self._strangers[stranger]
+            stranger.abort()
+        self._strangers[connection] = None
+
+    def known(self, connection: ServedConnection) -> None:
+        """Note that a connection is a stranger's no more."""
+        self._strangers.pop(connection, None)
 
     def closed(self, connection: ServedConnection) -> None:
         """Remove a connection that has ended."""
         self._connections.discard(connection)
+        self._strangers.pop(connection, None)
         if not self._connections and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
 
@@ -227,9 +245,9 @@ class HttpServer:
 
     def _note_time(self) -> None:
         self.now_s = asyncio.get_running_loop().time()
-        # No browser shall guess another type for a record that a page can link to.
         date = formatdate(time.time(), usegmt=True)
-        self.date_block = f"Date: {date}\r\nX-Content-Type-Options: nosniff\r\n".encode("ascii")
+        self.page_block = f"Date: {date}\r\n".encode("ascii") + SAFE_BLOCK
+        self.date_block = self.page_block + SANDBOX_BLOCK
 
     def _tick(self) -> None:
         """Update the time and end stalled connections, once a period while there are connections."""

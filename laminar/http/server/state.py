@@ -58,6 +58,7 @@ class Counts:
         "bytes_in",
         "bytes_out",
         "connections",
+        "displaced",
         "refused",
         "requests",
         "responses_2xx",
@@ -71,6 +72,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.connections = 0
+        self.displaced = 0
         self.requests = 0
         self.refused = 0
         self.timed_out = 0
@@ -126,12 +128,18 @@ class ServerState(Protocol):
     answers: Budget
     turns: Turns
     draining: bool
+    # What all answers have in their heads, and what those have that are a `Page`.
     date_block: bytes
+    page_block: bytes
     now_s: float
     shard: int | None
 
     def opened(self, connection: ServedConnection) -> None:
-        """Register an accepted connection; beyond the limit it is aborted at once."""
+        """Register an accepted connection; beyond the limit one is aborted: of a stranger, or this one."""
+        ...
+
+    def known(self, connection: ServedConnection) -> None:
+        """Note that a connection is a stranger's no more."""
         ...
 
     def closed(self, connection: ServedConnection) -> None:

@@ -3,7 +3,7 @@
 A flow may begin `TURN` requests, or `ALONE` if no other has a connection. Then its connections wait, and are
 read no further, until the next turn. That one comes when the loop has looked at all other sockets: so what
 another flow sends is begun after a turn or two of each flow, however many connections these have, and however
-much they send.
+much they send. Answers that become due later count, too: one sync of a log may make hundreds of them due.
 
 A turn ends when a flow has used up its share, not with each pass of the loop: as long as none does, nothing
 is done here. So a flow may wait for one pass of the loop that did not have to; that costs it microseconds.
@@ -12,34 +12,84 @@ is done here. So a flow may wait for one pass of the loop that did not have to; 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
-from laminar.http.protocol.flows import ALONE, TURN, Flow, Waiting
+from laminar.http.protocol.flows import ALONE, REQUEST, TURN, Flow, Waiting
 
-# Each 64 KiB of a body count like a further request. As a shift.
-REQUEST_SHIFT: Final = 16
+
+class _Passed:
+    """A request that waits for its flow's turn, and came on no connection of its own."""
+
+    __slots__ = ("_cost", "_flow", "_turns", "woken")
+
+    def __init__(self, turns: Turns, flow: Flow, cost: int) -> None:
+        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns = turns
+        self._flow = flow
+        self._cost = cost
+
+    def take_turn(self) -> None:
+        """Go on, soon."""
+        if not self.woken.done():  # otherwise it was cancelled
+            self._flow.woken += 1
+            self._turns.take(self._flow, self._cost)
+            self.woken.set_result(None)
 
 
 class Turns:
-    """The flows of one server that have used up their share of the present turn."""
+    """The flows of one server that have used up their share of the present turn.
+
+    A flow's requests begin in the order in which they came: those of one connection, and those that were
+    passed on from elsewhere (`turn`).
+    """
 
     __slots__ = ("_spent", "flows", "turns", "waits")
 
     def __init__(self) -> None:
         self._spent: list[Flow] = []
-        self.flows = 0  # those that have a connection
+        self.flows = 0  # those that have a connection, or requests that were passed on
         self.turns = 0
         self.waits = 0
 
     def join(self, flow: Flow) -> None:
         """Count one more connection of a flow."""
         flow.connections += 1
-        self.flows += flow.connections == 1
+        self.flows += flow.connections == 1 and not flow.passed
 
     def leave(self, flow: Flow) -> None:
         """Count one connection less."""
         flow.connections -= 1
-        self.flows -= flow.connections == 0
+        self.flows -= flow.connections == 0 and not flow.passed
+
+    def enter(self, flow: Flow) -> None:
+        """Count one more request of a flow that was passed on."""
+        flow.passed += 1
+        self.flows += flow.passed == 1 and not flow.connections
+
+    def exit(self, flow: Flow) -> None:
+        """Count one request less that was passed on."""
+        flow.passed -= 1
+        self.flows -= flow.passed == 0 and not flow.connections
+
+    def take(self, flow: Flow, cost: int) -> None:
+        """Take from a flow's share, in answers; if that uses it up, the next turn begins soon."""
+        flow.left -= cost
+        if flow.left <= 0 and not flow.is_spent:
+            self.end(flow)
+
+    async def turn(self, flow: Flow, cost: int) -> None:
+        """Wait until the flow has a share of a turn left, and take this from it, in answers."""
+        if not (flow.is_spent or flow.waiting or flow.woken):
+            self.take(flow, cost)
+            return
+        if not flow.is_spent:  # those that were woken come first
+            self.end(flow)
+        passed = _Passed(self, flow, cost)
+        self.wait(flow, passed)
+        try:
+            await passed.woken
+        finally:
+            if not passed.woken.cancelled():
+                flow.woken -= 1
 
     def end(self, flow: Flow) -> None:
         """Note that a flow has used up its share of the turn; the next one begins soon."""
@@ -50,15 +100,15 @@ class Turns:
 
     def wait(self, flow: Flow, connection: Waiting) -> None:
         """Have a connection wait for the next turn of a flow that has used up its share."""
-        assert flow.is_spent, f"a flow with {flow.left} requests left"
+        assert flow.is_spent, f"a flow with {flow.left} answers left"
         self.waits += 1
         flow.waiting.append(connection)
 
     def _next(self) -> None:
-        """Begin a turn: the connections of each flow that wait go on in the order in which they began to."""
+        """Begin a turn: what waits of each flow goes on in the order in which it began to."""
         self.turns += 1
         spent, self._spent = self._spent, []
-        share = TURN if self.flows > 1 else ALONE
+        share = REQUEST * (TURN if self.flows > 1 else ALONE)
         for flow in spent:
             # What a large body took of coming turns is given back turn by turn.
             flow.left = min(share, flow.left + share)

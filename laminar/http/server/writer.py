@@ -1,9 +1,9 @@
 """The half of a server's connection that writes answers: in order, and no faster than the peer reads.
 
 Exchanges (requests and their answers) wait in a deque. When the first one is done, it and all done ones
-directly after it are written together. A large body is written in pieces, each when the transport has room; a
-streamed body is written by a task. This half knows nothing of reading. `Connection` is the other half; it is
-called when there is room for further requests.
+directly after it are written together, as many as the connection's flow has left of its turn. A large body is
+written in pieces, each when the transport has room; a streamed body is written by a task. This half knows
+nothing of reading. `Connection` is the other half; it is called when there is room for further requests.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from laminar.http.protocol.chunked import LAST_CHUNK, encode_chunk
 from laminar.http.protocol.errors import HttpError
+from laminar.http.protocol.flows import Flow
 from laminar.http.protocol.messages import (
     CONTINUE,
     STATUS_LINES,
@@ -42,21 +43,23 @@ class Exchange:
 
     In bytes: `reserved` is counted in the budget for its body, `expected` is how large the answer of a read
     may be, and `held` is counted in the budget for the answer once it is made. With `ends_with_peer` the
-    future is cancelled if the peer is gone before, or sends nothing more.
+    future is cancelled if the peer is gone before, or sends nothing more. `make` makes the answer of the
+    future's result; None: it is the result.
     """
 
-    __slots__ = ("began_s", "ends_with_peer", "expected", "head", "held", "reserved", "result")
+    __slots__ = ("began_s", "ends_with_peer", "expected", "head", "held", "make", "reserved", "result")
 
     def __init__(
         self,
         head: RequestHead,
-        result: asyncio.Future[Response] | Response,
+        result: asyncio.Future[Any] | Response,
         reserved: int = 0,
         began_s: float = 0.0,
     ) -> None:
         self.head = head
         self.began_s = began_s
         self.result = result
+        self.make: Callable[[Any], Response] | None = None
         self.reserved = reserved
         self.ends_with_peer = False
         self.expected = 0
@@ -88,8 +91,10 @@ class ResponseWriter:
         "_stream",
         "_unwritten",
         "_unwritten_held",
+        "_waits_turn",
         "address",
         "expected_bytes",
+        "flow",
         "out",
         "paused",
         "pending",
@@ -104,6 +109,8 @@ class ResponseWriter:
         self, server: ServerState, *, on_room: Callable[[], None], on_end: Callable[[], None]
     ) -> None:
         self.transport: asyncio.Transport | None = None  # None before and after the connection
+        self.flow: Flow | None = None  # the connection's
+        self._waits_turn = False
         self.address = ""
         self._server = server
         self._room = on_room
@@ -191,23 +198,34 @@ class ResponseWriter:
             self._take_made(exchange, future)
         self._write_due()
 
-    def _take_made(self, exchange: Exchange, future: asyncio.Future[Response]) -> Response:
+    def _take_made(self, exchange: Exchange, future: asyncio.Future[Any]) -> Response:
         self.expected_bytes -= exchange.expected
         exchange.expected = 0
-        return self._hold(exchange, self._outcome(exchange.head, future))
+        return self._hold(exchange, self._outcome(exchange, future))
+
+    def take_turn(self) -> None:
+        """Write answers that are due, as long as the flow has a share of this turn left."""
+        self._waits_turn = False
+        if self.transport is not None:
+            self._write_due()
 
     def _write_due(self, _done: object = None) -> None:
-        """Write the answers that are due: the first exchange and all done ones after it."""
-        pending = self.pending
+        """Write the answers that are due: the first exchange and all done ones after it, in turns."""
+        if self._waits_turn:
+            return
+        pending, flow = self.pending, self.flow
         while pending and not self._unwritten and self._stream is None:
             exchange = pending[0]
             result = exchange.result
-            if isinstance(result, Response):
-                response = result
-            elif result.done():
-                response = self._take_made(exchange, result)
-            else:
+            if not isinstance(result, Response) and not result.done():
                 break
+            if flow is not None:
+                if flow.is_spent:
+                    self._waits_turn = True
+                    self._server.turns.wait(flow, self)
+                    break
+                self._server.turns.take(flow, 1)
+            response = result if isinstance(result, Response) else self._take_made(exchange, result)
             pending.popleft()
             if exchange.reserved:
                 self.release(exchange.reserved)
@@ -240,10 +258,16 @@ class ResponseWriter:
         if self._held:
             self._let_go(self._held)
 
-    def _outcome(self, head: RequestHead, future: asyncio.Future[Response]) -> Response:
+    def _outcome(self, exchange: Exchange, future: asyncio.Future[Any]) -> Response:
         """Return the answer of a done future, or the answer to its error."""
         error = failure_of(future)
-        return future.result() if error is None else self._server.answer_error(error, head)
+        if error is not None:
+            return self._server.answer_error(error, exchange.head)
+        try:
+            response: Response = future.result()
+            return response if exchange.make is None else exchange.make(response)
+        except Exception as failed:  # noqa: BLE001  # answered, and logged
+            return self._server.answer_error(failed, exchange.head)
 
     # -- Writing ----------------------------------------------------------------------------
 
@@ -311,7 +335,7 @@ class ResponseWriter:
         block = [
             STATUS_LINES.get(status) or status_line(status),
             response.header_block,
-            self._server.date_block,
+            self._server.page_block if response.is_page else self._server.date_block,
         ]
         if response.headers:
             block.append(encode_headers(response.headers))
@@ -475,7 +499,7 @@ def _pieces(parts: Sequence[Buffer]) -> list[Buffer]:
     return pieces
 
 
-def failure_of(future: asyncio.Future[Response]) -> BaseException | None:
+def failure_of(future: asyncio.Future[Any]) -> BaseException | None:
     """Return why a done future has no answer; None if it has one."""
     if future.cancelled():
         # Not 503, after which a client repeats the request: it may have been carried out.
@@ -483,7 +507,7 @@ def failure_of(future: asyncio.Future[Response]) -> BaseException | None:
     return future.exception()
 
 
-def _note_failure(future: asyncio.Future[Response]) -> None:
+def _note_failure(future: asyncio.Future[Any]) -> None:
     """Log the failure of a request whose client is gone."""
     if not future.cancelled() and future.exception() is not None:
         log.info("a request whose client is gone failed: %r", future.exception())

@@ -157,6 +157,12 @@ def row_is_shown(rows: Buffer, slot: int) -> bool:
     return bool(kind not in _HIDDEN)
 
 
+def row_kind(rows: Buffer, slot: int) -> int:
+    """Return the kind of a row's entry: a `Kind`, or `UNKNOWN_KIND`."""
+    kind: int = _TAGS.unpack_from(rows, slot * ROW_SIZE)[1]
+    return kind
+
+
 def row_offset(rows: Buffer, slot: int) -> int:
     """Return the offset of the first record of a row's entry."""
     offset: int = _OFFSET.unpack_from(rows, slot * ROW_SIZE)[0]

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
 from laminar.log.disk.disk import Buffer
 from laminar.log.disk.errors import DamagedRange, EntriesTrimmed, StorageError
 from laminar.log.format.checkpoint_state import LogStart
-from laminar.log.format.index_entry import IndexEntry, row_is_shown, row_mask, row_offset
+from laminar.log.format.index_entry import IndexEntry, row_is_shown, row_kind, row_mask, row_offset
 from laminar.log.partition_log.readers import SegmentReader
 from laminar.log.segment.segment import IndexNotCached, Segment
 from laminar.log.segment.segment_file import SegmentFile
@@ -268,6 +268,10 @@ class LogEntries:
     async def find_shown(self, first_index: int, last_index: int) -> tuple[int, int]:
         """Return what `find_tagged` does, for the entries that are not staged."""
         return await self._find_run(first_index, last_index, row_is_shown)
+
+    async def find_kinds(self, first_index: int, last_index: int, kinds: Container[int]) -> tuple[int, int]:
+        """Return what `find_tagged` does, for the entries of some kinds."""
+        return await self._find_run(first_index, last_index, lambda rows, slot: row_kind(rows, slot) in kinds)
 
     async def _find_run(
         self, first_index: int, last_index: int, wanted: Callable[[Buffer, int], int]

@@ -124,8 +124,9 @@ class Log:
         self.index_of_offset, self.find_offset = entries.index_of_offset, entries.find_offset
         self.index_of_time, self.find_time = entries.index_of_time, entries.find_time
         self.find_tagged, self.find_shown = entries.find_tagged, entries.find_shown
+        self.find_kinds = entries.find_kinds
         self.read_nowait, self.read, self.read_here = reader.read_nowait, reader.read, reader.read_here
-        self.read_promptly = reader.read_promptly
+        self.read_promptly, self.in_thread = reader.read_promptly, reader.in_thread
         self.value_nowait, self.digest = reader.value_nowait, reader.digest
         self.found_damaged = reader.found_damaged
 

@@ -131,7 +131,7 @@ class SegmentReader:
         """
         self.cold_reads += 1
         await self._throttle(piece.size)
-        return await self._in_turn(reader, piece.size, read_frames, piece)
+        return await self.in_turn(reader, piece.size, read_frames, piece)
 
     def cold_bytes(self, most_bytes: int) -> int:
         """Return how much of `most_bytes` one cold read should take now."""
@@ -170,7 +170,7 @@ class SegmentReader:
             DiskError: The files cannot be read.
         """
         chunk = cold.segment.chunk(cold.number)
-        rows = await self._in_turn(reader, chunk.count * ROW_SIZE, load_chunk, chunk)
+        rows = await self.in_turn(reader, chunk.count * ROW_SIZE, load_chunk, chunk)
         cold.segment.loaded(chunk, rows)
 
     async def compare(self, segment: Segment, row: IndexEntry, *, reader: Hashable) -> None:
@@ -182,12 +182,13 @@ class SegmentReader:
             DiskError: The files cannot be read.
         """
         chunk = segment.suspect(row)
-        rows = await self._in_turn(reader, chunk.count * ROW_SIZE, check_chunk, chunk, row)
+        rows = await self.in_turn(reader, chunk.count * ROW_SIZE, check_chunk, chunk, row)
         segment.verified(chunk, rows)
 
-    async def _in_turn(
+    async def in_turn(
         self, reader: Hashable, size_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
+        """Return what `work` does in the pool, when it is this reader's turn; it holds `size_bytes`."""
         await self._turns.acquire(reader, size_bytes)
         try:
             return await asyncio.get_running_loop().run_in_executor(

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
@@ -24,6 +25,9 @@ from laminar.log.partition_log.readers import ReadRange, SegmentReader, read_fra
 from laminar.log.segment.index_rebuild import check_chunk
 from laminar.log.segment.quarantine import Damage, Quarantine
 from laminar.log.segment.segment import IndexNotCached
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Bytes of one read from the disk: large enough for its speed, small enough that others get their turn.
 _MOST_BYTES = 4 * 1024 * 1024
@@ -371,6 +375,10 @@ class LogReader:
             position=row.position,
             size=row.size,
         )
+
+    async def in_thread(self, size_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what `work` does in a reader thread, in turn with reads; it holds `size_bytes`."""
+        return await self._readers.in_turn(self._entries.log_id, size_bytes, work, *args, **kwargs)
 
     async def digest(self, last_index: int) -> str:
         """Return the SHA-256 (hex) of the frames from the first to `last_index`, back to back.

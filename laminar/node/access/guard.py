@@ -52,7 +52,7 @@ class Guard:
         self._catalog: CatalogState | None = None
         self.meters = Meters()
         # No limits hold for it: probes would be refused because of what other strangers do.
-        self.unproven = Principal(UNPROVEN.name, meter=Meter(UNPROVEN.name, {}, {}))
+        self.unproven = Principal(UNPROVEN.name, meter=Meter(UNPROVEN.name, {}, {}, of_strangers=True))
 
     def holds(self, principal: Principal) -> bool:
         """Return whether a principal that was found earlier still is what it was."""

@@ -59,10 +59,12 @@ class Meter:
 
     __slots__ = ("_bytes_in", "_bytes_out", "_refused", "_requests", "flow", "is_limited", "limits", "name")
 
-    def __init__(self, name: str, limits: Mapping[str, int], refused: dict[str, int]) -> None:
+    def __init__(
+        self, name: str, limits: Mapping[str, int], refused: dict[str, int], *, of_strangers: bool = False
+    ) -> None:
         """Count refusals in `refused`, by name."""
         self.name = name
-        self.flow = Flow()
+        self.flow = Flow(are_strangers=of_strangers)
         self._refused = refused
         self.limits = _NO_LIMITS
         self.is_limited = False
@@ -166,10 +168,9 @@ class Meters:
                 meter.limit_to(self._limits_of(meter.name))
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Forget principals that have no credential any more, and no connection."""
+        """Forget principals that have no credential any more, no connection, and no request in progress."""
         for name in self._meters.keys() - names:
-            flow = self._meters[name].flow
-            if not flow.connections and not flow.waiting:
+            if not self._meters[name].flow.is_used:
                 del self._meters[name]
 
     def _limits_of(self, name: str) -> Mapping[str, int]:

@@ -48,7 +48,7 @@ from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.admin.tokens import TokenRoutes
-from laminar.node.api.audit.audit_log import REFUSED, Asked, AuditLog, Source
+from laminar.node.api.audit.audit_log import REFUSED, Asked, AuditLog, Source, by_datagram
 from laminar.node.api.channels.channels import ChannelRoutes
 from laminar.node.api.channels.gates import ChannelGates
 from laminar.node.api.channels.jobs import JobRoutes
@@ -57,6 +57,7 @@ from laminar.node.api.channels.states import ChannelStates
 from laminar.node.api.channels.steps import ChannelSteps
 from laminar.node.api.cluster.accept_loss import AcceptLossRoutes
 from laminar.node.api.cluster.cluster import ClusterRoutes
+from laminar.node.api.cluster.console import ConsoleRoutes
 from laminar.node.api.cluster.cut_points import CutPoints
 from laminar.node.api.cluster.health import Watch
 from laminar.node.api.cluster.key_routes import KeyRoutes
@@ -75,6 +76,7 @@ from laminar.node.api.common.forwarding import (
 from laminar.node.api.common.json_body import most_document_bytes
 from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
+from laminar.node.api.common.passed_turns import PassedTurns
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import HostServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -87,6 +89,10 @@ from laminar.node.api.consumers.reclaim import Reclaims
 from laminar.node.api.delayed.records import DelayedRoutes
 from laminar.node.api.delayed.sends import DelayedSends
 from laminar.node.api.delayed.steps import DelayedSteps
+from laminar.node.api.find.history import HistoryRoutes
+from laminar.node.api.find.search import SearchRoutes
+from laminar.node.api.find.step import MOST_ANSWER_BYTES
+from laminar.node.api.find.steps import SearchSteps
 from laminar.node.api.health.cluster_health import ClusterHealth
 from laminar.node.api.health.current import CurrentReplicas
 from laminar.node.api.health.shard_health import ShardHealth
@@ -98,6 +104,7 @@ from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
 from laminar.node.api.records.delete_records import DeleteRecordsRoute
 from laminar.node.api.records.fetch import FetchRoutes, expected_bytes
+from laminar.node.api.records.new_ids import NewIds
 from laminar.node.api.records.producer_progress import ProducerProgressRoutes
 from laminar.node.api.records.record_value import RecordValueRoutes
 from laminar.node.api.records.stale_routes import route_said
@@ -130,6 +137,9 @@ _REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_
 _ON_THE_SYSTEMS = frozenset(
     ("recover_partition", "update_topic", "pin_partition", "unpin_partition", "prefer_leader")
 )
+
+# And what changes nothing, although its method is POST.
+_SYSTEMS_TAKE = _ON_THE_SYSTEMS | {"search"}
 
 # Operations that the audit has: those of admins. Of the others it has what their handlers refuse.
 _OF_ADMINS = frozenset(operation for operation, needs in NEEDS.items() if needs.what == "admin")
@@ -224,6 +234,7 @@ class Api:
         cluster = ClusterRoutes(host, watch, lagging=current.reasons)
         shard_health = ShardHealth(host, watch)
         health = ClusterHealth(host, self._exchange, shard_health, led)
+        console = ConsoleRoutes(is_on=settings.console == "on")
         cursor_places = CursorPlaces(host, leaders, topics, steps)
         cursors = CursorRoutes(topics, steps, cursor_places)
         reclaims = Reclaims(host, leaders, topics, steps)
@@ -236,10 +247,13 @@ class Api:
         delayed_steps = DelayedSteps(host.publishers, leaders)
         delayed_sends = DelayedSends(host.publishers, leaders)
         delayed = DelayedRoutes(host, topics, delayed_steps)
+        search_steps = SearchSteps(host, leaders)
+        search = SearchRoutes(host, topics, search_steps)
         groups = GroupRoutes(host, leaders, topics, cursors)
         fetch = FetchRoutes(host, self._exchange, leaders, topics)
         recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
-        progress = ProducerProgressRoutes(host, fetch)
+        new_ids = NewIds(host)
+        progress = ProducerProgressRoutes(host, fetch, new_ids)
         sinks = SinkRoutes(
             host,
             leaders,
@@ -257,6 +271,8 @@ class Api:
             sock=host.datagram_socket,
             limits=self.limits,
             meter_of=None if self._guard is None else self._guard.meter_of,
+            new_ids=new_ids,
+            on_refused=self._datagram_refused,
         )
         self._audit = AuditLog(
             host, self._append_to_audit, topic_routes.make, makes_topic=settings.access == TOKENS
@@ -273,16 +289,19 @@ class Api:
         )
         metrics = MetricsRoute(host, topics, numbers)
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
-        self._append = AppendRoutes(host, self._exchange, leaders, topics, limits=self.limits)
+        self._append = AppendRoutes(
+            host, self._exchange, leaders, topics, limits=self.limits, new_ids=new_ids
+        )
         self._to_topics = to_topics = TopicAppends(
             host,
             self._exchange,
             leaders,
             topics,
             parse=self._append.parse,
-            new_ids=self._append.new_ids,
+            new_ids=new_ids,
         )
         self._topics = topics
+        self._passed = PassedTurns(lambda: host.turns, in_progress=lambda: host.transport.calls_in_progress)
         self._handlers: dict[str, Handler] = {
             "list_topics": topic_routes.topics,
             "create_topic": topic_routes.create,
@@ -303,6 +322,8 @@ class Api:
             "upload_part": uploads.part,
             "publish_upload": uploads.publish,
             "drop_upload": uploads.drop,
+            "search": search.search,
+            "record_history": HistoryRoutes(fetch, search_steps.pace).history,
             "list_delayed": delayed.listing,
             "describe_delayed": delayed.describe,
             "change_delayed": delayed.change,
@@ -372,6 +393,9 @@ class Api:
             "version": cluster.version,
             "limits": self._limits,
             "metrics": metrics.metrics,
+            "console": console.index,
+            "console_file": console.file,
+            "console_moved": console.moved,
             "openapi": cluster.openapi,
             "docs": cluster.docs,
         }
@@ -395,6 +419,8 @@ class Api:
             "delayed": answering(delayed_steps.on_delayed),
             "delayed_batch": answering(delayed_sends.on_delayed_batch),
             "delayed_list": answering(delayed_steps.on_delayed_list),
+            "search_bounds": answering(search_steps.on_bounds),
+            "search_scan": answering(search_steps.on_scan),
             "accept_loss": answering(recover.on_accept_loss),
             "sinks": answering(sinks.on_sinks),
             "look_up": answering(to_topics.on_look_up),
@@ -455,6 +481,15 @@ class Api:
         principal = self._guard.who(request.head, matched.operation, certificate=certificate)
         return Asked(request, principal, matched.operation, matched.params)
 
+    def _datagram_refused(
+        self, topic: str, partition: int, credential: str, peer: str, problem: Problem
+    ) -> None:
+        """Note a datagram of a credential that was refused, as a request of it would be."""
+        record = self._host.view.credentials.get(credential)
+        if record is not None:
+            asked = by_datagram(topic, partition, Principal(record.name, credential=record.id), peer)
+            self._audit.failed(asked, problem, is_call=topic in SYSTEM_TOPICS)
+
     def _check(self, request: Request, matched: _Matched) -> Response | None:
         """Check a permitted request: its topic, the size of its body, and whether to redirect it."""
         if matched.is_systems:
@@ -473,6 +508,8 @@ class Api:
                 )
         if operation == "fetch":
             request.answer_bytes = expected_bytes(request.query)
+        elif operation == "search":
+            request.answer_bytes = MOST_ANSWER_BYTES
         if operation == "append_to_partition" and self._append.replica(**params) is None:
             if not self._known(params):
                 return None
@@ -561,7 +598,7 @@ class Api:
                 found.params,
                 most_document_bytes(found.operation),
                 is_counted=NEEDS[found.operation] not in (PUBLIC, METRICS, ADMIN_OF_ALL),
-                is_systems=topic in SYSTEM_TOPICS and not reads and found.operation not in _ON_THE_SYSTEMS,
+                is_systems=topic in SYSTEM_TOPICS and not reads and found.operation not in _SYSTEMS_TAKE,
             )
         matched: _Matched = head.memo
         return matched
@@ -690,8 +727,13 @@ class Api:
         if passed.principal or self._guard is not None:
             head.memo = matched = matched._replace(principal=Principal(passed.principal or ANONYMOUS))
         request = Request(head, passed.body, Forwarder(peer))
-        answer = self._carry_out(request, matched)
-        return encode_response(answer if isinstance(answer, Response) else await answer)
+        if self._guard is None:
+            answer = self._carry_out(request, matched)
+            return encode_response(answer if isinstance(answer, Response) else await answer)
+        flow = self._guard.meter_of(passed.principal or ANONYMOUS).flow
+        return encode_response(
+            await self._passed.answer(flow, len(passed.body), lambda: self._carry_out(request, matched))
+        )
 
     async def _append_to_audit(self, lines: bytes, key: str) -> None:
         """Append records to `_audit`, here or at its leader; with the same key again they are there once."""

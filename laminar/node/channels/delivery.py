@@ -258,8 +258,7 @@ class Delivery:
                 late += sum(was_late(held, offset) for offset in out)
             if over:
                 # A leader that was deposed may lack deliveries of the next one: they are not over.
-                await self._partition.reader.confirmed_bounds()
-                await seen(self._partition)
+                await self._confirmed()
                 return over, late
             left_s = deadline_s - self._loop.time()
             if left_s <= 0 or not await self._watchers.wait(channel, stream, offsets, left_s):
@@ -369,7 +368,7 @@ class Delivery:
         """Give out dead records again; None: all. Return how many were dead. Raises `Problem`."""
         dead = self._dead(channel, offsets)
         if not dead:
-            await seen(self._partition)
+            await self._confirmed()
             return 0
         line = self._lines.of(channel)
         before = {offset: line.queue.channel.aside[offset] for offset in dead}
@@ -386,8 +385,17 @@ class Delivery:
     async def drop_dead(self, channel: int, offsets: Iterable[int] | None) -> int:
         """End dead records; None: all. Return how many were dead. Raises `Problem`."""
         dead = self._dead(channel, offsets)
-        await (self._drop(channel, dead) if dead else seen(self._partition))
+        await (self._drop(channel, dead) if dead else self._confirmed())
         return len(dead)
+
+    async def _confirmed(self) -> None:
+        """Wait until what was read of the table is committed, and a majority confirms this leader.
+
+        A leader that was deposed may lack what the next one has committed. Where an entry is proposed, its
+        commit shows as much. Raises 503 `not_leader`.
+        """
+        await self._partition.reader.confirmed_bounds()
+        await seen(self._partition)
 
     def _drop(self, channel: int, dead: list[int]) -> asyncio.Future[Receipt]:
         line = self._lines.of(channel)
@@ -410,8 +418,7 @@ class Delivery:
         # The table is looked at first: what is appended after that is not waited for, and may be lost.
         if not self._has_ended_all(channel):
             return False
-        await self._partition.reader.confirmed_bounds()
-        await seen(self._partition)
+        await self._confirmed()
         return True
 
     def _has_ended_all(self, channel: int) -> bool:

@@ -75,7 +75,7 @@ class Giver:
                 line.waiting.popleft()
             if not line.waiting:
                 continue
-            refusal = partition.appends.no_room()
+            refusal = partition.appends.no_room(of_consumers=True)
             if refusal is not None:
                 self._refuse(line, refusal)
                 continue

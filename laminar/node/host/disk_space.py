@@ -2,9 +2,14 @@
 
 Below it appends are refused with 507, so that everything else can go on: votes, elections, checkpoints,
 catch-up, and retention, which makes room. The low-water mark is a share of the disk or a number of bytes,
-whichever is less: a share of a large disk would leave too much unused. Appends are taken again when the free
-space is a quarter above the mark, so that this does not change with every request. The disk is asked in a
-thread, not on the loop.
+whichever is less: a share of a large disk would leave too much unused.
+
+Half of it is the reserve of consumers. What they write, deliveries and cursors, is taken until the free space
+is below half of the mark: work that is done lets retention make room. A consumer that fails again and again
+makes none, so there is an end to it.
+
+What is refused is taken again when the free space is a quarter above its mark, so that this does not change
+with every request. The disk is asked in a thread, not on the loop.
 """
 
 from __future__ import annotations
@@ -21,7 +26,10 @@ _log = logging.getLogger("laminar.space")
 
 
 class DiskSpace:
-    """Free space on the disk of `directory`, as last measured."""
+    """Free space on the disk of `directory`, as last measured.
+
+    `low`: it is below the low-water mark. `reserve_is_used`: it is below half of that, too.
+    """
 
     def __init__(self, disk: Disk, directory: str, *, low_water_bytes: int, low_water_percent: float) -> None:
         self._disk = disk
@@ -31,6 +39,7 @@ class DiskSpace:
         self.free_bytes = 0
         self.threshold_bytes = 0
         self.low = False
+        self.reserve_is_used = False
         # Called when `low` changes.
         self.on_change: Callable[[], None] | None = None
 
@@ -39,10 +48,17 @@ class DiskSpace:
         return self._disk.free_bytes(self._directory), self._disk.total_bytes(self._directory)
 
     def take(self, free_bytes: int, total_bytes: int) -> None:
-        """Take over a measurement, and log when appends begin or cease to be refused."""
+        """Take over a measurement, and log when something begins or ceases to be refused."""
         self.free_bytes = free_bytes
         self.threshold_bytes = min(self._low_water_bytes, int(total_bytes * self._low_water_percent / 100))
-        low = free_bytes < (self.threshold_bytes * 5 // 4 if self.low else self.threshold_bytes)
+        is_used = self._is_below(self.reserve_mark_bytes, self.reserve_is_used)
+        if is_used != self.reserve_is_used:
+            self.reserve_is_used = is_used
+            if is_used:
+                _log.error("consumers are refused, too: %s", self.reason)
+            else:
+                _log.warning("consumers go on: %s has %d bytes free", self._directory, free_bytes)
+        low = self._is_below(self.threshold_bytes, self.low)
         if low == self.low:
             return
         self.low = low
@@ -54,12 +70,17 @@ class DiskSpace:
             self.on_change()
 
     @property
+    def reserve_mark_bytes(self) -> int:
+        """The free space below which consumers are refused as well."""
+        return self.threshold_bytes // 2
+
+    @property
     def reason(self) -> str:
         """Which disk is low, in a sentence."""
-        return (
-            f"the disk of {self._directory} has {self.free_bytes} bytes free, "
-            f"less than the low-water mark of {self.threshold_bytes}"
-        )
+        mark = f"the low-water mark of {self.threshold_bytes}"
+        if self.reserve_is_used:
+            mark = f"{self.reserve_mark_bytes}, half of {mark}"
+        return f"the disk of {self._directory} has {self.free_bytes} bytes free, less than {mark}"
 
     async def refresh(self) -> None:
         """Measure the disk in a thread and take over the result."""
@@ -72,14 +93,22 @@ class DiskSpace:
 
     def refusal(self) -> Problem | None:
         """Return the problem (507) with which appends are refused now; None if they are not."""
-        if not self.low:
-            return None
+        return self._refusal(self.threshold_bytes) if self.low else None
+
+    def consumer_refusal(self) -> Problem | None:
+        """Return the problem (507) with which consumers are refused now; None if they are not."""
+        return self._refusal(self.reserve_mark_bytes) if self.reserve_is_used else None
+
+    def _is_below(self, mark_bytes: int, was_below: bool) -> bool:
+        return self.free_bytes < (mark_bytes * 5 // 4 if was_below else mark_bytes)
+
+    def _refusal(self, mark_bytes: int) -> Problem:
         return Problem(
             "disk_full",
             self.reason,
             field="disk_free_bytes",
             value=self.free_bytes,
-            limit=self.threshold_bytes,
+            limit=mark_bytes,
             hint="Free space on the node's disk, or shorten the topics' retention. "
             "`laminar cluster doctor` names channels that keep logs longer.",
             retry_after_ms=1000,

@@ -159,6 +159,9 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
             check=_origins,
         ),
     ] = ()
+    console: Annotated[
+        str, _about("serve the web console at /console/: on, or off", check=_one_of("on", "off"))
+    ] = "on"
     weight: Annotated[float, _about("share of replicas here, relative to other nodes", 0.01, 1000.0)] = 1.0
     zone: Annotated[
         str,
@@ -204,6 +207,9 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     scrub_bytes_per_s: Annotated[
         int, _about("how fast each shard reads segments again, to find damage", _MI // 16, 4096 * _MI)
     ] = _OF_STORAGE.scrub_bytes_per_s
+    search_bytes_per_s: Annotated[
+        int, _about("how fast each shard reads records for searches", _MI // 16, 4096 * _MI)
+    ] = 64 * _MI
     catch_up_bytes_per_s: Annotated[
         int, _about("how fast each shard serves replicas that need whole segments", _MI // 16, 4096 * _MI)
     ] = 32 * _MI
@@ -279,7 +285,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         int,
         _about(
             "appends are refused while the data folder's disk has less free space than this, or than "
-            "low_water_percent, whichever is less",
+            "low_water_percent, whichever is less; consumers are refused below half of that",
             0,
             1 << 50,
         ),

@@ -57,13 +57,20 @@ class AppendPath:
     """The appends of one partition's leader, from proposal to commit."""
 
     def __init__(
-        self, context: PartitionContext, copies: Copies, *, refusal: Callable[[], Problem | None]
+        self,
+        context: PartitionContext,
+        copies: Copies,
+        *,
+        refusal: Callable[[], Problem | None],
+        consumer_refusal: Callable[[], Problem | None],
     ) -> None:
         """Begin without appends.
 
-        `refusal` returns why the storage takes no appends now, as when the disk is full, or None.
+        `refusal` returns why the storage takes no appends now, as when the disk is full, or None;
+        `consumer_refusal` why it does not even take what consumers write, so that records may be deleted.
         """
         self.refusal = refusal
+        self.consumer_refusal = consumer_refusal
         self.uncommitted_bytes = 0
         self.appended_batches = 0
         self.appended_records = 0
@@ -376,18 +383,24 @@ class AppendPath:
 
     # -- proposing -------------------------------------------------------------------------
 
-    def check_room(self) -> None:
-        """Raise `Problem` while the storage, or this partition, takes no further appends."""
-        refusal = self.refusal()
+    def check_room(self, *, of_consumers: bool = False) -> None:
+        """Raise `Problem` while the storage, or this partition, takes no further appends.
+
+        `of_consumers`: of the entries that say how far consumers are, which have a reserve.
+        """
+        refusal = self.no_room(of_consumers=of_consumers)
         if refusal is not None:
-            raise with_keepers(refusal, self._context.name, self._context.kept_log)
+            raise refusal
         used = self.uncommitted_bytes + self._batcher.size_bytes
         if used > UNCOMMITTED_BYTES:
             raise too_much_uncommitted(self._context.name, used, UNCOMMITTED_BYTES)
 
-    def no_room(self) -> Problem | None:
-        """Return why the storage takes no appends now, and which channels keep this log; None if it does."""
-        refusal = self.refusal()
+    def no_room(self, *, of_consumers: bool = False) -> Problem | None:
+        """Return why the storage takes no appends now, and which channels keep this log; None if it does.
+
+        `of_consumers` as in `check_room`.
+        """
+        refusal = self.consumer_refusal() if of_consumers else self.refusal()
         return refusal and with_keepers(refusal, self._context.name, self._context.kept_log)
 
     def _check_and_flush(self, *, even_if_full: bool = False) -> None:

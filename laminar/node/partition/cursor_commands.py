@@ -154,7 +154,7 @@ class CursorCommands:
         """
         assert is_rewind(owner), f"{owner!r} is no rewind"
         self._context.check_leads()
-        self._appends.check_room()
+        self._appends.check_room(of_consumers=True)
         self._check_fence()
         current = self.latest(name)
         if current is None:
@@ -171,7 +171,7 @@ class CursorCommands:
             Problem: 503 `not_leader`, and the refusals of `AppendPath.check_room`.
         """
         self._context.check_leads()
-        self._appends.check_room()
+        self._appends.check_room(of_consumers=True)
         return self._propose(FENCE, 0, "", now_ms)
 
     def unfence(self, *, now_ms: int) -> asyncio.Future[Receipt]:
@@ -223,7 +223,7 @@ class CursorCommands:
         """Return the present cursor, if it may be changed so."""
         context = self._context
         context.check_leads()
-        self._appends.check_room()
+        self._appends.check_room(of_consumers=True)
         end, current = context.log.next_offset, self.latest(name)
         present = current.position if current is not None else None
         if position is not None:

@@ -51,10 +51,13 @@ class Partition:
         driver: Driver,
         log: Log,
         refusal: Callable[[], Problem | None] = _no_refusal,
+        consumer_refusal: Callable[[], Problem | None] = _no_refusal,
         asks_catalog: bool = False,
         code_version: Callable[[], int] | None = None,
     ) -> None:
         """Make the replica's parts; `code_version` is that of `PartitionContext`.
+
+        `refusal` and `consumer_refusal` are those of `AppendPath`.
 
         With `asks_catalog` a leader that may lack a seal takes no records before `lacks_no_seal` is called.
         """
@@ -66,7 +69,9 @@ class Partition:
         )
         self.group_members = GroupMembers()
         self.copies = Copies(self.context)
-        self.appends = AppendPath(self.context, self.copies, refusal=refusal)
+        self.appends = AppendPath(
+            self.context, self.copies, refusal=refusal, consumer_refusal=consumer_refusal
+        )
         self.reader = ReadView(self.context)
         self.start_mover = StartMover(self.context, self.appends)
         self.cursor_commands = CursorCommands(self.context, self.appends)

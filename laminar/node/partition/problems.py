@@ -77,8 +77,9 @@ def with_keepers(problem: Problem, name: str, kept: KeptLog | None) -> Problem:
         field=problem.field,
         value=problem.value,
         limit=problem.limit,
-        hint="Free space on the node's disk. While it is full a channel gives out nothing: what it keeps "
-        "ends when it is moved (`laminar channel seek`), its dead records are dropped, or it is deleted.",
+        hint="Let the consumers of the channels go on, who are served down to half of the low-water mark; or "
+        "free space on the node's disk. What a channel keeps also ends when it is moved (`laminar channel "
+        "seek`), its dead records are dropped, or it is deleted.",
         retry_after_ms=problem.retry_after_ms,
         outcome=problem.outcome,
     )

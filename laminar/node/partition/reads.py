@@ -9,6 +9,7 @@ because each reads and encodes what is new.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from typing import NamedTuple
 
@@ -50,11 +51,18 @@ def expired(context: PartitionContext, offset: int) -> Problem:
 
 
 async def frames(
-    context: PartitionContext, offset: int, *, max_bytes: int, before: int | None = None
+    context: PartitionContext,
+    offset: int,
+    *,
+    max_bytes: int,
+    before: int | None = None,
+    most_frames: int | None = None,
 ) -> list[Buffer]:
     """Return committed data batches from the one that holds `offset` on, at least one if there is one.
 
     Nothing after the entry that holds the offset `before` is read, for requests with a limit of records.
+    With `most_frames` no more batches than these are returned, and other tasks have their turn after each
+    such number of entries.
 
     Raises:
         Problem: 410 `offset_expired`, also when the start moves past `offset` while its batch is read.
@@ -72,16 +80,20 @@ async def frames(
     found: list[Buffer] = []
     size = 0
     staged = False
-    while index is not None and index <= last and (not found or size < max_bytes):
+    most = sys.maxsize if most_frames is None else most_frames
+    while index is not None and index <= last and (not found or (size < max_bytes and len(found) < most)):
         wanted = max(1, max_bytes - size)
         stop = last
         try:
+            if most_frames is not None:
+                await asyncio.sleep(0)
             if staged:
                 # Gigabytes of staged entries may lie between two records: skip them by their index entries.
                 index, after = await context.log.find_shown(index, last)
                 if index > last:
                     break
                 stop = after - 1
+            stop = min(stop, index + most - len(found) - 1)
             read = await context.log.read_promptly(index, stop, max_bytes=wanted)
         except EntriesTrimmed:
             if found:
@@ -94,10 +106,12 @@ async def frames(
         for frame in read:
             kind = kind_of(frame)
             if kind == Kind.PUBLISH:
-                if found and size >= max_bytes:
+                if found and (size >= max_bytes or len(found) >= most):
                     return found
                 try:
-                    published, whole = await _published(context, frame, offset, max_bytes=max_bytes - size)
+                    published, whole = await _published(
+                        context, frame, offset, max_bytes=max_bytes - size, most_frames=most - len(found)
+                    )
                 except DamagedRange:
                     if found:
                         return found
@@ -177,12 +191,17 @@ async def tagged_frames(
 
 
 async def _published(
-    context: PartitionContext, publish: Buffer, offset: int, *, max_bytes: int
+    context: PartitionContext,
+    publish: Buffer,
+    offset: int,
+    *,
+    max_bytes: int,
+    most_frames: int = sys.maxsize,
 ) -> tuple[list[Buffer], bool]:
     """Return the batches that a `publish` entry gives offsets, from `offset` on, and whether these are all.
 
-    At least one is returned if there is one. A record larger than a batch is returned as its stub; delayed
-    records are one batch.
+    At least one is returned if there is one, and no more than `most_frames` and `max_bytes`. A record larger
+    than a batch is returned as its stub; delayed records are one batch.
 
     Raises:
         EntriesTrimmed: when a staged entry was trimmed.
@@ -200,7 +219,7 @@ async def _published(
         return [as_due(record.due.frame, publish=header)], True
     for index, records in record.stages:
         if base_offset + records > offset:
-            if found and size >= max_bytes:
+            if found and (size >= max_bytes or len(found) >= most_frames):
                 return found, False
             try:
                 staged = await log.read_promptly(index, index, max_bytes=1)

@@ -73,6 +73,9 @@ class ShardContext(Protocol):
     def refusal(self) -> Problem | None:
         """Return why this shard takes no appends now; None if it does."""
 
+    def consumer_refusal(self) -> Problem | None:
+        """Return why this shard takes nothing from consumers now, neither receives nor cursors; or None."""
+
     async def refresh_view(self) -> None:
         """Wait until the view is as new as the catalog was at the call. Raises `Problem`."""
 

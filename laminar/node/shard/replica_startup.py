@@ -178,6 +178,7 @@ class ReplicaOpener:
             driver=shard.driver,
             log=log,
             refusal=shard.refusal,
+            consumer_refusal=shard.consumer_refusal,
             asks_catalog=True,
             code_version=lambda: shard.view.code_version,
         )

@@ -17,6 +17,7 @@ import msgspec
 
 from laminar.http.api.problem_response import answer_error
 from laminar.http.api.problems import Problem
+from laminar.http.protocol.flows import Turns
 from laminar.http.server.server import HttpServer
 from laminar.http.server.state import ServerLimits
 from laminar.log.disk.document import Document
@@ -222,6 +223,11 @@ class Shard(Process):
     def datagram_socket(self) -> socket.socket | None:
         """The UDP socket for appends; None if this node takes none."""
         return self.boot.datagrams
+
+    @property
+    def turns(self) -> Turns:
+        """The turns that principals take at this shard."""
+        return self.http.turns
 
     @property
     def knows_its_replicas(self) -> bool:
@@ -528,6 +534,13 @@ class Shard(Process):
 
     def refusal(self) -> Problem | None:
         """Return why this shard takes no appends now; None if it does."""
+        return self._storage_refusal() or self.space.refusal()
+
+    def consumer_refusal(self) -> Problem | None:
+        """Return why this shard takes nothing from consumers now, neither receives nor cursors; or None."""
+        return self._storage_refusal() or self.space.consumer_refusal()
+
+    def _storage_refusal(self) -> Problem | None:
         resource = self.storage.refusal
         if resource == "disk":
             return Problem("disk_full", "the disk of this node is full", field="disk", outcome="not_applied")
@@ -542,7 +555,7 @@ class Shard(Process):
                 retry_after_ms=100,
                 outcome="not_applied",
             )
-        return self.space.refusal() if self.space.low else None
+        return None
 
     # -- room ----------------------------------------------------------------------------
 

@@ -274,6 +274,11 @@ class Transport:
         """Return the last ping's round trip in seconds, by peer."""
         return self._connections.round_trips_s()
 
+    @property
+    def calls_in_progress(self) -> int:
+        """Number of calls of other processes that this one works on."""
+        return self._calls.working
+
     def statistics(self) -> dict[str, int]:
         """Return counters since the start, and the connections and queues of now."""
         links = self._connections.links

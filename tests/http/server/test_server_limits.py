@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -282,3 +283,27 @@ async def test_more_connections_than_allowed_are_closed() -> None:
         writer.write(GET % b"a")
         assert 200 == (await read_answer(reader))[0]
         writer.close()
+
+
+async def test_connections_on_which_nothing_is_asked_keep_no_one_out() -> None:
+    """The oldest of them ends for each that comes; one on which a request was let in stays."""
+    async with serving(Mirror(), max_connections=4) as (server, url):
+        reader, writer = await connect(url)
+        writer.write(GET % b"a")
+        await read_answer(reader)
+        silent = [await connect(url) for _ in range(3)]
+        await until(lambda: server.statistics()["open_connections"] == 4)
+
+        late = [await connect(url) for _ in range(2)]
+        for _, sends in late:
+            sends.write(GET % b"b")
+        assert [200, 200] == [(await read_answer(reads))[0] for reads, _ in late]
+        assert 2 == server.statistics()["displaced"]
+        for reads, _ in silent[:2]:
+            with suppress(ConnectionError):
+                assert b"" == await reads.read()
+        for reads, sends in ((reader, writer), silent[2]):
+            sends.write(GET % b"c")
+            assert 200 == (await read_answer(reads))[0]
+        for _, sends in ((reader, writer), *silent, *late):
+            sends.close()

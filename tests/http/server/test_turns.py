@@ -6,18 +6,25 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
-from laminar.http.protocol.flows import ALONE, TURN, Flow
-from laminar.http.protocol.messages import WAIT, Request, Response
+from laminar.http.protocol.flows import ALONE, REQUEST, TURN, Flow
+from laminar.http.protocol.messages import WAIT, Later, Request, Response
 from laminar.http.server.server import HttpServer
+from laminar.http.server.turns import Turns
 
 
 class Shared:
-    """An application that notes whose requests begin, in their order: the path says whose."""
+    """An application that notes whose requests begin, in their order: the path says whose.
+
+    It notes too when an answer is made, of those that come `later`.
+    """
 
     def __init__(self) -> None:
         self.begun: list[str] = []
+        self.later: asyncio.Future[None] | None = None
+        self.made: list[str] = []
         self.flows: dict[str, Flow] = {}
         self.changed = asyncio.Event()
 
@@ -37,9 +44,20 @@ class Shared:
     def parse(self, request: Request) -> None:
         """Nothing to parse."""
 
-    def handle(self, request: Request) -> Response:
-        """Answer with the body."""
-        return Response(200, body=bytes(request.body))
+    def handle(self, request: Request) -> Response | Later:
+        """Answer with the body; a POST once `later` is resolved."""
+        name = request.segments[0]
+
+        def make(_: object) -> Response:
+            self.made.append(name)
+            return Response(200, body=bytes(request.body))
+
+        if request.method == "POST":
+            self.later = self.later or asyncio.get_running_loop().create_future()
+            future = asyncio.get_running_loop().create_future()
+            self.later.add_done_callback(lambda _: future.set_result(None))
+            return Later(future, make)
+        return make(None)
 
     async def until(self, count: int, name: str) -> None:
         """Wait until so many requests of a flow were begun."""
@@ -194,4 +212,140 @@ async def test_a_large_body_counts_like_several_requests(client: Client) -> None
     writer.write(f"PUT /many HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     await reader.readuntil(b"\r\n\r\n")
     assert body == await reader.readexactly(len(body))
-    assert (TURN - 11 + 2 * TURN, 2) == (app.flows["many"].left, server.turns.turns)
+    left = REQUEST * (TURN - 11 + 2 * TURN) - 1  # it was parsed in a thread, so its answer came later
+    assert (left, 2) == (app.flows["many"].left, server.turns.turns)
+
+
+async def test_answers_that_become_due_at_once_are_sent_in_turns(client: Client) -> None:
+    """As those of one sync are: another flow's request waits for a turn or two of them, not for all."""
+    app = client.app
+    reader, writer = await client.connect()
+    writer.write(get("one"))
+    await answers(reader, 1)
+    flooding = []
+    for number in range(8):
+        many, sends = await client.connect()
+        bodies = [f"{number}:{each};".encode() for each in range(100)]
+        for body in bodies:
+            sends.write(b"POST /many HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        flooding.append((many, bodies))
+    await app.until(800, "many")
+    assert app.later is not None
+    turn, places = REQUEST * TURN, []
+    writer.write(get("one"))
+    app.later.set_result(None)
+    while app.made.count("many") < 800:
+        before = len(app.made)
+        await answers(reader, 1)
+        places.append(app.made.index("one", before) - before)
+        writer.write(get("one"))
+    assert max(places) <= 4 * turn, places
+    assert len(places) >= 800 / (4 * turn)
+    for many, bodies in flooding:
+        for body in bodies:
+            assert b" 200 " in await many.readuntil(b"\r\n\r\n")
+            assert body == await many.readexactly(len(body))
+    assert not app.flows["many"].waiting
+
+
+async def test_answers_of_a_flow_that_is_alone_wait_for_a_few_turns(client: Client) -> None:
+    """Also of one whose client has closed its side; a client that has left takes none."""
+    app, server = client.app, client.server
+    post = b"POST /many HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+    reader, writer = await client.connect()
+    writer.write(post * 1000)
+    writer.write_eof()
+    _, left = await client.connect()
+    left.write(post * 1000)
+    await app.until(2000, "many")
+    assert app.later is not None
+    turns = server.turns.turns
+    app.later.set_result(None)
+    left.transport.abort()
+    got = await reader.read()
+    assert 1000 == got.count(b" 200 ")
+    assert server.turns.turns - turns <= 1 + 2 * 2000 / (REQUEST * ALONE)
+    assert 0 == server.statistics()["reserved_bytes"] and not app.flows["many"].waiting
+
+
+class Passed:
+    """Requests that come on no connection of their flow, and the order in which they begin."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.begun: list[str] = []
+
+    def come(self, flow: Flow, name: str) -> asyncio.Task[None]:
+        """Have a request come."""
+
+        async def carry_out() -> None:
+            self.turns.enter(flow)
+            try:
+                await self.turns.turn(flow, REQUEST)
+                self.begun.append(name)
+            finally:
+                self.turns.exit(flow)
+
+        return asyncio.ensure_future(carry_out())
+
+
+async def test_passed_requests_take_turns_in_their_order() -> None:
+    """Those of one flow begin as they came; another's waits for no more than a turn."""
+    passed, many, other = Passed(), Flow(), Flow()
+    passed.turns.join(other)
+    tasks = [passed.come(many, str(number)) for number in range(200)]
+    await tasks[0]
+    tasks.append(passed.come(other, "other"))
+    await tasks[-1]
+    assert passed.begun.index("other") <= 3 * TURN
+    await asyncio.gather(*tasks)
+    passed.begun.remove("other")
+    assert [str(number) for number in range(200)] == passed.begun
+    assert (0, 0, 0, 1) == (many.passed, many.woken, len(many.waiting), passed.turns.flows)
+
+
+async def test_a_passed_request_does_not_overtake_one_that_was_woken() -> None:
+    """Not even one that comes between the moment in which that gets its turn, and its going on."""
+    passed, many = Passed(), Flow()
+    many.left = 0
+    tasks = [passed.come(many, "waits")]
+    passed.turns.end(many)
+    tasks.append(passed.come(many, "late"))
+    await asyncio.sleep(0)
+    assert (1, False) == (many.woken, "late" in passed.begun)
+    await asyncio.gather(*tasks)
+    assert ["waits", "late"] == passed.begun
+
+
+async def test_passed_requests_that_are_cancelled_take_nothing() -> None:
+    """Neither a turn, nor a place among those that are here."""
+    passed, many, other = Passed(), Flow(), Flow()
+    passed.turns.join(other)
+    tasks = [passed.come(many, str(number)) for number in range(10 * TURN)]
+    await tasks[0]
+    for task in tasks[TURN:-1]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(number) for number in range(TURN)] + [str(10 * TURN - 1)] == passed.begun[: TURN + 1]
+    assert (0, 0, False) == (many.passed, many.woken, many.is_used)
+    assert 1 == passed.turns.flows
+
+
+async def test_connections_of_strangers_end_before_those_of_others(client: Client) -> None:
+    """Also if something was asked on them: what lets in strangers lets them keep no one out."""
+    app, server = client.app, client.server
+    app.flows["strange"] = Flow(are_strangers=True)
+    connections = []
+    for name in ("strange", "one", "strange"):
+        reader, writer = await client.connect()
+        writer.write(get(name))
+        await answers(reader, 1)
+        connections.append((reader, writer))
+    server.limits = msgspec.structs.replace(server.limits, max_connections=3)
+    (late,) = await client.flood("one", connections=1, requests=1)
+    await answers(late, 1)
+    assert b"" == await connections[0][0].read()
+    for name, (reader, writer) in zip(("one", "strange"), connections[1:], strict=True):
+        writer.write(get(name))
+        await answers(reader, 1)
+    assert 1 == server.statistics()["displaced"]

@@ -39,14 +39,14 @@ WHO = {
     "monitors": frozenset(("metrics", "all")),
 }
 OPERATIONS = {
-    "everyone": "livez readyz version openapi docs",
+    "everyone": "livez readyz version openapi docs console console_file console_moved",
     "any principal": "cluster health list_nodes describe_node limits whoami datagram_key list_topics"
     " list_sinks begin_producer",
     "any role on it": "describe_topic list_partitions describe_partition list_routes describe_route"
     " list_channels describe_channel describe_delayed",
     "readers": "fetch fetch_one offsets digest list_cursors describe_cursor set_cursor delete_cursor"
     " describe_group renew_member leave_group receive_jobs settle_jobs seek_channel list_aside list_dead"
-    " settle_dead list_delayed",
+    " settle_dead list_delayed search record_history",
     "writers": "append_to_topic append_to_partition upload_part publish_upload drop_upload describe_producer"
     " fence_producer change_delayed cancel_delayed stage describe_sink begin_sink delete_sink prepare_stages"
     " commit_batch",
@@ -326,6 +326,7 @@ def test_tokens_are_made_listed_and_revoked(guarded: Guarded) -> None:
     [
         ({"name": "a b"}, "name"),
         ({"name": ""}, "name"),
+        ({"name": "anonymous"}, "name"),
         ({"grants": []}, "grants"),
         ({"grants": [{"role": "root", "prefix": ""}]}, "grants"),
         ({"grants": [{"role": "read", "prefix": "a/b"}]}, "grants"),

@@ -83,6 +83,10 @@ def test_every_operation_answers_as_described(api: Described) -> None:
         call(operation)
     call("readyz", replicas="any")
     call("metrics", detail="partitions", topic=topic)
+    etag = call("console").headers["etag"]
+    call("console", If_None_Match=etag)
+    call("console_file", file="main.js")
+    call("console_moved")
     (node, *_) = call("list_nodes").json()["nodes"]
     call("describe_node", node=node["node"])
     administer(call, node["node"], topic)
@@ -105,6 +109,9 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     call("offsets", **place, at="earliest")
     call("digest", **place, to_index="committed")
 
+    call("search", topic=topic, document={"where": {"contains": "e"}, "limit": 1})
+    call("search", topic=topic, document={"from": {"0": 0}, "to": "latest", "order": "newest"})
+    call("record_history", **place, offset=0, read="leader")
     delay(call, place)
     large = b"part" * 1000
     call("upload_part", **place, upload="u", part=0, content=large, media_type="application/octet-stream")

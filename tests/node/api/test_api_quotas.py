@@ -303,6 +303,27 @@ def test_new_producers_and_keys_are_counted(limited: Limited) -> None:
     assert 201 == append("all", "d").status_code
 
 
+def test_a_fenced_or_accepted_producer_that_is_new_counts(limited: Limited) -> None:
+    """It takes a place in the partition's table as one that appends does; one that is known goes on."""
+    assert 201 == limited.create("fencing", "fencing-t").status_code
+    limited.limit("fencing", producers=2)
+    path = "/v1/topics/fencing-t/partitions/0"
+
+    def fence(producer: str, epoch: int = 1) -> httpx.Response:
+        return limited.ask("fencing", "PUT", f"{path}/producers/{producer}?epoch={epoch}")
+
+    assert 200 == fence("1" * 32).status_code
+    headers = {"content-type": "application/octet-stream", "laminar-sequence": "0"}
+    first, second = ({"laminar-producer": each * 32} for each in "23")
+    target = f"{path}/records?ack=accepted"
+    accepted = limited.ask("fencing", "POST", target, content=b"x", headers=headers | first)
+    assert 202 == accepted.status_code, accepted.text
+    refused(fence("4" * 32), "producers", 3, 2)
+    refused(limited.ask("fencing", "POST", target, content=b"x", headers=headers | second), "producers", 3, 2)
+    assert [200, 200] == [fence(each * 32, epoch=2).status_code for each in "12"]
+    assert 404 == limited.ask("all", "GET", f"{path}/producers/{'4' * 32}").status_code
+
+
 def test_a_producer_at_its_limit_keeps_order_and_doubles_nothing(limited: Limited) -> None:
     """Several batches are on their way at once, and any of them may be refused."""
     assert 201 == limited.create("steady", "steady-t").status_code

@@ -670,3 +670,31 @@ async def test_what_becomes_of_records_is_counted_by_channel_until_that_is_delet
         deliveries.check([partition])
         assert deliveries.counts.rows() == []
         deliveries.stop()
+
+
+async def test_a_full_disk_has_a_reserve_for_those_who_work_off_what_is_there(tmp_path: Path) -> None:
+    """Records are refused before. What is acknowledged is taken always: it is of what was given out."""
+
+    def full() -> Problem:
+        return Problem("disk_full", outcome="not_applied")
+
+    async with delivering(tmp_path) as (partition, delivery):
+        await append(partition, b"a", b"b")
+        partition.appends.refusal = full
+        with pytest.raises(Problem) as refused:
+            await append(partition, b"c")
+        assert refused.value.code == "disk_full"
+
+        jobs = await given(delivery, 1)
+        await partition.cursor_commands.set("c", 1, expected=None, check=False, owner="", now_ms=1)
+
+        partition.appends.consumer_refusal = full
+        assert await delivery.settle(CHANNEL, steps("ack", jobs)) == (1, [])
+        with pytest.raises(Problem) as refused:
+            await given(delivery, 1)
+        assert refused.value.code == "disk_full"
+        with pytest.raises(Problem) as refused:
+            partition.cursor_commands.set("c", 2, expected=None, check=False, owner="", now_ms=2)
+        assert refused.value.code == "disk_full"
+        partition.appends.consumer_refusal = lambda: None
+        assert offsets(await given(delivery)) == [1]

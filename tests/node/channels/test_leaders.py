@@ -14,6 +14,7 @@ from laminar.node.channels.delivery import Delivery
 from laminar.node.channels.jobs import Jobs
 from laminar.node.channels.requests import Step
 from laminar.node.partition.partition import Partition
+from laminar.node.partition.state.channels import Why
 from laminar.wire.channels import ChannelSettings, Named
 from tests.node.trio import Member, Trio, trio
 
@@ -271,4 +272,32 @@ async def test_a_leader_that_is_cut_off_says_nothing_of_what_it_can_not_know(wha
         cluster.heal()
         with pytest.raises(Problem):
             await asyncio.wait_for(asked, 20)
+        consumers.stop()
+
+
+@pytest.mark.parametrize("what", ["retry", "drop"])
+async def test_a_leader_that_is_cut_off_does_not_say_that_nothing_is_dead(what: str) -> None:
+    """A person who has records replayed or dropped, and reads 0, takes it that none is left."""
+    async with trio() as cluster:
+        consumers = Consumers(cluster)
+        await consumers.open(ChannelSettings(max_attempts=1))
+        await append(cluster, [b"a"], [None])
+        old = await cluster.leader()
+        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=10.0)
+        assert jobs is not None
+        await cluster.settled()
+        cluster.cut_off(old.node)
+        delivery = consumers.of(old)
+        ask = delivery.retry_dead if what == "retry" else delivery.drop_dead
+        asked = asyncio.create_task(ask(CHANNEL, None))
+
+        new = await cluster.leader(among=[node for node in cluster.members if node != old.node])
+        nack = Step("nack", Named(0, 0, 1, jobs.runs[0].delivery))
+        assert (await consumers.of(new).settle(CHANNEL, [nack])).done == 1
+        assert new.partition.state.channels.by_id[CHANNEL].aside[0].why is Why.DEAD
+        cluster.heal()
+        with pytest.raises(Problem):
+            await asyncio.wait_for(asked, 20)
+        again = consumers.of(new)
+        assert await (again.retry_dead if what == "retry" else again.drop_dead)(CHANNEL, None) == 1
         consumers.stop()

@@ -27,6 +27,7 @@ from laminar.node.partition.retention import Retention, Rules
 from laminar.node.partition.state.delayed_records import CANCELLED
 from tests.node.alone import lone_partition
 from tests.node.partition.test_retention import At, fill, settled_start
+from tests.node.partition.test_seal import SEAL
 
 
 def now_ms() -> int:
@@ -315,6 +316,22 @@ async def test_what_is_cancelled_or_moved_while_it_is_read_to_be_published_is_le
         assert seen == [State.PENDING, State.PENDING]
         assert await publisher.state(1) is State.PENDING
         assert partition.end_offset == 1
+
+
+async def test_a_partition_that_has_ended_publishes_nothing(tmp_path: Path) -> None:
+    """What is pending then is sent on, and published by the partitions that follow."""
+    async with publishing(tmp_path) as (partition, publisher):
+        clock = Held(partition, publisher)
+        await append(partition, b"late", delivery_times=[clock.now_ms + 1])
+        task = publisher._task
+        assert task is not None
+        await partition.propose_seal(SEAL)
+
+        clock.now_ms += 60_000
+        publisher.wake()
+
+        await asyncio.wait_for(task, 20)
+        assert (publisher.published, partition.end_offset, len(publisher.delayed)) == (0, 0, 1)
 
 
 async def test_an_entry_that_is_trimmed_while_it_is_read_is_no_damage(

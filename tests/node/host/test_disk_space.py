@@ -73,6 +73,23 @@ def test_the_refusal_names_the_disk_the_value_and_the_limit() -> None:
     assert refusal.retry_after_ms
 
 
+def test_consumers_are_refused_below_half_of_the_mark() -> None:
+    """What they do lets records be deleted. But one that fails again and again must not fill the disk."""
+    disk = space()
+    seen = []
+    for free_bytes in (999, 500, 499, 500, 624, 625, 499, 1250):
+        disk.take(free_bytes, 1 << 30)
+        refused = disk.consumer_refusal()
+        seen.append((disk.low, refused is not None))
+        if free_bytes == 499:
+            assert refused is not None
+            assert ("disk_full", 499, 500) == (refused.code, refused.value, refused.limit)
+            assert "less than 500, half of the low-water mark of 1000" in refused.detail
+
+    low, refused_too = (True, False), (True, True)
+    assert [low, low, refused_too, refused_too, refused_too, low, refused_too, (False, False)] == seen
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 96 MiB; skipped where we may not mount one."""
@@ -176,6 +193,75 @@ def test_on_a_nearly_full_disk_appends_are_refused_and_all_else_goes_on(
         until_low(http, False)
         assert 4 == partition.append("again")
         assert ["again"] == partition.values(offset=4)
+
+
+def leave_free(ballast: Path, free_bytes: int) -> None:
+    """Have the ballast leave about this much on its disk."""
+    with ballast.open("ab") as file:
+        size = file.tell() + RealDisk().free_bytes(str(ballast.parent)) - free_bytes
+        file.truncate(min(size, file.tell()))
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def until_received(http: httpx.Client) -> list[str]:
+    """The tokens of all jobs that there are, as soon as the node sees that there is room for consumers."""
+    tokens: list[str] = []
+    deadline = time.monotonic() + 120
+    while True:
+        answer = http.post(f"{CHANNEL}/receive", json={"max": 100, "wait_ms": 0})
+        if answer.status_code == 200 and not answer.json()["jobs"]:
+            return tokens
+        if answer.status_code == 200:
+            tokens += [job["token"] for job in answer.json()["jobs"]]
+        else:
+            problem(answer, 507, "disk_full")
+        assert time.monotonic() < deadline, answer.text
+        time.sleep(0.02)
+
+
+def test_on_a_nearly_full_disk_consumers_go_on_and_make_room(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who works off a channel frees what it kept, and producers go on; no job is lost or skipped for it.
+
+    Consumers have a reserve. When that is used up they are refused, too.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    settings: dict[str, str | int] = {
+        "segment_size_bytes": MIB,
+        "journal_file_bytes": 4 * MIB,
+        "retention_check_ms": 20,
+        "low_water_percent": "20",
+    }
+    ballast = small_disk / "ballast"
+    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=20, trust_env=False) as http:
+        assert 201 == http.put("/v1/topics/t", json={"settings": {"retention_bytes": 0}}).status_code
+        assert 201 == http.put(CHANNEL, json={}).status_code
+        partition = Partition(http, "t")
+        for _ in range(20):
+            assert 201 == partition.post(b"x" * MIB).status_code
+        leave_free(ballast, 8 * MIB)
+        while "appends and consumers are refused" not in str(until_low(http, True)["warnings"]):
+            time.sleep(0.02)
+        problem(partition.post(b"no"), 507, "disk_full")
+        for refused in (
+            http.post(f"{CHANNEL}/receive", json={"max": 1, "wait_ms": 0}),
+            http.put("/v1/topics/t/cursors/reader", json={"positions": {"0": 1}}),
+        ):
+            assert 96 * MIB * 10 // 100 >= problem(refused, 507, "disk_full")["limit"]
+
+        leave_free(ballast, 14 * MIB)
+
+        tokens = until_received(http)
+        cursor = http.put("/v1/topics/t/cursors/reader", json={"positions": {"0": 20}})
+        assert 200 == cursor.status_code
+        problem(partition.post(b"no"), 507, "disk_full")
+        assert 0 == http.get(partition.path).json()["start_offset"]
+        acked = http.post(f"{CHANNEL}/acks", json={"ack": tokens}).json()
+        assert {"done": 20, "late": []} == acked
+        until_low(http, False)
+        assert http.get(partition.path).json()["start_offset"]
+        assert 20 == partition.append("again")
 
 
 def test_trimming_a_full_disk_makes_room_at_once(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

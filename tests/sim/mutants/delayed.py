@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tests.sim.mutants.case import case
 
-API = ("tests/node/api/delayed",)
 DELIVERY = ("tests/node/channels/test_delivery.py",)
+ENDED = ("tests/node/api/delayed/test_ended_partitions.py",)
+LEADERS = ("tests/node/delay/test_leaders.py",)
 PUBLISHER = ("tests/node/delay/test_publisher.py",)
 TABLE = ("tests/node/partition/state/test_delayed_records.py",)
 _PUBLISHER = "laminar.node.delay.publisher:Publisher"
@@ -47,6 +48,7 @@ DELAYED = [
         f"{_PUBLISHER}.state",
         "await self._seen()",
         "pass",
+        tests=LEADERS,
         channels=True,
     ),
     case(
@@ -54,6 +56,7 @@ DELAYED = [
         f"{_PUBLISHER}.publishes",
         "self._partition.leads and self._partition.state.succession.takes_records",
         "self._partition.leads",
+        tests=PUBLISHER,
         routes=True,
     ),
     case(
@@ -100,7 +103,7 @@ DELAYED = [
         "laminar.node.api.delayed.records:DelayedRoutes._ask",
         "forgotten_ms = named.due_ms",
         "pass",
-        tests=API,
+        tests=ENDED,
         reclaims=True,
     ),
     case(

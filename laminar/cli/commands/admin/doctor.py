@@ -205,10 +205,11 @@ def of_disks(answers: Mapping[str, Answers]) -> Iterator[Finding]:
     for name, found in sorted(answers.items()):
         disk = (found.ready or {}).get("disk") or {}
         if disk.get("appends_refused"):
+            refused = "appends and consumers are" if disk.get("consumers_refused") else "appends are"
             yield Finding(
                 "disks",
                 name,
-                f"appends are refused: {disk['free_bytes']:,} bytes are free",
+                f"{refused} refused: {disk['free_bytes']:,} bytes are free",
                 "free some, shorten retention, or move partitions: `laminar node weight`",
             )
         elif disk and disk["free_bytes"] < 2 * disk["low_water_bytes"]:
@@ -224,8 +225,8 @@ def of_disks(answers: Mapping[str, Answers]) -> Iterator[Finding]:
                     "disks",
                     name,
                     warning,
-                    "have the channels' consumers go on while there is room; else move them (`laminar "
-                    "channel seek`), drop what is dead (`laminar channel dead`), or delete them",
+                    "have the channels' consumers go on, or move the channels (`laminar channel seek`), drop "
+                    "what is dead (`laminar channel dead`), or delete them",
                 )
         syncs = sum(found.metrics.get("laminar_disk_sync_seconds_count", ()))
         total_ms = sum(found.metrics.get("laminar_disk_sync_seconds_sum", ())) * 1000

@@ -50,11 +50,12 @@ class Alive(Answer):
 
 
 class DiskSpace(Answer):
-    """Free space of a node's disk; below the low-water mark appends are refused."""
+    """Free space of a node's disk; appends are refused below the mark, consumers below half of it."""
 
     free_bytes: int
     low_water_bytes: int
     appends_refused: bool
+    consumers_refused: bool
 
 
 class Ready(Answer):

@@ -13,7 +13,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.roles import AnyGrant
 from laminar.http.api.timestamps import format_time, parse_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.access.principals import principal_of
+from laminar.node.access.principals import ANONYMOUS, principal_of
 from laminar.node.access.tokens import new_token
 from laminar.node.api.admin.limits import LimitRoutes
 from laminar.node.api.common.json_body import json_body
@@ -55,6 +55,14 @@ class TokenRoutes:
         asked = json_body(request, documents.NewToken)
         now_ms = self._services.clock.wall_ms()
         expires_ms = 0
+        if asked.name == ANONYMOUS:
+            raise Problem(
+                "invalid",
+                "this name is that of a client which has proven none, and counts for no limits",
+                field="name",
+                value=asked.name,
+                outcome="not_applied",
+            )
         if asked.expires is not None:
             expires_ms = parse_time(asked.expires, field="expires")
             if expires_ms <= now_ms:

@@ -19,8 +19,8 @@ import logging
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from typing import Any, Final, Protocol
-from urllib.parse import unquote
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -30,12 +30,13 @@ from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.flows import Flow
 from laminar.http.protocol.messages import Request, Response
+from laminar.http.protocol.request_head import RequestHead
 from laminar.node.access.principals import ANYONE, UNPROVEN, Principal
 from laminar.node.access.tokens import id_of
 from laminar.node.api.audit.summaries import Summaries
 from laminar.node.api.common.services import ShardServices
 from laminar.node.host.periodic import Work
-from laminar.wire.audit import NO_ANSWER, AuditRecord, Kind
+from laminar.wire.audit import DATAGRAM, NO_ANSWER, AuditRecord, Kind
 
 _log = logging.getLogger("laminar.audit")
 
@@ -91,6 +92,18 @@ class Asked:
         self.params = {} if params is None else params
 
 
+class _Batch(NamedTuple):
+    """Lines on their way, how many they are, and their idempotency key."""
+
+    lines: bytes
+    records: int
+    key: str
+    stands_for: int
+    """What is noted in them, without what a record `missed` among them counts."""
+    missed: int
+    """What that record counts."""
+
+
 class AuditLog:
     """The log of one shard: what is noted is queued, and a task writes it."""
 
@@ -106,8 +119,7 @@ class AuditLog:
         # Apart, so that a flood without tokens hides no principal.
         self._strangers, self._refusals = Summaries(MOST_REFUSED), Summaries(MOST_REFUSED)
         self._alike = Summaries(MOST_ALIKE)
-        # The batch that is being written: its lines, their number, and its key.
-        self._batch: tuple[bytes, int, str] | None = None
+        self._batch: _Batch | None = None  # is being written
         self._pause_ms = PAUSE_MS
         self._not_before_ms = 0
         self._missed = 0
@@ -224,7 +236,7 @@ class AuditLog:
 
     @property
     def _waiting(self) -> int:
-        return len(self._queue) + (self._batch[1] if self._batch is not None else 0)
+        return len(self._queue) + (self._batch.records if self._batch is not None else 0)
 
     # -- what is written -------------------------------------------------------------------
 
@@ -248,7 +260,8 @@ class AuditLog:
         except Problem as problem:
             self._wait(str(problem))
             if self._batch is not None and problem.status < 500 and problem.code not in _PASSES:
-                self._drop(self._batch[1])  # it will never be taken
+                self._missed += self._batch.missed  # counted as dropped before
+                self._drop(self._batch.stands_for)  # it will never be taken
                 self._batch = None
         except Exception as error:  # noqa: BLE001  # logged, and tried again: it must not end the process
             self._wait(repr(error))
@@ -264,25 +277,25 @@ class AuditLog:
             await self._make_topic(AUDIT_TOPIC, partitions=1, settings=RETENTION)
         if self._batch is None:
             self._batch = self._next_batch()
-        lines, count, key = self._batch
-        await self._append(lines, key)
-        self._written += count
+        await self._append(self._batch.lines, self._batch.key)
+        self._written += self._batch.records
         self._batch = None
 
-    def _next_batch(self) -> tuple[bytes, int, str]:
+    def _next_batch(self) -> _Batch:
         records = [self._queue.popleft() for _ in range(min(len(self._queue), MOST_AT_ONCE))]
-        if self._missed:
-            missed = AuditRecord(
+        stands_for, missed = sum([record.count for record in records]), self._missed
+        if missed:
+            said = AuditRecord(
                 kind="missed",
                 time=format_time(self._services.clock.wall_ms()),
                 node=self._services.node,
                 shard=self._services.number,
-                count=self._missed,
+                count=missed,
             )
-            records.append(missed)
+            records.append(said)
             self._missed = 0
         lines = b"".join([msgspec.json.encode(record) + b"\n" for record in records])
-        return lines, len(records), self._services.rng.randbytes(16).hex()
+        return _Batch(lines, len(records), self._services.rng.randbytes(16).hex(), stands_for, missed)
 
 
 # What refuses a batch with 4xx, and may take it later: there is no such topic yet, or too many partitions.
@@ -321,16 +334,25 @@ def _host_of(peer: str) -> str:
     return host if colon else peer
 
 
-class Source:
-    """The stand-in for a client's connection in the appends of the audit."""
+def by_datagram(topic: str, partition: int, principal: Principal, peer: str) -> Asked:
+    """Return who appended by datagram from `peer` (``host:port``), and where to."""
+    target = f"/v1/topics/{quote(topic, safe='')}/partitions/{partition}/records"
+    request = Request(RequestHead(DATAGRAM, target, {}), b"", Source(peer))
+    params = {"topic": topic, "partition": str(partition)}
+    return Asked(request, principal, "append_to_partition", params)
 
-    def __init__(self) -> None:
+
+class Source:
+    """The stand-in for a client's connection: of an append of the audit, or of a datagram."""
+
+    def __init__(self, peer: str = "audit") -> None:
         self.context: Any = ANYONE
+        self._peer = peer
 
     @property
     def peer(self) -> str:
-        """The other end: there is none."""
-        return "audit"
+        """The other end."""
+        return self._peer
 
     @property
     def certificate(self) -> None:

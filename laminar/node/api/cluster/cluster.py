@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from laminar import __version__
 from laminar.http.api.documents import server as documents
 from laminar.http.api.documents.cluster import Cluster, Node, Nodes, ShardAddress
-from laminar.http.api.openapi import docs_page, openapi_document
+from laminar.http.api.openapi import DOCS_POLICY, docs_page, openapi_document
 from laminar.http.api.parameters import MAX_WAIT_MS, OFFSET_LIMIT
 from laminar.http.api.problems import Problem
-from laminar.http.protocol.messages import Request, Response
+from laminar.http.protocol.messages import Page, Request, Response
 from laminar.node.access.principals import principal_of
 from laminar.node.api.cluster.health import Watch
 from laminar.node.api.common.query import integer, one_of
@@ -131,7 +131,9 @@ class ClusterRoutes:
                     "ready",
                     self._services.node,
                     await self._watch.warnings(with_names=principal_of(request).may("admin", "")),
-                    documents.DiskSpace(space.free_bytes, space.threshold_bytes, space.low),
+                    documents.DiskSpace(
+                        space.free_bytes, space.threshold_bytes, space.low, space.reserve_is_used
+                    ),
                 )
             )
         return Response.json(
@@ -150,4 +152,5 @@ class ClusterRoutes:
 
     def docs(self, request: Request) -> Response:
         """Answer GET /docs and /docs/errors: one page, on which every error code is an anchor."""
-        return Response(200, [("Content-Type", "text/html; charset=utf-8")], docs_page().encode())
+        headers = [("Content-Type", "text/html; charset=utf-8"), ("Content-Security-Policy", DOCS_POLICY)]
+        return Page(200, headers, docs_page().encode())

@@ -125,7 +125,8 @@ class Watch:
         reports = await self._all()
         found = []
         if services.space.low:
-            found.append(f"appends are refused: {services.space.reason}")
+            refused = "appends and consumers are" if services.space.reserve_is_used else "appends are"
+            found.append(f"{refused} refused: {services.space.reason}")
         kept = sorted((each for report in reports for each in report.kept), reverse=True)
         if kept and services.space.free_bytes < 2 * services.space.threshold_bytes:
             found.append(f"{KEPT}: {_named([text for _, text in kept], with_names)}")

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from laminar.http.protocol.flows import Turns
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from laminar.node.channels.deliveries import Deliveries
@@ -116,6 +117,10 @@ class HostServices(ShardServices, Protocol):
     @property
     def transport(self) -> Transport:
         """Calls to other processes."""
+
+    @property
+    def turns(self) -> Turns:
+        """The turns that principals take at this shard."""
 
     @property
     def siblings(self) -> Sequence[Role]:

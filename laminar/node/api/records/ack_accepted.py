@@ -9,6 +9,8 @@ persisted).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from laminar.batch import NO_PRODUCER, Flag, Header
 from laminar.http.api.append_body import Append
 from laminar.http.api.problems import Problem
@@ -29,10 +31,19 @@ def window_headers(window: Window) -> bytes:
     return b"Laminar-Term: %d\r\nLaminar-Committed: %d\r\n" % (window.term, window.end)
 
 
-def accepted(request: Request, append: Append, partition: Partition, block: bytes, route: int) -> Response:
+def accepted(
+    request: Request,
+    append: Append,
+    partition: Partition,
+    block: bytes,
+    route: int,
+    *,
+    count: Callable[[Header], None],
+) -> Response:
     """Append one batch to its leader's log, and answer 202 before it is synced or replicated.
 
     `block` holds the encoded headers that every answer has, `route` is the version of the topic's route.
+    `count` counts the batch's producer if it is new, or refuses it.
     """
     ack = request.query["ack"]
     if ack != "accepted":
@@ -51,6 +62,7 @@ def accepted(request: Request, append: Append, partition: Partition, block: byte
     frame = append.frames[0]
     # A leader stamps a batch in place, so it needs a writable copy of its own.
     frame = memoryview(bytearray(frame)) if frame.readonly else frame
+    count(header)
     receipt = partition.appends.accept_frame(frame, header)
     window = partition.copies.window()
     body = (

@@ -20,7 +20,7 @@ from laminar.batch import BATCH_TYPE, Column, Header, has_column
 from laminar.http.api.append_body import Append, all_marked, parse_append
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
-from laminar.http.protocol.messages import Request, Response
+from laminar.http.protocol.messages import Later, Request, Response
 from laminar.node.access.principals import owner_of
 from laminar.node.api.common.answer_head import AnswerHead
 from laminar.node.api.common.attempts import merge_receipts
@@ -69,6 +69,7 @@ class AppendRoutes:
         topics: TopicLookup,
         *,
         limits: Limits,
+        new_ids: NewIds | None = None,
     ) -> None:
         self._services = services
         self._exchange = exchange
@@ -83,10 +84,9 @@ class AppendRoutes:
             max_record_bytes=_PART_GROWS * limits.max_record_bytes,
         )
         self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job))
-        self._loop = asyncio.get_running_loop()
         self._head = AnswerHead(services, topics)
         self._stale = StaleRoutes(topics)
-        self.new_ids = NewIds(services)
+        self._new_ids = new_ids or NewIds(services)
 
     # -- one partition -------------------------------------------------------------------
 
@@ -141,6 +141,7 @@ class AppendRoutes:
             made_ms = mark.made_ms
         if self._stale.matter(partition) and not _is_part(request):
             self._stale.check_append(partition, append, route_said(request.headers))
+        principal = owner_of(request) if self._services.view.limits else ""
         if request.query.get("ack", "committed") != "committed":
             if at is not None and not (
                 append.frames and is_duplicate(partition.context, Header.unpack(append.frames[0]))
@@ -152,18 +153,16 @@ class AppendRoutes:
                 partition,
                 self._head.block(partition.topic),
                 self._topics.version(partition.topic),
+                count=lambda header: self._new_ids.count(partition, header.producer_id, principal),
             )
         if append.records is None:
-            principal = owner_of(request) if self._services.view.limits else ""
             receipts = self._append_frames(partition, append.frames, at, mark, made_ms, principal)
         else:
             if at is not None:
                 _check_end(partition, at)
             receipts = [partition.appends.append_records(append.records)]
         if len(receipts) == 1:
-            answer: asyncio.Future[Response] = self._loop.create_future()
-            receipts[0].add_done_callback(lambda done: self._answer_one(answer, done, partition))
-            return answer
+            return Later(receipts[0], lambda receipt: self._answer([receipt], partition))
         return self._answer_many(receipts, partition)
 
     def parse(self, request: Request) -> Append:
@@ -211,7 +210,7 @@ class AppendRoutes:
                         _check_end(partition, at)
                     at += header.count
                 if principal:
-                    self.new_ids.count(partition, header, principal)
+                    self._new_ids.count_batch(partition, header, principal)
                 receipts.append(partition.appends.append_frame(frame, header, key_made_ms=made_ms))
             except Problem as problem:
                 named(problem, mark)
@@ -220,18 +219,6 @@ class AppendRoutes:
                 receipts.append(partition.appends.refused(problem))
                 break
         return receipts
-
-    def _answer_one(
-        self, answer: asyncio.Future[Response], done: asyncio.Future[Receipt], partition: Partition
-    ) -> None:
-        if answer.done():
-            done.exception()  # retrieved, so that it is not logged: the client has gone
-            return
-        error = done.exception()
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(self._answer([done.result()], partition))
 
     async def _answer_many(self, receipts: list[asyncio.Future[Receipt]], partition: Partition) -> Response:
         results = await asyncio.gather(*receipts, return_exceptions=True)

@@ -59,16 +59,17 @@ class Proofs:
                 raise MalformedUnder(fault, codec) from fault
         raise Forged
 
-    def check(self, question: Question, size: int) -> None:
-        """Refuse a question whose sender may not append to the topic, or that was sent long ago.
+    def check(self, question: Question, size: int) -> str:
+        """Return who sent a question; refuse one who may not append to the topic, or what was sent long ago.
 
-        One that may is counted as a request of its principal, with `size` bytes.
+        One that may is counted as a request of its principal, with `size` bytes. A node that asks for no
+        principal has the empty text.
 
         Raises:
             Problem: 401 `unauthorized`, 403 `forbidden`, 422 `invalid` (the minute), 429 `quota`.
         """
         if not question.credential:
-            return
+            return ""
         now_ms = self._services.clock.wall_ms()
         record = self._credentials[question.credential]
         if record.expires_ms and now_ms >= record.expires_ms:
@@ -88,6 +89,7 @@ class Proofs:
             meter = self._meter_of(record.name)
             if meter.is_limited:
                 meter.admit(size, self._services.clock.monotonic_ms())
+        return record.name
 
     def _follow(self) -> None:
         """Forget what was made of other secrets, or of another table of credentials."""

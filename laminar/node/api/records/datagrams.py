@@ -37,6 +37,7 @@ from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.datagram_proofs import MalformedUnder, Proofs
+from laminar.node.api.records.new_ids import NewIds
 from laminar.node.api.records.stale_routes import NOT_SAID, StaleRoutes, has_keys
 from laminar.node.partition.deduplication import is_duplicate
 from laminar.node.partition.partition import Partition
@@ -56,6 +57,9 @@ _log = logging.getLogger("laminar.datagrams")
 MOST_WAITING = 10_000
 """Most requests of this shard that wait for their answers; further datagrams are dropped."""
 
+OnRefused = Callable[[str, int, str, str, Problem], None]
+"""`f(topic, partition, credential, peer, problem)`: where it came from is ``host:port``."""
+
 # Fields of a problem that are left out: the client has them in its own table, by the code.
 _LEFT_OUT = ("type", "title", "hint")
 
@@ -72,7 +76,13 @@ class Datagrams(asyncio.DatagramProtocol):
         sock: socket.socket | None,
         limits: Limits,
         meter_of: Callable[[str], Meter] | None = None,
+        new_ids: NewIds | None = None,
+        on_refused: OnRefused | None = None,
     ) -> None:
+        """Count requests in the meters of `meter_of`, and new producers in `new_ids`.
+
+        `on_refused` is called for each whose sender was proven, and that was refused.
+        """
         self._services = services
         self._sock = sock
         self._locator = locator
@@ -80,6 +90,8 @@ class Datagrams(asyncio.DatagramProtocol):
         self._stale = StaleRoutes(topics)
         self._limits = limits
         self._proofs = Proofs(services, meter_of)
+        self._new_ids = new_ids or NewIds(services)
+        self._on_refused = on_refused
         self._transport: asyncio.DatagramTransport | None = None
         self._tasks: set[asyncio.Task[Appended | Leader]] = set()
         self._waiting = 0
@@ -139,32 +151,34 @@ class Datagrams(asyncio.DatagramProtocol):
             return
         asked = _Asked(len(data), question.number, addr, codec)
         try:
-            self._proofs.check(question, len(data))
-            self._take(question, asked)
+            self._take(question, asked, self._proofs.check(question, len(data)))
         except Problem as problem:
             self._refuse(asked, problem, question)
 
     # -- from the question to the answer -------------------------------------------------
 
-    def _take(self, question: Question, asked: _Asked) -> None:
+    def _take(self, question: Question, asked: _Asked, principal: str) -> None:
         frame = self._verified(question)
         partition = self._services.partitions.get((question.topic, question.partition))
         work: asyncio.Future[Appended] | asyncio.Task[Appended | Leader]
         if partition is not None and partition.leads:
-            work = self._append(partition, question, frame)
+            work = self._append(partition, question, frame, principal)
         else:
-            work = asyncio.get_running_loop().create_task(self._elsewhere(question, frame))
+            work = asyncio.get_running_loop().create_task(self._elsewhere(question, frame, principal))
             self._tasks.add(work)
             work.add_done_callback(self._tasks.discard)
         self._waiting += 1
         work.add_done_callback(lambda done: self._done(question, asked, done))
 
-    def _append(self, partition: Partition, question: Question, frame: bytearray) -> asyncio.Future[Appended]:
+    def _append(
+        self, partition: Partition, question: Question, frame: bytearray, principal: str
+    ) -> asyncio.Future[Appended]:
         """Append the batch at its leader. Raises `Problem`."""
         header = Header.unpack(frame)
         if self._stale.matter(partition) and has_keys(frame) and not is_duplicate(partition.context, header):
             self._stale.check(partition, NOT_SAID if question.route is None else question.route)
         try:
+            self._new_ids.count(partition, header.producer_id, principal)
             return partition.appends.append_frame(frame, header)
         except Problem as problem:
             return partition.appends.refused(problem)
@@ -191,7 +205,7 @@ class Datagrams(asyncio.DatagramProtocol):
             )
         return bytearray(frames[0])
 
-    async def _elsewhere(self, question: Question, frame: bytearray) -> Appended | Leader:
+    async def _elsewhere(self, question: Question, frame: bytearray, principal: str) -> Appended | Leader:
         """Return the leader's address, or this shard's own receipt if it leads by now.
 
         Raises:
@@ -204,7 +218,7 @@ class Datagrams(asyncio.DatagramProtocol):
         where = await self._locator.leader(topic, number, wait_s=SECOND_HOP_WAIT_S)
         partition = self._services.partitions.get((topic, number))
         if partition is not None and partition.leads:
-            return await self._append(partition, question, frame)
+            return await self._append(partition, question, frame, principal)
         record = self._services.view.nodes().get(where.node)
         if record is None or where.node == self._services.node:
             self._locator.forget(topic, number)
@@ -245,6 +259,9 @@ class Datagrams(asyncio.DatagramProtocol):
 
     def _refuse(self, asked: _Asked, problem: Problem, question: Question | None = None) -> None:
         self._counts["refused"] += 1
+        if self._on_refused is not None and question is not None:
+            peer = f"{asked.address[0]}:{asked.address[1]}"
+            self._on_refused(question.topic, question.partition, question.credential, peer, problem)
         if problem.code == "sealed" and question is not None:
             self._answer(asked, self._next_route(question.topic, problem.limit))
             return

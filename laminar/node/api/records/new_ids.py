@@ -28,14 +28,26 @@ class NewIds:
         self._services = services
         self._rates: WeakKeyDictionary[Partition, dict[str, Rate]] = WeakKeyDictionary()
 
-    def count(self, partition: Partition, header: Header, principal: str) -> None:
-        """Count the producer or key of a batch, if it is new here and its principal's are limited.
+    def count_batch(self, partition: Partition, header: Header, principal: str) -> None:
+        """Count the producer or key of a batch, as `count` does."""
+        if header.producer_id != NO_PRODUCER:
+            keyed = bool(header.flags & Flag.KEYED)
+            self.count(partition, header.producer_id, principal, keyed=keyed)
+
+    def count(self, partition: Partition, producer_id: bytes, principal: str, *, keyed: bool = False) -> None:
+        """Count a producer, or a key with `keyed`, if it is new here and its principal's are limited.
+
+        The empty principal has no limits: it is that of a node that asks for none.
 
         Raises:
             Problem: 429 `quota`, with the time until it may bring another one.
         """
-        limit = self._services.view.limit(principal, "producers")
-        if limit is None or _is_known(partition, header):
+        limit = self._services.view.limit(principal, "producers") if principal else None
+        if limit is None:
+            return
+        state = partition.context.state
+        known = state.keys.get(producer_id) if keyed else state.producers.progress(producer_id)
+        if known is not None:
             return
         rates = self._rates.setdefault(partition, {})
         rate = rates.get(principal)
@@ -53,11 +65,3 @@ class NewIds:
                 retry_after_ms=min(int(wait_ms) + 1, LONGEST_WAIT_MS),
             )
         rate.take(1, now_ms)
-
-
-def _is_known(partition: Partition, header: Header) -> bool:
-    """Return whether a batch brings nothing new."""
-    state = partition.context.state
-    if header.flags & Flag.KEYED:
-        return state.keys.get(header.producer_id) is not None
-    return header.producer_id == NO_PRODUCER or state.producers.progress(header.producer_id) is not None

@@ -13,11 +13,13 @@ from laminar.http.api.documents import records as documents
 from laminar.http.api.parameters import MAX_EPOCH, MAX_NUMBER, MAX_WAIT_MS
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import owner_of
 from laminar.node.api.common.answer_head import AnswerHead
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.records.ack_accepted import window_headers
 from laminar.node.api.records.fetch import FetchRoutes
+from laminar.node.api.records.new_ids import NewIds
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.producer_progress import fence, read
 from laminar.node.partition.state.producers import Progress
@@ -28,8 +30,10 @@ _ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
 class ProducerProgressRoutes:
     """The handlers that describe and fence a producer."""
 
-    def __init__(self, services: ShardServices, fetch: FetchRoutes) -> None:
+    def __init__(self, services: ShardServices, fetch: FetchRoutes, new_ids: NewIds) -> None:
+        """Count producers that a fence brings in `new_ids`."""
         self._fetch = fetch
+        self._new_ids = new_ids
         self._head = AnswerHead(services, fetch.topics)
 
     async def describe(self, request: Request, topic: str, partition: str, producer: str) -> Response:
@@ -59,6 +63,7 @@ class ProducerProgressRoutes:
         led = await self._fetch.led(request, topic, partition)
         if isinstance(led, Response):
             return led
+        self._new_ids.count(led, producer_id, owner_of(request))
         return self._answer(led, producer, await fence(led, producer_id, epoch))
 
     def _answer(self, partition: Partition, producer: str, progress: Progress | None) -> Response:

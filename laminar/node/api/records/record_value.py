@@ -298,6 +298,7 @@ def _described(batch: Batch, offset: int) -> list[tuple[str, str]]:
     record = next(batch.records(offset, offset + 1))
     headers = [
         ("Content-Type", "application/octet-stream"),
+        ("Content-Disposition", "attachment"),  # a browser keeps it as a file, and shows no page
         ("Laminar-Timestamp", format_time(record.timestamp)),
     ]
     left_out: dict[str, None] = {}

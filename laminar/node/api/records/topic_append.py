@@ -121,7 +121,7 @@ class _Whole:
         mark: BatchIdentity | None,
         principal: str = "",
     ) -> None:
-        """`principal`: whose limits count a key that is new; empty: no one's."""
+        """`principal` asks: a key that is new counts for its limits, and parts that are passed on say so."""
         assert append.records is not None, "parsed for a topic"
         self.topic = topic
         self.mark = mark
@@ -190,7 +190,7 @@ class TopicAppends:
         parse: Callable[[Request], Append],
         new_ids: NewIds | None = None,
     ) -> None:
-        """`parse` decodes a body; `new_ids` counts those of appends to a partition, too."""
+        """`parse` decodes a body; `new_ids` counts those of other routes, too."""
         self._new_ids = new_ids or NewIds(services)
         self._services = services
         self._exchange = exchange
@@ -223,8 +223,7 @@ class TopicAppends:
         logical = integer(request, "logical", -1, minimum=0, maximum=LOGICAL_PARTITIONS - 1)
         given = logical if "logical" in request.query else None
         mark = identity_of(request, scope="topic")
-        principal = owner_of(request) if self._services.view.limits else ""
-        whole = _Whole(topic, append, logical=given, mark=mark, principal=principal)
+        whole = _Whole(topic, append, logical=given, mark=mark, principal=owner_of(request))
         try:
             placed = await self._place(whole)
         finally:
@@ -399,8 +398,7 @@ class TopicAppends:
             frame = bytearray(part)
             try:
                 header = Header.unpack(frame)
-                if whole.principal:
-                    self._new_ids.count(partition, header, whole.principal)
+                self._new_ids.count_batch(partition, header, whole.principal)
                 receipt = partition.appends.append_frame(frame, header, key_made_ms=made_ms)
             except Problem as problem:
                 receipt = partition.appends.refused(problem)

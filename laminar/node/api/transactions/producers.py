@@ -1,13 +1,16 @@
 """Producers' identities: an id and an epoch, for programs that number their appends themselves.
 
-A producer without a name gets a random id and epoch 0, and nothing is remembered. A name belongs to one id:
-each program that takes the name gets the id with the next epoch, so partitions refuse the name's previous
-holder from the newer one's first batch on. Names are kept like sinks, by the coordinators
-(`laminar.node.partition.state.sinks`). They are not in the catalog, because programs begin often, and the
-catalog's log is never trimmed, is replayed at each start, and each change of it goes to all processes.
+A producer without a name gets a random id and epoch 0, and nothing is remembered. No id follows from others,
+as who knows one may append by it. A name belongs to one id: each program that takes the name gets the id with
+the next epoch, so partitions refuse the name's previous holder from the newer one's first batch on. Names are
+kept like sinks, by the coordinators (`laminar.node.partition.state.sinks`). They are not in the catalog, as
+programs begin often, and the catalog's log is never trimmed, is replayed at each start, and each change of it
+goes to all processes.
 """
 
 from __future__ import annotations
+
+import os
 
 from laminar.http.api.documents import transactions as documents
 from laminar.http.api.names import check_name
@@ -29,7 +32,7 @@ class ProducerRoutes:
     async def begin(self, request: Request) -> Response:
         """Answer POST /v1/producers."""
         name = json_body(request, documents.NewProducer).name
-        producer, epoch = self._services.rng.randbytes(16), 0
+        producer, epoch = os.urandom(16), 0
         if name is not None:
             principal_of(request).require("write", name)
             named = key_of(request) or self._services.rng.randbytes(16).hex()

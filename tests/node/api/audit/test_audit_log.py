@@ -162,6 +162,27 @@ async def test_what_the_queue_has_no_room_for_is_counted_and_said_later(
     assert (0, 0) == (topic.log.statistics()["waiting"], topic.log._missed)
 
 
+async def test_a_batch_that_will_never_be_taken_is_missed_with_all_that_it_stood_for(topic: Topic) -> None:
+    """Also the record in it that said how many were missed before; none is counted as dropped twice."""
+    topic.problem = Problem("no_leader", "the catalog has no leader")
+    await topic.write()
+    for number in range(MOST_QUEUED + 7):
+        topic.log.answered(asked(target=f"/v1/topics/t{number}"), Response(201))
+    topic.problem = Problem("invalid", "this topic takes no such records")
+    topic.log._not_before_ms = 0
+    work = topic.log._tick()
+    assert work is not None
+    await work
+    dropped = 7 + MOST_AT_ONCE
+    assert (dropped, dropped) == (topic.log._missed, topic.log.statistics()["dropped"])
+    topic.problem = None
+    await topic.write()
+
+    assert dropped == next(each.count for each in topic.records if each.kind == "missed")
+    assert MOST_QUEUED + 7 == topic.counted()
+    assert dropped == topic.log.statistics()["dropped"]
+
+
 async def test_a_batch_is_repeated_under_its_key_until_it_is_durable(topic: Topic) -> None:
     topic.problem = Problem("outcome_unknown")
     topic.log.answered(asked(), Response(201))

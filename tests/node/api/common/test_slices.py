@@ -49,7 +49,7 @@ async def test_a_result_is_asked_once_and_kept_until_its_time_or_version_is_over
 
     kept = Kept(ask, clock=clock, version=lambda: version, keep_s=1.0)
 
-    assert [1, 1, 1] == await asyncio.gather(kept.get(), kept.get(), kept.get())
+    assert [1, 1, 1] == list(await asyncio.gather(kept.get(), kept.get(), kept.get()))
     clock.now_ms += 999
     assert 1 == await kept.get()
     version = 2

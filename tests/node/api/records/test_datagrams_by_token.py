@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -50,6 +51,21 @@ class Guarded:
         assert "no-store" == answer.headers["cache-control"]
         found: dict[str, object] = answer.json()
         return found
+
+    def audited(self, principal: str, credential: str) -> dict[str, object]:
+        """Return what the audit has first of a datagram of this credential, as soon as it is there."""
+        path = "/v1/topics/_audit/partitions/0/records"
+        until, offset = time.monotonic() + 20, 0
+        while time.monotonic() < until:
+            page = self.ask("GET", f"{path}?offset={offset}&wait_ms=1000", self.admin)
+            for record in page.json().get("records", ()):
+                noted: dict[str, object] = json.loads(record["value"])
+                offset = record["offset"] + 1
+                if (principal, credential, "UDP") == tuple(
+                    noted.get(name) for name in ("principal", "credential", "method")
+                ):
+                    return noted
+        raise AssertionError(f"nothing of {principal} is in the audit")
 
     def figure(self, name: str) -> float:
         lines = self.ask("GET", "/metrics", self.admin).text.splitlines()
@@ -115,7 +131,7 @@ def test_a_writer_appends_and_others_are_refused_by_their_grants(guarded: Guarde
     assert isinstance(said, Receipt) and (0, 1) == (said.offset, said.count)
 
     for grants in ([("read", "")], [("write", "other")], [("metrics", "")]):
-        other = Asker(guarded, guarded.token("o", *grants))
+        other = Asker(guarded, guarded.token(f"with-{grants[0][0]}", *grants))
         for name in (topic, "no-such-topic"):
             refused = other.ask(other.question(name)).body
             assert isinstance(refused, dict)
@@ -123,6 +139,14 @@ def test_a_writer_appends_and_others_are_refused_by_their_grants(guarded: Guarde
     admin = Asker(guarded, guarded.admin)
     refused = admin.ask(admin.question("_transactions")).body
     assert isinstance(refused, dict) and "invalid" == refused["code"]
+
+    for principal, credential, status in (
+        ("with-metrics", other.credential, 403),
+        ("admin", admin.credential, 422),
+    ):
+        noted = guarded.audited(principal, credential)
+        assert ("UDP", "127.0.0.1", status) == tuple(noted[n] for n in ("method", "address", "status"))
+        assert "append_to_partition" == noted["operation"] and "partitions/0/records" in str(noted["path"])
 
 
 def test_a_recorded_datagram_does_nothing_and_is_refused_later(guarded: Guarded, topic: str) -> None:
@@ -157,6 +181,15 @@ def test_a_datagram_counts_for_the_limits_of_its_principal(guarded: Guarded, top
         sequence += 1
     assert (429, "quota", "requests_per_s", 1) == tuple(said[n] for n in ("status", "code", "field", "limit"))
     assert isinstance(other.ask(other.question(topic)).body, Receipt)
+
+    assert 200 == guarded.http.put(limits, json={"producers": 1}, headers=headers).status_code
+    token = guarded.token("limited", ("write", "orders"))
+    first, second = Asker(guarded, token), Asker(guarded, token)
+    assert isinstance(first.ask(first.question(topic)).body, Receipt)
+    said = second.ask(second.question(topic)).body
+    assert isinstance(said, dict)
+    assert (429, "quota", "producers", 1) == tuple(said[n] for n in ("status", "code", "field", "limit"))
+    assert isinstance(first.ask(first.question(topic, sequence=1)).body, Receipt)
 
 
 def test_what_is_not_proven_is_dropped(guarded: Guarded, topic: str) -> None:

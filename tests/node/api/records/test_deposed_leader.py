@@ -183,7 +183,7 @@ async def test_a_datagram_is_refused_by_a_leader_that_leads() -> None:
             limits=Limits(),
         )
         frame = batch(1, b"x")
-        asked = served._append(old.partition, Question(TOPIC, 0, b"n" * 8, frame), frame)
+        asked = served._append(old.partition, Question(TOPIC, 0, b"n" * 8, frame), frame, "")
         await asyncio.wait([asked], timeout=0.1)
         cluster.heal()
         with pytest.raises(Problem) as problem:

@@ -176,6 +176,20 @@ def test_cancelled_records_are_forgotten_when_there_are_too_many(monkeypatch: py
     assert (len(table.cancelled), table.forgotten_ms) == (20, -1)
 
 
+def test_what_is_truncated_has_the_time_again_that_it_was_given() -> None:
+    """Also where the entry that is truncated ended the record."""
+    for entry in (Changed([FIRST, CANCELLED, 5_000]), [4, 0], Sent(8, 8, 0, [4, 0])):
+        table = DelayedRecords()
+        apply(table, 4, added(2))
+        apply(table, 5, Changed([FIRST, 77, 5_000]))
+        apply(table, 6, entry)
+        assert (table.moved, table.find(FIRST)) == ({}, None)
+
+        table.truncated(6)
+
+        assert table.moved == {FIRST: Moved(77, Place(4, 0))}
+
+
 @st.composite
 def _logs(draw: st.DrawFn) -> list[Change | list[int]]:
     """Draw entries 1, 2, ... that name places and numbers which may exist, or not."""

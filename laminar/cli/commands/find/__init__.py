@@ -1,0 +1,1 @@
+"""Commands that look into records, and change nothing."""

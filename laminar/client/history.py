@@ -1,0 +1,80 @@
+"""What became of a record, as the log of its partition has it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from laminar.client.net.session import Session, topic_path
+from laminar.client.search import FoundRecord
+
+
+class RecordEvent(NamedTuple):
+    """What happened to a record, and when; docs/search.md lists the words of `event`.
+
+    `entry` is the Raft index of the entry that says so. `due`: when the record is to be given out again; of
+    one that is delivered, until when its consumer has it.
+    """
+
+    event: str
+    at: datetime.datetime
+    entry: int
+    channel: str | None
+    cursor: str | None
+    delivery: int | None
+    attempt: int | None
+    due: datetime.datetime | None
+    reason: str
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> RecordEvent:
+        """Read an event of an answer."""
+        due = answer.get("due")
+        return cls(
+            event=str(answer["event"]),
+            at=datetime.datetime.fromisoformat(answer["at"]),
+            entry=int(answer["entry"]),
+            channel=answer.get("channel"),
+            cursor=answer.get("cursor"),
+            delivery=answer.get("delivery"),
+            attempt=answer.get("attempt"),
+            due=None if due is None else datetime.datetime.fromisoformat(due),
+            reason=answer.get("reason", ""),
+        )
+
+
+class RecordHistory(NamedTuple):
+    """What became of a record; `now` says by channel where it is: waiting, out, aside, dead or done.
+
+    `record` is None if it has expired. `is_complete` False: retention took entries that may be about it,
+    or some cannot be read.
+    """
+
+    record: FoundRecord | None
+    events: list[RecordEvent]
+    now: Mapping[str, str]
+    is_complete: bool
+
+
+async def history_of(
+    session: Session, topic: str, partition: int, offset: int, *, timeout_s: float | None
+) -> RecordHistory:
+    """Return the whole history of a record. Raises `NotFound` if there is no such record yet."""
+    path = f"{topic_path(topic)}/partitions/{partition}/records/{offset}/history"
+    events: list[RecordEvent] = []
+    after: str | None = None
+    while True:
+        query = "" if after is None else f"?{urlencode({'after': after})}"
+        answer = await session.get_json(path + query, timeout_s=timeout_s)
+        events += map(RecordEvent.from_answer, answer["events"])
+        after = answer["after"]
+        if after is None:
+            record = answer["record"]
+            return RecordHistory(
+                None if record is None else FoundRecord.from_answer(record),
+                events,
+                answer["now"],
+                bool(answer["complete"]),
+            )

@@ -1,0 +1,69 @@
+"""A search without a loop: the twin of `laminar.client.search`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from laminar.client import search as aio_search
+from laminar.client.search import FoundRecord, NotSearched
+from laminar.client.sync.portal import Portal
+
+
+class Search:
+    """The records that a search finds: ``for record in search``, and how far it has looked."""
+
+    def __init__(self, portal: Portal, search: aio_search.Search) -> None:
+        self._portal = portal
+        self._twin = search
+        self._page: list[FoundRecord] = []
+
+    def __iter__(self) -> Iterator[FoundRecord]:
+        return self
+
+    def __next__(self) -> FoundRecord:
+        while not self._page:
+            if self.is_done:
+                raise StopIteration
+            self._page = self.next_page()[::-1]
+        return self._page.pop()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left: all was looked at, or `limit` records were found."""
+        return self._twin.is_done
+
+    @property
+    def searched_records(self) -> int:
+        """Records that were looked at."""
+        return self._twin.searched_records
+
+    @property
+    def searched_bytes(self) -> int:
+        """Bytes that were read for that."""
+        return self._twin.searched_bytes
+
+    @property
+    def left_records(self) -> int:
+        """Records that are left, in the partitions of which that is known."""
+        return self._twin.left_records
+
+    @property
+    def left_partitions(self) -> int:
+        """Partitions that have records left, or may have."""
+        return self._twin.left_partitions
+
+    @property
+    def not_searched(self) -> list[NotSearched]:
+        """What was not searched, and why."""
+        return self._twin.not_searched
+
+    # generated from laminar.client.search.Search
+
+    def next_page(self) -> list[FoundRecord]:
+        """Return what the next step finds, which may be nothing; nothing also once `is_done`.
+
+        Raises:
+            Unavailable: nothing of what is left could be looked at for as long as a call may take: its
+                replicas do not answer. The search may go on with the next call.
+        """
+        return self._portal.run(lambda: self._twin.next_page())

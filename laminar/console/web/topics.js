@@ -1,0 +1,167 @@
+// The list of topics, the choice of one, and a new one.
+
+import { html, useState } from "./preact-htm.js";
+import { either, get, lacks, send } from "./api.js";
+import { bytes, duration, number, time } from "./format.js";
+import { Choice, Dialog, Empty, Field, Head, Input, Loaded, Status, Table, Trouble, go, href, useAction, usePoll } from "./parts.js";
+
+const PAGE = 100;
+
+/** A page of topics with sums where the node has them; without, in order of names. */
+export async function listTopics({ filter = "", sort = "name", limit = PAGE, after }, signal) {
+  const refused = (problem) => problem.status === 422 && ["stats", "sort", "contains"].includes(problem.body.field);
+  const page = await either(
+    "stats",
+    () => get("/v1/topics", {}, { contains: filter, sort, limit, after, stats: true }, { signal }),
+    () => get("/v1/topics", {}, { prefix: filter, limit, after }, { signal }),
+    refused,
+  );
+  return { ...page, hasStats: !lacks("stats") };
+}
+
+export const isLive = (topic) => (topic.state === "live"
+  ? topic.replicas_placed < topic.replicas
+    ? html`<${Status} kind="warning">${topic.replicas_placed} of ${topic.replicas} replicas<//>`
+    : html`<${Status} kind="good">live<//>`
+  : html`<${Status} kind="idle">${topic.state}<//>`);
+
+function useTopics(size = PAGE) {
+  const [filter, setFilter] = useState("");
+  const [sort, setSort] = useState("name");
+  const [pages, setPages] = useState([undefined]);
+  const after = pages[pages.length - 1];
+  const state = usePoll((signal) => listTopics({ filter, sort, limit: size, after }, signal), [filter, sort, after]);
+  const filtered = (text) => {
+    setPages([undefined]);
+    setFilter(text);
+  };
+  const sorted = (by) => {
+    setPages([undefined]);
+    setSort(by);
+  };
+  const controls = html`<div class="bar">
+    <${Input} label=${lacks("stats") ? "Name begins with" : "Name contains"} value=${filter} onChange=${filtered} type="search" data-filter />
+    ${!lacks("stats") && html`<${Choice} label="Sort by" value=${sort} onChange=${sorted} options=${[["name", "name"], ["records", "records"], ["bytes", "size"], ["appended_bytes", "appended bytes"], ["fetched_bytes", "fetched bytes"]]} />`}
+  </div>`;
+  const pager = (page) => (pages.length > 1 || page.next) && html`<div class="bar">
+    <button type="button" disabled=${pages.length === 1} onClick=${() => setPages(pages.slice(0, -1))}>Previous</button>
+    <button type="button" disabled=${!page.next} onClick=${() => setPages([...pages, page.next])}>Next</button>
+    <span class="quiet">Page ${pages.length}</span></div>`;
+  return { state, controls, pager, filter };
+}
+
+const NONE = (filter) => (filter
+  ? html`<p>No topic has such a name.</p>`
+  : html`<${Empty} command="laminar topic create orders --partitions 4">There is no topic yet. Make the first:<//>`);
+
+export function Topics({ may }) {
+  const { state, controls, pager, filter } = useTopics();
+  const [creating, setCreating] = useState(false);
+  return html`<div><${Head} title="Topics">
+      ${may("write", "") || may("admin", "") ? html`<button type="button" class="primary" onClick=${() => setCreating(true)}>New topic</button>` : ""}
+    <//>
+    ${controls}
+    <${Loaded} state=${state}>${(page) => (page.topics.length === 0 ? NONE(filter) : html`
+      ${page.silent?.length > 0 && html`<p><${Status} kind="warning">Sums lack what is led by ${page.silent.join(", ")}.<//></p>`}
+      <${Table} caption="Topics" rows=${page.topics} keyOf=${(row) => row.topic} columns=${[
+        { title: "Topic", cell: (row) => html`<a href=${href("topics", row.topic)}>${row.topic}</a>` },
+        { title: "State", cell: isLive },
+        { title: "Partitions", is: "number", cell: (row) => number(row.partitions) },
+        { title: "Replicas", is: "number", cell: (row) => number(row.replicas) },
+        ...(page.hasStats ? [
+          { title: "Records", is: "number", cell: (row) => html`${number(row.stats?.records)}${row.stats && !row.stats.complete ? " +" : ""}` },
+          { title: "Size", is: "number", cell: (row) => bytes(row.stats?.bytes) },
+        ] : []),
+        { title: "Retention", cell: (row) => retention(row.settings) },
+        { title: "Created", is: "when", cell: (row) => time(row.created) },
+      ]} />
+      ${pager(page)}`)}<//>
+    ${creating && html`<${NewTopic} onClose=${() => setCreating(false)} />`}</div>`;
+}
+
+function retention(settings) {
+  const parts = [];
+  if (settings.retention_ms !== undefined) parts.push(duration(settings.retention_ms));
+  if (settings.retention_bytes !== undefined) parts.push(bytes(settings.retention_bytes));
+  return parts.join(", ") || "kept for ever";
+}
+
+function NewTopic({ onClose }) {
+  const [name, setName] = useState("");
+  const [partitions, setPartitions] = useState("1");
+  const [replicas, setReplicas] = useState("");
+  const [fewer, setFewer] = useState(false);
+  const [run, busy, problem] = useAction(async () => {
+    const json = { partitions: Number(partitions), allow_fewer_replicas: fewer };
+    if (replicas) json.replicas = Number(replicas);
+    await send("PUT", "/v1/topics/{topic}", { topic: name }, { json });
+    go("topics", name);
+  });
+  const submit = (event) => {
+    event.preventDefault();
+    run();
+  };
+  return html`<${Dialog} title="New topic" onClose=${onClose}><form onSubmit=${submit}>
+    <${Input} label="Name" value=${name} onChange=${setName} required />
+    <${Input} label="Partitions" type="number" min="1" value=${partitions} onChange=${setPartitions} required />
+    <${Input} label="Replicas" type="number" min="1" value=${replicas} onChange=${setReplicas} hint="Empty: as the nodes are set." />
+    <label class="check"><input type="checkbox" checked=${fewer} onChange=${(event) => setFewer(event.target.checked)} /> Also with fewer nodes than replicas</label>
+    <${Trouble} problem=${problem} />
+    <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button>
+      <button type="submit" class="primary" disabled=${busy || !name}>Create</button></div>
+  </form><//>`;
+}
+
+/** The choice of a topic, for what belongs to one. */
+export function Pick({ title, tab }) {
+  const { state, controls, pager, filter } = useTopics();
+  return html`<div><${Head} title=${title} />
+    ${controls}
+    <${Loaded} state=${state}>${(page) => (page.topics.length === 0 ? NONE(filter) : html`
+      <${Table} caption="Topics" rows=${page.topics} keyOf=${(row) => row.topic} columns=${[
+        { title: `${title} of topic`, cell: (row) => html`<a href=${href("topics", row.topic, tab)}>${row.topic}</a>` },
+        { title: "Partitions", is: "number", cell: (row) => number(row.partitions) },
+        ...(page.hasStats ? [{ title: "Records", is: "number", cell: (row) => number(row.stats?.records) }] : []),
+      ]} />${pager(page)}`)}<//></div>`;
+}
+
+/** What 20 topics at a time have of something: `load(topic, signal)` returns rows. */
+export function OfTopics({ title, load, columns, none, command }) {
+  const [filter, setFilter] = useState("");
+  const [pages, setPages] = useState([undefined]);
+  const after = pages[pages.length - 1];
+  const state = usePoll(async (signal) => {
+    const page = await listTopics({ filter, limit: 20, after }, signal);
+    const rows = [];
+    const failed = [];
+    const left = [...page.topics];
+    const work = async () => {
+      for (let topic = left.shift(); topic; topic = left.shift()) {
+        try {
+          rows.push(...await load(topic.topic, signal));
+        } catch (problem) {
+          if (problem.status !== 403) failed.push(`${topic.topic}: ${problem.message}`);
+        }
+      }
+    };
+    await Promise.all([work(), work(), work(), work()]);
+    rows.sort((a, b) => (a.topic < b.topic ? -1 : 1));
+    return { page, rows, failed };
+  }, [filter, after], 15_000);
+  const filtered = (text) => {
+    setPages([undefined]);
+    setFilter(text);
+  };
+  return html`<div><${Head} title=${title}><button type="button" onClick=${state.reload}>Refresh</button><//>
+    <div class="bar"><${Input} label=${lacks("stats") ? "Topic begins with" : "Topic contains"} value=${filter} onChange=${filtered} type="search" data-filter /></div>
+    <${Loaded} state=${state}>${({ page, rows, failed }) => html`
+      ${failed.map((text) => html`<p><${Status} kind="warning">${text}<//></p>`)}
+      ${rows.length === 0
+        ? html`<${Empty} command=${command}>${none}<//>`
+        : html`<${Table} caption=${title} rows=${rows} columns=${columns} keyOf=${(row) => `${row.topic}/${row.cursor || row.channel}`} />`}
+      ${(pages.length > 1 || page.next) && html`<div class="bar">
+        <button type="button" disabled=${pages.length === 1} onClick=${() => setPages(pages.slice(0, -1))}>Previous topics</button>
+        <button type="button" disabled=${!page.next} onClick=${() => setPages([...pages, page.next])}>Next topics</button>
+        <span class="quiet">Of 20 topics at a time, in order of their names.</span></div>`}
+    `}<//></div>`;
+}

@@ -1,0 +1,1 @@
+"""Documents of what looks into records: searches, and histories of single ones."""

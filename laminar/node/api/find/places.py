@@ -1,0 +1,104 @@
+"""What a search has left to look at, and the token that carries it from one request to the next.
+
+The token is all that a search is: no node remembers one. It grants nothing, so it is not signed; what it says
+is checked like any other part of a request. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from laminar.http.api.parameters import OFFSET_LIMIT
+from laminar.http.api.problems import Problem
+from laminar.node.find.scan import NO_END, Span
+from membership.records import PartitionRecord, TopicRecord
+
+UNKNOWN: Final = -2
+"""In place of the first offset of a span: its bounds are not known yet."""
+_VERSION: Final = 1
+
+
+class Places(msgspec.Struct, array_like=True):
+    """What is left of a search, in the order in which it is asked for.
+
+    `query` is the hash of what is searched for. A partition of number `newest` or above is newer than all
+    that the search has seen.
+    """
+
+    version: int
+    query: bytes
+    newest: int
+    spans: list[Span]
+
+    def token(self) -> str:
+        """Return the text that says this."""
+        return base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
+
+
+_decoder = msgspec.msgpack.Decoder(Places)
+
+
+def query_hash(*parts: Any) -> bytes:
+    """Return the hash by which a token knows its search."""
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).digest()[:12]
+
+
+def begin(query: bytes, topic: TopicRecord, chosen: Sequence[PartitionRecord]) -> Places:
+    """Return the places of a search that begins."""
+    spans = [Span(each.number, each.group, UNKNOWN, UNKNOWN) for each in chosen]
+    return Places(_VERSION, query, next_number(topic), spans)
+
+
+def next_number(topic: TopicRecord) -> int:
+    """Return the lowest number that no partition of the topic ever had."""
+    return topic.next_partition or topic.partitions
+
+
+def parse(text: str, query: bytes) -> Places:
+    """Return what a token says.
+
+    Raises:
+        Problem: 422 `invalid` if it is no token, or that of another search.
+    """
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        places = _decoder.decode(data)
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        _refuse(text, "this is no token of a search")
+    if places.version != _VERSION:
+        _refuse(text, "this is a token of another version of the program: begin again")
+    if places.query != query:
+        _refuse(text, "this is the token of another search: give the same topic, `where`, bounds and order")
+    numbers = [span.number for span in places.spans]
+    if len(set(numbers)) != len(numbers) or not all(map(_holds, places.spans)):
+        _refuse(text, "this is no token of a search")
+    return places
+
+
+def refuse_recreated(topic: str) -> NoReturn:
+    """Raise 422 `invalid`: the token is of a topic that had this name before."""
+    raise Problem(
+        "invalid",
+        f"this is the token of a topic {topic!r} that was deleted; it was created again",
+        field="after",
+        outcome="not_applied",
+    )
+
+
+def _holds(span: Span) -> bool:
+    """Return whether a span may be one: its bounds unknown, without end, or in order."""
+    if span.low == UNKNOWN:
+        return span.high == UNKNOWN
+    if not 0 <= span.low < OFFSET_LIMIT:
+        return False
+    return span.high == NO_END or span.low <= span.high <= OFFSET_LIMIT
+
+
+def _refuse(text: str, why: str) -> NoReturn:
+    raise Problem("invalid", why, field="after", value=text[:80], outcome="not_applied")

@@ -1,0 +1,98 @@
+"""Requests that other shards passed on: principals take turns, and none has all calls of the process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from laminar.http.api.problems import Problem
+from laminar.http.protocol.flows import REQUEST, TURN, Flow
+from laminar.http.protocol.messages import Later, Response
+from laminar.http.server.turns import Turns
+from laminar.node.api.common.passed_turns import SHARE, PassedTurns
+from laminar.node.transport.rpc import MAX_CALLS_IN_PROGRESS
+
+
+class Leader:
+    """A shard that is passed requests by others. Its answers become due together."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.working = 0
+        self.log: list[str] = []
+        self.due: list[asyncio.Future[str]] = []
+        self.passed = PassedTurns(lambda: self.turns, in_progress=lambda: self.working)
+
+    async def pass_on(self, flow: Flow, name: str) -> Response:
+        """Pass a request on."""
+
+        def carry_out() -> Later:
+            self.log.append(f"begun {name}")
+            future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            self.due.append(future)
+            return Later(future, make)
+
+        def make(text: str) -> Response:
+            self.log.append(f"made {name}")
+            return Response(200, body=text.encode())
+
+        self.working += 1
+        try:
+            return await self.passed.answer(flow, 0, carry_out)
+        finally:
+            self.working -= 1
+
+
+async def test_what_becomes_due_at_once_is_answered_in_turns() -> None:
+    """Between the answers of many others' appends another principal's request is begun."""
+    leader, many, other = Leader(), Flow(), Flow()
+    floods = [asyncio.ensure_future(leader.pass_on(many, "many")) for _ in range(300)]
+    neighbour = asyncio.ensure_future(leader.pass_on(other, "first"))
+    while len(leader.due) < 301:  # noqa: ASYNC110  # each pass of the loop is looked at
+        await asyncio.sleep(0)
+    leader.log.clear()
+    for future in leader.due:
+        future.set_result("done")
+    later = asyncio.ensure_future(leader.pass_on(other, "second"))
+    assert b"done" == (await neighbour).body
+    await asyncio.gather(*floods)
+    assert leader.log.index("begun second") <= 2 * REQUEST * TURN
+    assert 300 == leader.log.count("made many")
+    leader.due[-1].set_result("done")
+    await later
+    assert 0 == leader.turns.flows
+
+
+async def test_one_principal_leaves_calls_for_the_others() -> None:
+    """What is beyond its share is refused before anything is done, and others' are not."""
+    leader, many = Leader(), Flow()
+    floods = [asyncio.ensure_future(leader.pass_on(many, "many")) for _ in range(MAX_CALLS_IN_PROGRESS)]
+    share = MAX_CALLS_IN_PROGRESS * SHARE // (SHARE + 1)
+    while leader.log.count("begun many") < share:  # noqa: ASYNC110  # as above
+        await asyncio.sleep(0)
+    refused = [task.exception() for task in floods if task.done()]
+    assert MAX_CALLS_IN_PROGRESS - leader.working == len(refused) == len(floods) - share
+    assert {"overloaded not_applied"} == {
+        f"{each.code} {each.outcome}" for each in refused if isinstance(each, Problem)
+    }
+    others = [asyncio.ensure_future(leader.pass_on(Flow(), "other")) for _ in range(50)]
+    while leader.log.count("begun other") < 50:  # noqa: ASYNC110  # as above
+        await asyncio.sleep(0)
+    for future in leader.due:
+        future.set_result("done")
+    await asyncio.gather(*floods, *others, return_exceptions=True)
+    assert 50 == leader.log.count("made other")
+    assert 0 == leader.turns.flows
+
+
+async def test_a_problem_is_answered_as_it_is() -> None:
+    """And the request counts no more."""
+    leader, flow = Leader(), Flow()
+
+    def refuse() -> Response:
+        raise Problem("not_leader", "not here", outcome="not_applied")
+
+    with pytest.raises(Problem, match="not here"):
+        await leader.passed.answer(flow, 0, refuse)
+    assert not flow.is_used and 0 == leader.turns.flows
