@@ -57,7 +57,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[s
     settings = {"access": "tokens"}
     with LocalCluster(tmp_path_factory.mktemp("node"), nodes=1, shards=1, settings=settings) as cluster:
         assert cluster.admin_token is not None
-        command = [
+        command: list[str | Path] = [
             BROWSER / "bin" / "python",
             SCRIPT,
             cluster.urls[0],
