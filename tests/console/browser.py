@@ -31,7 +31,8 @@ class Browser:
         page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
         page.on("console", self._said)
         page.on("request", self._asked)
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(20_000)
+        expect.set_options(timeout=20_000)
 
     def _said(self, message: Any) -> None:
         if "Content Security Policy" in message.text or "Trusted" in message.text:
