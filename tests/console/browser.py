@@ -31,7 +31,8 @@ class Browser:
         page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
         page.on("console", self._said)
         page.on("request", self._asked)
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(20_000)
+        expect.set_options(timeout=20_000)
 
     def _said(self, message: Any) -> None:
         if "Content Security Policy" in message.text or "Trusted" in message.text:
@@ -165,6 +166,9 @@ def clicks(browser: Browser, shots: Path) -> None:
     assert page.locator("main img").count() == 0, "a record became markup"
     page.locator("tbody th button").nth(1).click()
     page.get_by_role("button", name="JSON", exact=True).click()
+    page.get_by_role("button", name="History").click()
+    page.get_by_role("region", name="History").or_(page.get_by_text("Nothing has happened to it")).wait_for()
+    page.get_by_role("button", name="History").click()
     browser.check("records")
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=shots / "console-records.png")
@@ -185,6 +189,30 @@ def export(browser: Browser, shots: Path) -> None:
     lines = [json.loads(line) for line in kept["NDJSON"].splitlines()]
     assert {"=1+1", "plain"} == {line["key"] for line in lines}, kept
     assert ",'=1+1," in kept["CSV"] and ',"a,""b"""' in kept["CSV"] and ",'@SUM(A1)," in kept["CSV"], kept
+
+
+def older(browser: Browser, shots: Path) -> None:
+    """Of a node that has no search, health or sums yet the pages show what it has, and say what they lack."""
+    page = browser.page
+
+    def lacks(status: int, code: str, field: str) -> Callable[[Any], None]:
+        problem = json.dumps({"status": status, "code": code, "field": field, "detail": "as an older node"})
+        return lambda route: route.fulfill(
+            status=status, body=problem, content_type="application/problem+json"
+        )
+
+    page.route("**/v1/health", lacks(404, "not_found", "path"))
+    page.route("**/v1/topics/*/search", lacks(404, "not_found", "path"))
+    page.route("**/v1/topics?*stats=true*", lacks(422, "invalid", "stats"))
+    page.reload()
+    for place in ("overview", "topics"):
+        browser.go(place)
+        expect(page.get_by_role("link", name="orders", exact=True)).to_be_visible()
+    browser.go("topics/orders/records")
+    expect(page.get_by_text("This node has no search")).to_be_visible()
+    expect(page.locator("tbody tr").first).to_contain_text("order")
+    page.unroute_all()
+    page.reload()
 
 
 def channels(browser: Browser, shots: Path) -> None:
@@ -331,7 +359,7 @@ def expired(browser: Browser, shots: Path) -> None:
 
 
 SCENES: tuple[Callable[[Browser, Path], None], ...] = (
-    *(empty, one, clicks, export, channels, trim, many, keyboard, dark, stopped, expired),
+    *(empty, one, clicks, export, older, channels, trim, many, keyboard, dark, stopped, expired),
 )
 
 

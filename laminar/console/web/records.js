@@ -9,6 +9,7 @@ import { isPlain, memory, steps } from "./search.js";
 const MOST_ROWS = 1000;
 const MOST_EXPORT = 64 << 20;
 const SHOWN_BYTES = 64 << 10;
+const HISTORY_STEPS = 20;
 
 const preview = (record) => {
   if (record.value === undefined && record.value_base64 === undefined) return html`<span class="quiet">${bytes(record.size)}</span>`;
@@ -160,14 +161,24 @@ function RecordView({ topic, record }) {
 }
 
 function History(params) {
-  const state = usePoll((signal) => get("/v1/topics/{topic}/partitions/{partition}/records/{offset}/history", params, {}, { signal }), [], 0);
+  const state = usePoll(async (signal) => {
+    const events = [];
+    let after;
+    for (let step = 0; ; step += 1) {
+      const found = await get("/v1/topics/{topic}/partitions/{partition}/records/{offset}/history", params, { after }, { signal });
+      events.push(...found.events);
+      after = found.after;
+      if (!after || step >= HISTORY_STEPS) return { ...found, events };
+    }
+  }, [], 0);
   if (state.problem?.isNoRoute) return html`<p class="quiet">This node keeps no history of records.</p>`;
   return html`<${Loaded} state=${state}>${(found) => html`
     ${Object.entries(found.now || {}).map(([channel, now]) => html`<p>In the channel ${channel} now: ${String(now)}</p>`)}
-    ${found.events.length === 0 ? html`<p class="quiet">Nothing has happened to it since it was appended.</p>` : html`<${Table} caption="History" rows=${found.events} keyOf=${(row) => `${row.at}/${row.event}/${row.channel}/${row.delivery}`} columns=${[
+    ${found.after && html`<p><${Status} kind="warning">This is a part of it: ${number(found.left)} entries of the log are left. All of it: laminar record history<//></p>`}
+    ${found.events.length === 0 ? !found.after && html`<p class="quiet">Nothing has happened to it since it was appended.</p>` : html`<${Table} caption="History" rows=${found.events} keyOf=${(row) => `${row.entry}/${row.event}/${row.channel}/${row.delivery}`} columns=${[
       { title: "Event", cell: (row) => row.event },
       { title: "At", is: "when", cell: (row) => time(row.at) },
-      { title: "Channel", cell: (row) => row.channel },
+      { title: "Channel or consumer", cell: (row) => row.channel || row.cursor },
       { title: "Attempt", is: "number", cell: (row) => row.attempt },
       { title: "Reason", cell: (row) => row.reason },
     ]} />`}
