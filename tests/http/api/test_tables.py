@@ -121,6 +121,7 @@ def test_every_route_is_found(route: object) -> None:
         "delayed": "0.5.7",
         "token": "0123456789abcdef",
         "principal": "*",
+        "file": "main.js",
     }
     path, params = template, {}
     names = (
