@@ -126,7 +126,7 @@ def test_every_route_is_found(route: object) -> None:
     path, params = template, {}
     names = (
         "topic partition version offset cursor channel node sink number producer group member upload part"
-        " operation delayed token principal"
+        " operation delayed token principal file"
     )
     for name in names.split():
         if f"{{{name}}}" in template:
