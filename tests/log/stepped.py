@@ -22,16 +22,11 @@ T = TypeVar("T")
 
 
 class _Worker:
-    runs_here = False
-
     def __init__(self) -> None:
         self.tasks: deque[Task] = deque()
 
     def submit(self, task: Task) -> None:
         self.tasks.append(task)
-
-    def run_here(self, task: Task) -> bool:
-        return False
 
     def close(self) -> None:
         while self.tasks:

@@ -53,17 +53,12 @@ PATIENCE_S = 60.0
 class HeldWorker:
     """A disk's thread as turns of the loop, which a test can hold back, and which dies with its member."""
 
-    runs_here = False
-
     def __init__(self, member: Member) -> None:
         self._member = member
         self._life = member.life
         self._loop = asyncio.get_running_loop()
         self._tasks: deque[Callable[[], None]] = deque()
         self._due_s = 0.0
-
-    def run_here(self, task: Callable[[], None]) -> bool:
-        return False
 
     def submit(self, task: Callable[[], None]) -> None:
         if self._member.held is not None:

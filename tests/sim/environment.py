@@ -52,8 +52,6 @@ class SimClock(Clock):
 class SimWorker:
     """A disk's thread: each task takes its time, and none is begun when its process is dead."""
 
-    runs_here = False
-
     def __init__(self, machine: Machine, life: Life) -> None:
         self._machine = machine
         self._life = life
@@ -63,9 +61,6 @@ class SimWorker:
         loop = self._machine.world.loop
         self._free_at_s = max(self._free_at_s, loop.time()) + self._machine.disk_takes_s()
         loop.call_in(self._life, self._free_at_s - loop.time(), task)
-
-    def run_here(self, task: Callable[[], None]) -> bool:
-        return False
 
     def close(self) -> None:
         return None

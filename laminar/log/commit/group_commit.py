@@ -11,16 +11,12 @@ thread everything that was handed over during the last sync becomes one frame: s
 sync covers, and between two syncs the thread never waits for the loop. The loop is notified of each frame at
 once; the frames are gathered for the segment writer without the loop.
 
-A small group that finds the journal idle is written and synced by the loop's thread itself, on a disk that
-answers quickly: docs/decisions/0032.
-
 This module knows neither logs nor segments: its caller knows what a frame's actions mean.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,10 +61,6 @@ class Frame:
 # For this long after its last frame a journal counts as busy, so that no other disk access begins between two
 # commits of one client.
 BUSY_S = 0.1
-# The loop's thread writes and syncs a group itself that has no more changes and bytes than this: with more,
-# others wait that would be served meanwhile.
-LOOP_CHANGES = 2
-LOOP_BYTES = 64 * 1024
 _NEVER_S = float("inf")
 
 
@@ -104,8 +96,6 @@ class GroupCommit:
         self._scheduled = False
         # Whether the journal's thread will look at `_handed` again. That thread only takes from its left.
         self._in_flight = False
-        # The call of `_write_here` to come.
-        self._here: asyncio.Handle | None = None
         self._handed: deque[_PendingGroup] = deque()
         self._blocked = False
         # Running numbers (see `ChangeQueue`) of what was collected, of what counts and of what is
@@ -296,34 +286,11 @@ class GroupCommit:
 
     def _hand(self, cut: _PendingGroup) -> None:
         self._handed.append(cut)
-        if self._in_flight:
-            return
-        self._in_flight = True
-        if self._may_sync_here(cut):
-            # In the next turn: what this one sends leaves before it.
-            self._here = self.loop().call_soon(self._write_here)
-        else:
+        if not self._in_flight:
+            self._in_flight = True
             self._worker.submit(self._write_frame)
 
-    def _may_sync_here(self, cut: _PendingGroup) -> bool:
-        """Whether the loop's thread may write this group: a small one, and the disk answers quickly."""
-        return (
-            cut.must_sync
-            and len(cut.taken) <= LOOP_CHANGES
-            and cut.size <= LOOP_BYTES
-            and self._worker.runs_here
-            and self._journal.room >= 2 * LOOP_BYTES  # else the next file is begun
-            and self._journal.last_sync_us < self._settings.loop_sync_us
-            and time.monotonic() >= self._journal.slow_until_s
-        )
-
-    def _write_here(self) -> None:
-        """Write the group in the loop's thread, unless more came in meanwhile or that thread is busy."""
-        self._here = None
-        if len(self._handed) > 1 or not self._worker.run_here(self._write_frame):
-            self._worker.submit(self._write_frame)
-
-    # In the journal's thread, or in the loop's while that one has nothing to do
+    # In the journal's thread
 
     def _write_frame(self) -> None:
         """Write one frame of what was handed over, sync it, notify the loop, gather it."""
@@ -465,9 +432,6 @@ class GroupCommit:
     def close(self) -> None:
         """Stop: no further sync begins."""
         self.closed = True
-        if self._here is not None:
-            self._here.cancel()
-            self._write_here()
         for timer in (self._idle_timer, self._sync_timer):
             if timer is not None:
                 timer.cancel()

@@ -61,11 +61,6 @@ class Written:
     file_size: int = 0
 
 
-# After a sync that took this many times `loop_sync_us`, the disk counts as slow for `SLOW_S`.
-SLOW_TIMES = 5
-SLOW_S = 1.0
-
-
 class Journal:
     """One generation of a shard's journal, opened at the beginning of a new file."""
 
@@ -112,9 +107,6 @@ class Journal:
         self._spares_made = 0
         self._syncs = self._syncs_us = self._longest_sync_us = 0
         self.sync_times = Histogram()
-        # What the last sync took, and until when, by `time.monotonic`, the disk counts as slow.
-        self.last_sync_us = 0
-        self.slow_until_s = 0.0
         self._preparing = False
         # By number: capacity, filled with zeros up to.
         self._capacities = {number: (self._capacity, self._filled)}
@@ -204,10 +196,7 @@ class Journal:
         self.durable_lsn = self.lsn
 
     def _count_sync(self, began_s: float) -> None:
-        now_s = time.monotonic()
-        took_us = self.last_sync_us = int((now_s - began_s) * 1e6)
-        if took_us >= SLOW_TIMES * self._settings.loop_sync_us:
-            self.slow_until_s = now_s + SLOW_S
+        took_us = int((time.monotonic() - began_s) * 1e6)
         self._syncs += 1
         self._syncs_us += took_us
         self.sync_times.observe(took_us / 1e6)
@@ -347,11 +336,6 @@ class Journal:
                 self._lacks_room = False
             else:
                 self._disk.unlink(path)
-
-    @property
-    def room(self) -> int:
-        """Bytes that are left in the current file."""
-        return self._capacity - self._position
 
     @property
     def files(self) -> int:

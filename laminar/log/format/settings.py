@@ -38,9 +38,6 @@ class StorageSettings:
     # Idle time after a sync until the end mark is written: without the mark nothing would reveal the loss of
     # the last frame.
     idle_marker_ms: int = 4
-    # A small group that finds the journal idle is written and synced by the loop's thread if the last sync
-    # took less than this: to hand it to another thread and back takes as long as a fast disk. 0: never.
-    loop_sync_us: int = 1_000
     # Pause before another attempt at a checkpoint or a journal file, usually for lack of disk space.
     retry_ms: int = 1000
     # Bytes of journal of `interval` logs that may be acknowledged and not synced; above it a sync follows

@@ -55,16 +55,11 @@ def test_a_completion_never_confirms_an_overwrite() -> None:
     """ABA: the frame under way holds another entry at the same index than the log by then does."""
 
     class Slow:
-        runs_here = False
-
         def __init__(self, name: str) -> None:
             self.tasks: list[object] = []
 
         def submit(self, task: object) -> None:
             self.tasks.append(task)
-
-        def run_here(self, task: object) -> bool:
-            return False
 
         def close(self) -> None:
             return None
