@@ -173,7 +173,7 @@ compiled: .venv/.core
 
 # Tests that replace methods of compiled classes, or hand over stand-ins for them, are skipped there.
 COMPILED := tests/raft tests/batch tests/log tests/crash tests/http tests/sim tests/node/consensus tests/node/transport \
-  tests/node/partition tests/node/api tests/cluster/test_serving.py
+  tests/node/partition tests/node/api tests/cluster/test_api_cluster.py
 test-compiled: compiled
 	cd build/compiled && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest -q -n 2 --dist loadscope $(COMPILED)
 

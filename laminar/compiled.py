@@ -76,7 +76,6 @@ MODULES = (
     "laminar.http.api.append_body",
     "laminar.node.api.records.append",
     "laminar.node.api.app",
-    "laminar.node.partition.partition",
     "laminar.node.partition.reads",
     "laminar.node.partition.cursor_commands",
     "laminar.node.partition.state.state",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -26,6 +27,22 @@ def test_a_class_with_arguments_is_refused_with_its_place() -> None:
     source = "import msgspec\n\nclass Entry(msgspec.Struct, array_like=True):\n    index: int\n"
     with pytest.raises(ValueError, match=r"raft\.entries, line 3: class Entry has arguments"):
         hatch_build.check("raft.entries", source)
+
+
+def test_nobody_refers_weakly_to_a_class_that_is_compiled() -> None:
+    """Its objects take no weak reference: a dictionary of them by `Partition` would fail with each append."""
+    weak: set[str] = set()
+    for package in hatch_build.PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Subscript) and ast.unparse(node.value).startswith("Weak"):
+                    first = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) else node.slice
+                    weak.add(ast.unparse(first))
+    assert "Partition" in weak, "the rule reads nothing any more"
+    for name in compiled.MODULES:
+        source = ROOT.joinpath(*name.split(".")).with_suffix(".py").read_text()
+        classes = {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)}
+        assert not weak & classes, f"{name}: {weak & classes}"
 
 
 def test_each_module_is_named_once() -> None:
