@@ -21,7 +21,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import TAGGED_ROWS, frames
 
 SLICE_BYTES: Final = 1 << 20
-SLICE_FRAMES: Final = 128
+SLICE_FRAMES: Final = 100
 """Most batches of one slice: so the loop and the thread are never busy with it for long."""
 FIRST_WINDOW: Final = 1024
 NO_END: Final = -1
