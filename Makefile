@@ -1,5 +1,5 @@
 # make demo   three nodes, 20,000 real flights, a kill, a Spark query: ends 0 only if every check held
-# make test   everything that proves something, some 13 minutes on 2 cores
+# make test   everything that proves something, 13 minutes on 2 fast cores, 30 on 2 slow ones
 # make check  format, lint, types, architecture, wheel, licences: about a minute
 # make bench  figures beside their floors, from one run (make bench-log: the log engine's alone,
 #             make bench-raft: that of consensus, make bench-state: transactions and cursors beside appends,

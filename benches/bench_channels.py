@@ -25,7 +25,6 @@ import logging
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
@@ -33,15 +32,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benches import floors, on_disk, queue_kafka, queue_nats, queue_redis
+from benches import floors, on_disk
+from benches.queue_peers import peers
 from benches.queues import (
     EMPTY_S,
     FETCH,
     NODES,
     PATIENCE_S,
-    PEERS,
     VALUE,
-    Peer,
     Queue,
     Work,
     jobs_per_s,
@@ -136,20 +134,9 @@ def shown(rates: list[float]) -> str:
     return f"{statistics.median(rates):,.0f} ({', '.join(f'{each:,.0f}' for each in rates)})"
 
 
-def peers() -> dict[str, Peer]:
-    """Return the peers that are there; say which are not."""
-    sys.path.append(str(PEERS))
-    found: dict[str, Peer] = {"nats": queue_nats, "kafka": queue_kafka, "redis": queue_redis}
-    for name, peer in list(found.items()):
-        if (why := peer.missing()) is not None:
-            print(f"{peer.TITLE} is left out: {why}; `make bench-channels` installs what it can", flush=True)
-            del found[name]
-    return found
-
-
 async def measure_jobs(client: Client, given: Any, folder: Path) -> dict[str, float]:
     """Measure jobs a second of each side by turns, after a short round of each, and print."""
-    beside = peers()
+    beside = peers("bench-channels")
     rates: dict[str, list[float]] = {name: [] for name in ("laminar", *beside)}
     async with contextlib.AsyncExitStack() as stack:
         sides: dict[str, Queue] = {"laminar": Channels(client)}

@@ -23,7 +23,6 @@ import contextlib
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -31,8 +30,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benches import floors, on_disk, queue_kafka, queue_nats, queue_redis
-from benches.queues import NODES, PARTITIONS, PATIENCE_S, PEERS, VALUE, Log, Send
+from benches import floors, on_disk
+from benches.queue_peers import peers
+from benches.queues import NODES, PARTITIONS, PATIENCE_S, VALUE, Log, Send
 from benches.usage import cpu_s
 from laminar.aio import Client, connect
 from laminar.testing.cluster import LocalCluster
@@ -119,17 +119,6 @@ async def measured(side: Log, name: str, given: Any) -> dict[str, float]:
     return found
 
 
-def beside() -> dict[str, Any]:
-    """Return the peers that are there; say which are not."""
-    sys.path.append(str(PEERS))
-    found: dict[str, Any] = {"nats": queue_nats, "kafka": queue_kafka, "redis": queue_redis}
-    for name, peer in list(found.items()):
-        if (why := peer.missing()) is not None:
-            print(f"{name} is left out: {why}; `make bench-peers` installs what it can", flush=True)
-            del found[name]
-    return found
-
-
 @asynccontextmanager
 async def ours(folder: Path, shards: int) -> AsyncIterator[Log]:
     """Three nodes."""
@@ -149,7 +138,7 @@ async def measure(folder: Path, given: Any) -> dict[str, float]:
     starts: dict[str, Callable[[], AbstractAsyncContextManager[Any]]] = {
         "laminar": lambda: ours(folder, given.shards)
     }
-    for name, peer in beside().items():
+    for name, peer in peers("bench-peers").items():
         starts[name] = lambda peer=peer: peer.start(folder)  # type: ignore[misc]
     rounds: dict[str, list[Mapping[str, float]]] = {name: [] for name in starts}
     async with contextlib.AsyncExitStack() as stack:
