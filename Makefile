@@ -14,8 +14,8 @@
 #             make bench-swim: how fast a dead node is found and told, over simulated wires,
 #             make bench-catalog: what a topic more costs a catalog of 100,000; OPTIONS="--nodes 3": with real nodes,
 #             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
-# make compiled  the same program with its hot modules compiled by mypyc: a wheel in dist/, a checkout in
-#                build/compiled; make test-compiled: its tests. Some minutes, and a C compiler
+# make compiled  an experiment (docs/decisions/0033): the same program with its hot modules compiled by mypyc, a wheel in
+#                dist/, a checkout in build/compiled; make test-compiled: its tests, some of which fail
 # make models  the models of consensus, births, transactions and routes, with Java; OPTIONS=--mutants: each mutant fails, too
 # make raft-fuzz  SCHEDULES=1000000 short schedules of marks, changes and power losses against the Raft core; SEED is printed
 # make log-mutants  each rule of durability switched off: which test notices
