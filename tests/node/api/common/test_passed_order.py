@@ -27,16 +27,30 @@ async def answered(host: str, port: int, requests: list[bytes]) -> list[int]:
     return found
 
 
+async def known(host: str, port: int, token: str) -> None:
+    """Wait until a shard knows a token: another one made it."""
+    headers = {"authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", headers=headers, trust_env=False) as http:
+        while 401 == (await http.get("/v1/whoami")).status_code:
+            pass
+
+
 async def test_appends_of_one_connection_keep_their_order_at_the_leader(tmp_path: Path) -> None:
     """While another principal floods it, too: a number that came before its turn would be refused."""
     settings = {"access": "tokens"}
     with LocalCluster(tmp_path / "node", nodes=1, shards=2, settings=settings) as cluster:
         member = cluster.members[0]
+        shards = [member.port + 1 + shard for shard in range(2)]
+        for port in shards:
+            await known(member.host, port, cluster.admin_token)
         headers = {"authorization": f"Bearer {cluster.admin_token}"}
         async with httpx.AsyncClient(base_url=cluster.urls[0], headers=headers, trust_env=False) as http:
             grants = [{"role": "write", "prefix": "t"}]
             made = await http.post("/v1/admin/tokens", json={"name": "other", "grants": grants})
+            assert 201 == made.status_code, made.text
             assert 201 == (await http.put("/v1/topics/t", json={"partitions": 1})).status_code
+        for port in shards:
+            await known(member.host, port, made.json()["token"])
 
         def append(token: str, numbered: str = "") -> bytes:
             return (
@@ -54,16 +68,13 @@ async def test_appends_of_one_connection_keep_their_order_at_the_leader(tmp_path
             for number in range(APPENDS)
         ]
         # Both know the leader: what is asked while one looks it up may be overtaken.
-        for shard in range(2):
-            first = await answered(member.host, member.port + 1 + shard, [append(cluster.admin_token)])
+        for port in shards:
+            first = await answered(member.host, port, [append(cluster.admin_token)])
             assert [201] == first
-        for shard in range(2):
+        for shard, port in enumerate(shards):
             mine, *others = await asyncio.gather(
-                answered(member.host, member.port + 1 + shard, numbered[shard * APPENDS :][:APPENDS]),
-                *(
-                    answered(member.host, member.port + 1 + each, [append(made.json()["token"])] * APPENDS)
-                    for each in range(2)
-                ),
+                answered(member.host, port, numbered[shard * APPENDS :][:APPENDS]),
+                *(answered(member.host, each, [append(made.json()["token"])] * APPENDS) for each in shards),
             )
             assert {201} == set(mine)
             assert {201} == set().union(*others)
