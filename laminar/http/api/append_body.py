@@ -13,9 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from laminar.batch import Batch, BatchError, Buffer, CellLimits, Kind, check_batch, split, takes_long, verify
+from laminar.batch import (
+    Batch,
+    BatchError,
+    Buffer,
+    CellLimits,
+    Kind,
+    check_batch,
+    split,
+    split_headers,
+    takes_long,
+)
 from laminar.batch.arrow.ipc_reader import read_stream
-from laminar.batch.header import BATCH_TYPE, NO_PRODUCER, Flag, Header, set_producer
+from laminar.batch.header import BATCH_TYPE, NO_PRODUCER, Flag, Header, set_producer, verify_body
 from laminar.http.api.json_envelope import parse_envelope_lines, parse_envelopes
 from laminar.http.api.ndjson import check_json, parse_lines
 from laminar.http.api.problem_response import problem_of
@@ -76,7 +86,7 @@ def parses_long(request: Request) -> bool:
     if len(request.body) > _PARSED_HERE_BYTES:
         return True
     try:
-        return any(map(takes_long, split(request.body)))
+        return any(takes_long(frame, header) for frame, header in split_headers(request.body))
     except BatchError:
         return False
 
@@ -103,9 +113,10 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
         max_headers_bytes=limits.max_headers_bytes,
     )
     try:
-        frames = split(body)
-        for place, frame in enumerate(frames):
-            header = verify(frame)
+        frames = []
+        for place, (frame, header) in enumerate(split_headers(body)):
+            verify_body(frame, header)
+            frames.append(frame)
             if header.kind != Kind.DATA:
                 raise Problem(
                     "invalid", "only batches of records are appended", field="kind", value=int(header.kind)
@@ -124,6 +135,7 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
                 max_records=limits.max_records,
                 max_record_bytes=limits.max_record_bytes,
                 max_plain_bytes=limits.max_body_bytes - plain_bytes,
+                header=header,
             )
             if header.flags & Flag.KEYED and not keyed:
                 # The batch was fetched and is appended again. Its idempotency key is that of the first
