@@ -25,6 +25,17 @@ async def test_a_frame_arrives_whole_with_its_sender_and_channel(make: Make) -> 
     assert (peer.node, peer.role) == ("a", 2)
 
 
+async def test_all_connections_of_a_process_name_it_by_one_object(make: Make) -> None:
+    """Who judges the sender of each frame compares no more than that; the next life is another."""
+    a, b = await make("a"), await make("b")
+    a.transport.send(b.address, Channel.CONTROL, [b"small"])
+    first, _, _ = await get(b.frames)
+    a.transport.send(b.address, Channel.BULK, [b"large"])
+    second, channel, _ = await get(b.frames)
+
+    assert first is second and channel is Channel.BULK
+
+
 async def test_frames_of_one_channel_arrive_in_order(make: Make) -> None:
     """Sizes around every border: small, joined, bigger than the shared buffer, empty."""
     a, b = await make("a"), await make("b")
