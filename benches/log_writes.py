@@ -158,7 +158,7 @@ def checkpoints(rig: Rig, *, dirty: tuple[int, ...] = DIRTY, rounds: int) -> dic
     Beside it the p99 of as many commits without a checkpoint, right before.
     """
     found = {}
-    for name, count in zip((f"checkpoint_p99_{each}_ms" for each in DIRTY), dirty, strict=True):
+    for name, count in zip((f"checkpoint_p99_{each}" for each in DIRTY), dirty, strict=True):
         with rig.directory() as path, rig.storage(path) as storage:
             logs = [storage.create_log(f"p-{number}") for number in range(count)]
             try:
