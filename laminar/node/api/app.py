@@ -611,11 +611,12 @@ class Api:
         """
         connection = request.connection
         try:
-            meter = self._permit(guard, request, matched).meter
+            principal = self._permit(guard, request, matched)
         except Problem:
             if connection.flow is None and guard.unproven.meter is not None:
                 connection.join(guard.unproven.meter.flow)
             raise
+        meter = principal.meter
         if meter is None:
             return None
         if connection.flow is not meter.flow:
@@ -628,7 +629,13 @@ class Api:
             if meter.flow.is_spent:
                 return WAIT
         if meter.is_limited and matched.is_counted:
-            meter.admit(request.content_length or 0, self._host.clock.monotonic_ms())
+            try:
+                meter.admit(request.content_length or 0, self._host.clock.monotonic_ms())
+            except Problem as problem:
+                response = problem_response(problem)
+                if not principal.may("admin", ""):  # what an operator asks next may be allowed
+                    response.mute_s = (problem.retry_after_ms or 0) / 1000
+                return response
         return None
 
     @staticmethod
