@@ -318,7 +318,7 @@ class Connection(asyncio.BufferedProtocol):
     def _mute(self, wait_s: float) -> None:
         """Begin no request for a while: one was refused, and its client does not seem to wait.
 
-        What comes until then pauses reading, so a client that waits as it was told notices nothing. Each
+        What comes until then pauses reading, so a client that waits as the answer says notices nothing. Each
         refusal costs the loop; without this a client that ignores them would keep it busy.
         """
         self._was_muted = True

@@ -22,7 +22,7 @@ BUCKET_MS: Final = 1000
 ROUNDING_MS: Final = 1e-3
 LONGEST_WAIT_MS: Final = 60_000
 SPREAD_MS: Final = 1000
-"""Over how long a time those that are refused at once are told to ask again."""
+"""How far apart the times are at which those that are refused at once may ask again."""
 
 CONNECTION_WAIT_MS: Final = 1000
 MOST_COUNTED: Final = 100
