@@ -60,10 +60,11 @@ def test_the_http_server_is_measured_against_a_bare_echo() -> None:
 
 
 def test_a_flood_here_is_compared_with_one_elsewhere() -> None:
-    """Both are measured by a process of its own, for both kinds of requests."""
+    """All are measured by a process of its own, for both kinds of requests; and with a limit of the flood."""
     found = bench_turns.run(rounds=1, requests=3)
 
-    kinds = [f"{kind} {where}" for where in ("elsewhere", "here") for kind in ("append", "whoami")]
+    floods = ("calm", "elsewhere", "here", "limited elsewhere", "limited here")
+    kinds = [f"{kind} {where}" for where in floods for kind in ("append", "whoami")]
     assert {f"{kind} p{share}" for kind in kinds for share in (50, 99)} == found.keys()
     assert all(took_ms > 0 for took_ms in found.values())
 

@@ -6,6 +6,7 @@ all others are coroutines. What is checked on the head, before a body is read, i
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,7 +32,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.api.roles import ADMIN_OF_ALL, METRICS, PUBLIC
 from laminar.http.api.routes import NEEDS, ROUTES, check_query, match
-from laminar.http.protocol.messages import WAIT, Request, Response
+from laminar.http.protocol.messages import WAIT, Later, Request, Response
 from laminar.http.protocol.request_head import (
     LONGEST_HEAD_BYTES,
     LONGEST_TARGET_BYTES,
@@ -66,12 +67,17 @@ from laminar.node.api.cluster.route_changes import RouteChanges
 from laminar.node.api.cluster.topic_sums import TopicSumsRoute
 from laminar.node.api.cluster.topics import TopicRoutes
 from laminar.node.api.common.forwarding import (
+    FOR_PRINCIPAL,
     FORWARDED,
+    IN_TURNS,
     Exchange,
     Forwarder,
     answering,
+    decode_for_principal,
     decode_passed,
+    encode_problem,
     encode_response,
+    working_for,
 )
 from laminar.node.api.common.json_body import most_document_bytes
 from laminar.node.api.common.leader_call import LeaderCall
@@ -198,7 +204,7 @@ class Api:
 
     def __init__(self, host: HostServices) -> None:
         self._host = host
-        self._exchange = Exchange(host.transport)
+        self._exchange = Exchange(host.transport, code_version=lambda: host.view.code_version)
         self._locator = Locator(host, self._exchange)
         leaders = LeaderCall(host, self._locator)
         settings = host.settings
@@ -401,6 +407,7 @@ class Api:
         }
         self.methods: dict[str, Method] = {
             "http": answering(self._on_http),
+            FOR_PRINCIPAL: self._on_for_principal,
             "leader": answering(self._locator.on_leader),
             "describe": answering(states.on_describe),
             "cuts": answering(cut_points.on_cuts),
@@ -530,9 +537,14 @@ class Api:
         matched = self._match(request.head)
         if self._guard is not None and matched.principal is None and request.connection.context is None:
             raise AssertionError(f"{matched.operation} was not permitted to any principal")
+        answer: Response | Awaitable[Response]
         if matched.operation in _AUDITED:
-            return self._audited(request, matched)
-        return self._carry_out(request, matched)
+            answer = self._audited(request, matched)
+        else:
+            answer = self._carry_out(request, matched)
+        if self._guard is None or type(answer) is Later or not asyncio.iscoroutine(answer):
+            return answer
+        return working_for(principal_of(request).name, answer)
 
     async def _audited(self, request: Request, matched: _Matched) -> Response:
         """Answer a request of which the audit has how it ended. The answer does not wait for that."""
@@ -611,11 +623,12 @@ class Api:
         """
         connection = request.connection
         try:
-            meter = self._permit(guard, request, matched).meter
+            principal = self._permit(guard, request, matched)
         except Problem:
             if connection.flow is None and guard.unproven.meter is not None:
                 connection.join(guard.unproven.meter.flow)
             raise
+        meter = principal.meter
         if meter is None:
             return None
         if connection.flow is not meter.flow:
@@ -628,7 +641,13 @@ class Api:
             if meter.flow.is_spent:
                 return WAIT
         if meter.is_limited and matched.is_counted:
-            meter.admit(request.content_length or 0, self._host.clock.monotonic_ms())
+            try:
+                meter.admit(request.content_length or 0, self._host.clock.monotonic_ms())
+            except Problem as problem:
+                response = problem_response(problem)
+                if not principal.may("admin", ""):  # what an operator asks next may be allowed
+                    response.mute_s = (problem.retry_after_ms or 0) / 1000
+                return response
         return None
 
     @staticmethod
@@ -734,6 +753,19 @@ class Api:
         return encode_response(
             await self._passed.answer(flow, len(passed.body), lambda: self._carry_out(request, matched))
         )
+
+    async def _on_for_principal(self, peer: Peer, payload: bytes) -> bytes:
+        asked = decode_for_principal(payload)
+        if asked.method not in IN_TURNS:
+            raise LookupError(f"{asked.method!r} takes no turns")
+        method = self.methods[asked.method]
+        if self._guard is None:
+            return await method(peer, asked.payload)
+        flow = self._guard.meter_of(asked.principal).flow
+        try:
+            return await self._passed.call(flow, len(payload), lambda: method(peer, asked.payload))
+        except Problem as problem:
+            return encode_problem(problem)
 
     async def _append_to_audit(self, lines: bytes, key: str) -> None:
         """Append records to `_audit`, here or at its leader; with the same key again they are there once."""
