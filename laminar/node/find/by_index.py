@@ -23,11 +23,12 @@ from laminar.node.partition.partition import Partition
 class Stretch(NamedTuple):
     """The batches to look at in a stretch of a sealed segment, in the order of the search.
 
-    `stop` is where the stretch ends; None: at the last of the batches, after which there may be more.
+    `is_whole`: there are no more up to `stop`, where the segment is left, or what is asked for ends.
     """
 
     batches: Sequence[int]
-    stop: int | None
+    is_whole: bool
+    stop: int
 
 
 class ByIndex:
@@ -53,9 +54,8 @@ class ByIndex:
         if found is None:
             return None
         batches = [each for each in found if each < end]
-        if is_more and len(batches) == len(found):
-            return Stretch(batches, None)
-        return Stretch(batches, min(end, segment.next_offset))
+        is_whole = not is_more or len(batches) < len(found)
+        return Stretch(batches, is_whole, min(end, segment.next_offset))
 
     async def preceding(self, low: int, high: int, cost: Cost, *, border: int | None) -> Stretch | None:
         """Return the batches from `low` to before `high` of the segment that holds the last, the last first.
@@ -70,11 +70,10 @@ class ByIndex:
             return None
         # The batch that begins before `low` may reach beyond it.
         wanted = sum(each > low for each in found) + 1
-        if is_more and wanted > len(found):
-            return Stretch(found, None)
+        is_whole = not is_more or wanted <= len(found)
         start = self._partition.context.start_offset
         batches = [each for each in found[:wanted] if each >= start]
-        return Stretch(batches, max(low, segment.first_offset))
+        return Stretch(batches, is_whole, max(low, segment.first_offset))
 
     async def distrust(self) -> None:
         """Remove the index that is in use: it does not hold. It will be built again."""

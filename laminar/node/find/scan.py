@@ -158,7 +158,6 @@ class _Scan:
                 return None
             if stretch.batches:
                 break
-            assert stretch.stop is not None
             result.low = self._border = stretch.stop
             result.segments_by_index += 1
             if result.low == end:
@@ -169,11 +168,11 @@ class _Scan:
         read = await self._read_named(stretch.batches, cost)
         if read is None:
             return None
-        is_whole = len(read) == len(stretch.batches) and stretch.stop is not None
-        high = stretch.stop if is_whole and stretch.stop is not None else min(end, _end_of(read))
+        is_whole = stretch.is_whole and len(read) == len(stretch.batches)
+        high = stretch.stop if is_whole else min(end, _end_of(read))
         examined = await self._examine(read, result.low, high, cost)
         self._border = high if examined.high == high else None
-        result.segments_by_index += is_whole and examined.high == high
+        result.segments_by_index += examined.high == stretch.stop
         return examined
 
     async def _newest_by_index(self, cost: Cost) -> Examined | None:
@@ -185,7 +184,6 @@ class _Scan:
                 return None
             if stretch.batches:
                 break
-            assert stretch.stop is not None
             result.high = self._border = stretch.stop
             result.segments_by_index += 1
             if result.high == result.low:
@@ -201,11 +199,11 @@ class _Scan:
             raise
         if read is None:
             return None
-        is_whole = len(read) == len(stretch.batches) and stretch.stop is not None
-        low = stretch.stop if is_whole and stretch.stop is not None else Header.unpack(read[-1]).base_offset
-        examined = await self._examine(read[::-1], max(low, result.low), result.high, cost)
+        is_whole = stretch.is_whole and len(read) == len(stretch.batches)
+        low = stretch.stop if is_whole else max(result.low, Header.unpack(read[-1]).base_offset)
+        examined = await self._examine(read[::-1], low, result.high, cost)
         self._border = low if examined.low == low else None
-        result.segments_by_index += is_whole and examined.low == max(low, result.low)
+        result.segments_by_index += examined.low == stretch.stop
         return examined
 
     async def _read_named(self, batches: Sequence[int], cost: Cost) -> list[Buffer] | None:
