@@ -6,6 +6,7 @@ What is found are batches that *may* have the value: hashes can be equal, so the
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final
 
 from laminar.log.disk.disk import File
@@ -61,33 +62,32 @@ class KeyIndex:
     def following(self, name: str, digest: bytes, offset: int) -> tuple[list[int], bool]:
         """Return batches at or after `offset` that may have a value with this hash, the lowest first.
 
-        They are one page's; and whether there may be more after them. None: there are no more.
+        They are one page's; and whether there may be more after them. None are returned if there are no more.
 
         Raises:
             KeyIndexError: A page is damaged.
         """
         base = self.covered.first_offset
         wanted = max(offset - base, 0)
-        for block in self._head.sections[name]:
+        blocks = self._head.sections[name]
+        for block in blocks:
             if block.highest < wanted:
                 continue
             page, place = self._lower_bound(block, pack_entry(digest, wanted))
             if page < block.pages:
-                entries = self._entries(block, page)
-                found = []
-                for entry in entries[place:]:
-                    if entry[:HASH_BYTES] != digest:
-                        break
-                    found.append(base + distance_of(entry))
+                entries = self._entries(block, page)[place:]
+                found = _run(entries, digest)
                 if found:
-                    return found, True
+                    is_more = len(found) == len(entries) or block is not blocks[-1]
+                    return [base + each for each in found], is_more
         return [], False
 
     def preceding(self, name: str, digest: bytes, offset: int) -> tuple[list[int], bool]:
         """Return what `following` does of batches before `offset`, the highest first."""
         base = self.covered.first_offset
         wanted = offset - base
-        for block in reversed(self._head.sections[name]):
+        blocks = self._head.sections[name]
+        for block in reversed(blocks):
             if block.lowest >= wanted:
                 continue
             page, place = self._lower_bound(block, pack_entry(digest, min(wanted, MAX_DISTANCE + 1)))
@@ -95,13 +95,11 @@ class KeyIndex:
                 page, place = page - 1, PAGE_ENTRIES
             if page < 0:
                 continue
-            found = []
-            for entry in reversed(self._entries(block, page)[:place]):
-                if entry[:HASH_BYTES] != digest:
-                    break
-                found.append(base + distance_of(entry))
+            entries = self._entries(block, page)[:place][::-1]
+            found = _run(entries, digest)
             if found:
-                return found, True
+                is_more = len(found) == len(entries) or block is not blocks[0]
+                return [base + each for each in found], is_more
         return [], False
 
     def check(self) -> None:
@@ -159,3 +157,13 @@ class KeyIndex:
     def _read(self, size: int, position: int) -> bytes:
         self.bytes_read += size
         return bytes(self._file.pread(size, position))
+
+
+def _run(entries: Sequence[bytes], digest: bytes) -> list[int]:
+    """Return the distances of the first of these entries that have a hash, up to one with another."""
+    found: list[int] = []
+    for entry in entries:
+        if entry[:HASH_BYTES] != digest:
+            break
+        found.append(distance_of(entry))
+    return found

@@ -30,6 +30,8 @@ from laminar.log.key_index.layout import (
 BLOCK_ENTRIES: Final = 2_000_000
 """Entries that are gathered, in all sections together: 24 MB."""
 _BUCKETS = 256
+# Sorting more takes about as long as the interpreter lets another thread wait.
+_LONG_BYTES = 12_000
 _PAGES_AT_ONCE = 64
 
 
@@ -50,7 +52,8 @@ class _Section:
             yield b"".join(
                 sorted(entries[at : at + ENTRY_BYTES] for at in range(0, len(entries), ENTRY_BYTES))
             )
-            time.sleep(0)  # another thread may run
+            if len(entries) > _LONG_BYTES:
+                time.sleep(0)  # another thread may run
 
 
 class KeyIndexWriter:

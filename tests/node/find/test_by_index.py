@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from laminar.batch import build
+from laminar.log.key_index import writer as writer_module
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.find import indexing
 from laminar.node.find import scan as scan_module
@@ -96,6 +97,8 @@ async def test_random_steps_by_index_find_what_a_loop_over_all_finds(
     monkeypatch.setattr(scan_module, "SLICE_FRAMES", rng.choice([1, 4, 256]))
     monkeypatch.setattr(scan_module, "SEGMENTS_AT_ONCE", rng.choice([1, 2, 16]))
     monkeypatch.setattr(scan_module, "FIRST_WINDOW", rng.choice([1, 50, 1024]))
+    monkeypatch.setattr(writer_module, "PAGE_ENTRIES", rng.choice([1, 2, 3]))
+    monkeypatch.setattr(writer_module, "BLOCK_ENTRIES", rng.choice([10, 2_000_000]))
     by_index = 0
 
     async def counted(*args: object, **named: object) -> Scanned:
