@@ -31,7 +31,7 @@ from laminar.node.partition.reads import frames
 
 ENTRIES_PER_S: Final = 20_000
 """Most entries that are added to indexes: hashing them takes a few hundredths of a core."""
-IDLE_S: Final = 10.0
+IDLE_S: Final = 5.0
 RETRY_S: Final = 600.0
 """How long a segment whose index could not be built is left alone."""
 BUILT_AT_ONCE: Final = 16

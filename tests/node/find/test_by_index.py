@@ -97,7 +97,7 @@ async def test_random_steps_by_index_find_what_a_loop_over_all_finds(
     monkeypatch.setattr(scan_module, "SLICE_FRAMES", rng.choice([1, 4, 256]))
     monkeypatch.setattr(scan_module, "SEGMENTS_AT_ONCE", rng.choice([1, 2, 16]))
     monkeypatch.setattr(scan_module, "FIRST_WINDOW", rng.choice([1, 50, 1024]))
-    monkeypatch.setattr(writer_module, "PAGE_ENTRIES", rng.choice([1, 2, 3]))
+    monkeypatch.setattr(writer_module, "PAGE_ENTRIES", rng.choice([1, 3, 340]))
     monkeypatch.setattr(writer_module, "BLOCK_ENTRIES", rng.choice([10, 2_000_000]))
     by_index = 0
 
