@@ -220,6 +220,9 @@ bench-swim: .venv/.core
 bench-catalog: .venv/.core
 	$(BIN)/python -m benches.bench_catalog $(OPTIONS)
 
+bench-find: .venv/.core
+	$(BIN)/python -m benches.bench_find $(OPTIONS)
+
 bench-flush: .venv/.core
 	$(BIN)/python -m benches.bench_flush $(OPTIONS)
 

@@ -54,7 +54,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The log
     "laminar.log.disk": (),
     "laminar.log.format": ("laminar.log.disk", "laminar.batch"),
-    "laminar.log.segment": ("laminar.log.disk", "laminar.log.format", "laminar.batch"),
+    "laminar.log.key_index": ("laminar.log.disk",),
+    "laminar.log.segment": (
+        *("laminar.log.disk", "laminar.log.format", "laminar.log.key_index", "laminar.batch"),
+    ),
     "laminar.log.partition_log": (
         *("laminar.log.disk", "laminar.log.format", "laminar.log.segment"),
         "laminar.batch",
@@ -80,7 +83,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.log.tools": (
         *("laminar.log.disk", "laminar.log.format", "laminar.log.segment", "laminar.log.commit"),
-        *("laminar.log.recovery", "laminar.log.library", "laminar.batch"),
+        *("laminar.log.recovery", "laminar.log.library", "laminar.batch", "laminar.log.key_index"),
     ),
     "laminar.log": (
         *("laminar.log.disk", "laminar.log.format", "laminar.log.partition_log", "laminar.log.recovery"),
@@ -221,6 +224,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.find": (
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.consensus"),
         *("laminar.batch", "laminar.http.api", "laminar.log.disk", "laminar.wire", "laminar.node.channels"),
+        *("laminar.log.key_index", "laminar.log.segment", "laminar.log.partition_log"),
     ),
     "laminar.node.catch_up": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
@@ -240,7 +244,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.log.*",
         ),
         *("laminar.node.routes", "laminar.node.channels", "laminar.node.delay", "laminar.wire"),
-        "laminar.node.secret",
+        *("laminar.node.secret", "laminar.node.find"),
     ),
     "laminar.node.api.common": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),

@@ -210,6 +210,12 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     search_bytes_per_s: Annotated[
         int, _about("how fast each shard reads records for searches", _MI // 16, 4096 * _MI)
     ] = 64 * _MI
+    find_bytes_per_s: Annotated[
+        int,
+        _about(
+            "how fast each shard reads sealed segments to build key indexes of them", _MI // 16, 4096 * _MI
+        ),
+    ] = 32 * _MI
     catch_up_bytes_per_s: Annotated[
         int, _about("how fast each shard serves replicas that need whole segments", _MI // 16, 4096 * _MI)
     ] = 32 * _MI

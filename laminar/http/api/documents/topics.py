@@ -62,6 +62,16 @@ _RetentionBytes = Annotated[
     int,
     Meta(ge=0, le=MAX_NUMBER, description="Sealed segments beyond this size are deleted. Not set: no bound."),
 ]
+_INDEX_TERM = "(key|trace_id|header:[^,\\x00-\\x1f]{1,100})"
+_Index = Annotated[
+    str,
+    Meta(
+        pattern=f"^({_INDEX_TERM}(,{_INDEX_TERM}){{0,3}})?\\Z",
+        max_length=500,
+        description="What searches find by an index: at most 4 of `key`, `trace_id`, `header:NAME`, with "
+        "commas. Empty: nothing. Not set: `key,trace_id`.",
+    ),
+]
 
 
 class TopicSettings(Request):
@@ -75,6 +85,7 @@ class TopicSettings(Request):
     retention_bytes: _RetentionBytes | UnsetType = UNSET
     order: _Order | UnsetType = UNSET
     split_bytes_per_s: _SplitBytesPerS | UnsetType = UNSET
+    index: _Index | UnsetType = UNSET
 
 
 class TopicSettingsPatch(Request):
@@ -88,6 +99,7 @@ class TopicSettingsPatch(Request):
     retention_bytes: _RetentionBytes | UnsetType | None = UNSET
     order: _Order | UnsetType | None = UNSET
     split_bytes_per_s: _SplitBytesPerS | UnsetType | None = UNSET
+    index: _Index | UnsetType | None = UNSET
 
 
 class NewTopic(Request):
