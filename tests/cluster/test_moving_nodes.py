@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from laminar.testing.cluster import LocalCluster, get_json
-from tests.cluster.names import SUFFIX, Names
+from tests.cluster.names import Names
 from tests.cluster.steady_writer import Report
 
 TOPIC = "moving"
@@ -38,7 +38,7 @@ class NamedCluster(LocalCluster):
     def host(self, number: int) -> str:
         """What others know the node's host as."""
         node = self.members[number]
-        return node.name + SUFFIX if self.is_named(number) else node.host
+        return f"{node.name}.pods.test" if self.is_named(number) else node.host
 
     def environment(self) -> dict[str, str]:
         """As always, and with the names."""
