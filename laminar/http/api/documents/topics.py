@@ -62,6 +62,14 @@ _RetentionBytes = Annotated[
     int,
     Meta(ge=0, le=MAX_NUMBER, description="Sealed segments beyond this size are deleted. Not set: no bound."),
 ]
+_Importing = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9a-f]{32}$",
+        description="Id of the import that fills the topic: requests without it in `Laminar-Import` are "
+        "answered 503 `being_created`. Set only when the topic is created; removed, it is open.",
+    ),
+]
 
 
 class TopicSettings(Request):
@@ -75,6 +83,7 @@ class TopicSettings(Request):
     retention_bytes: _RetentionBytes | UnsetType = UNSET
     order: _Order | UnsetType = UNSET
     split_bytes_per_s: _SplitBytesPerS | UnsetType = UNSET
+    importing: _Importing | UnsetType = UNSET
 
 
 class TopicSettingsPatch(Request):
@@ -88,6 +97,7 @@ class TopicSettingsPatch(Request):
     retention_bytes: _RetentionBytes | UnsetType | None = UNSET
     order: _Order | UnsetType | None = UNSET
     split_bytes_per_s: _SplitBytesPerS | UnsetType | None = UNSET
+    importing: UnsetType | None = UNSET
 
 
 class NewTopic(Request):

@@ -4,6 +4,8 @@ The leader proposes a `log_start` entry, as retention does (`laminar.node.partit
 start is where a batch begins, at or before the offset that was named, and the end of a partition never
 changes. The answer has what the leader knew when the entry was committed. A repeated request finds nothing
 left to delete.
+
+To the importer of a topic the end is no limit: the log goes on at the offset that was named.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from laminar.http.api.documents import records as documents
-from laminar.http.api.parameters import OFFSET_LIMIT
+from laminar.http.api.parameters import IMPORT, OFFSET_LIMIT
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.query import integer
@@ -48,6 +50,9 @@ class DeleteRecordsRoute:
         led = await self._fetch.led(request, topic, partition)
         if isinstance(led, Response):
             return led
+        if IMPORT.name.lower() in request.headers and not dry_run:
+            # The topic is being filled by who asks: `TopicLookup.check_import`.
+            await led.start_mover.skip_to(before)
         end = await led.reader.confirmed_end()
         if before > end:
             raise Problem(
