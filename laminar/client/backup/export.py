@@ -78,7 +78,7 @@ async def export_topic(
     topic: str,
     path: Path,
     *,
-    file_bytes: int = FILE_BYTES,
+    file_bytes: int | None = None,
     progress: Callable[[Exported], None] = lambda done: None,
 ) -> tuple[Manifest, Exported]:
     """Bring the backup in the folder `path` up to what the topic has now; return its manifest.
@@ -99,7 +99,7 @@ async def export_topic(
                 value=str(path),
                 limit=known.topic,
             )
-        export = _Export(session, topic, folder, file_bytes, progress)
+        export = _Export(session, topic, folder, file_bytes or FILE_BYTES, progress)
         manifest = await export.run(known)
         if manifest != known:
             await asyncio.to_thread(folder.put_manifest, manifest)
