@@ -269,7 +269,7 @@ class _Import:
         number = partition.partition
         deadline = asyncio.get_running_loop().time() + START_WAIT_S
         while (start := await self._begin_at(partition)) != partition.start_offset:
-            # It is held back by a replica that has not received so much yet.
+            # A leader that was just elected may not know yet what is committed.
             if asyncio.get_running_loop().time() > deadline:
                 raise self._differs(number, f"start {partition.start_offset}", start)
             await asyncio.sleep(START_RETRY_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -150,7 +151,7 @@ class _Shown:
         self._next_s = time.monotonic() + SHOWN_EACH_S
 
     def at_times(self, text: str) -> None:
-        if time.monotonic() >= self._next_s:
+        if sys.stderr.isatty() and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + SHOWN_EACH_S
             self._line.show(text)
 

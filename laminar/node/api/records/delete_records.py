@@ -50,8 +50,9 @@ class DeleteRecordsRoute:
         led = await self._fetch.led(request, topic, partition)
         if isinstance(led, Response):
             return led
-        if IMPORT.name.lower() in request.headers and not dry_run:
-            # The topic is being filled by who asks: `TopicLookup.check_import`.
+        # The topic is being filled by who asks: `TopicLookup.check_import`.
+        imports = IMPORT.name.lower() in request.headers
+        if imports and not dry_run:
             await led.start_mover.skip_to(before)
         end = await led.reader.confirmed_end()
         if before > end:
@@ -62,14 +63,16 @@ class DeleteRecordsRoute:
                 value=before,
                 limit=end,
             )
-        return await self._trim(led, before, dry_run=dry_run)
+        return await self._trim(led, before, dry_run=dry_run, hold=not imports)
 
-    async def _trim(self, partition: Partition, before: int, *, dry_run: bool) -> Response:
+    async def _trim(self, partition: Partition, before: int, *, dry_run: bool, hold: bool) -> Response:
+        """Trim, with `hold` only what no replica has to read yet; without it such one gets whole segments."""
         log = partition.log
         wanted = await partition.start_mover.index_before(before)
         old_start, old_index = partition.start_offset, log.start.index
         border = partition.start_mover.possible_start(max(old_index, wanted))
-        index = partition.start_mover.possible_start(max(old_index, self._trimmable_index(partition, border)))
+        trimmable = self._trimmable_index(partition, border) if hold else border
+        index = partition.start_mover.possible_start(max(old_index, trimmable))
         new_start = log.index_entry(index).next_offset if index > old_index else old_start
         held_back_by = partition.replica.lagging(border) if index < border else []
         if not dry_run and new_start > old_start:
