@@ -21,6 +21,7 @@ from laminar.http.api.documents.transactions import MAX_STAGES
 from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS
 from laminar.http.api.parameters import (
     GUARANTEES,
+    IMPORT,
     MAX_FETCH_BYTES,
     MAX_FETCH_RECORDS,
     MAX_UPLOAD_PARTS,
@@ -149,6 +150,8 @@ _WHILE_IMPORTING = frozenset(
         *("pin_partition", "unpin_partition", "prefer_leader"),
     )
 )
+
+_IMPORT = IMPORT.name.lower()
 
 # Operations that the audit has: those of admins. Of the others it has what their handlers refuse.
 _OF_ADMINS = frozenset(operation for operation, needs in NEEDS.items() if needs.what == "admin")
@@ -664,7 +667,10 @@ class Api:
             return matched.principal
         head, connection, operation = request.head, request.connection, matched.operation
         certificate = getattr(connection, "certificate", None)  # only a connection with TLS has one
-        principal = guard.permit(head, operation, NEEDS[operation], matched.params, certificate=certificate)
+        needs = NEEDS[operation]
+        if _IMPORT in head.headers and needs.what in ("read", "write"):
+            needs = needs._replace(what="admin")  # else who may write would add to what is imported
+        principal = guard.permit(head, operation, needs, matched.params, certificate=certificate)
         if head.headers.get("authorization"):
             head.memo = matched._replace(principal=principal)
         else:
