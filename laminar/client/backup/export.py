@@ -36,6 +36,7 @@ from laminar.client.backup.parallel import for_each
 from laminar.client.consume.large_values import Value
 from laminar.client.errors import ConfigError, Error, OffsetExpired
 from laminar.client.net.session import Session, topic_path
+from laminar.client.policy.lineage import Lineage
 
 FILE_BYTES = 256 << 20
 FETCH_BYTES = 4 << 20
@@ -134,7 +135,11 @@ class _Export:
         cursors = await self._cursors()
         routes = await session.get_json(f"{self._path}/routes")
         partitions = await session.get_json(f"{self._path}/partitions")
-        listed = {each["partition"]: each["id"] for each in partitions["partitions"]}
+        # Of a change that was done since the routes were read the outputs are for the next export.
+        numbers = Lineage.from_answer(routes).partitions
+        listed = {
+            each["partition"]: each["id"] for each in partitions["partitions"] if each["partition"] in numbers
+        }
         before = {} if known is None else {each.partition: each for each in known.partitions}
         held = await for_each(sorted(listed), lambda number: self._held(number, before.get(number)))
         bounds = await for_each(sorted(listed), lambda number: self._bounds(number, listed[number]))
@@ -196,6 +201,7 @@ class _Export:
             held.id, held.start, held.end = known.id, known.start_offset, known.end_offset
             held.last = known.last_batch
             held.files, held.values = list(known.files), list(known.values)
+            self._check_there(known)
         for offset, name in self._folder.names(partition, BATCHES):
             if known is not None and offset < known.end_offset:
                 continue
@@ -205,6 +211,17 @@ class _Export:
                 raise wrong(str(self._folder.path / name), "first_offset", offset, held.end)
             await asyncio.to_thread(self._take, held, name)
         return held
+
+    def _check_there(self, known: PartitionBackup) -> None:
+        """Look whether the files are there, as long as they were; an import, or its dry run, reads them."""
+        for name, size in [
+            *((file.name, file.bytes) for file in known.files),
+            *((value.name, value.bytes) for value in known.values),
+        ]:
+            place = self._folder.path / name
+            found = place.stat().st_size if place.exists() else "missing"
+            if found != size:
+                raise wrong(str(place), "bytes", found, size)
 
     def _take(self, held: _Held, name: str) -> None:
         """Add a whole file that no manifest names yet."""

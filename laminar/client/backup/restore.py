@@ -22,17 +22,21 @@ from laminar.batch.header import HEADER_SIZE, verify_body
 from laminar.batch.large_record import checksum_of
 from laminar.client.backup.contents import Part, bare_stub, check, parts_of
 from laminar.client.backup.folder import manifest_bytes, open_plain
+from laminar.client.backup.lineage import changes_of, whole_of
 from laminar.client.backup.manifest import MANIFEST, Manifest, PartitionBackup, decode
 from laminar.client.backup.parallel import for_each
 from laminar.client.consume.large_values import Value
 from laminar.client.errors import AlreadyExists, Error, NotFound
 from laminar.client.net.session import Session, topic_path
+from laminar.client.policy.lineage import Lineage
 from laminar.client.produce.uploads import PART_BYTES, part_bytes
+from laminar.client.route_changes import change_route, routes_of, until_done
 
 REQUEST_BYTES = 1 << 20
 FETCH_BYTES = 4 << 20
 START_WAIT_S = 30.0
 START_RETRY_S = 0.2
+ROUTE_WAIT_S = 60.0
 # Set when the topic is opened: they could delete or move records while it is filled.
 SET_LAST = ("retention_ms", "retention_bytes", "split_bytes_per_s")
 
@@ -49,24 +53,17 @@ def plan_import(path: Path, topic: str | None) -> tuple[Manifest, str, str]:
     """Check a whole backup; return its manifest, the topic that it becomes, and the import's id.
 
     Raises:
-        Error: (`damaged`) the backup is not what an export wrote; (`unsupported`) its topic's partitions were
-            split, merged or moved.
+        Error: (`damaged`) the backup is not what an export wrote; (`unsupported`) not all changes of its
+            topic's route are known.
     """
     data = manifest_bytes(path)
-    manifest = decode(data, where=str(path / MANIFEST))
-    numbers = [each.partition for each in manifest.partitions]
-    if numbers != list(range(manifest.created_with)) or manifest.routes.get("changes"):
-        raise Error(
-            f"{path}: the partitions of {manifest.topic} were split, merged or moved, and a topic is made "
-            "with the partitions 0, 1, 2 and so on",
-            code="unsupported",
-            field="partitions",
-            value=numbers[:20],
-            limit=manifest.created_with,
-        )
+    where = str(path / MANIFEST)
+    manifest = decode(data, where=where)
+    changes_of(manifest, where=where)
+    whole = whole_of(manifest, where=where)
     check(path, manifest)
     name = topic or manifest.topic
-    return manifest, name, hashlib.sha256(data + b"\0" + name.encode()).hexdigest()[:32]
+    return whole, name, hashlib.sha256(data + b"\0" + name.encode()).hexdigest()[:32]
 
 
 async def exists(session: Session, topic: str) -> dict[str, Any] | None:
@@ -124,6 +121,7 @@ class _Import:
         self._producer_id = hashlib.sha256(b"import " + import_id.encode()).digest()[:16]
         self._most_bytes = 0
         self._most_records = 0
+        self._route = 0
         self.done = Imported()
 
     async def run(self, replicas: int | None) -> None:
@@ -133,6 +131,7 @@ class _Import:
         self._most_bytes = int(limits["max_body_bytes"])
         self._most_records = int(limits["max_records"])
         await self._create(manifest.replicas if replicas is None else replicas)
+        await self._change_routes()
         await for_each(manifest.partitions, self._fill)
         await for_each(manifest.partitions, self._compare)
         for cursor, positions in sorted(manifest.cursors.items()):
@@ -174,6 +173,31 @@ class _Import:
                 value=self._topic,
                 hint="--as gives another name; `laminar topic delete` removes it",
             ) from None
+
+    async def _change_routes(self) -> None:
+        """Fill the partitions that changes of the route ended, and make these changes again, oldest first."""
+        partitions = {each.partition: each for each in self._manifest.partitions}
+        self._route = int((await routes_of(self._session, self._topic))["routes"][0]["version"])
+        for change in changes_of(self._manifest, where=str(self._folder)):
+            if change.version > self._route:
+                await for_each([partitions[number] for number in change.inputs], self._fill)
+                version = await change_route(
+                    self._session,
+                    self._topic,
+                    change.inputs,
+                    cuts=change.cuts,
+                    wait=ROUTE_WAIT_S,
+                    abandon=False,
+                    force=False,
+                )
+                await until_done(self._session, self._topic, version, wait=ROUTE_WAIT_S)
+                self._session.forget_topic(self._topic)
+                self._route = version
+        lineage = Lineage.from_answer(await routes_of(self._session, self._topic))
+        if lineage.partitions.keys() != partitions.keys():
+            raise self._differs(
+                min(partitions), f"partitions {sorted(partitions)}", sorted(lineage.partitions)
+            )
 
     # -- a partition -----------------------------------------------------------------------
 
@@ -218,7 +242,7 @@ class _Import:
 
     async def _append(self, number: int, parts: list[Part]) -> None:
         """Append batches that follow each other, at their offsets."""
-        headers = {"Content-Type": BATCH_TYPE}
+        headers = {"Content-Type": BATCH_TYPE, "Laminar-Route": str(self._route)}
         if not any(part.has_delivery_time for part in parts):
             headers["If-Match"] = f'"{parts[0].first}"'
         answer = await self._session.call(
@@ -252,7 +276,7 @@ class _Import:
             "POST",
             f"{target}?parts={parts}&size_bytes={size}&crc32c={checksum_of(Batch(part.frame)):08x}",
             body=bytes(bare_stub(part.frame)),
-            headers={"Content-Type": BATCH_TYPE},
+            headers={"Content-Type": BATCH_TYPE, "Laminar-Route": str(self._route)},
             first=await self._leader(number),
         )
         offset = int(answer.json()["placed"][0]["offset"])
