@@ -1,4 +1,4 @@
-"""Offsets that are skipped: readers pass over them, a trim removes them, a restart finds the log as it was."""
+"""Offsets that are skipped: readers pass over them, a trim removes them, a restart finds what was there."""
 
 from __future__ import annotations
 
