@@ -133,6 +133,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "laminar.client.errors",
         "laminar.client.net",
     ),
+    "laminar.client.backup": (
+        *("laminar.client.errors", "laminar.client.net", "laminar.client.produce", "laminar.client.consume"),
+        *("laminar.client.policy", "laminar.client.route_changes", "laminar.batch"),
+    ),
     "laminar.client.search": (
         *("laminar.client.trace_id", "laminar.client.delivery_time"),
         *("laminar.client.errors", "laminar.client.net"),
@@ -373,6 +377,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.cli", "laminar", "laminar.client.*", "laminar.spark.*", "laminar.testing"),
         *("laminar.node.*", "laminar.log.*", "router", "ebpf", *BELOW_THE_CLIENT),
     ),
+    "laminar.cli.commands.backup": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.cli.commands.find": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.cli.commands.admin": (
         *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),

@@ -150,6 +150,18 @@ COMMANDS = (
         "laminar topic reclaim flights 2",
     ),
     Command(
+        "topic export",
+        "backup.topic:export",
+        "Back a topic up to a folder; run again, it goes on from there.",
+        "laminar topic export flights /backups/flights",
+    ),
+    Command(
+        "topic import",
+        "backup.topic:import_",
+        "Make a topic from a backup, with its offsets and cursors.",
+        "laminar topic import /backups/flights --dry-run",
+    ),
+    Command(
         "topic delete",
         "topic:delete",
         "Delete a topic and all its records.",

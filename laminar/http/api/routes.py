@@ -54,6 +54,7 @@ from laminar.http.api.parameters import (
     IF_MATCH_OFFSET,
     IF_NONE_MATCH,
     IF_RANGE,
+    IMPORT,
     JOB_LISTING,
     KEY,
     KEY_TIME,
@@ -335,7 +336,7 @@ ROUTES: Final = (
         "delete_records",
         ADMIN,
         "Delete the records before an offset",
-        (needed(BEFORE), DRY_RUN),
+        (needed(BEFORE), DRY_RUN, IMPORT),
         replies=(_json(records.DeletedRecords),),
     ),
     Route(

@@ -22,6 +22,7 @@ from laminar.http.api.documents.transactions import MAX_STAGES
 from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS
 from laminar.http.api.parameters import (
     GUARANTEES,
+    IMPORT,
     MAX_FETCH_BYTES,
     MAX_FETCH_RECORDS,
     MAX_UPLOAD_PARTS,
@@ -146,6 +147,17 @@ _ON_THE_SYSTEMS = frozenset(
 
 # And what changes nothing, although its method is POST.
 _SYSTEMS_TAKE = _ON_THE_SYSTEMS | {"search"}
+
+# Operations that a topic permits to all while it is imported: where it is, what it has, and to delete it.
+_WHILE_IMPORTING = frozenset(
+    (
+        *("create_topic", "describe_topic", "delete_topic", "list_partitions", "describe_partition"),
+        *("list_routes", "describe_route", "digest", "recover_partition"),
+        *("pin_partition", "unpin_partition", "prefer_leader"),
+    )
+)
+
+_IMPORT = IMPORT.name.lower()
 
 # Operations that the audit has: those of admins. Of the others it has what their handlers refuse.
 _OF_ADMINS = frozenset(operation for operation, needs in NEEDS.items() if needs.what == "admin")
@@ -566,6 +578,7 @@ class Api:
         if "topic" in params and operation != "create_topic" and not self._known(params):
             answer = self._handle_after_refresh(request, operation, params)
         else:
+            self._check_import(request, operation, params)
             answer = self._handlers[operation](request, **params)
         if self._guard is not None and matched.is_counted:
             meter = (matched.principal or request.connection.context).meter
@@ -585,8 +598,17 @@ class Api:
     ) -> Response:
         """Handle a request for what is unknown after a refresh of the view, which may have been old."""
         await self._host.refresh_view()
+        self._check_import(request, operation, params)
         answer = self._handlers[operation](request, **params)
         return answer if isinstance(answer, Response) else await answer
+
+    def _check_import(self, request: Request, operation: str, params: dict[str, str]) -> None:
+        """Refuse what only the importer of a topic may ask. Raises as `TopicLookup.check_import`."""
+        topic = params.get("topic")
+        if topic is None and operation == "stage":
+            topic = request.query.get("topic")
+        if topic is not None and operation not in _WHILE_IMPORTING:
+            self._topics.check_import(topic, request.headers)
 
     def _match(self, head: RequestHead) -> _Matched:
         if head.memo is None:
@@ -664,7 +686,10 @@ class Api:
             return matched.principal
         head, connection, operation = request.head, request.connection, matched.operation
         certificate = getattr(connection, "certificate", None)  # only a connection with TLS has one
-        principal = guard.permit(head, operation, NEEDS[operation], matched.params, certificate=certificate)
+        needs = NEEDS[operation]
+        if _IMPORT in head.headers and needs.what in ("read", "write"):
+            needs = needs._replace(what="admin")  # else who may write would add to what is imported
+        principal = guard.permit(head, operation, needs, matched.params, certificate=certificate)
         if head.headers.get("authorization"):
             head.memo = matched._replace(principal=principal)
         else:

@@ -56,6 +56,7 @@ _DISPENSABLE = (
     Kind.OPEN,
     Kind.CHANNEL,
     Kind.DELAYED,
+    Kind.SKIP,
 )
 
 

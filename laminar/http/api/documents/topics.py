@@ -72,6 +72,14 @@ _Index = Annotated[
         "commas. Empty: nothing. Not set: `key,trace_id`.",
     ),
 ]
+_Importing = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9a-f]{32}$",
+        description="Id of the import that fills the topic: requests without it in `Laminar-Import` are "
+        "answered 503 `being_created`. Set only when the topic is created; removed, it is open.",
+    ),
+]
 
 
 class TopicSettings(Request):
@@ -86,6 +94,7 @@ class TopicSettings(Request):
     order: _Order | UnsetType = UNSET
     split_bytes_per_s: _SplitBytesPerS | UnsetType = UNSET
     index: _Index | UnsetType = UNSET
+    importing: _Importing | UnsetType = UNSET
 
 
 class TopicSettingsPatch(Request):
@@ -100,6 +109,7 @@ class TopicSettingsPatch(Request):
     order: _Order | UnsetType | None = UNSET
     split_bytes_per_s: _SplitBytesPerS | UnsetType | None = UNSET
     index: _Index | UnsetType | None = UNSET
+    importing: UnsetType | None = UNSET
 
 
 class NewTopic(Request):
