@@ -289,6 +289,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.transactions", "membership"),
         *("laminar.http.protocol", "laminar.http.api"),
     ),
+    "laminar.node.api.bundle": (
+        *("laminar.node.api.common", "laminar.node.api.health", "laminar.node.api.metrics"),
+        *("laminar.node.host", "laminar.node.runtime", "laminar.node.transport", "laminar.node.partition"),
+        *("membership", "laminar.http.protocol", "laminar.http.api"),
+    ),
     "laminar.node.api.consumers": (
         *("laminar.node.access", "laminar.node.api.common", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state"),
