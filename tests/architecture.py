@@ -375,6 +375,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.*", "laminar.log.*", "router", "ebpf", *BELOW_THE_CLIENT),
     ),
     "laminar.cli.commands.find": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
+    "laminar.cli.commands.doctor": (
+        *("laminar.cli", "laminar.cli.commands", "laminar.cli.commands.admin", "laminar.client.*"),
+        # The settings of this machine, and which of them may be shown.
+        *("laminar.node.host", "laminar.node.api.bundle", *BELOW_THE_CLIENT),
+    ),
     "laminar.cli.commands.bench": (
         *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),
     ),

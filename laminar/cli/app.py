@@ -319,6 +319,12 @@ COMMANDS = (
         "laminar cluster doctor",
     ),
     Command(
+        "doctor",
+        "doctor.doctor:doctor",
+        "Check this machine and the cluster, a line each: ok, or what to do. --bundle: a file for who helps.",
+        "laminar doctor --bundle laminar-bundle.tar.gz",
+    ),
+    Command(
         "group recover",
         "group:recover",
         "Let partitions continue without replicas that never come back.",

@@ -1,4 +1,4 @@
-"""The report of a load: the set-up, the figures, and what whoever reads them must know."""
+"""The report of a load: the set-up, the figures, and what is wrong with them."""
 
 from __future__ import annotations
 
