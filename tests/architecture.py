@@ -297,6 +297,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.transactions", "membership"),
         *("laminar.http.protocol", "laminar.http.api"),
     ),
+    "laminar.node.api.bundle": (
+        *("laminar.node.api.common", "laminar.node.api.health", "laminar.node.api.metrics"),
+        *("laminar.node.host", "laminar.node.runtime", "laminar.node.transport", "laminar.node.partition"),
+        *("membership", "laminar.http.protocol", "laminar.http.api"),
+    ),
     "laminar.node.api.consumers": (
         *("laminar.node.access", "laminar.node.api.common", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state"),
@@ -379,6 +384,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.cli.commands.backup": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.cli.commands.find": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
+    "laminar.cli.commands.doctor": (
+        *("laminar.cli", "laminar.cli.commands", "laminar.cli.commands.admin", "laminar.client.*"),
+        # The settings of this machine, and which of them may be shown.
+        *("laminar.node.host", "laminar.node.api.bundle", *BELOW_THE_CLIENT),
+    ),
+    "laminar.cli.commands.bench": (
+        *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),
+    ),
     "laminar.cli.commands.admin": (
         *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),
         # The rules of a node's name, how a certificate names it, and the file of the nodes' secrets.

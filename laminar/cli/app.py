@@ -48,6 +48,7 @@ FAMILIES = (
     Family("log", "The files of logs, on this machine; no server is asked."),
     Family("system", "A node as a service of this machine."),
     Family("steer", "Steering of packets to the CPU of their shard by XDP, on this machine."),
+    Family("bench", "Loads that keep to a schedule, and how a cluster answers them."),
     Family("pipeline", "Jobs on whole topics, run by Spark."),
     Family("cert", "A CA for a cluster, and certificates of its nodes and clients."),
     Family(
@@ -330,6 +331,12 @@ COMMANDS = (
         "laminar cluster doctor",
     ),
     Command(
+        "doctor",
+        "doctor.doctor:doctor",
+        "Check this machine and the cluster, a line each: ok, or what to do. --bundle: a file for who helps.",
+        "laminar doctor --bundle laminar-bundle.tar.gz",
+    ),
+    Command(
         "group recover",
         "group:recover",
         "Let partitions continue without replicas that never come back.",
@@ -514,6 +521,24 @@ COMMANDS = (
         "admin.audit:audit",
         "Show what admins did and who was refused.",
         "laminar audit --since 1d --refused",
+    ),
+    Command(
+        "bench produce",
+        "bench.bench:produce",
+        "Send records in batches to a new topic: rate, latencies, errors, the longest gap.",
+        "laminar bench produce load-test --rate 20000 --seconds 30",
+    ),
+    Command(
+        "bench consume",
+        "bench.bench:consume",
+        "Read a topic from its beginning to its end: rate, waits, the longest gap.",
+        "laminar bench consume load-test",
+    ),
+    Command(
+        "bench latency",
+        "bench.bench:latency",
+        "Append records one by one and read them: the times until both.",
+        "laminar bench latency load-test-2 --rate 500 --json",
     ),
     Command(
         "pipeline archive",

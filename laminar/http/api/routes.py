@@ -745,6 +745,14 @@ ROUTES: Final = (
     Route("GET", "/v1/nodes/{node}", "describe_node", ANY, "Describe a node", replies=(_json(cluster.Node),)),
     Route(
         "GET",
+        "/v1/nodes/{node}/bundle",
+        "node_bundle",
+        ADMIN_OF_ALL,
+        "Tell what a node says of itself, for those who help: no data of records, no secret",
+        replies=(_json(server.NodeBundle),),
+    ),
+    Route(
+        "GET",
         "/v1/admin/nodes",
         "admin_nodes",
         ADMIN_OF_ALL,

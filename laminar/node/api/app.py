@@ -51,6 +51,7 @@ from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.admin.tokens import TokenRoutes
 from laminar.node.api.audit.audit_log import REFUSED, Asked, AuditLog, Source, by_datagram
+from laminar.node.api.bundle.bundle import BundleRoute
 from laminar.node.api.channels.channels import ChannelRoutes
 from laminar.node.api.channels.gates import ChannelGates
 from laminar.node.api.channels.jobs import JobRoutes
@@ -306,6 +307,7 @@ class Api:
             requests=durations.stored,
         )
         metrics = MetricsRoute(host, topics, numbers)
+        bundle = BundleRoute(host, self._exchange, health, metrics)
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(
             host, self._exchange, leaders, topics, limits=self.limits, new_ids=new_ids
@@ -382,6 +384,7 @@ class Api:
             "health": health.health,
             "list_nodes": cluster.nodes,
             "describe_node": cluster.node,
+            "node_bundle": bundle.bundle,
             "admin_nodes": nodes.nodes,
             "admin_node": nodes.node,
             "update_node": nodes.update,
@@ -453,6 +456,8 @@ class Api:
             "node_behind": answering(current.on_node_behind),
             "shard_health": shard_health.on_shard_health,
             "node_health": answering(health.on_node_health),
+            "shard_bundle": bundle.on_shard_bundle,
+            "node_bundle": answering(bundle.on_node_bundle),
         }
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"

@@ -58,7 +58,7 @@ OPERATIONS = {
     " commit_batch",
     "its admins": "create_topic update_topic delete_topic create_channel update_channel delete_channel"
     " begin_route cancel_route reclaim_partition delete_records recover_partition",
-    "admins of all": "admin_nodes admin_node update_node drain_node undrain_node remove_node"
+    "admins of all": "node_bundle admin_nodes admin_node update_node drain_node undrain_node remove_node"
     " describe_placement pin_partition unpin_partition prefer_leader list_operations describe_operation"
     " cancel_operation describe_balance balance list_tokens create_token describe_token revoke_token"
     " list_principal_limits describe_principal_limits set_principal_limits",
