@@ -134,6 +134,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.client.trace_id", "laminar.client.delivery_time"),
         *("laminar.client.errors", "laminar.client.net"),
     ),
+    "laminar.client.trace": ("laminar.client.errors", "laminar.client.net"),
     "laminar.client.history": ("laminar.client.net", "laminar.client.search"),
     "laminar.client.topic": (
         "laminar.client.history",
@@ -150,10 +151,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.client.client": (
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs", "laminar.client.net"),
         *("laminar.client.produce", "laminar.client.consume", "laminar.client.transact"),
-        *("laminar.client.topic", "laminar.http.api", "laminar.http.protocol"),
+        *("laminar.client.topic", "laminar.client.trace", "laminar.http.api", "laminar.http.protocol"),
     ),
     "laminar.client.sync": (
-        "laminar.client.history",
+        *("laminar.client.history", "laminar.client.trace"),
         *(
             "laminar.client.search",
             "laminar.client.trace_id",

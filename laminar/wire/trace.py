@@ -76,7 +76,7 @@ class TraceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     topic: str
     partition: int
     group: str
-    """Id of the partition, in hexadecimal: of a topic made anew it is another one."""
+    """Id of the partition, in hexadecimal: of a topic created again it is another one."""
     entry: int
     """Raft index of the entry; of an extension, which is none, the last one that was committed."""
     offset: int | None = None
