@@ -25,6 +25,7 @@ PAGES = (
     *(
         "docs/outbox.md",
         "docs/search.md",
+        "docs/trace.md",
         "docs/coming-from-nsq.md",
         "docs/coming-from-sqs.md",
         "docs/coming-from-celery.md",

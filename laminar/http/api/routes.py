@@ -34,7 +34,7 @@ from laminar.http.api.documents import (
     topics,
     transactions,
 )
-from laminar.http.api.documents.find import history, search
+from laminar.http.api.documents.find import history, search, trace
 from laminar.http.api.names import check_name
 from laminar.http.api.parameters import (
     ACCEPT_LOSS,
@@ -75,6 +75,7 @@ from laminar.http.api.parameters import (
     STAGE,
     TO_INDEX,
     TOPIC_LISTING,
+    TRACE,
     UPLOAD,
     WAIT,
     Parameter,
@@ -947,6 +948,15 @@ ROUTES: Final = (
         ANY,
         "Tell who asks, what that principal may do, and its limits",
         replies=(_json(access.WhoAmI),),
+    ),
+    Route(
+        "GET",
+        "/v1/trace",
+        "trace",
+        ANY,
+        "Tell what happened to records and who did it, a step at a time",
+        TRACE,
+        replies=(_json(trace.TraceFound),),
     ),
     Route(
         "GET",

@@ -19,7 +19,7 @@ from laminar.http.api.deadlines import COMMIT_CHECK_S, COMMIT_WAIT_S
 from laminar.http.api.documents import server as documents
 from laminar.http.api.documents.shared import MAX_PARTITIONS, MAX_REPLICAS
 from laminar.http.api.documents.transactions import MAX_STAGES
-from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS
+from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS, TRACE_TOPIC
 from laminar.http.api.parameters import (
     GUARANTEES,
     IMPORT,
@@ -118,6 +118,8 @@ from laminar.node.api.records.record_value import RecordValueRoutes
 from laminar.node.api.records.stale_routes import route_said
 from laminar.node.api.records.topic_append import TopicAppends
 from laminar.node.api.records.uploads import UploadRoutes
+from laminar.node.api.trace.trace_route import TraceRoute
+from laminar.node.api.trace.trace_writer import TraceWriter
 from laminar.node.api.transactions.abandoned_pins import AbandonedPins
 from laminar.node.api.transactions.abandoned_stages import AbandonedStages
 from laminar.node.api.transactions.producers import ProducerRoutes
@@ -164,6 +166,8 @@ _IMPORT = IMPORT.name.lower()
 _OF_ADMINS = frozenset(operation for operation, needs in NEEDS.items() if needs.what == "admin")
 _CHECKED_LATER = frozenset({"begin_producer", "prepare_stages", "commit_batch"})
 _AUDITED = _OF_ADMINS | _CHECKED_LATER
+# The internal topics that are written by requests of nodes.
+_WRITTEN_BY_NODES = frozenset((AUDIT_TOPIC, TRACE_TOPIC))
 _AUDIT_TARGET = f"/v1/topics/{AUDIT_TOPIC}/partitions/0/records"
 
 # Operations whose bodies are records. A large one is parsed in a thread.
@@ -296,6 +300,7 @@ class Api:
         self._audit = AuditLog(
             host, self._append_to_audit, topic_routes.make, makes_topic=settings.access == TOKENS
         )
+        TraceWriter(host, host.traces, self._append_to_trace, topic_routes.make)
         durations = Durations()
         self.answered = durations.note  # without a method between: it is called for each answer
         numbers = ShardNumbers(
@@ -408,6 +413,7 @@ class Api:
             "describe_principal_limits": limits.describe,
             "set_principal_limits": limits.set,
             "whoami": tokens.whoami,
+            "trace": TraceRoute(host, topics, search).trace,
             "datagram_key": tokens.datagram_key,
             "livez": cluster.livez,
             "readyz": cluster.readyz,
@@ -771,11 +777,11 @@ class Api:
         head = RequestHead(passed.method, passed.target, passed.headers)
         # The node that took the request has checked what its principal may do, and has it in its audit.
         matched = self._match(head)
-        if matched.operation != "append_to_partition" or matched.params["topic"] != AUDIT_TOPIC:
+        if matched.operation != "append_to_partition" or matched.params["topic"] not in _WRITTEN_BY_NODES:
             matched.check_system()
         if passed.principal or self._guard is not None:
             head.memo = matched = matched._replace(principal=Principal(passed.principal or ANONYMOUS))
-        request = Request(head, passed.body, Forwarder(peer))
+        request = Request(head, passed.body, Forwarder(peer, passed.address))
         if self._guard is None:
             answer = self._carry_out(request, matched)
             return encode_response(answer if isinstance(answer, Response) else await answer)
@@ -805,6 +811,15 @@ class Api:
         answer = self._append.partition(Request(head, lines, Source()), **params)
         if not isinstance(answer, Response):
             await answer
+
+    async def _append_to_trace(self, append: Append) -> None:
+        """Append events to `_trace`, here or at its leaders: once, as they have no idempotency key."""
+        head = RequestHead("POST", f"/v1/topics/{TRACE_TOPIC}/records", {})
+        params = {"topic": TRACE_TOPIC}
+        head.memo = _Matched("append_to_topic", params, None, Principal("(trace)"))
+        request = Request(head, b"", Source("trace"))
+        request.parsed = append
+        await self._to_topics.topic(request, **params)
 
     def _sweep(self) -> None:
         """Answer all appends that wait too long for a majority. One pass for all saves a timer for each."""

@@ -308,8 +308,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     default_replicas: Annotated[
         int,
         _about(
-            "replicas of a topic whose creation names no number, of `_transactions` and of `_audit`; the "
-            "same on every node",
+            "replicas of a topic whose creation names no number, of `_transactions`, `_audit` and `_trace`; "
+            "the same on every node",
             1,
             MAX_REPLICAS,
         ),

@@ -58,6 +58,14 @@ _SplitBytesPerS = Annotated[
 _RetentionMs = Annotated[
     int, Meta(ge=1, le=MAX_NUMBER, description="Sealed segments are deleted at this age. Not set: never.")
 ]
+_Trace = Annotated[
+    str,
+    Meta(
+        pattern=r"^(off|all|sampled|0\.[0-9]{1,6})$",
+        description="Which records have events in the trace: `all`, those whose `traceparent` is `sampled`, "
+        "or a share, such as `0.01`. Not set: `off`.",
+    ),
+]
 _RetentionBytes = Annotated[
     int,
     Meta(ge=0, le=MAX_NUMBER, description="Sealed segments beyond this size are deleted. Not set: no bound."),
@@ -95,6 +103,7 @@ class TopicSettings(Request):
     split_bytes_per_s: _SplitBytesPerS | UnsetType = UNSET
     index: _Index | UnsetType = UNSET
     importing: _Importing | UnsetType = UNSET
+    trace: _Trace | UnsetType = UNSET
 
 
 class TopicSettingsPatch(Request):
@@ -110,6 +119,7 @@ class TopicSettingsPatch(Request):
     split_bytes_per_s: _SplitBytesPerS | UnsetType | None = UNSET
     index: _Index | UnsetType | None = UNSET
     importing: UnsetType | None = UNSET
+    trace: _Trace | UnsetType | None = UNSET
 
 
 class NewTopic(Request):

@@ -11,7 +11,7 @@ import msgspec
 
 from laminar.http.api.documents import topics as documents
 from laminar.http.api.documents.shared import Setting
-from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS
+from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS, TRACE_TOPIC
 from laminar.http.api.parameters import MAX_NUMBER, MAX_PAGE, TOPIC_SORTS
 from laminar.http.api.problems import Problem, over_limit
 from laminar.http.api.timestamps import format_time
@@ -43,6 +43,12 @@ MORE_PARTITIONS = "Delete a topic, or set `max_partitions` higher on every node.
 
 LOWEST_OF_AUDIT = {"retention_ms": 24 * 3_600_000, "retention_bytes": 16 << 20}
 """The least that retention of `_audit` may be: an admin can't make it forget what was just done."""
+
+_LOWEST = {
+    AUDIT_TOPIC: LOWEST_OF_AUDIT,
+    TRACE_TOPIC: {"retention_ms": 60_000, "retention_bytes": 1 << 20},
+}
+"""By internal topic: the retention that an admin may set, and its bounds."""
 
 LONGEST_NUMBER = 20
 """Digits of a sum in `after`."""
@@ -393,14 +399,14 @@ def _or_not_set(value: Setting | None) -> Setting:
 
 
 def _check_system(topic: str, changes: Mapping[str, Setting | None]) -> None:
-    """Refuse what would harm a topic of the system; of `_audit` retention may change, down to a day.
+    """Refuse what would harm a topic of the system; of some retention may change, down to a bound.
 
     Raises:
         Problem: 422 `invalid`.
     """
     if topic not in SYSTEM_TOPICS:
         return
-    lowest = LOWEST_OF_AUDIT if topic == AUDIT_TOPIC else {}
+    lowest = _LOWEST.get(topic, {})
     for name, value in changes.items():
         if name not in lowest:
             also = "".join(f" and {each}" for each in lowest)
@@ -414,7 +420,7 @@ def _check_system(topic: str, changes: Mapping[str, Setting | None]) -> None:
         if isinstance(value, int) and value < lowest[name]:
             raise Problem(
                 "invalid",
-                f"{topic} must keep what happened: at least a day, or 16 MiB",
+                f"{topic} must keep what happened: retention is at least {lowest[name]}",
                 field=f"settings.{name}",
                 value=value,
                 limit=lowest[name],

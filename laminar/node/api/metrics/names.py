@@ -361,6 +361,13 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             ("waiting", "gauge", "Records that wait to be written"),
         ),
         *_part(
+            "trace",
+            ("events", "counter", "Events of records that are traced"),
+            ("written", "counter", "Events written to `_trace`"),
+            ("dropped", "counter", "Events that were dropped: no room, or `_trace` took none"),
+            ("waiting", "gauge", "Events that wait to be written"),
+        ),
+        *_part(
             "catalog",
             ("term", "gauge", "Term of the catalog's group"),
             ("version", "gauge", "Version of the catalog"),
