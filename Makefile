@@ -1,5 +1,6 @@
 # make demo   three nodes, 20,000 real flights, a kill, a Spark query: ends 0 only if every check held
 # make test   everything that proves something, 13 minutes on 2 fast cores, 30 on 2 slow ones
+# make test-long  what is marked long, and more examples of the other rules, from a seed that is printed
 # make check  format, lint, types, architecture, wheel, licences: about a minute
 # make bench  figures beside their floors, from one run (make bench-log: the log engine's alone,
 #             make bench-raft: that of consensus, make bench-state: transactions and cursors beside appends,
@@ -61,25 +62,28 @@ demo: .venv/.spark java
 # long begins first, Spark's session is one worker's, and at most two workers run clusters (tests/scheduling.py). Then
 # two at a time what has a load of its own that more neighbours may starve, and the documentation, by one of the two,
 # as its ports are fixed.
-# What `make check` runs is left out here. What fails is run once more, alone, and fails the stage also if it passes
-# then, unless tests/unsteady.txt has it: docs/decisions/0011.
+# What `make check` runs is left out here, and what is marked `long` (docs/decisions/0038). What fails is run once more,
+# alone, and fails the stage also if it passes then, unless tests/unsteady.txt has it: docs/decisions/0011.
 LOADED := tests/cluster/test_demo.py tests/cluster/test_real_faults.py
 CHECKED := tests/test_architecture.py tests/test_wheel.py tests/test_licences.py tests/test_sync_face.py
-MANY := -n 4 --dist loadscope tests $(foreach left,tests/docs $(LOADED) $(CHECKED),--ignore=$(left))
-FEW := -n 2 --dist loadscope $(LOADED) tests/docs
+MANY := -n 4 --dist loadscope -m 'not long' tests $(foreach left,tests/docs $(LOADED) $(CHECKED),--ignore=$(left))
+FEW := -n 2 --dist loadscope -m 'not long' $(LOADED) tests/docs
 # Spark's queries are short here: Java's second compiler takes more CPU than it saves, half of Spark's.
-test: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+test test-long: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 test: .venv/.spark java postgresql promtool build/browser/ready build/deploy/ready
 	@# Tests are compiled once, by two at a time, and not by each of four workers. Errors show below.
 	@printf '%s\n' tests/*/ | xargs -n 13 -P 2 $(BIN)/python -m pytest -q -p no:xdist --collect-only >/dev/null 2>&1 || true
 	$(BIN)/python -m tests.stage $(MANY)
 	$(BIN)/python -m tests.stage $(FEW)
 
-# The same rules with other examples: more of them, from a seed that is drawn and printed (and may be given).
+# The same rules with other examples: more of them, from a seed that is drawn and printed (and may be given); and what
+# is marked `long`. Of folders whose tests draw nothing only that.
+DRAWN_BY_NONE := tests/cluster tests/docs tests/spark
 test-long: .venv/.spark build/fuzz/bin/st java
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "make test-long SEED=$$seed"; \
-	$(BIN)/python -m pytest -q -n 2 --dist loadscope tests --ignore=tests/cluster --ignore=tests/docs \
-	  --ignore=tests/spark --hypothesis-profile=long --hypothesis-seed=$$seed --timeout=1800 \
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope tests $(addprefix --ignore=,$(DRAWN_BY_NONE)) \
+	  --hypothesis-profile=long --hypothesis-seed=$$seed --timeout=1800 \
+	  && $(BIN)/python -m pytest -q -n 2 --dist loadscope -m long --timeout=1800 $(DRAWN_BY_NONE) \
 	  && $(BIN)/python -m tests.node.api.schema build/fuzz/bin/st $$seed
 
 # Every case of the table of damage, of which `make test` runs a part.

@@ -28,6 +28,8 @@ from tests import guards, pure_only
 from tests.nets import ClusterNet, claim_net
 from tests.warm_start import EXECUTED, Servers
 
+pytest_plugins = ("tests.cpu",)
+
 TESTS = Path(__file__).parent
 
 # Folder: marker and limit in seconds. A limit ends what hangs, and judges nothing: some twenty times what the

@@ -101,7 +101,7 @@ def await_processes_of(run: str, *, grace_s: float = GRACE_S) -> list[Leftover]:
         found = processes_of(run)
         # One that is just about to become another program shows no environment: so nothing is seen twice.
         looks = 0 if found else looks + 1
-        time.sleep(0.1 if found else 0.02)
+        time.sleep(0.25 if found else 0.02)
     return found
 
 

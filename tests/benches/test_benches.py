@@ -29,6 +29,7 @@ LAST_LINE = re.compile(
 )
 
 
+@pytest.mark.long
 def test_the_whole_run_prints_every_target_and_ends_in_the_line_for_programs(real_disk: Path) -> None:
     """`python -m benches` against real nodes: a line for each target, then the summary; nothing stays."""
     command = [sys.executable, "-m", "benches", "--quick", "--directory", str(real_disk)]
@@ -153,6 +154,7 @@ def test_the_log_bench_prints_every_row_and_ends_in_the_line_for_programs(real_d
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_raft_bench_prints_every_row_and_ends_in_the_line_for_programs(real_disk: Path) -> None:
     """`python -m benches.bench_raft`, both sides: a line for each row, then every name with a number."""
     command = [sys.executable, "-m", "benches.bench_raft", "--quick", "--directory", str(real_disk)]
@@ -172,6 +174,7 @@ def test_the_raft_bench_prints_every_row_and_ends_in_the_line_for_programs(real_
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_state_bench_measures_transactions_and_cursors_beside_appends(real_disk: Path) -> None:
     """`python -m benches.bench_state`: both sides of every ratio, then every name with a number above 0."""
     command = [sys.executable, "-m", "benches.bench_state", "--quick", "--directory", str(real_disk)]
@@ -187,6 +190,7 @@ def test_the_state_bench_measures_transactions_and_cursors_beside_appends(real_d
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_flush_bench_measures_both_policies(real_disk: Path) -> None:
     """`python -m benches.bench_flush`: every figure of either policy, and what `interval` gains."""
     command = [sys.executable, "-m", "benches.bench_flush", "--quick", "--directory", str(real_disk)]
@@ -202,6 +206,7 @@ def test_the_flush_bench_measures_both_policies(real_disk: Path) -> None:
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Path) -> None:
     """`python -m benches.bench_streams`: both ways, the other client's p99 alone and beside, and memory."""
     command = [sys.executable, "-m", "benches.bench_streams", "--quick", "--directory", str(real_disk)]
@@ -217,6 +222,7 @@ def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Pat
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_recovery_bench_kills_a_node_and_finds_everything_again(real_disk: Path) -> None:
     """`python -m benches.bench_recovery`: its instants in their order, and every record read back."""
     command = [sys.executable, "-m", "benches.bench_recovery", "--quick", "--directory", str(real_disk)]
