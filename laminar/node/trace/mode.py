@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from laminar.http.api.roles import SYSTEM_PREFIX
@@ -28,6 +28,13 @@ class Mode(NamedTuple):
     def takes(self, salt: int, offset: int) -> bool:
         """Return whether the record at an offset is traced; `salt` is of its partition."""
         return ((offset + 1) * _SPREAD + salt) & _MASK < self.limit
+
+    def rows(self, salt: int, first: int, count: int) -> Sequence[int]:
+        """Return which of `count` records from an offset on are traced, by their distance from it."""
+        if self.takes_all:
+            return range(count)
+        limit, at = self.limit, (first + 1) * _SPREAD + salt
+        return [row for row in range(count) if (at + row * _SPREAD) & _MASK < limit]
 
     @property
     def takes_all(self) -> bool:

@@ -47,6 +47,11 @@ from laminar.wire.trace import TRACEPARENT, parse_traceparent
 Shares = Sequence[tuple[int, Who | None]]
 """Numbers of records that follow each other, with who asked for them."""
 
+MOST_READ: Final = 10_000
+"""Of a batch with more records, events have neither keys nor trace ids: to read them takes milliseconds."""
+MOST_HELD: Final = 2 * MOST_READ
+"""Events of one partition, and records with keys, that wait for a commit; more events are dropped."""
+
 _KINDS: Final = frozenset((Kind.DATA, Kind.DELAYED, Kind.CHANNEL, Kind.PUBLISH))
 
 
@@ -98,15 +103,8 @@ class PartitionTrace:
     """
 
     __slots__ = (
-        "_pending",
-        "_place",
-        "_ring",
-        "_salt",
-        "_shares",
-        "_waiting",
-        "mode",
-        "requester",
-        "requesters",
+        *("_held", "_pending", "_place", "_ring", "_salt", "_shares", "_waiting"),
+        *("mode", "requester", "requesters"),
     )
 
     def __init__(self, place: Place, mode: Mode, ring: TraceRing) -> None:
@@ -122,6 +120,7 @@ class PartitionTrace:
         self._shares: Shares | None = None
         # By entry, in order: the events that its commit makes.
         self._pending: deque[tuple[int, _Batch | list[Event]]] = deque()
+        self._held = 0
 
     # -- called by the parts of a partition ------------------------------------------------
 
@@ -151,17 +150,19 @@ class PartitionTrace:
             return
         if found:
             self._pending.append((header.index, found))
+            self._held += _size(found)
 
     def truncated(self, index: int) -> None:
         """Forget the entries from `index` on: they were truncated."""
         while self._pending and self._pending[-1][0] >= index:
-            self._pending.pop()
+            self._held -= _size(self._pending.pop()[1])
 
     def committed(self, index: int) -> None:
         """Make the events of the entries up to `index`, which are committed."""
         pending = self._pending
         while pending and pending[0][0] <= index:
             found = pending.popleft()[1]
+            self._held -= _size(found)
             if isinstance(found, _Batch):
                 try:
                     self._make(found)
@@ -201,6 +202,11 @@ class PartitionTrace:
         except Exception as error:  # noqa: BLE001  # they are given out all the same
             self._ring.failed(error)
 
+    @property
+    def _room(self) -> int:
+        """How many more events may wait."""
+        return min(self._ring.room, MOST_HELD - self._held)
+
     # -- what an entry says ----------------------------------------------------------------
 
     def _of_entry(self, header: Header, frame: Buffer, state: PartitionState) -> _Batch | list[Event] | None:
@@ -214,9 +220,12 @@ class PartitionTrace:
                 member=header.producer_id.hex() if is_named else "",
             )
         if kind == Kind.CHANNEL:
-            room = self._ring.room
+            room = self._room
             found: list[Event] = []
             for change in channel_changes(frame):
+                if room <= len(found):
+                    self._ring.miss(_named_by(change))
+                    continue
                 for event in self._of_change(header, change, state):
                     if len(found) < room:
                         found.append(event)
@@ -383,33 +392,37 @@ class PartitionTrace:
         return self.mode.takes(self._salt, place)
 
     def _make(self, batch: _Batch) -> None:
-        """Make the events of records that were added."""
-        columns, numbers, mode = batch.columns, batch.numbers, self.mode
-        if not self._ring.room and mode.takes_all and not mode.by_flag:
-            self._ring.miss(batch.length)
+        """Make the events of records that were added, as many as there is room for."""
+        columns, numbers, ring = batch.columns, batch.numbers, self._ring
+        rows = self._rows(batch)
+        room = ring.room
+        if len(rows) > room:
+            ring.miss(len(rows) - room)
+            rows = rows[:room]
+        if not rows:
             return
-        whos = _each(batch.shares, batch.length)
-        for row, who in enumerate(whos):
+        whos = _each(batch.shares, rows[-1] + 1)
+        for row in rows:
             offset = None if batch.first is None else batch.first + row
             number = None if numbers is None else numbers[row]
-            place = place_of(offset, number)
-            if mode.by_flag:
-                if columns.sampled is None or not columns.sampled[row]:
-                    continue
-            elif not mode.takes(self._salt, place):
-                continue
-            if not self._ring.room:
-                self._ring.miss(1)
-                continue
-            self._know(place, columns.known(row))
-            self._ring.put(
+            self._know(place_of(offset, number), columns.known(row))
+            ring.put(
                 Event(
-                    *(batch.name, batch.at_ms, self._place, offset, batch.entry, who),
+                    *(batch.name, batch.at_ms, self._place, offset, batch.entry, whos[row]),
                     due_ms=None if batch.due is None else batch.due[row],
                     number=number,
                     member=batch.member,
                 )
             )
+
+    def _rows(self, batch: _Batch) -> Sequence[int]:
+        """Return the rows of the records that are traced, in order."""
+        if self.mode.by_flag:
+            return [row for row, is_sampled in enumerate(batch.columns.sampled or ()) if is_sampled]
+        if batch.first is not None:
+            return self.mode.rows(self._salt, batch.first, batch.length)
+        numbers = enumerate(batch.numbers or ())
+        return [row for row, number in numbers if self.mode.takes(self._salt, ~(number or 0))]
 
     def _know(self, place: int, known: Known | None) -> None:
         if known is not None and (known.trace_id is not None or known.key is not None or known.is_sampled):
@@ -419,9 +432,11 @@ class PartitionTrace:
         """Return what events have of a batch's records. It is read only while there is room for events."""
         has_flags = self.mode.by_flag and has_column(frame, Column.HEADERS)
         has_keys, has_traces = has_column(frame, Column.KEY), has_column(frame, Column.TRACE_ID)
-        if not self._ring.room or not (has_flags or has_keys or has_traces):
+        if not self._room or not (has_flags or has_keys or has_traces):
             return _NOTHING
         batch = Batch(frame, verified=True)
+        if len(batch) > MOST_READ:
+            return _NOTHING
         keys, trace_ids = batch.keys, batch.trace_ids
         return _Columns(
             None if keys is None else shortened(keys),
@@ -430,21 +445,38 @@ class PartitionTrace:
         )
 
 
+def _size(pending: _Batch | list[Event]) -> int:
+    """Return for how many events what waits for a commit counts."""
+    if isinstance(pending, list):
+        return len(pending)
+    return 1 if pending.columns == _NOTHING else pending.length
+
+
+def _named_by(change: Change) -> int:
+    """Return about how many records a change of the table of channels names."""
+    if isinstance(change, GivenOut):
+        return sum(change.fresh[1::2]) + len(change.again)
+    if isinstance(change, Acknowledged):
+        return sum(change.runs[1::2])
+    if isinstance(change, Failed):
+        return len(change.items) // 3
+    return len(change.items) // 2 if isinstance(change, Retried) else 1
+
+
 def _is_sampled(headers: Mapping[str, bytes]) -> bool:
     value = headers.get(TRACEPARENT)
     parent = None if value is None else parse_traceparent(bytes(value).decode("ascii", "replace"))
     return parent is not None and parent.is_sampled
 
 
-def _each(shares: Shares, count: int) -> Iterator[Who | None]:
-    """Yield who asked for each record; what no share names was asked for by no one."""
-    left = count
+def _each(shares: Shares, count: int) -> list[Who | None]:
+    """Return who asked for each of the first `count` records; what no share names no one asked for."""
+    found: list[Who | None] = []
     for length, who in shares:
-        for _ in range(min(length, left)):
-            yield who
-        left -= min(length, left)
-    for _ in range(left):
-        yield None
+        if len(found) >= count:
+            break
+        found += [who] * min(length, count - len(found))
+    return found + [None] * (count - len(found))
 
 
 class asked_by:  # reads like a statement: with asked_by(trace, who)

@@ -93,11 +93,12 @@ class TraceRing:
 
     def put(self, event: Event) -> None:
         """Keep an event until it is written; drop it if there is no room."""
-        self.made += 1
-        if len(self._events) < self._most:
-            self._events.append(event)
-        else:
-            self.dropped += 1
+        if len(self._events) >= self._most:
+            self.miss(1)
+            return
+        self._events.append(event)
+        if not event.if_sampled:
+            self.made += 1
 
     def miss(self, count: int) -> None:
         """Count events that are not made, as there is no room for them."""
@@ -110,9 +111,10 @@ class TraceRing:
         found = []
         for event in events:
             known = self._known.get((event.place.group, place_of(event.offset, event.number)))
-            if event.if_sampled and (known is None or not known.is_sampled):
-                self.made -= 1  # it is none of those that are asked for
-                continue
+            if event.if_sampled:
+                if known is None or not known.is_sampled:
+                    continue  # it is none of those that are asked for
+                self.made += 1
             found.append((event, known))
         return found
 

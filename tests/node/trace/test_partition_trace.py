@@ -80,7 +80,7 @@ MUTANTS = (
         "self._pending.append((header.index, found))",
         "self._pending.append((header.index, found)); self.committed(header.index)",
     ),
-    Mutant("what is truncated is kept", f"{TRACE}.truncated", "self._pending.pop()", "break"),
+    Mutant("what is truncated is kept", f"{TRACE}.truncated", "self._pending[-1][0] >= index", "False"),
     Mutant("followers make events", f"{TRACE}.appended", "self._shares is None or ", "self.begin(()) or "),
 )
 

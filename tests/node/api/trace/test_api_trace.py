@@ -182,6 +182,44 @@ def test_a_delayed_record_is_followed_by_its_id(node: Traced) -> None:
     assert "principal" not in published[0]
 
 
+def test_who_asked_is_the_same_by_each_shard_and_route(node: Traced) -> None:
+    """Also where the request is passed on, and where records of several are one batch."""
+    topic = node.topic("orders-ways", trace="all")
+    trace_id = "dd" * 16
+    records = [{"value": "a", "key": "k", "trace_id": trace_id}]
+    for path in ("/records", "/partitions/0/records"):
+        for shard in range(2):
+            for key in ({}, {"idempotency-key": f"{path}{shard}"}):
+                node.done(
+                    "app",
+                    "POST",
+                    f"/v1/topics/{topic}{path}",
+                    json=records,
+                    headers=ENVELOPES | key,
+                    shard=shard,
+                )
+
+    found = node.until(8, trace_id=trace_id)
+
+    assert {("appended", "app", node.cluster.members[0].name)} == {
+        (each["event"], each["principal"], each["node"]) for each in found
+    }
+    assert ["127"] * 8 == [each["address"].split(".")[0] for each in found]
+
+
+def test_an_admin_says_how_long_the_trace_is_kept(node: Traced) -> None:
+    node.append(node.topic("orders-kept", trace="all"), {"value": "a"})
+    node.written()
+    change = {"headers": {"if-match": "*"}}
+
+    node.done("admin", "PATCH", "/v1/topics/_trace", json={"settings": {"retention_ms": 3_600_000}}, **change)
+
+    for settings in ({"retention_ms": 1}, {"flush": "commit"}, {"trace": "all"}):
+        answer = node.ask("admin", "PATCH", "/v1/topics/_trace", json={"settings": settings}, **change)
+        assert 422 == answer.status_code
+    assert 422 == node.ask("admin", "DELETE", "/v1/topics/_trace", **change).status_code
+
+
 def test_what_was_refused_makes_no_event(node: Traced) -> None:
     topic = node.topic("orders-refused", trace="all")
     path = f"/v1/topics/{topic}/partitions/0/records"
