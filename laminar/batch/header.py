@@ -362,6 +362,14 @@ def kind_of(frame: Buffer) -> int:
     return frame[_KIND_AT]
 
 
+def is_one_frame(buffer: Buffer) -> bool:
+    """Return whether a buffer is as long as its beginning, read as a header, says; nothing is verified."""
+    if len(buffer) < HEADER_SIZE:
+        return False
+    length: int = _BODY_LENGTH.unpack_from(buffer, _BODY_LENGTH_AT)[0]
+    return len(buffer) == HEADER_SIZE + length
+
+
 def term_of(frame: Buffer) -> int:
     """Return the Raft term that a frame was stamped with."""
     term: int = _TERM.unpack_from(frame, _TERM_AT)[0]

@@ -25,7 +25,16 @@ from laminar.batch import (
     takes_long,
 )
 from laminar.batch.arrow.ipc_reader import read_stream
-from laminar.batch.header import BATCH_TYPE, NO_PRODUCER, Flag, Header, set_producer, verify_body
+from laminar.batch.columns import says_only_values
+from laminar.batch.header import (
+    BATCH_TYPE,
+    NO_PRODUCER,
+    Flag,
+    Header,
+    is_one_frame,
+    set_producer,
+    verify_body,
+)
 from laminar.http.api.json_envelope import parse_envelope_lines, parse_envelopes
 from laminar.http.api.ndjson import check_json, parse_lines
 from laminar.http.api.problem_response import problem_of
@@ -89,6 +98,8 @@ def parses_long(request: Request) -> bool:
         return len(request.body) > OFF_LOOP_BYTES
     if len(request.body) > _PARSED_HERE_BYTES:
         return True
+    if is_one_frame(request.body) and says_only_values(request.body):
+        return False  # as most are; if that is wrong, it is refused before anything is decoded
     try:
         return any(takes_long(frame, header) for frame, header in split_headers(request.body))
     except BatchError:

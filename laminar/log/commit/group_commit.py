@@ -209,10 +209,11 @@ class GroupCommit:
         waiters = [*self._waiters, *self._durable_waiters]
         self._waiters.clear()
         self._durable_waiters.clear()
-        for _, stored in waiters:
-            stored(StorageClosed(f"the journal failed: {error!r}"))
+        # First: the error itself ends the process, and not what those who wait make of it.
         if self.on_failure is not None:
             self.on_failure(error)
+        for _, stored in waiters:
+            stored(StorageClosed(f"the journal failed: {error!r}"))
 
     # Cutting
 

@@ -71,7 +71,7 @@ class PeerAdmission:
         recorded = None if is_another else self._known_boot(peer.node)
         known = newer(recorded, self._greeted_by(peer, store))
         if verdict is not None and verdict[0] is peer and verdict[1] is known:
-            return verdict[2]
+            return verdict[2] and (store is not None or self._knows(peer.node))
         if not self._knows(peer.node):
             return False
         admitted = known is None or not history_contradicts(peer.history, known)

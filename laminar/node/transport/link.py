@@ -232,7 +232,11 @@ class Link(asyncio.BufferedProtocol):
             return
         self.bytes_out += self._outgoing_bytes
         outgoing, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
-        self.transport.writelines(join_small(outgoing))
+        try:
+            self.transport.writelines(join_small(outgoing))
+        except (OSError, RuntimeError) as error:
+            # Its loop has closed it, and has not said so yet. That is no fault of what was to be sent.
+            self.abort(f"cannot be written to: {error}")
 
     def establish(
         self, channel: Channel, *, sent: FrameCheck | None = None, received: FrameCheck | None = None

@@ -67,6 +67,8 @@ def test_who_waits_hears_of_a_failed_journal_once_and_later_ones_too() -> None:
         disk = FaultDisk()
         storage = open_inline(disk)
         failures: list[BaseException | None] = []
+        ends: list[str] = []
+        storage.on_failure = lambda error: ends.append(f"{type(error).__name__} after {len(failures)}")
         append(storage, b"a")
         storage.when_stored(failures.append)
         await storage.sync()
@@ -87,5 +89,6 @@ def test_who_waits_hears_of_a_failed_journal_once_and_later_ones_too() -> None:
         assert [None, None, StorageClosed, StorageClosed] == [
             failure if failure is None else type(failure) for failure in failures
         ]
+        assert ["DiskError after 2"] == ends, "who waits hears of it before the process has its reason"
 
     run(main())
