@@ -3,10 +3,10 @@
     python -m benches.bench_secure
 
 Two clusters of three nodes, each with two shards, take turns, load by load: batched produce by the client
-library, and POSTs of one record over one connection and over 64. TLS is between clients and nodes, and between
-nodes. The last lines are the ratios, secure to plain: the median of the rounds' ratios, with the lowest and the
-highest. The client is on the same machine, and what TLS costs it is in them. `--quick` is the same with tiny
-sizes on clusters of one node, and measures nothing.
+library, and POSTs of one record over one connection and over 64. TLS is between clients and nodes, and
+between nodes. The last lines are the ratios, secure to plain: the median of the rounds' ratios, with the
+lowest and the highest. The client is on the same machine, and what TLS costs it is in them. `--quick` is the
+same with tiny sizes on clusters of one node, and measures nothing.
 """
 
 from __future__ import annotations
