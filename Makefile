@@ -4,6 +4,7 @@
 # make check  format, lint, types, architecture, wheel, licences: about a minute
 # make bench  figures beside their floors, from one run (make bench-log: the log engine's alone,
 #             make bench-raft: that of consensus, make bench-state: transactions and cursors beside appends,
+#             make bench-secure: with TLS and tokens beside without,
 #             make bench-flush: what the flush policy interval gains over commit,
 #             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
@@ -47,7 +48,7 @@ CODE := laminar raft membership router ebpf tests benches examples hatch_build.p
 # What runs here starts Python hundreds of times; compiled anew each time, a node would take twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
+.PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft bench-secure \
   bench-catalog bench-channels bench-delay bench-flush bench-peers bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
   cluster-life log-damage spark-faults clean pins java postgresql promtool redis steer-deps
 .DELETE_ON_ERROR:
@@ -184,6 +185,9 @@ test-compiled: compiled
 
 bench-compiled: compiled
 	$(BIN)/python -m benches.bench_compiled $(OPTIONS)
+
+bench-secure: .venv/.core
+	$(BIN)/python -m benches.bench_secure $(OPTIONS)
 
 bench-log: .venv/.core
 	$(BIN)/python -m benches.bench_log $(OPTIONS)

@@ -269,9 +269,11 @@ class Connection(asyncio.BufferedProtocol):
     def _consume(self, data: bytes) -> None:
         """Begin all requests in `data`; keep what is incomplete or may not be begun yet as the tail."""
         server = self._server
+        position = 0
         size = len(data)
-        position = min(self._to_skip, size)
-        self._to_skip -= position
+        if self._to_skip:
+            position = min(self._to_skip, size)
+            self._to_skip -= position
         self._tail = b""
         while position < size and not self._writer.stopped:
             if self._phase is Phase.CHUNKED:

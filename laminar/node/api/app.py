@@ -49,6 +49,8 @@ from laminar.node.api.admin.limits import LimitRoutes
 from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
+from laminar.node.api.admin.seen_views import METHOD as VIEW_SEEN
+from laminar.node.api.admin.seen_views import SeenViews
 from laminar.node.api.admin.tokens import TokenRoutes
 from laminar.node.api.audit.audit_log import REFUSED, Asked, AuditLog, Source, by_datagram
 from laminar.node.api.bundle.bundle import BundleRoute
@@ -246,7 +248,8 @@ class Api:
         changes = OperationRoutes(host, nodes, places, placement)
         balance = BalanceRoutes(host)
         limits = LimitRoutes(host, placement)
-        tokens = TokenRoutes(host, placement, limits)
+        seen = SeenViews(host, self._exchange)
+        tokens = TokenRoutes(host, placement, limits, seen)
         gates = Gates(host, leaders)
         steps = CursorSteps(host, leaders, topics, gates)
         partitions = PartitionRoutes(host, topics, states, drains=steps.drains)
@@ -453,6 +456,7 @@ class Api:
             "sinks": answering(sinks.on_sinks),
             "look_up": answering(to_topics.on_look_up),
             "led": answering(led.on_led),
+            VIEW_SEEN: answering(seen.on_view_seen),
             "stats": metrics.on_stats,
             "partition_stats": metrics.on_partition_stats,
             "health": watch.on_health,

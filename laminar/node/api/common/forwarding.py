@@ -232,6 +232,7 @@ def answering(handler: Handler) -> Callable[[Peer, bytes], Awaitable[bytes]]:
     """Make a transport method of `handler`: encode its result, or the `Problem` that it raises."""
 
     async def method(peer: Peer, payload: bytes) -> bytes:
+        _asking.set("")  # a request may have opened the link, and what comes on that runs in its context
         try:
             result = await handler(peer, payload)
         except Problem as problem:
