@@ -10,6 +10,7 @@
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
 #             make bench-recovery: what a node's death costs, until everything is replicated again,
 #             make bench-channels: jobs of a channel beside NATS JetStream, Kafka's share groups and Redis streams,
+#             make bench-find: a record found by its key, by index and without one,
 #             make bench-delay: millions of delayed records, their memory, lists, cancellations,
 #             make bench-routes: what splits, merges and moves of partitions cost those who write,
 #             make bench-compiled: what compiling the modules on a record's way gains over the pure ones,
@@ -49,7 +50,7 @@ CODE := laminar raft membership router ebpf tests benches examples hatch_build.p
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft bench-secure \
-  bench-catalog bench-channels bench-delay bench-flush bench-peers bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
+  bench-catalog bench-channels bench-delay bench-find bench-flush bench-peers bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
   cluster-life log-damage spark-faults clean pins java postgresql promtool redis steer-deps
 .DELETE_ON_ERROR:
 

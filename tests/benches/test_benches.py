@@ -215,6 +215,22 @@ def test_the_flush_bench_measures_both_policies(real_disk: Path) -> None:
 
 
 @pytest.mark.long
+def test_the_search_bench_compares_an_index_with_a_scan(real_disk: Path) -> None:
+    """`python -m benches.bench_find`: each search finds its record, and no other."""
+    command = [sys.executable, "-m", "benches.bench_find", "--quick", "--directory", str(real_disk)]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    last = ran.stdout.splitlines()[-1]
+    assert last.startswith("bench-find: ")
+    figures = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
+    assert ["records", "warm_ms", "scan_by_index"] == list(figures)
+    assert all(figure > 0 for figure in figures.values()), figures
+    assert [] == list(real_disk.iterdir())
+
+
+@pytest.mark.long
 def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Path) -> None:
     """`python -m benches.bench_streams`: both ways, the other client's p99 alone and beside, and memory."""
     command = [sys.executable, "-m", "benches.bench_streams", "--quick", "--directory", str(real_disk)]
