@@ -35,6 +35,7 @@
 # make promtool  what makes alerts fire in tests, where packages may be installed (Debian, as root)
 # make log-damage  each kind of file of a folder damaged in each way: nothing may be missing without a word
 # make spark-faults  Spark's driver and nodes killed while it copies a topic: each record must be there once
+# make image  the image of deploy/Dockerfile, and a node in it; needs root, buildah and debootstrap
 # make site   the documentation as pages for a browser, in build/site/html; each link and each list is checked
 # make clean  remove what the others leave behind (not .venv)
 #
@@ -295,6 +296,11 @@ build/browser/ready: Makefile
 	  && cd build/browser && npm pack axe-core@4.14.1 --silent \
 	  && tar xzf axe-core-4.14.1.tgz --strip-components=1 package/axe.min.js \
 	  && touch ready; } >/dev/null || echo "no browser for the tests of the console: npm or Playwright cannot be had"
+
+# Images and their base, of Debian's packages, are in build/image. Minutes; another base: BASE=IMAGE.
+.PHONY: image
+image: .venv/.core
+	$(BIN)/python -m tests.deploy.image $(BASE)
 
 # Nothing of the pages is fetched from elsewhere, not even when they are read.
 .PHONY: site

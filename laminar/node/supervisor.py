@@ -147,7 +147,7 @@ def serve(
         folder.close()
         return EXIT_FAILED
     try:
-        addresses = sockets.addresses(settings.public_host)
+        addresses = sockets.addresses(settings.public_host, gossip=settings.gossip_host)
     except OSError as error:
         log.error("%s", error)
         sockets.close()

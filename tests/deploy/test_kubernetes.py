@@ -154,7 +154,7 @@ def test_probes_ask_routes_that_there_are_without_a_token() -> None:
 
 
 def test_each_variable_is_a_setting_and_each_pod_has_its_own_names(tmp_path: Path) -> None:
-    """Pods know each other by names, bind their own address, and never make a cluster of their own."""
+    """Pods know each other by names, gossip by addresses, and never make a cluster of their own."""
     (tmp_path / "secret").write_text("a secret of more than sixteen characters")
     variables = {setting.variable for setting in SETTINGS}
     for number, pod in enumerate(PODS):
@@ -162,7 +162,7 @@ def test_each_variable_is_a_setting_and_each_pod_has_its_own_names(tmp_path: Pat
         assert {name for name in given if name.startswith("LAMINAR_")} <= variables
         given["LAMINAR_SECRET_FILE"] = str(tmp_path / "secret")
         settings = load(environ=given).settings
-        assert (pod, f"10.0.0.{number}") == (settings.node, settings.host)
+        assert (pod, f"10.0.0.{number}") == (settings.node, settings.gossip_host)
         assert host_of(pod) == settings.advertise_host
         assert [f"{host_of(each)}:{settings.port}" for each in PODS] == list(settings.join)
         assert settings.tls and not settings.is_insecure
@@ -237,6 +237,8 @@ class Pods(LocalCluster):
         """The image's command, with mounts where this test has them, and one shard."""
         member = self.members[number]
         given = environment(PODS[number], member.host, first=self.first) | {"LAMINAR_SHARDS": "1"}
+        assert "0.0.0.0" == given["LAMINAR_HOST"]
+        given["LAMINAR_HOST"] = member.host  # a pod has its own network, which this test has not
         for mount in NODE["volumeMounts"]:
             place = self.volume(number) if mount["name"] == "data" else Path(self.directory) / mount["name"]
             for name, value in given.items():

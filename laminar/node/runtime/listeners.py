@@ -95,8 +95,10 @@ class NodeSockets:
             gossip=_port(self.gossip),
         )
 
-    def addresses(self, host: str) -> Addresses:
+    def addresses(self, host: str, *, gossip: str = "") -> Addresses:
         """Return the ports with `host`, the name that other nodes and clients are given.
+
+        `gossip` is the numeric address that gossip is sent to; if empty, it is found out.
 
         Raises:
             OSError: no address is known at which others reach the gossip socket; its text says why.
@@ -104,7 +106,7 @@ class NodeSockets:
         ports = self.ports
         return Addresses(
             host=host,
-            gossip_host=gossip_host(self.gossip, host),
+            gossip_host=gossip or gossip_host(self.gossip, host),
             http_port=ports.shared,
             shard_http_ports=ports.own,
             peer_ports=ports.peers,
@@ -288,7 +290,7 @@ def gossip_host(sock: socket.socket, host: str) -> str:
     bound = str(sock.getsockname()[0])
     if _is_numeric(host) or not ipaddress.ip_address(bound).is_unspecified:
         return host if _is_numeric(host) else bound
-    advice = "let advertise_host be an address, or host one address of this machine instead of all"
+    advice = "set gossip_host, or let host be one address of this machine"
     try:
         found = socket.getaddrinfo(host, None, family=sock.family, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as error:

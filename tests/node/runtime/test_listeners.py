@@ -279,6 +279,7 @@ def test_a_name_of_a_node_on_all_addresses_is_looked_up_and_must_be_of_use_to_ot
         node.addresses("localhost")
     with pytest.raises(OSError, match=r"advertise_host nowhere\.invalid has no address"):
         node.addresses("nowhere.invalid")
+    assert "10.9.8.7" == node.addresses("nowhere.invalid", gossip="10.9.8.7").gossip_host
     found = [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("10.1.2.3", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **named: found)
     assert ("n1.example", "10.1.2.3") == _hosts(node, "n1.example")
