@@ -309,8 +309,7 @@ class _Export:
         if held.start is None:
             held.start = held.end = now.start
         held.id = now.id
-        writer: Writer | None = None
-        first = held.end
+        files = _Files(self._folder, held, self._file_bytes)
         try:
             while held.end < now.end:
                 try:
@@ -337,22 +336,15 @@ class _Export:
                     batch = Batch(frame, verified=True)
                     if batch.is_large:
                         held.values.append(await self._value(now, batch))
-                    if writer is not None and writer.bytes + len(frame) > self._file_bytes:
-                        await self._finish(held, writer, first)
-                        writer = None
-                    if writer is None:
-                        first = held.end
-                        writer = self._folder.writer(batches_name(now.partition, first))
-                    await asyncio.to_thread(writer.write, frame)
-                    held.end, held.last = header.next_offset, _last(header)
+                    await files.add(frame, header)
                     self.done.records += header.count
                     self.done.bytes += len(frame)
+                await files.flush()
                 self._progress(self.done)
-            if writer is not None:
-                await self._finish(held, writer, first)
+            await files.finish()
         finally:
-            if writer is not None:
-                writer.discard()
+            files.discard()
+        self.done.files += files.finished
         return PartitionBackup(
             partition=now.partition,
             id=now.id,
@@ -362,12 +354,6 @@ class _Export:
             files=held.files,
             values=held.values,
         )
-
-    async def _finish(self, held: _Held, writer: Writer, first: int) -> None:
-        digest = await asyncio.to_thread(writer.finish)
-        name = batches_name(held.partition, first)
-        held.files.append(BatchFile(name, writer.bytes, digest, first, held.end))
-        self.done.files += 1
 
     async def _value(self, now: _Bounds, stub: Batch) -> ValueFile:
         """Write the value of a large record to a file of its own, before the batch that stands for it."""
@@ -389,6 +375,56 @@ class _Export:
             writer.discard()
         self.done.files += 1
         return ValueFile(name, writer.bytes, digest, stub.base_offset)
+
+
+class _Files:
+    """The files of batches of one partition that are written, and what is held until the next write."""
+
+    def __init__(self, folder: BackupFolder, held: _Held, file_bytes: int) -> None:
+        self._folder = folder
+        self._held = held
+        self._file_bytes = file_bytes
+        self._writer: Writer | None = None
+        self._first = 0
+        self._frames: list[Buffer] = []
+        self._size = 0
+        self.finished = 0
+
+    async def add(self, frame: Buffer, header: Header) -> None:
+        """Add a batch, to a new file if it would make this one too large."""
+        if self._writer is not None and self._size + len(frame) > self._file_bytes:
+            await self.finish()
+        if self._writer is None:
+            self._first, self._size = self._held.end, 0
+            self._writer = self._folder.writer(batches_name(self._held.partition, self._first))
+        self._frames.append(frame)
+        self._size += len(frame)
+        self._held.end, self._held.last = header.next_offset, _last(header)
+
+    async def flush(self) -> None:
+        """Write what was added."""
+        if self._writer is not None and self._frames:
+            frames, self._frames = self._frames, []
+            await asyncio.to_thread(self._writer.write, b"".join(frames))
+
+    async def finish(self) -> None:
+        """Give the file its name, if there is one."""
+        await self.flush()
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        try:
+            digest = await asyncio.to_thread(writer.finish)
+        finally:
+            writer.discard()
+        name = batches_name(self._held.partition, self._first)
+        self._held.files.append(BatchFile(name, writer.bytes, digest, self._first, self._held.end))
+        self.finished += 1
+
+    def discard(self) -> None:
+        """Remove a file that is not whole."""
+        if self._writer is not None:
+            self._writer.discard()
 
 
 def _checked(body: Buffer) -> list[tuple[memoryview, Header]]:

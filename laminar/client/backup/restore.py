@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -38,7 +39,11 @@ START_WAIT_S = 30.0
 START_RETRY_S = 0.2
 ROUTE_WAIT_S = 60.0
 # Set when the topic is opened: they could delete or move records while it is filled.
-SET_LAST = ("retention_ms", "retention_bytes", "split_bytes_per_s")
+# And all of it is to be synced, whatever the topic asks of its appends.
+SET_LAST = (
+    *("retention_ms", "retention_bytes", "split_bytes_per_s"),
+    *("flush", "flush_interval_ms", "flush_interval_records"),
+)
 
 
 @dataclass(slots=True)
@@ -303,9 +308,10 @@ class _Import:
             answer = await self._session.fetch(
                 self._topic, number, offset=at, max_bytes=FETCH_BYTES, at_least=at + 1
             )
-            for frame, header in split_headers(answer.body):
+            frames = split_headers(answer.body)
+            wanted = await asyncio.to_thread(list, islice(parts, len(frames)))
+            for (frame, header), part in zip_longest(frames, wanted):
                 verify_body(frame, header)
-                part = await asyncio.to_thread(next, parts, None)
                 if part is None or (header.base_offset, header.next_offset) != (part.first, part.next):
                     raise self._differs(number, f"a batch at {at}", header.base_offset)
                 if frame[HEADER_SIZE:] != part.body:

@@ -86,6 +86,7 @@ class TopicRoutes:
 
     def _describe(self, record: TopicRecord) -> documents.Topic:
         partitions = (self._services.view.partition(record.name, number) for number in record.numbers)
+        is_live = all(each is not None and each.state == "live" for each in partitions)
         return documents.Topic(
             topic=record.name,
             partitions=record.partitions,
@@ -93,7 +94,7 @@ class TopicRoutes:
             replicas_placed=self._placed(record),
             settings=record.settings,
             route=self._topics.route(record).version,
-            state="live" if all(p is not None and p.state == "live" for p in partitions) else "creating",
+            state="live" if is_live and "importing" not in record.settings else "creating",
             created=format_time(record.created_ms),
             version=record.version,
         )
