@@ -221,7 +221,7 @@ def _process(report: ProcessReport, known: set[str]) -> documents.BundleProcess:
                 logger=line.logger,
                 place=line.place,
                 text=line.text,
-                arguments=line.shown(known).arguments,
+                arguments=line.shown(known),
                 error=line.error,
                 frames=line.frames,
             )
