@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import time
 from itertools import count
 from typing import Any
 
 import pytest
 
+import laminar as laminar_client
 from laminar.aio import connect
 from laminar.cli.commands.bench import loads
 from laminar.cli.commands.bench.tally import MOST_CODES, Latencies, Tally
@@ -124,7 +128,10 @@ def test_produce_makes_a_topic_and_says_what_it_did(on_node: str, laminar: Comma
     ran = laminar("bench", "produce", name, *rate, "--setting", "flush=interval", "--json")
     found = _report(ran)
 
-    assert (ran.code, ran.err) == (0, "")
+    assert (ran.code, ran.err) == (
+        0,
+        f"laminar: topic {name} stays, with its records: `laminar topic delete {name}`\n",
+    )
     assert (found["due"], found["records"], found["not_sent"], found["errors"]) == (200, 200, 0, {})
     assert found["rate_reached"] is True and found["interrupted"] is False
     assert (found["partitions"], found["replicas"], found["flush"]) == (2, 1, "interval")
@@ -143,6 +150,32 @@ def test_produce_makes_a_topic_and_says_what_it_did(on_node: str, laminar: Comma
     assert (read.code, _report(read)["records"]) == (0, 200 + 20 + 2 * loads.WARM_UP_RECORDS)
     slowly = laminar("bench", "consume", name, "--rate", "100", "--seconds", "0.2", "--json")
     assert slowly.code == 0 and 0 < _report(slowly)["records"] <= 620
+
+
+def test_an_interrupt_ends_it_with_the_figures_until_then(on_node: str, name: str) -> None:
+    command = [sys.executable, "-m", "laminar.cli", "bench", "produce", name, "--rate", "200"]
+    with subprocess.Popen(
+        [*command, "--seconds", "600", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        try:
+            with laminar_client.connect(on_node) as client:
+                while not _is_there(client, name):
+                    time.sleep(0.05)
+                topic = client.topic(name)
+                while sum(topic.offsets().values()) < loads.WARM_UP_RECORDS + 50:
+                    time.sleep(0.05)
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate(timeout=20)
+        finally:
+            running.kill()
+    assert running.returncode == 130 and b"interrupted" in err
+    found = json.loads(out)
+    assert found["interrupted"] is True and found["rate_reached"] is None
+    assert 30 <= found["records"] < 5_000 and found["errors"] == {}
+
+
+def _is_there(client: laminar_client.Client, name: str) -> bool:
+    return name in client.topics()
 
 
 def test_a_rate_that_is_not_reached_is_said(on_node: str, laminar: Command, name: str) -> None:

@@ -28,7 +28,10 @@ Argument = int | float | bool | str | None
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True):
-    """One line: `text` as in the source, `arguments` apart. `error` is a type, `frames` are its places."""
+    """One line: `text` as in the source, `arguments` apart. `error` is a type, `frames` are its places.
+
+    `kinds` has the types of the arguments; of those that are neither numbers nor texts nothing else is kept.
+    """
 
     at_ms: int
     level: str
@@ -36,15 +39,18 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
     place: str
     text: str
     arguments: list[Argument]
+    kinds: list[str]
     error: str = ""
     frames: list[str] = []
 
-    def shown(self, known: Container[str]) -> LogLine:
-        """Return the line with those texts among its arguments that are `known` names."""
-        arguments = [
-            LEFT_OUT if isinstance(each, str) and each not in known else each for each in self.arguments
+    def shown(self, known: Container[str]) -> list[Argument]:
+        """Return the arguments: numbers, texts that are `known` names, and in brackets types of all else."""
+        return [
+            (each if each in known else LEFT_OUT)
+            if isinstance(each, str)
+            else (each if each is not None or kind == "NoneType" else f"({kind})")
+            for each, kind in zip(self.arguments, self.kinds, strict=True)
         ]
-        return msgspec.structs.replace(self, arguments=arguments)
 
 
 class RecentLog(logging.Handler):
@@ -57,7 +63,7 @@ class RecentLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line."""
         kind, traceback = (record.exc_info or (None, None, None))[::2]
-        arguments = record.args if isinstance(record.args, tuple) else ()
+        arguments = record.args[:MOST_ARGUMENTS] if isinstance(record.args, tuple) else ()
         self._lines.append(
             LogLine(
                 at_ms=int(record.created * 1000),
@@ -65,7 +71,8 @@ class RecentLog(logging.Handler):
                 logger=record.name,
                 place=f"{record.filename}:{record.lineno}",
                 text=record.msg if _is_constant(record.msg) else LEFT_OUT,
-                arguments=[_kept(each) for each in arguments[:MOST_ARGUMENTS]],
+                arguments=[_kept(each) for each in arguments],
+                kinds=[type(each).__name__ for each in arguments],
                 error="" if kind is None else kind.__name__,
                 frames=[] if traceback is None else frames_of_error(traceback),
             )
@@ -97,7 +104,7 @@ def _kept(argument: object) -> Argument:
         return argument  # type: ignore[return-value]
     if type(argument) is str:
         return argument if len(argument) <= LONGEST_ARGUMENT else LEFT_OUT
-    return f"({type(argument).__name__})"
+    return None
 
 
 def frames_of_error(traceback: TracebackType) -> list[str]:

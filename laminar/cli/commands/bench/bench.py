@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from laminar.cli.errors import UsageError
+from laminar.cli.errors import UsageError, complain
 from laminar.cli.options import ANY_CLUSTER, OUTPUT, Cluster
 
 if TYPE_CHECKING:
@@ -68,11 +69,17 @@ class Written:
                 )
             return setup.described(client, topic)
 
-    def end(self, cluster: Cluster, topic: str) -> None:
-        """Delete the topic if that is wanted."""
-        if self.delete:
-            with cluster.connect() as client:
-                client.delete_topic(topic)
+    @contextmanager
+    def used(self, cluster: Cluster, topic: str) -> Iterator[None]:
+        """Delete the topic after the block if that is wanted; else say that it is there, if it was made."""
+        try:
+            yield
+        finally:
+            if self.delete:
+                with cluster.connect() as client:
+                    client.delete_topic(topic)
+            elif not self.existing:
+                complain(f"topic {topic} stays, with its records: `laminar topic delete {topic}`")
 
 
 A_NEW_TOPIC = Written()
@@ -100,11 +107,10 @@ def produce(
     about = written.begin(cluster, topic, size, at_least=1)
     load = loads.Load(size=size, seconds=seconds, rate=rate, batch_bytes=batch)
     tally = Tally()
-    is_whole = _run(cluster, topic, lambda opened: loads.produce(opened, load, tally))
+    with written.used(cluster, topic):
+        is_whole = _run(cluster, topic, lambda opened: loads.produce(opened, load, tally))
     asked = {"kind": "produce", "size": size, "rate": rate, "seconds": seconds, "batch_bytes": batch}
-    ended = Report(about, asked, tally, is_whole=is_whole)
-    written.end(cluster, topic)
-    return ended.show(json=json)
+    return Report(about, asked, tally, is_whole=is_whole).show(json=json)
 
 
 def latency(
@@ -129,11 +135,10 @@ def latency(
     about = written.begin(cluster, topic, size, at_least=loads.HEAD_BYTES)
     load = loads.Load(size=size, seconds=seconds, rate=rate, in_flight=in_flight)
     tally, read = Tally(), Tally()
-    is_whole = _run(cluster, topic, lambda opened: loads.latency(opened, load, tally, read))
+    with written.used(cluster, topic):
+        is_whole = _run(cluster, topic, lambda opened: loads.latency(opened, load, tally, read))
     asked = {"kind": "latency", "size": size, "rate": rate, "seconds": seconds, "in_flight": in_flight}
-    ended = Report(about, asked, tally, read=read, is_whole=is_whole)
-    written.end(cluster, topic)
-    return ended.show(json=json)
+    return Report(about, asked, tally, read=read, is_whole=is_whole).show(json=json)
 
 
 def consume(

@@ -13,6 +13,7 @@ from functools import partial
 
 from laminar.cli.commands.bench.pace import Pace
 from laminar.cli.commands.bench.tally import Latencies, Tally
+from laminar.cli.errors import Failed
 from laminar.client.consume.reader import Reader
 from laminar.client.errors import Error
 from laminar.client.policy.partition_queue import Pending
@@ -30,6 +31,8 @@ _TURN_BYTES = 256 << 10
 # When a reader was silent for so long after the last acknowledgement, what it has not read counts as unread.
 _READ_WAIT_S = 10.0
 _LOOK_S = 0.1
+# What records are given that have no answer when a load is interrupted: they did not fail.
+_ENDED = Error("the load ended", code="ended")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,8 @@ class _Stream:
                     self.tally.failed(error.code)
                     part.count -= 1
         elif pending.error is not None:
-            self.tally.failed(pending.error.code, part.count)
+            if pending.error is not _ENDED:
+                self.tally.failed(pending.error.code, part.count)
             return
         self._observe(self.tally.latencies, now_s, part)
         self.tally.succeeded(now_s, part.count, part.count * len(self._value))
@@ -152,13 +156,15 @@ async def produce(topic: Topic[bytes], load: Load, tally: Tally) -> None:
         warm = _Stream(sender, load, Tally(), apart_s=0.0)
         warm.hand_over(WARM_UP_RECORDS)
         await warm.answered()
+        if not warm.tally.done:
+            raise Failed(f"none of the first records was appended: {', '.join(warm.tally.errors)}")
         if load.rate is None:
             await _send_all(sender, load, tally)
         else:
             await _send_due(sender, load, tally, Pace(load.rate, load.seconds))
     finally:
         tally.end()
-        sender.close(Error("the load ended", code="ended"))
+        sender.close(_ENDED)
 
 
 async def _send_all(sender: Sender, load: Load, tally: Tally) -> None:

@@ -63,12 +63,13 @@ class BundleRoute:
         self._services = services
         self._health = health
         self._metrics = metrics
-        self._nodes = NodeCall[documents.NodeBundle](
+        # Another node's is handed on as it is: its program may be another version.
+        self._nodes = NodeCall[documents.NodeBundle | dict[str, Any]](
             services,
             exchange,
             method="node_bundle",
             own=self._of_node,
-            kind=documents.NodeBundle,
+            kind=dict[str, Any],
             wait_s=NODE_WAIT_S,
         )
 
@@ -221,7 +222,7 @@ def _process(report: ProcessReport, known: set[str]) -> documents.BundleProcess:
                 logger=line.logger,
                 place=line.place,
                 text=line.text,
-                arguments=line.shown(known).arguments,
+                arguments=line.shown(known),
                 error=line.error,
                 frames=line.frames,
             )
