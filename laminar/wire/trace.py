@@ -63,7 +63,7 @@ def delayed_key(group: bytes, number: int) -> str:
     return f"{group.hex()}/delayed/{number}"
 
 
-class TraceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TraceRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What happened to a record, and who did it; unknown members are ignored by a reader.
 
     `principal`, `address` and `node` are of the request that did it: who asked, from where, and which node

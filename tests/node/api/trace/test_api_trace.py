@@ -210,7 +210,7 @@ def test_who_asked_is_the_same_by_each_shard_and_route(node: Traced) -> None:
 def test_an_admin_says_how_long_the_trace_is_kept(node: Traced) -> None:
     node.append(node.topic("orders-kept", trace="all"), {"value": "a"})
     node.written()
-    change = {"headers": {"if-match": "*"}}
+    change: dict[str, Any] = {"headers": {"if-match": "*"}}
 
     node.done("admin", "PATCH", "/v1/topics/_trace", json={"settings": {"retention_ms": 3_600_000}}, **change)
 
