@@ -128,7 +128,7 @@ def append_of(events: Sequence[tuple[Event, Known | None]], node: str) -> Append
 
 
 class _Texts:
-    """What the events of an append have in common as text: to make it again for each takes most of the time."""
+    """What events of an append have in common as text: to make it for each takes most of the time."""
 
     def __init__(self) -> None:
         self._times: dict[int, str] = {}
