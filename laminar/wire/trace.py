@@ -28,6 +28,9 @@ EventName = Literal[
 ]
 EVENTS: Final = get_args(EventName)
 
+TRACED: Final = r"^(off|all|sampled|0\.[0-9]{1,6})$"
+"""What the setting `trace` may be: the records that have events in the trace."""
+
 TRACEPARENT: Final = "traceparent"
 """The header of W3C Trace Context, of requests and of records."""
 KEY_HEADER: Final = "key"

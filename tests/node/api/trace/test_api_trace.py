@@ -284,6 +284,38 @@ def test_a_share_has_all_events_of_a_record_or_none(node: Traced) -> None:
     assert 5 <= len(by_offset) <= 15
 
 
+def test_a_channel_says_otherwise_than_its_topic(node: Traced) -> None:
+    """In both directions; and by the flag, of which the leader learns as the record is given out."""
+    found: dict[str, list[str]] = {}
+    for topic, of_topic, of_channel in (
+        ("orders-only", "off", "all"),
+        ("orders-but", "all", "off"),
+        ("orders-flag", "off", "sampled"),
+    ):
+        node.topic(topic, trace=of_topic)
+        settings = {"settings": {"trace": of_channel}}
+        node.done("admin", "PUT", f"/v1/topics/{topic}/channels/c", json=settings)
+        node.append(topic, {"value": "a"}, traceparent=PARENT.replace("4bf92f", "cccccc"))
+        node.append(topic, {"value": "a"}, traceparent=UNSAMPLED.replace("abab", "0cab"))
+        for _ in range(2):
+            node.settle(topic, ack=[node.receive(topic)["token"]])
+    node.written()
+
+    for topic in ("orders-only", "orders-but", "orders-flag"):
+        found[topic] = [
+            f"{each['event']} {each['offset']}"
+            for at in range(2)
+            for each in node.events(record=f"{topic}/0/{at}")
+        ]
+    assert {
+        "orders-only": ["delivered 0", "acked 0", "delivered 1", "acked 1"],
+        "orders-but": ["appended 0", "appended 1"],
+        "orders-flag": ["delivered 0", "acked 0"],
+    } == found
+    wrong = {"settings": {"trace": "some"}}
+    assert 422 == node.ask("admin", "PUT", "/v1/topics/orders-only/channels/d", json=wrong).status_code
+
+
 def test_events_are_for_those_who_may_read_the_topic_and_of_deleted_ones_for_admins(node: Traced) -> None:
     trace_id = "ee" * 16
     mine, theirs = node.topic("orders-seen", trace="all"), node.topic("others-seen", trace="all")
