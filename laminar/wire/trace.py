@@ -28,6 +28,9 @@ EventName = Literal[
 ]
 EVENTS: Final = get_args(EventName)
 
+TRACED: Final = r"^(off|all|sampled|0\.[0-9]{1,6})$"
+"""What the setting `trace` may be: the records that have events in the trace."""
+
 TRACEPARENT: Final = "traceparent"
 """The header of W3C Trace Context, of requests and of records."""
 KEY_HEADER: Final = "key"
@@ -63,7 +66,7 @@ def delayed_key(group: bytes, number: int) -> str:
     return f"{group.hex()}/delayed/{number}"
 
 
-class TraceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TraceRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What happened to a record, and who did it; unknown members are ignored by a reader.
 
     `principal`, `address` and `node` are of the request that did it: who asked, from where, and which node

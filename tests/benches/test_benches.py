@@ -362,3 +362,13 @@ def test_a_scrape_is_measured_with_its_observations() -> None:
     assert (0, "") == (ran.returncode, ran.stderr)
     kinds = [line.partition(":")[0] for line in ran.stdout.splitlines()]
     assert ["observe", "request", "text of 10 topics, 5 consumers", "scrape of 10 partitions"] == kinds
+
+
+def test_the_trace_is_measured_beside_none() -> None:
+    """`python -m benches.bench_trace`: a topic that is traced, and one that is not."""
+    command = [sys.executable, "-m", "benches.bench_trace", "--quick", "--batch", "2"]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    assert ran.stdout.startswith("trace, 2 in a request: off ") and "0 events dropped" in ran.stdout

@@ -603,7 +603,7 @@ class Delivery:
                 if trace is not None:
                     now_ms = self._partition.context.now_ms()
                     trace.extended(
-                        *(channel.name, offset, out.delivery, settler.who),
+                        *(channel, offset, out.delivery, settler.who),
                         entry=self._partition.committed_index,
                         at_ms=now_ms,
                         due_ms=now_ms + timeout_ms,

@@ -6,7 +6,7 @@ decision made here is whether this replica leads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from laminar.http.api.problems import Problem
 from laminar.log.partition_log.log import Log
@@ -54,9 +54,14 @@ class PartitionContext:
         self._kept_log: KeptLog | None = None
         self._code_version = code_version
 
-    def follow_trace(self, settings: Mapping[str, object], ring: TraceRing) -> None:
-        """Trace from now on what the topic's settings say; events go to the ring."""
-        mode = mode_in(self.topic, settings)
+    def follow_trace(
+        self,
+        settings: Mapping[str, object],
+        ring: TraceRing,
+        channels: Iterable[Mapping[str, object]] = (),
+    ) -> None:
+        """Trace from now on what the settings of the topic and its channels say; events go to the ring."""
+        mode = mode_in(self.topic, settings, channels)
         if mode is None:
             self.trace = None
         elif self.trace is None:
@@ -64,9 +69,9 @@ class PartitionContext:
         else:
             self.trace.mode = mode
 
-    def follows_trace(self, settings: Mapping[str, object]) -> bool:
-        """Return whether this replica traces what the topic's settings say."""
-        return mode_in(self.topic, settings) == (None if self.trace is None else self.trace.mode)
+    def follows_trace(self, settings: Mapping[str, object], channels: Iterable[Mapping[str, object]]) -> bool:
+        """Return whether this replica traces what the settings of the topic and its channels say."""
+        return mode_in(self.topic, settings, channels) == (None if self.trace is None else self.trace.mode)
 
     @property
     def committed_index(self) -> int:

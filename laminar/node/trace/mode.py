@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from laminar.http.api.roles import SYSTEM_PREFIX
@@ -19,11 +20,13 @@ _SPREAD: Final = 0x9E3779B97F4A7C15  # 2**64 by the golden ratio: multiples of i
 class Mode(NamedTuple):
     """The records that are traced: those below `limit` by the hash of their place.
 
-    With `by_flag` only those whose `traceparent` says that they are sampled.
+    With `by_flag` only those whose `traceparent` says that they are sampled. `reads_flags`: that is looked
+    for, as it matters to the topic or to a channel of it.
     """
 
     limit: int
     by_flag: bool = False
+    reads_flags: bool = False
 
     def takes(self, salt: int, offset: int) -> bool:
         """Return whether the record at an offset is traced; `salt` is of its partition."""
@@ -42,16 +45,31 @@ class Mode(NamedTuple):
         return self.limit > _MASK
 
 
-def is_traced(settings: Mapping[str, object]) -> bool:
-    """Return whether any record of a topic with these settings may be traced."""
-    return settings.get(SETTING, OFF) != OFF
+NONE: Final = Mode(0)
+"""No records, but those that a channel names."""
 
 
-def mode_in(topic: str, settings: Mapping[str, object]) -> Mode | None:
-    """Return which records of a topic are traced; None: none, as always of the system's topics."""
-    return None if topic.startswith(SYSTEM_PREFIX) else mode_of(settings.get(SETTING))
+def is_traced(*settings: Mapping[str, object]) -> bool:
+    """Return whether any record may be traced, of a topic, or a channel of it, with these settings."""
+    return any(each.get(SETTING, OFF) != OFF for each in settings)
 
 
+def mode_in(
+    topic: str, settings: Mapping[str, object], channels: Iterable[Mapping[str, object]] = ()
+) -> Mode | None:
+    """Return which records of a topic are traced by its settings, where its channels do not say otherwise.
+
+    None: neither the topic nor a channel traces any, as always of the system's topics.
+    """
+    if topic.startswith(SYSTEM_PREFIX):
+        return None
+    modes = [mode_of(each.get(SETTING)) for each in channels]
+    mode = mode_of(settings.get(SETTING)) or (NONE if any(modes) else None)
+    reads_flags = any(each is not None and each.by_flag for each in (mode, *modes))
+    return None if mode is None else mode._replace(reads_flags=reads_flags)
+
+
+@lru_cache(maxsize=256)
 def mode_of(setting: object) -> Mode | None:
     """Return what the setting says; None: nothing is traced, also if a newer program has set it."""
     if setting == ALL:

@@ -40,7 +40,7 @@ from laminar.node.partition.state.delayed_records import Place as DelayedPlace
 from laminar.node.partition.state.pins import PinsEnded
 from laminar.node.partition.state.staged_batches import publish_record
 from laminar.node.partition.state.state import PartitionState
-from laminar.node.trace.mode import Mode
+from laminar.node.trace.mode import Mode, mode_of
 from laminar.node.trace.ring import Event, Known, Place, TraceRing, Who, place_of, shortened
 from laminar.wire.trace import TRACEPARENT, parse_traceparent
 
@@ -174,7 +174,7 @@ class PartitionTrace:
 
     def extended(
         self,
-        channel: str,
+        channel: Channel,
         offset: int,
         delivery: int,
         who: Who | None,
@@ -184,10 +184,9 @@ class PartitionTrace:
         due_ms: int,
     ) -> None:
         """Make the event of a consumer that has more time, until `due_ms`. It is no entry of the log."""
-        if self._certain(offset):
-            self._ring.put(
-                Event("extended", at_ms, self._place, offset, entry, who, channel, delivery, due_ms=due_ms)
-            )
+        if self._certain(offset, self._mode_of(channel)):
+            event = Event("extended", at_ms, self._place, offset, entry, who, channel.name, delivery)
+            self._ring.put(event._replace(due_ms=due_ms))
 
     def read(self, frames: Iterable[Buffer]) -> None:
         """Remember the records of batches that are given out, for their later events."""
@@ -212,6 +211,8 @@ class PartitionTrace:
     def _of_entry(self, header: Header, frame: Buffer, state: PartitionState) -> _Batch | list[Event] | None:
         kind = header.kind
         assert self._shares is not None, "an entry is proposed"
+        if not self.mode.limit and kind != Kind.CHANNEL:
+            return None  # only a channel is traced
         if kind == Kind.DATA:
             is_named = header.producer_id != NO_PRODUCER and not header.flags & Flag.KEYED
             return _Batch(
@@ -276,7 +277,9 @@ class PartitionTrace:
                 number=number,
             )
             for number, due_ms in zip(change.items[::3], change.items[1::3], strict=True)
-            if due_ms == CANCELLED and state.delayed.find(number) is not None and self._certain(~number)
+            if due_ms == CANCELLED
+            and state.delayed.find(number) is not None
+            and self._certain(~number, self.mode)
         ]
 
     def _of_change(self, header: Header, change: Change, state: PartitionState) -> Iterator[Event]:
@@ -369,7 +372,7 @@ class PartitionTrace:
         reason: str = "",
     ) -> Iterator[Event]:
         """Yield the event of a record in a channel, if the record is traced."""
-        certain = self._certain(offset)
+        certain = self._certain(offset, self._mode_of(channel))
         if not certain and (certain is False or name != "delivered"):
             return
         item = channel.out.get(offset)
@@ -384,12 +387,19 @@ class PartitionTrace:
 
     # -- which records are traced ----------------------------------------------------------
 
-    def _certain(self, place: int) -> bool | None:
+    def _mode_of(self, channel: Channel) -> Mode | None:
+        """Return which records have events of a channel: as its settings say, else those of the topic."""
+        setting = channel.settings.trace
+        return self.mode if setting is None else mode_of(setting)
+
+    def _certain(self, place: int, mode: Mode | None) -> bool | None:
         """Return whether a record is traced; None: that is not known here, as what it says is forgotten."""
-        if self.mode.by_flag:
+        if mode is None:
+            return False
+        if mode.by_flag:
             known = self._ring.known(self._place.group, place)
             return None if known is None else known.is_sampled
-        return self.mode.takes(self._salt, place)
+        return mode.takes(self._salt, place)
 
     def _make(self, batch: _Batch) -> None:
         """Make the events of records that were added, as many as there is room for."""
@@ -430,7 +440,7 @@ class PartitionTrace:
 
     def _columns(self, frame: Buffer) -> _Columns:
         """Return what events have of a batch's records. It is read only while there is room for events."""
-        has_flags = self.mode.by_flag and has_column(frame, Column.HEADERS)
+        has_flags = self.mode.reads_flags and has_column(frame, Column.HEADERS)
         has_keys, has_traces = has_column(frame, Column.KEY), has_column(frame, Column.TRACE_ID)
         if not self._room or not (has_flags or has_keys or has_traces):
             return _NOTHING

@@ -17,6 +17,7 @@ from laminar.http.api.documents.shared import (
     Time,
 )
 from laminar.http.api.parameters import MAX_NUMBER
+from laminar.wire.trace import TRACED
 
 _Settings = Annotated[dict[str, Setting], Meta(description="As TopicSettings.")]
 
@@ -61,7 +62,7 @@ _RetentionMs = Annotated[
 _Trace = Annotated[
     str,
     Meta(
-        pattern=r"^(off|all|sampled|0\.[0-9]{1,6})$",
+        pattern=TRACED,
         description="Which records have events in the trace: `all`, those whose `traceparent` is `sampled`, "
         "or a share, such as `0.01`. Not set: `off`.",
     ),

@@ -56,7 +56,7 @@ from laminar.wire.channels import (
     parse_token,
     token,
 )
-from membership.records import TopicRecord
+from membership.records import ChannelRecord, TopicRecord
 
 FIRST_S: Final = 0.5
 """How long the partition that is asked first may take before the others are asked, too."""
@@ -106,11 +106,11 @@ class JobRoutes:
             )
         settled = None
         if asked.settle is not UNSET:
-            settled = await self._settle(request, record, known.id, asked.settle)
+            settled = await self._settle(request, record, known, asked.settle)
         if streams:
             by = requester_of(request, self._services.node)
             return self._streams.response(topic, channel, known.id, asked, principal_of(request), by)
-        who = requester_if_traced(request, record.settings, self._services.node)
+        who = self._who(request, record, known)
         given = await self.receive_from(record, known.id, asked, who=who)
         if JOBS_TYPE in request.headers.get("accept", ""):
             body = msgspec.msgpack.encode(
@@ -317,12 +317,12 @@ class JobRoutes:
         asked = json_body(request, documents.Acks)
         known = await self._channels.record(topic, channel)
         record = self._channels.topic(topic)
-        return Response.json(await self._settle(request, record, known.id, asked))
+        return Response.json(await self._settle(request, record, known, asked))
 
     async def _settle(
-        self, request: Request, topic: TopicRecord, channel: int, asked: documents.Acks
+        self, request: Request, topic: TopicRecord, known: ChannelRecord, asked: documents.Acks
     ) -> documents.Settled:
-        who = requester_if_traced(request, topic.settings, self._services.node)
+        who, channel = self._who(request, topic, known), known.id
         steps = _steps(asked)
         _check_partitions(topic, [step.named for step in steps], "tokens")
         by_partition: dict[int, list[Step]] = {}
@@ -347,6 +347,10 @@ class JobRoutes:
             raise failure
         return documents.Settled(done, late)
 
+    def _who(self, request: Request, topic: TopicRecord, channel: ChannelRecord) -> Who | None:
+        """Return who asks, for the trace; None if nothing of the channel is traced."""
+        return requester_if_traced(request, self._services.node, topic.settings, channel.settings)
+
     # -- for people ----------------------------------------------------------------------
 
     async def seek(self, request: Request, topic: str, channel: str) -> Response:
@@ -362,7 +366,7 @@ class JobRoutes:
             places = {_partition_of(record, name): place for name, place in asked.positions.items()}
         else:
             raise Problem("invalid", "give either a place or positions", field="at", outcome="not_applied")
-        who = requester_if_traced(request, record.settings, self._services.node)
+        who = self._who(request, record, known)
         offsets = await asyncio.gather(
             *(
                 self._steps.seek(PlaceRequest(topic, number, known.id, place, asked.drop, who))
@@ -441,7 +445,7 @@ class JobRoutes:
                 offsets = named[each.partition]
                 assert offsets is not None
                 offsets += range(each.first, min(each.end, each.first + documents.MAX_NAMED_RECORDS))
-        who = requester_if_traced(request, record.settings, self._services.node)
+        who = self._who(request, record, known)
         answers = await asyncio.gather(
             *(
                 self._steps.aside(AsideRequest(topic, number, known.id, what, offsets, who=who))

@@ -228,7 +228,7 @@ class JobStreams:
                         more = documents.Receive(
                             max=held.free, wait_ms=round(1000 * ASK_S), timeout_ms=asked.timeout_ms
                         )
-                        by = who if is_traced(record.settings) else None
+                        by = who if is_traced(record.settings, known.settings) else None
                         given = await self._jobs.receive_from(record, channel_id, more, who=by)
                     else:
                         await self._until_one_ends(topic, channel_id, number, held)

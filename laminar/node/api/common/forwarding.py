@@ -220,9 +220,9 @@ def requester_of(request: Request, node: str) -> Who:
     return Who(name, host_of(connection.peer), node)
 
 
-def requester_if_traced(request: Request, settings: Mapping[str, object], node: str) -> Who | None:
-    """Return who makes a request about a topic with these settings; None if nothing of it is traced."""
-    return requester_of(request, node) if is_traced(settings) else None
+def requester_if_traced(request: Request, node: str, *settings: Mapping[str, object]) -> Who | None:
+    """Return who makes a request about a topic, or a channel of it; None if their settings trace nothing."""
+    return requester_of(request, node) if is_traced(*settings) else None
 
 
 Handler = Callable[[Peer, bytes], Awaitable[Any]]

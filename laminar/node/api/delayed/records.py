@@ -60,7 +60,7 @@ class DelayedRoutes:
     async def cancel(self, request: Request, topic: str, delayed: str) -> Response:
         """Answer DELETE /v1/topics/{topic}/delayed/{delayed}."""
         record, found = self._topics.record(topic), _id(delayed)
-        who = requester_if_traced(request, record.settings, self._services.node)
+        who = requester_if_traced(request, self._services.node, record.settings)
         answer = await self._ask(record, found, CANCELLED, who=who)
         if answer.state != State.PENDING.value:
             return Response.json(documents.DelayedState(str(found), _known(found, answer, topic)))

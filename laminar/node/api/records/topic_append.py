@@ -231,7 +231,7 @@ class TopicAppends:
         logical = integer(request, "logical", -1, minimum=0, maximum=LOGICAL_PARTITIONS - 1)
         given = logical if "logical" in request.query else None
         mark = identity_of(request, scope="topic")
-        who = requester_if_traced(request, record.settings, self._services.node)
+        who = requester_if_traced(request, self._services.node, record.settings)
         whole = _Whole(topic, append, logical=given, mark=mark, principal=owner_of(request), who=who)
         try:
             placed = await self._place(whole)

@@ -109,14 +109,14 @@ class TraceWriter:
 
 
 def append_of(events: Sequence[tuple[Event, Known | None]], node: str) -> Append:
-    """Return the append of events that the shard of `node` has made. It takes about 10 µs for each."""
-    records = [_record(event, known, node) for event, known in events]
+    """Return the append of events that the shard of `node` has made. It takes a few µs for each."""
     keys = [_key(event) for event, _ in events]
     has_traces = any(known is not None and known.trace_id is not None for _, known in events)
     has_keys = any(known is not None and known.key is not None for _, known in events)
+    texts = _Texts()
     append = Append(
         Records(
-            [msgspec.json.encode(record) for record in records],
+            [msgspec.json.encode(_record(event, known, node, texts)) for event, known in events],
             keys=list(keys),
             trace_ids=[known and known.trace_id for _, known in events] if has_traces else None,
             headers=[_headers(known) for _, known in events] if has_keys else None,
@@ -125,6 +125,28 @@ def append_of(events: Sequence[tuple[Event, Known | None]], node: str) -> Append
     )
     append.places = [logical_of_key(key) for key in keys]
     return append
+
+
+class _Texts:
+    """What events of an append have in common as text: to make it for each takes most of the time."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, str] = {}
+        self._groups: dict[bytes, str] = {}
+
+    def time(self, at_ms: int) -> str:
+        """Return a time as in RFC 3339."""
+        found = self._times.get(at_ms)
+        if found is None:
+            found = self._times[at_ms] = format_time(at_ms)
+        return found
+
+    def group(self, group: bytes) -> str:
+        """Return the id of a partition in hexadecimal."""
+        found = self._groups.get(group)
+        if found is None:
+            found = self._groups[group] = group.hex()
+        return found
 
 
 def _key(event: Event) -> bytes:
@@ -138,38 +160,40 @@ def _headers(known: Known | None) -> Mapping[str, bytes] | None:
     return None if known is None or known.key is None else {KEY_HEADER: known.key}
 
 
-def _record(event: Event, known: Known | None, node: str) -> TraceRecord:
-    text, data = _text_of(None if known is None else known.key)
+def _record(event: Event, known: Known | None, node: str, texts: _Texts) -> TraceRecord:
     who, place = event.who, event.place
-    return TraceRecord(
+    record = TraceRecord(
         event=event.name,
-        at=format_time(event.at_ms),
+        at=texts.time(event.at_ms),
         topic=place.topic,
         partition=place.partition,
-        group=place.group.hex(),
+        group=texts.group(place.group),
         entry=event.entry,
         offset=event.offset,
-        delayed=None if event.number is None else "{}.{}".format(*divmod(event.number, NUMBERS)),
-        channel=event.channel,
-        delivery=event.delivery,
-        attempt=event.attempt,
-        due=None if event.due_ms is None else format_time(event.due_ms),
-        reason=event.reason,
-        key=text,
-        key_base64=data,
-        trace_id=None if known is None or known.trace_id is None else known.trace_id.hex(),
-        principal="" if who is None else who.principal,
-        address="" if who is None else who.address,
-        member=event.member,
         node=node if who is None else who.node,
     )
+    if who is not None:
+        record.principal, record.address = who.principal, who.address
+    if event.channel is not None:
+        record.channel, record.delivery = event.channel, event.delivery
+        record.attempt, record.reason = event.attempt, event.reason
+    if event.due_ms is not None:
+        record.due = texts.time(event.due_ms)
+    if event.number is not None:
+        record.delayed = "{}.{}".format(*divmod(event.number, NUMBERS))
+    if event.member:
+        record.member = event.member
+    if known is not None:
+        _describe(record, known)
+    return record
 
 
-def _text_of(key: bytes | None) -> tuple[str | None, str | None]:
-    """Return a key as text; or, if it is none, in base64."""
-    if key is None:
-        return None, None
-    try:
-        return key.decode(), None
-    except UnicodeDecodeError:
-        return None, base64.b64encode(key).decode()
+def _describe(record: TraceRecord, known: Known) -> None:
+    """Let an event have the trace id and the key of the record it is about."""
+    if known.trace_id is not None:
+        record.trace_id = known.trace_id.hex()
+    if known.key is not None:
+        try:
+            record.key = known.key.decode()
+        except UnicodeDecodeError:
+            record.key_base64 = base64.b64encode(known.key).decode()

@@ -210,7 +210,7 @@ def test_who_asked_is_the_same_by_each_shard_and_route(node: Traced) -> None:
 def test_an_admin_says_how_long_the_trace_is_kept(node: Traced) -> None:
     node.append(node.topic("orders-kept", trace="all"), {"value": "a"})
     node.written()
-    change = {"headers": {"if-match": "*"}}
+    change: dict[str, Any] = {"headers": {"if-match": "*"}}
 
     node.done("admin", "PATCH", "/v1/topics/_trace", json={"settings": {"retention_ms": 3_600_000}}, **change)
 
@@ -282,6 +282,38 @@ def test_a_share_has_all_events_of_a_record_or_none(node: Traced) -> None:
         by_offset.setdefault(each["offset"], []).append(each["event"])
     assert {("appended", "delivered", "acked")} == set(map(tuple, by_offset.values()))
     assert 5 <= len(by_offset) <= 15
+
+
+def test_a_channel_says_otherwise_than_its_topic(node: Traced) -> None:
+    """In both directions; and by the flag, of which the leader learns as the record is given out."""
+    found: dict[str, list[str]] = {}
+    for topic, of_topic, of_channel in (
+        ("orders-only", "off", "all"),
+        ("orders-but", "all", "off"),
+        ("orders-flag", "off", "sampled"),
+    ):
+        node.topic(topic, trace=of_topic)
+        settings = {"settings": {"trace": of_channel}}
+        node.done("admin", "PUT", f"/v1/topics/{topic}/channels/c", json=settings)
+        node.append(topic, {"value": "a"}, traceparent=PARENT.replace("4bf92f", "cccccc"))
+        node.append(topic, {"value": "a"}, traceparent=UNSAMPLED.replace("abab", "0cab"))
+        for _ in range(2):
+            node.settle(topic, ack=[node.receive(topic)["token"]])
+    node.written()
+
+    for topic in ("orders-only", "orders-but", "orders-flag"):
+        found[topic] = [
+            f"{each['event']} {each['offset']}"
+            for at in range(2)
+            for each in node.events(record=f"{topic}/0/{at}")
+        ]
+    assert {
+        "orders-only": ["delivered 0", "acked 0", "delivered 1", "acked 1"],
+        "orders-but": ["appended 0", "appended 1"],
+        "orders-flag": ["delivered 0", "acked 0"],
+    } == found
+    wrong = {"settings": {"trace": "some"}}
+    assert 422 == node.ask("admin", "PUT", "/v1/topics/orders-only/channels/d", json=wrong).status_code
 
 
 def test_events_are_for_those_who_may_read_the_topic_and_of_deleted_ones_for_admins(node: Traced) -> None:
