@@ -17,7 +17,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 BUDGET_S = 10.0
-"""What a module may take of `make test`, about, on a core of the year 2020."""
+"""What a module may take in `make test`, about (docs/decisions/0038)."""
 COLLECTING = "(starting and collecting)"
 
 used_key = pytest.StashKey[dict[str, float]]()
