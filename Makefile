@@ -36,6 +36,7 @@
 # make log-damage  each kind of file of a folder damaged in each way: nothing may be missing without a word
 # make spark-faults  Spark's driver and nodes killed while it copies a topic: each record must be there once
 # make image  the image of deploy/Dockerfile, and a node in it; needs root, buildah and debootstrap
+# make release-check  the files of a release in build/release/dist, with a bill of materials, and what twine says of them
 # make site   the documentation as pages for a browser, in build/site/html; each link and each list is checked
 # make clean  remove what the others leave behind (not .venv)
 #
@@ -301,6 +302,25 @@ build/browser/ready: Makefile
 .PHONY: image
 image: .venv/.core
 	$(BIN)/python -m tests.deploy.image $(BASE)
+
+# What an install of the wheel brings, with TLS as in the image, is what the bill of materials names (CycloneDX).
+.PHONY: release-check
+release-check: .venv/.core build/release/tools/ready
+	rm -rf build/release/dist build/release/installed
+	$(BIN)/python -m build --no-isolation --outdir build/release/dist . >/dev/null
+	build/release/tools/bin/twine check --strict build/release/dist/*
+	$(PYTHON) -m venv --without-pip build/release/installed
+	build/release/tools/bin/pip --python build/release/installed install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt "$$(echo build/release/dist/*.whl)[tls]"
+	build/release/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --short-PURLs \
+	  --output-file "$$(echo build/release/dist/*.tar.gz | sed 's/tar.gz$$/cdx.json/')" build/release/installed/bin/python
+	REQUIRE=release $(BIN)/python -m pytest -q -p no:xdist tests/test_release.py
+
+build/release/tools/ready: Makefile
+	$(PYTHON) -m venv build/release/tools
+	build/release/tools/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  twine==7.0.0 cyclonedx-bom==7.5.0
+	@touch $@
 
 # Nothing of the pages is fetched from elsewhere, not even when they are read.
 .PHONY: site
