@@ -518,6 +518,35 @@ def test_records_that_were_removed_before_they_were_exported_are_a_gap(
     assert before == stored(folder)
 
 
+def test_lines_are_for_other_programs(
+    topic: str, client: Client, on_node: str, laminar: Command, tmp_path: Path
+) -> None:
+    folder = tmp_path / "a"
+    assert 0 == laminar("topic", "export", topic, str(folder), "--format", "jsonl").code
+    files = sorted(folder.glob("0/*.jsonl"))
+    lines = [json.loads(line) for path in files for line in path.read_bytes().splitlines()]
+    assert list(range(100, 179)) == [line["offset"] for line in lines]
+    assert {"key": "k", "value": "", "tag": "täg", "headers_base64": {"h": "AP8="}}.items() <= lines[
+        50
+    ].items()
+    [large] = [line for line in lines if "value_bytes" in line]
+    assert LARGE == (folder / f"0/{large['offset']:020}.value").read_bytes()
+
+    before = dict(stored(folder))
+    (folder / f"1/{60:020}.jsonl").write_text("of a killed export")
+    client.topic(topic).append(b"later", partition=1)
+    assert 0 == laminar("topic", "export", topic, str(folder), "--format", "jsonl").code
+    after = dict(stored(folder))
+    assert {"manifest.json", f"1/{60:020}.jsonl"} == {
+        name for name in after if after[name] != before.get(name)
+    }
+    assert "later" == json.loads(after[f"1/{60:020}.jsonl"])["value"]
+    other = laminar("topic", "export", topic, str(folder))
+    assert 2 == other.code and "of form jsonl" in other.err
+    refused = laminar("topic", "import", str(folder), "--as", f"{topic}-lines")
+    assert 1 == refused.code and "unsupported" in refused.err
+
+
 def test_a_dry_run_changes_nothing(
     topic: str, on_node: str, client: Client, laminar: Command, tmp_path: Path
 ) -> None:

@@ -15,33 +15,38 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
 from laminar.batch import Batch, Buffer, Header, split_headers
 from laminar.batch.header import verify_body
 from laminar.batch.large_record import checksum_of, size_of
 from laminar.checksum import crc32c
 from laminar.client.backup.folder import READ_BYTES, BackupFolder, Writer, frames_of, open_plain
 from laminar.client.backup.manifest import (
-    BATCHES,
+    ENDINGS,
     FORMAT,
     BatchFile,
+    Form,
     LastBatch,
     Manifest,
     PartitionBackup,
     ValueFile,
-    batches_name,
+    records_name,
     value_name,
     wrong,
 )
 from laminar.client.backup.parallel import for_each
 from laminar.client.consume.large_values import Value
-from laminar.client.errors import ConfigError, Error, OffsetExpired
+from laminar.client.errors import ConfigError, Error, OffsetExpired, Unavailable
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.lineage import Lineage
+from laminar.http.api.fetch_body import record_document
 
 FILE_BYTES = 256 << 20
 FETCH_BYTES = 4 << 20
 PAGE = 1000
 YEAR_MS = 365 * 24 * 3_600_000
+OPENED_RETRY_S = 0.2
 
 
 @dataclass(slots=True)
@@ -79,6 +84,7 @@ async def export_topic(
     topic: str,
     path: Path,
     *,
+    form: Form = "batch",
     file_bytes: int | None = None,
     progress: Callable[[Exported], None] = lambda done: None,
 ) -> tuple[Manifest, Exported]:
@@ -100,7 +106,15 @@ async def export_topic(
                 value=str(path),
                 limit=known.topic,
             )
-        export = _Export(session, topic, folder, file_bytes or FILE_BYTES, progress)
+        if known is not None and known.form != form:
+            raise ConfigError(
+                f"{path} is a backup of form {known.form}",
+                code="another_form",
+                field="format",
+                value=form,
+                limit=known.form,
+            )
+        export = _Export(session, topic, folder, form, file_bytes or FILE_BYTES, progress)
         manifest = await export.run(known)
         if manifest != known:
             await asyncio.to_thread(folder.put_manifest, manifest)
@@ -115,6 +129,7 @@ class _Export:
         session: Session,
         topic: str,
         folder: BackupFolder,
+        form: Form,
         file_bytes: int,
         progress: Callable[[Exported], None],
     ) -> None:
@@ -122,15 +137,14 @@ class _Export:
         self._topic = topic
         self._path = topic_path(topic)
         self._folder = folder
+        self._form = form
         self._file_bytes = file_bytes
         self._progress = progress
         self.done = Exported()
 
     async def run(self, known: Manifest | None) -> Manifest:
         session = self._session
-        about = await session.get_json(self._path)
-        if "importing" in about["settings"]:
-            raise Error(f"topic {self._topic!r} is being imported", code="being_created", retriable=True)
+        about = await self._about()
         # Before the ends: no cursor is behind the records that are exported.
         cursors = await self._cursors()
         routes = await session.get_json(f"{self._path}/routes")
@@ -164,7 +178,21 @@ class _Export:
             channels=await self._channels(),
             delayed=await self._delayed(),
             partitions=sorted((*exported, *gone), key=lambda each: each.partition),
+            form=self._form,
         )
+
+    async def _about(self) -> dict[str, Any]:
+        """Return what the topic is, once it is open: a node may not know yet that an import has ended."""
+        deadline = self._session.loop.time() + self._session.timeout_s
+        while True:
+            about: dict[str, Any] = await self._session.get_json(self._path)
+            if "importing" not in about["settings"]:
+                return about
+            if self._session.loop.time() > deadline:
+                raise Unavailable(
+                    f"topic {self._topic!r} is being imported", code="being_created", retriable=True
+                )
+            await asyncio.sleep(OPENED_RETRY_S)
 
     # -- what there is ---------------------------------------------------------------------
 
@@ -202,8 +230,11 @@ class _Export:
             held.last = known.last_batch
             held.files, held.values = list(known.files), list(known.values)
             self._check_there(known)
-        for offset, name in self._folder.names(partition, BATCHES):
+        for offset, name in self._folder.names(partition, ENDINGS[self._form]):
             if known is not None and offset < known.end_offset:
+                continue
+            if self._form != "batch":  # its records can't be compared with the topic's: written again
+                self._folder.remove(name)
                 continue
             if held.start is None:
                 held.start = held.end = offset
@@ -309,7 +340,7 @@ class _Export:
         if held.start is None:
             held.start = held.end = now.start
         held.id = now.id
-        files = _Files(self._folder, held, self._file_bytes)
+        files = _Files(self._folder, held, self._form, self._file_bytes)
         try:
             while held.end < now.end:
                 try:
@@ -336,7 +367,7 @@ class _Export:
                     batch = Batch(frame, verified=True)
                     if batch.is_large:
                         held.values.append(await self._value(now, batch))
-                    await files.add(frame, header)
+                    await files.add(batch)
                     self.done.records += header.count
                     self.done.bytes += len(frame)
                 await files.flush()
@@ -378,34 +409,40 @@ class _Export:
 
 
 class _Files:
-    """The files of batches of one partition that are written, and what is held until the next write."""
+    """The files of records of one partition that are written, and what is held until the next write."""
 
-    def __init__(self, folder: BackupFolder, held: _Held, file_bytes: int) -> None:
+    def __init__(self, folder: BackupFolder, held: _Held, form: Form, file_bytes: int) -> None:
         self._folder = folder
         self._held = held
+        self._form = form
         self._file_bytes = file_bytes
         self._writer: Writer | None = None
         self._first = 0
-        self._frames: list[Buffer] = []
+        self._parts: list[Buffer] = []
         self._size = 0
         self.finished = 0
 
-    async def add(self, frame: Buffer, header: Header) -> None:
+    async def add(self, batch: Batch) -> None:
         """Add a batch, to a new file if it would make this one too large."""
-        if self._writer is not None and self._size + len(frame) > self._file_bytes:
+        part = batch.frame if self._form == "batch" else _lines(batch)
+        if self._writer is not None and self._size + len(part) > self._file_bytes:
             await self.finish()
         if self._writer is None:
             self._first, self._size = self._held.end, 0
-            self._writer = self._folder.writer(batches_name(self._held.partition, self._first))
-        self._frames.append(frame)
-        self._size += len(frame)
-        self._held.end, self._held.last = header.next_offset, _last(header)
+            self._writer = self._folder.writer(self._name)
+        self._parts.append(part)
+        self._size += len(part)
+        self._held.end, self._held.last = batch.next_offset, _last(batch.header)
+
+    @property
+    def _name(self) -> str:
+        return records_name(self._held.partition, self._first, ENDINGS[self._form])
 
     async def flush(self) -> None:
         """Write what was added."""
-        if self._writer is not None and self._frames:
-            frames, self._frames = self._frames, []
-            await asyncio.to_thread(self._writer.write, b"".join(frames))
+        if self._writer is not None and self._parts:
+            parts, self._parts = self._parts, []
+            await asyncio.to_thread(self._writer.write, b"".join(parts))
 
     async def finish(self) -> None:
         """Give the file its name, if there is one."""
@@ -417,14 +454,22 @@ class _Files:
             digest = await asyncio.to_thread(writer.finish)
         finally:
             writer.discard()
-        name = batches_name(self._held.partition, self._first)
-        self._held.files.append(BatchFile(name, writer.bytes, digest, self._first, self._held.end))
+        self._held.files.append(BatchFile(self._name, writer.bytes, digest, self._first, self._held.end))
         self.finished += 1
 
     def discard(self) -> None:
         """Remove a file that is not whole."""
         if self._writer is not None:
             self._writer.discard()
+
+
+def _lines(batch: Batch) -> bytes:
+    """Return the records of a batch as answers have them in JSON, one a line.
+
+    Raises:
+        BatchError: its producer wrote it so that it cannot be read.
+    """
+    return b"".join([msgspec.json.encode(record_document(each, batch)) + b"\n" for each in batch])
 
 
 def _checked(body: Buffer) -> list[tuple[memoryview, Header]]:

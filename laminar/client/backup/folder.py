@@ -104,6 +104,10 @@ class BackupFolder:
             os.fsync(self._held)
         return Writer(place)
 
+    def remove(self, name: str) -> None:
+        """Remove a file that no manifest names."""
+        (self.path / name).unlink()
+
     def names(self, partition: int, ending: str) -> list[tuple[int, str]]:
         """Return the offsets and names of a partition's files with an ending, in order."""
         folder = self.path / str(partition)

@@ -7,7 +7,7 @@ range of offsets follows the one before, or the whole is refused.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,12 +15,15 @@ from laminar.client.errors import Error
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-BATCHES, VALUE = ".batches", ".value"
+VALUE = ".value"
+Form = Literal["batch", "jsonl"]
+ENDINGS: dict[Form, str] = {"batch": ".batches", "jsonl": ".jsonl"}
+"""By form the ending of the files that have records."""
 HIGHEST_PARTITION = 10**9
 # As `OFFSET_LIMIT` of the API.
 HIGHEST_OFFSET = 10**16
 
-_NAME = re.compile(r"(0|[1-9][0-9]{0,8})/([0-9]{20})\.(batches|value)\Z", re.ASCII)
+_NAME = re.compile(r"(0|[1-9][0-9]{0,8})/([0-9]{20})\.(batches|jsonl|value)\Z", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 
 
@@ -35,7 +38,10 @@ class LastBatch(msgspec.Struct, frozen=True):
 
 
 class BatchFile(msgspec.Struct, frozen=True):
-    """A file of frames as stored, back to back: the records from `first_offset` to before `next_offset`."""
+    """A file with the records from `first_offset` to before `next_offset`.
+
+    Of form `batch` it has frames as stored, back to back, of form `jsonl` a JSON object a line.
+    """
 
     name: str
     bytes: int
@@ -82,6 +88,7 @@ class Manifest(msgspec.Struct, frozen=True):
     channels: list[str]
     delayed: int
     partitions: list[PartitionBackup]
+    form: Form = "batch"
 
     @property
     def records(self) -> int:
@@ -127,7 +134,7 @@ def decode(data: bytes, *, where: str) -> Manifest:
     if numbers != sorted(set(numbers)):
         raise wrong(where, "partitions", numbers[:20], "rising numbers")
     for each in manifest.partitions:
-        _check_partition(each, where)
+        _check_partition(each, where, ENDINGS[manifest.form])
     for cursor, positions in manifest.cursors.items():
         for number, position in positions.items():
             if not number.isdecimal() or int(number) not in numbers or not 0 <= position < HIGHEST_OFFSET:
@@ -135,9 +142,9 @@ def decode(data: bytes, *, where: str) -> Manifest:
     return manifest
 
 
-def batches_name(partition: int, offset: int) -> str:
-    """Return the name of the file of batches that begins at an offset."""
-    return f"{partition}/{offset:020d}{BATCHES}"
+def records_name(partition: int, offset: int, ending: str) -> str:
+    """Return the name of the file of records that begins at an offset."""
+    return f"{partition}/{offset:020d}{ending}"
 
 
 def value_name(partition: int, offset: int) -> str:
@@ -151,7 +158,7 @@ def name_parts(name: str) -> tuple[int, int, str] | None:
     return None if found is None else (int(found[1]), int(found[2]), f".{found[3]}")
 
 
-def _check_partition(each: PartitionBackup, where: str) -> None:
+def _check_partition(each: PartitionBackup, where: str, ending: str) -> None:
     place = f"partitions.{each.partition}"
     if not 0 <= each.partition < HIGHEST_PARTITION:
         raise wrong(where, place, each.partition, f"below {HIGHEST_PARTITION}")
@@ -159,8 +166,8 @@ def _check_partition(each: PartitionBackup, where: str) -> None:
         raise wrong(where, f"{place}.end_offset", each.end_offset, f"{each.start_offset} or more")
     after = each.start_offset
     for file in each.files:
-        if file.name != batches_name(each.partition, file.first_offset):
-            raise wrong(where, f"{place}.files.name", file.name, "PARTITION/OFFSET.batches")
+        if file.name != records_name(each.partition, file.first_offset, ending):
+            raise wrong(where, f"{place}.files.name", file.name, f"PARTITION/OFFSET{ending}")
         if file.first_offset != after or file.next_offset <= after:
             raise wrong(where, f"{place}.files.first_offset", file.first_offset, after)
         _check_file(file, where, place)
@@ -179,7 +186,7 @@ def _check_partition(each: PartitionBackup, where: str) -> None:
 
 def _check_file(file: BatchFile | ValueFile, where: str, place: str) -> None:
     if name_parts(file.name) is None:
-        raise wrong(where, f"{place}.name", file.name, "PARTITION/OFFSET.batches or .value")
+        raise wrong(where, f"{place}.name", file.name, "PARTITION/OFFSET and an ending")
     if file.bytes < 1 or _SHA256.match(file.sha256) is None:
         raise wrong(where, f"{place}.sha256", file.sha256, "64 hexadecimal digits, of a file with bytes")
 

@@ -58,12 +58,21 @@ def plan_import(path: Path, topic: str | None) -> tuple[Manifest, str, str]:
     """Check a whole backup; return its manifest, the topic that it becomes, and the import's id.
 
     Raises:
-        Error: (`damaged`) the backup is not what an export wrote; (`unsupported`) not all changes of its
-            topic's route are known.
+        Error: (`damaged`) the backup is not what an export wrote; (`unsupported`) it has text, not batches,
+            or not all changes of its topic's route are known.
     """
     data = manifest_bytes(path)
     where = str(path / MANIFEST)
     manifest = decode(data, where=where)
+    if manifest.form != "batch":
+        raise Error(
+            f"{path} has records as text: only batches are imported",
+            code="unsupported",
+            field="form",
+            value=manifest.form,
+            limit="batch",
+            hint="`laminar produce` appends lines",
+        )
     changes_of(manifest, where=where)
     whole = whole_of(manifest, where=where)
     check(path, manifest)

@@ -15,7 +15,7 @@ from laminar.cli.errors import complain
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
 from laminar.cli.output import ProgressLine, show_json
 from laminar.client.backup.export import Exported, export_topic
-from laminar.client.backup.manifest import Manifest
+from laminar.client.backup.manifest import Form, Manifest
 from laminar.client.backup.restore import Imported, exists, import_topic, plan_import
 from laminar.client.client import connect
 from laminar.client.net.session import Session
@@ -28,6 +28,10 @@ def export(
     topic: Annotated[str, Parameter(help="The topic's name.")],
     to: Annotated[Path, Parameter(help="A new or empty folder, or that of an earlier backup of the topic.")],
     *,
+    form: Annotated[
+        Form,
+        Parameter(name="--format", help="batch: as stored, to be imported; jsonl: text for other programs."),
+    ] = "batch",
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
@@ -37,7 +41,9 @@ def export(
     def progress(done: Exported) -> None:
         shown.at_times(f"{done.records:,} records, {done.bytes:,} bytes")
 
-    manifest, done = _run(cluster, lambda session: export_topic(session, topic, to, progress=progress), shown)
+    manifest, done = _run(
+        cluster, lambda session: export_topic(session, topic, to, form=form, progress=progress), shown
+    )
     said = _of_backup(manifest, to) | {"new_records": done.records, "new_bytes": done.bytes}
     if listing.format == "json":
         show_json(said)
