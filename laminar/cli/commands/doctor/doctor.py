@@ -202,4 +202,4 @@ def _said(buckets: Mapping[float, float]) -> str:
 
 def _ms(bound_s: float) -> str:
     """Return a bound as text; the last one has none."""
-    return "longer than can be told" if bound_s == math.inf else f"at most {bound_s * 1000:g} ms"
+    return "longer than the histogram shows" if bound_s == math.inf else f"at most {bound_s * 1000:g} ms"

@@ -159,7 +159,10 @@ def encode_passed(request: Request) -> bytes:
     passed = (request.method, request.target, headers, request.body)
     principal, connection = principal_of(request), request.connection
     address = connection.address if isinstance(connection, Forwarder) else host_of(connection.peer)
-    return _encoder.encode((*passed, "" if principal is ANYONE else principal.name, address))
+    name = "" if principal is ANYONE else principal.name
+    if address:
+        return _encoder.encode((*passed, name, address))
+    return _encoder.encode((*passed, name) if name else passed)
 
 
 def decode_passed(payload: bytes) -> PassedRequest:
