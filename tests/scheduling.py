@@ -11,8 +11,8 @@ from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-# Beginnings of paths below tests/: units of half a minute and more, by CPU or by waiting, the longest first. What
-# is not named comes after them, in the order of its path.
+# Beginnings of paths below tests/: units of half a minute and more, by CPU or by waiting, the longest first.
+# What is not named comes after them, in the order of its path.
 LONGEST = (
     "docs/",
     "spark/test_executors",
