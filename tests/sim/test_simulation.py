@@ -16,6 +16,7 @@ from dataclasses import replace
 import pytest
 
 from laminar.log.storage import Storage
+from tests.long_examples import long
 from tests.sim.loop import Life, SimLoop
 from tests.sim.rot import rot_journal
 from tests.sim.scene import SMALL, Scene
@@ -26,7 +27,7 @@ from tests.sim.world import Options, World
 
 def test_the_same_seed_gives_the_same_history() -> None:
     """Byte for byte: a failure can be looked at again."""
-    options = replace(options_of(13), trouble_s=30.0)
+    options = replace(options_of(13), trouble_s=20.0)
 
     assert simulate(options).digest == simulate(options).digest
 
@@ -35,7 +36,7 @@ _DIGEST = """
 from collections.abc import Callable
 from dataclasses import replace
 from tests.sim.simulation import options_of, simulate
-print(simulate(replace(options_of(2), trouble_s=40.0, fault_pause_s=6.0)).digest)
+print(simulate(replace(options_of(2), trouble_s=20.0, fault_pause_s=6.0)).digest)
 """
 
 
@@ -62,7 +63,7 @@ def test_another_seed_gives_another_history() -> None:
     assert simulate(options).digest != simulate(replace(options, seed=14)).digest
 
 
-@pytest.mark.parametrize("seed", range(1, 13))
+@pytest.mark.parametrize("seed", [1, 2, 3, 7, 10, 11, 12, *long(4, 5, 6, 8, 9)])
 def test_nothing_acknowledged_is_lost_or_reordered(seed: int) -> None:
     """Kills, power cuts, pauses, cuts, bad wires, failing disks, clocks; then everything converges."""
     outcome = simulate(replace(options_of(seed), trouble_s=60.0, fault_pause_s=6.0))

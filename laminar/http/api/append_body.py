@@ -45,6 +45,7 @@ from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.messages import OFF_LOOP_BYTES, Request
 from laminar.http.protocol.request_head import decode_percent
 from laminar.wire.delayed import MAX_DELAY_MS
+from laminar.wire.trace import TRACEPARENT
 
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 JSON_TYPE: Final = "application/json"
@@ -82,6 +83,9 @@ def parse_append(request: Request, *, limits: Limits, now_ms: int, keyed: bool =
     if kind == BATCH_TYPE:
         return Append(None, read_batches(request.body, limits, keyed=keyed))
     records = _PARSERS.get(kind, _value)(request, limits, now_ms)
+    parent = request.headers.get(TRACEPARENT)
+    if parent is not None or records.headers is not None:
+        records.trace(parent)
     records.check(limits)
     return Append(records, [])
 
