@@ -28,7 +28,7 @@ from laminar.log.key_index.layout import (
 )
 
 _GUESSES: Final = 4
-"""After so many guesses where a page lies, bisect: hashes that somebody chose are not spread evenly."""
+"""After this number of guesses where a page lies, bisect: hashes that were chosen are not spread evenly."""
 
 
 class KeyIndex:

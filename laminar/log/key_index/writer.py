@@ -125,7 +125,7 @@ class KeyIndexWriter:
         section.lowest, section.highest = MAX_DISTANCE, 0
 
     def _write_pages(self, entries: bytes, least: int) -> bytes:
-        """Write pages while there are at least so many bytes of entries; return the rest."""
+        """Write pages while at least `least` bytes of entries are left; return the rest."""
         pages: list[bytes] = []
         step, at = PAGE_ENTRIES * ENTRY_BYTES, 0
         while len(entries) - at >= least:
