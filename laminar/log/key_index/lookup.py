@@ -28,7 +28,7 @@ from laminar.log.key_index.layout import (
 )
 
 _GUESSES: Final = 4
-"""After this number of guesses where a page lies, bisect: hashes that were chosen are not spread evenly."""
+"""Guesses where a page lies before it is bisected for: hashes that a client chose are not spread evenly."""
 
 
 class KeyIndex:

@@ -91,7 +91,7 @@ class Segment:
         self.size = 0
         # How often the loop has truncated it; `SegmentFile.truncations` follows.
         self.truncations = 0
-        # The sections of its key index, as it was last seen; None: it was not looked at. It is a hint.
+        # The sections of its key index, as it was last seen; None: not read yet. It is a hint.
         self.indexed: tuple[str, ...] | None = None
         # Numbers of the chunks whose rows were checked against the frames, after a read had found a frame
         # that was not what its row says. Each is checked once.

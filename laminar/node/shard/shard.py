@@ -74,6 +74,7 @@ from laminar.node.shard.route_changes import RouteChanges
 from laminar.node.shard.splitting import MINUTE_S, Splitting
 from laminar.node.shard.work_lists import CHECK_S as WORK_CHECK_S
 from laminar.node.shard.work_lists import WorkLists
+from laminar.node.trace.ring import TraceRing
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
 from laminar.node.transport.transport import Address, Peer, TransportError, UnixAddress
 from membership.boot_history import BootRecord
@@ -140,6 +141,7 @@ class Shard(Process):
             low_water_bytes=settings.low_water_bytes,
             low_water_percent=settings.low_water_percent,
         )
+        self.traces = TraceRing()
         self.deliveries = Deliveries()
         self.publishers = Publishers()
         self._application = make_application(self)
@@ -297,6 +299,7 @@ class Shard(Process):
             "routes": self.routes.statistics() | {"splits_by_load": self.splitting.begun},
             "channels": self.channels.statistics() | self.deliveries.statistics(),
             "delayed": self.publishers.statistics(),
+            "trace": self.traces.statistics(),
         }
 
     # -- life ----------------------------------------------------------------------------
@@ -412,6 +415,7 @@ class Shard(Process):
         self.leaders.observe()
         self.work.follow(delta)
         self._reconciler.follow_min_replicas()
+        self._reconciler.follow_trace()
         self._reconciler.stop_abandoned()
         self.routes.check()
         self.channels.check()
@@ -546,6 +550,10 @@ class Shard(Process):
     def refusal(self) -> Problem | None:
         """Return why this shard takes no appends now; None if it does."""
         return self._storage_refusal() or self.space.refusal()
+
+    def trace_refusal(self) -> Problem | None:
+        """Return why this shard takes no events of the trace now, as it may before other appends; or None."""
+        return self._storage_refusal() or self.space.trace_refusal()
 
     def consumer_refusal(self) -> Problem | None:
         """Return why this shard takes nothing from consumers now, neither receives nor cursors; or None."""

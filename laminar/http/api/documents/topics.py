@@ -17,6 +17,7 @@ from laminar.http.api.documents.shared import (
     Time,
 )
 from laminar.http.api.parameters import MAX_NUMBER
+from laminar.wire.trace import TRACED
 
 _Settings = Annotated[dict[str, Setting], Meta(description="As TopicSettings.")]
 
@@ -58,6 +59,14 @@ _SplitBytesPerS = Annotated[
 _RetentionMs = Annotated[
     int, Meta(ge=1, le=MAX_NUMBER, description="Sealed segments are deleted at this age. Not set: never.")
 ]
+_Trace = Annotated[
+    str,
+    Meta(
+        pattern=TRACED,
+        description="Which records have events in the trace: `all`, those whose `traceparent` is `sampled`, "
+        "or a share, such as `0.01`. Not set: `off`.",
+    ),
+]
 _RetentionBytes = Annotated[
     int,
     Meta(ge=0, le=MAX_NUMBER, description="Sealed segments beyond this size are deleted. Not set: no bound."),
@@ -70,6 +79,14 @@ _Index = Annotated[
         max_length=500,
         description="What searches find by an index: at most 4 of `key`, `trace_id`, `header:NAME`, with "
         "commas. Empty: nothing. Not set: `key,trace_id`.",
+    ),
+]
+_Importing = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9a-f]{32}$",
+        description="Id of the import that fills the topic: requests without it in `Laminar-Import` are "
+        "answered 503 `being_created`. Set only when the topic is created; removed, it is open.",
     ),
 ]
 
@@ -86,6 +103,8 @@ class TopicSettings(Request):
     order: _Order | UnsetType = UNSET
     split_bytes_per_s: _SplitBytesPerS | UnsetType = UNSET
     index: _Index | UnsetType = UNSET
+    importing: _Importing | UnsetType = UNSET
+    trace: _Trace | UnsetType = UNSET
 
 
 class TopicSettingsPatch(Request):
@@ -100,6 +119,8 @@ class TopicSettingsPatch(Request):
     order: _Order | UnsetType | None = UNSET
     split_bytes_per_s: _SplitBytesPerS | UnsetType | None = UNSET
     index: _Index | UnsetType | None = UNSET
+    importing: UnsetType | None = UNSET
+    trace: _Trace | UnsetType | None = UNSET
 
 
 class NewTopic(Request):
