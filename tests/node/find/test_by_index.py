@@ -384,3 +384,13 @@ async def test_a_wrong_search_by_index_is_noticed(
             tmp_path / str(seed), seed, monkeypatch
         )
     )
+
+
+def test_an_older_program_and_a_newer_one_read_each_others_answers() -> None:
+    """What a scan answers got a field at its end: it is left out, or has its default."""
+    newer = Scanned(1, 2, 3, segments_by_index=4)
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(newer))
+    assert fields[-1] == 4
+    older = msgspec.msgpack.decode(msgspec.msgpack.encode(fields[:-1]), type=Scanned)
+    assert older == msgspec.structs.replace(newer, segments_by_index=0)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode([*fields, "later"]), type=Scanned) == newer
