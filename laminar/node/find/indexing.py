@@ -204,6 +204,8 @@ class Indexer:
                     offset = await self._add(partition, building, offset, cost)
                 if segment.truncations != truncations or not is_complete(partition, segment):
                     return 0
+                if self._space_is_low():
+                    return 0
             size = await log.in_thread(0, building.install, file, truncations)
             if size and segment.truncations == truncations:
                 segment.indexed = terms

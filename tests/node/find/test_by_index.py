@@ -253,6 +253,24 @@ async def test_a_build_that_is_cut_off_leaves_nothing_that_counts(
         ]
 
 
+async def test_nothing_is_built_while_the_disk_is_nearly_full(tmp_path: Path) -> None:
+    """Not even to its end: what is begun is removed, and begun again when there is room."""
+    answers = iter([False, True])
+    async with lone_partition(tmp_path, settings=SEGMENTS) as partition:
+        await fill_plain(partition, 20)
+        await until(lambda: partition.log.written_index == partition.log.last_index)
+        indexer = Indexer(
+            lambda: [partition],
+            setting_of=lambda topic: DEFAULT,
+            pace=Pace(FAST),
+            space_is_low=lambda: next(answers, True),
+        )
+        assert await indexer.run_pass() == 0 and next(answers, None) is None
+        assert find_files(partition, "*.find*") == []
+        await built(partition)
+        assert len(find_files(partition)) == len(partition.log.sealed_segments())
+
+
 async def test_an_index_goes_with_its_segment(tmp_path: Path) -> None:
     """By retention; and with the setting that asked for it."""
     async with lone_partition(tmp_path, settings=SEGMENTS) as partition:
@@ -384,3 +402,13 @@ async def test_a_wrong_search_by_index_is_noticed(
             tmp_path / str(seed), seed, monkeypatch
         )
     )
+
+
+def test_an_older_program_and_a_newer_one_read_each_others_answers() -> None:
+    """What a scan answers got a field at its end: it is left out, or has its default."""
+    newer = Scanned(1, 2, 3, segments_by_index=4)
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(newer))
+    assert fields[-1] == 4
+    older = msgspec.msgpack.decode(msgspec.msgpack.encode(fields[:-1]), type=Scanned)
+    assert older == msgspec.structs.replace(newer, segments_by_index=0)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode([*fields, "later"]), type=Scanned) == newer
