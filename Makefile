@@ -1,13 +1,16 @@
 # make demo   three nodes, 20,000 real flights, a kill, a Spark query: ends 0 only if every check held
 # make test   everything that proves something, 13 minutes on 2 fast cores, 30 on 2 slow ones
+# make test-long  what is marked long, and more examples of the other rules, from a seed that is printed
 # make check  format, lint, types, architecture, wheel, licences: about a minute
 # make bench  figures beside their floors, from one run (make bench-log: the log engine's alone,
 #             make bench-raft: that of consensus, make bench-state: transactions and cursors beside appends,
+#             make bench-secure: with TLS and tokens beside without,
 #             make bench-flush: what the flush policy interval gains over commit,
 #             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
 #             make bench-recovery: what a node's death costs, until everything is replicated again,
 #             make bench-channels: jobs of a channel beside NATS JetStream, Kafka's share groups and Redis streams,
+#             make bench-find: a record found by its key, by index and without one,
 #             make bench-delay: millions of delayed records, their memory, lists, cancellations,
 #             make bench-routes: what splits, merges and moves of partitions cost those who write,
 #             make bench-compiled: what compiling the modules on a record's way gains over the pure ones,
@@ -48,8 +51,8 @@ CODE := laminar raft membership router ebpf tests benches examples hatch_build.p
 # What runs here starts Python hundreds of times; compiled anew each time, a node would take twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-catalog bench-channels bench-delay bench-flush bench-peers bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
+.PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft bench-secure \
+  bench-catalog bench-channels bench-delay bench-find bench-flush bench-peers bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
   cluster-life log-damage spark-faults clean pins java postgresql promtool redis steer-deps
 .DELETE_ON_ERROR:
 
@@ -63,25 +66,28 @@ demo: .venv/.spark java
 # long begins first, Spark's session is one worker's, and at most two workers run clusters (tests/scheduling.py). Then
 # two at a time what has a load of its own that more neighbours may starve, and the documentation, by one of the two,
 # as its ports are fixed.
-# What `make check` runs is left out here. What fails is run once more, alone, and fails the stage also if it passes
-# then, unless tests/unsteady.txt has it: docs/decisions/0011.
+# What `make check` runs is left out here, and what is marked `long` (docs/decisions/0038). What fails is run once more,
+# alone, and fails the stage also if it passes then, unless tests/unsteady.txt has it: docs/decisions/0011.
 LOADED := tests/cluster/test_demo.py tests/cluster/test_real_faults.py
 CHECKED := tests/test_architecture.py tests/test_wheel.py tests/test_licences.py tests/test_sync_face.py
-MANY := -n 4 --dist loadscope tests $(foreach left,tests/docs $(LOADED) $(CHECKED),--ignore=$(left))
-FEW := -n 2 --dist loadscope $(LOADED) tests/docs
+MANY := -n 4 --dist loadscope -m 'not long' tests $(foreach left,tests/docs $(LOADED) $(CHECKED),--ignore=$(left))
+FEW := -n 2 --dist loadscope -m 'not long' $(LOADED) tests/docs
 # Spark's queries are short here: Java's second compiler takes more CPU than it saves, half of Spark's.
-test: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+test test-long: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 test: .venv/.spark java postgresql promtool build/browser/ready build/deploy/ready
 	@# Tests are compiled once, by two at a time, and not by each of four workers. Errors show below.
 	@printf '%s\n' tests/*/ | xargs -n 13 -P 2 $(BIN)/python -m pytest -q -p no:xdist --collect-only >/dev/null 2>&1 || true
 	$(BIN)/python -m tests.stage $(MANY)
 	$(BIN)/python -m tests.stage $(FEW)
 
-# The same rules with other examples: more of them, from a seed that is drawn and printed (and may be given).
+# The same rules with other examples: more of them, from a seed that is drawn and printed (and may be given); and what
+# is marked `long`. Of folders whose tests draw nothing only that.
+DRAWN_BY_NONE := tests/cluster tests/docs tests/spark
 test-long: .venv/.spark build/fuzz/bin/st java
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "make test-long SEED=$$seed"; \
-	$(BIN)/python -m pytest -q -n 2 --dist loadscope tests --ignore=tests/cluster --ignore=tests/docs \
-	  --ignore=tests/spark --hypothesis-profile=long --hypothesis-seed=$$seed --timeout=1800 \
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope tests $(addprefix --ignore=,$(DRAWN_BY_NONE)) \
+	  --hypothesis-profile=long --hypothesis-seed=$$seed --timeout=1800 \
+	  && $(BIN)/python -m pytest -q -n 2 --dist loadscope -m long --timeout=1800 $(DRAWN_BY_NONE) \
 	  && $(BIN)/python -m tests.node.api.schema build/fuzz/bin/st $$seed
 
 # Every case of the table of damage, of which `make test` runs a part.
@@ -183,6 +189,9 @@ test-compiled: compiled
 bench-compiled: compiled
 	$(BIN)/python -m benches.bench_compiled $(OPTIONS)
 
+bench-secure: .venv/.core
+	$(BIN)/python -m benches.bench_secure $(OPTIONS)
+
 bench-log: .venv/.core
 	$(BIN)/python -m benches.bench_log $(OPTIONS)
 
@@ -222,6 +231,9 @@ bench-swim: .venv/.core
 
 bench-catalog: .venv/.core
 	$(BIN)/python -m benches.bench_catalog $(OPTIONS)
+
+bench-find: .venv/.core
+	$(BIN)/python -m benches.bench_find $(OPTIONS)
 
 bench-flush: .venv/.core
 	$(BIN)/python -m benches.bench_flush $(OPTIONS)

@@ -219,6 +219,12 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     search_bytes_per_s: Annotated[
         int, _about("how fast each shard reads records for searches", _MI // 16, 4096 * _MI)
     ] = 64 * _MI
+    find_bytes_per_s: Annotated[
+        int,
+        _about(
+            "how fast each shard reads sealed segments to build key indexes of them", _MI // 16, 4096 * _MI
+        ),
+    ] = 32 * _MI
     catch_up_bytes_per_s: Annotated[
         int, _about("how fast each shard serves replicas that need whole segments", _MI // 16, 4096 * _MI)
     ] = 32 * _MI
@@ -311,8 +317,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     default_replicas: Annotated[
         int,
         _about(
-            "replicas of a topic whose creation names no number, of `_transactions` and of `_audit`; the "
-            "same on every node",
+            "replicas of a topic whose creation names no number, of `_transactions`, `_audit` and `_trace`; "
+            "the same on every node",
             1,
             MAX_REPLICAS,
         ),
