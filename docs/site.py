@@ -25,7 +25,7 @@ PACKAGES = (
     "tests",
     "changelog.d",
 )
-TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "NOTICE")
+TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "NOTICE", "Makefile")
 FOLDERS = ("docs", "deploy")
 LEFT_OUT = ("docs/site.py",)
 

@@ -20,7 +20,7 @@ from laminar.testing.history import Sent, check_history
 from tests.cluster.load import read_all
 
 KEYS = [f"key-{number}" for number in range(6)]
-_PAUSE_S = 0.02
+_PAUSE_S = 0.05
 _TELL_S = 0.1
 
 

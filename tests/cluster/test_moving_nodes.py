@@ -143,6 +143,7 @@ def test_a_rolling_update_in_which_each_node_gets_another_address_loses_no_write
     assert [] == report.violations
 
 
+@pytest.mark.long  # beside it: names as seeds (test_gossip), a node that moves alone (test_kubernetes)
 def test_nodes_that_all_were_stopped_find_each_other_at_other_addresses(named: NamedCluster) -> None:
     """No address is left that anyone knew, and no record is missing."""
     before, records = {node.host for node in named.members}, ends(named)
