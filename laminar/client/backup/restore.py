@@ -38,11 +38,11 @@ FETCH_BYTES = 4 << 20
 START_WAIT_S = 30.0
 START_RETRY_S = 0.2
 ROUTE_WAIT_S = 60.0
-# Set when the topic is opened: they could delete or move records while it is filled.
-# And all of it is to be synced, whatever the topic asks of its appends.
+# Set when the topic is opened: they could delete or move records while it is filled, or have the trace say
+# that they were appended. And all of it is to be synced, whatever the topic asks of its appends.
 SET_LAST = (
     *("retention_ms", "retention_bytes", "split_bytes_per_s"),
-    *("flush", "flush_interval_ms", "flush_interval_records"),
+    *("flush", "flush_interval_ms", "flush_interval_records", "trace"),
 )
 
 

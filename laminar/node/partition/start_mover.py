@@ -176,7 +176,10 @@ class StartMover:
     def _is_worth_a_segment(self, row: IndexEntry) -> bool:
         """Return whether the active segment should be sealed, as a start after entry `row` trims much of it.
 
-        If it has no entry after `row`, its files are deleted at once, otherwise by a later start.
+        If it has no entry after `row`, its files are deleted at once, otherwise by a later start. After
+        offsets that were skipped a segment begins in any case: in one with both, its first offset would lie
+        far before its first record.
         """
         log = self._context.log
-        return row.index >= log.segment_first_indexes[-1] and row.position + row.size >= WORTH_A_SEGMENT
+        is_worth = row.kind == Kind.SKIP or row.position + row.size >= WORTH_A_SEGMENT
+        return is_worth and row.index >= log.segment_first_indexes[-1]

@@ -42,6 +42,17 @@ async def test_a_log_goes_on_at_the_offset_and_begins_there(tmp_path: Path) -> N
             await partition.reader.frames(FAR - 1, max_bytes=1)
 
 
+async def test_a_segment_begins_behind_what_was_skipped(tmp_path: Path) -> None:
+    """So its first offset is that of its first record, from which the distances in its index count."""
+    async with lone_partition(tmp_path) as partition:
+        await partition.start_mover.skip_to(FAR)
+        skipped = partition.log.last_index
+        await partition.start_mover.delete(skipped)
+        assert FAR == await append(partition, b"first")
+        assert [skipped + 1] == list(partition.log.segment_first_indexes)
+        assert (FAR, FAR + 1) == (partition.start_offset, partition.end_offset)
+
+
 async def test_a_restart_before_the_trim_finds_what_was_skipped(tmp_path: Path) -> None:
     async with lone_partition(tmp_path) as partition:
         await partition.start_mover.skip_to(10)
