@@ -35,6 +35,7 @@ FAMILIES = (
     Family("channel", "Channels: queues of a topic, from which each record goes to one consumer."),
     Family("delayed", "Delayed records: those that readers get later."),
     Family("record", "Single records."),
+    Family("trace", "The trace: what happened to records, and who did it."),
     Family("token", "Tokens: who may do what."),
     Family("limit", "Limits: how much each principal may use."),
     Family("sink", "Sinks: batches committed over several partitions."),
@@ -149,6 +150,18 @@ COMMANDS = (
         "admin.route:reclaim",
         "Delete a partition that has ended.",
         "laminar topic reclaim flights 2",
+    ),
+    Command(
+        "topic export",
+        "backup.topic:export",
+        "Back a topic up to a folder; run again, it goes on from there.",
+        "laminar topic export flights /backups/flights",
+    ),
+    Command(
+        "topic import",
+        "backup.topic:import_",
+        "Make a topic from a backup, with its offsets and cursors.",
+        "laminar topic import /backups/flights --dry-run",
     ),
     Command(
         "topic delete",
@@ -293,6 +306,12 @@ COMMANDS = (
         "find.history:history",
         "Show what became of a record.",
         "laminar record history flights 2 812",
+    ),
+    Command(
+        "trace show",
+        "find.trace:trace",
+        "Show what happened to records, and who did it.",
+        "laminar trace show --record flights/2/812",
     ),
     Command(
         "sink list",

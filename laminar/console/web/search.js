@@ -93,7 +93,7 @@ export async function* follow(topic, form, { known, signal }) {
   }
 }
 
-/** Wait until a person can see the page, or the search is aborted. */
+/** Wait until the page is visible, or the wait is called off. */
 function shown(signal) {
   if (!document.hidden || signal.aborted) return Promise.resolve();
   return new Promise((done) => {

@@ -197,10 +197,9 @@ def _said(buckets: Mapping[float, float]) -> str:
     if not total:
         return "no sync of the journal yet"
     half, most = (next(bound for bound in bounds if buckets[bound] >= share * total) for share in (0.5, 0.99))
-    longest_s = max(bound for bound in bounds if bound < math.inf)
+    return f"of {total:,.0f} syncs of its journals half took {_ms(half)}, 99 % {_ms(most)}"
 
-    def said(bound_s: float) -> str:
-        at_most = f"at most {bound_s * 1000:g} ms"
-        return f"more than {longest_s * 1000:g} ms" if bound_s == math.inf else at_most
 
-    return f"of {total:,.0f} syncs of its journals half took {said(half)}, 99 % {said(most)}"
+def _ms(bound_s: float) -> str:
+    """Return a bound as text; the last one has none."""
+    return "longer than the histogram shows" if bound_s == math.inf else f"at most {bound_s * 1000:g} ms"

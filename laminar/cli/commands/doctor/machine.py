@@ -18,7 +18,7 @@ from laminar.node.host.settings import Settings, SettingsError, load
 
 # A name server that takes longer delays each new connection.
 SLOW_NAME_S = 1.0
-# Syncs of 4 KiB, as an append's journal has them: their number, and the time that they may take at most.
+# Syncs of 4 KiB as the journal makes for appends, until one of the two bounds is reached.
 SYNCS, SYNCS_S = 200, 2.0
 SYNC_BYTES = 4096
 SLOW_SYNC_S = 0.1

@@ -28,6 +28,7 @@ from laminar.node.runtime.boot import Role, StatusBoard
 from laminar.node.runtime.cluster_view import View
 from laminar.node.runtime.process_report import ProcessReport
 from laminar.node.secret.keyring import Keyring
+from laminar.node.trace.ring import TraceRing
 from laminar.node.transport.transport import Transport
 
 T = TypeVar("T")
@@ -110,6 +111,10 @@ class HostServices(ShardServices, Protocol):
     @property
     def publishers(self) -> Publishers:
         """What publishes the delayed records of the partitions that this shard leads."""
+
+    @property
+    def traces(self) -> TraceRing:
+        """The events of the trace that wait."""
 
     @property
     def deliveries(self) -> Deliveries:
