@@ -126,7 +126,7 @@ def test_clocks_are_compared_as_exactly_as_they_are_known() -> None:
     assert line == fine("clocks", "they differ by 0.20 s at most (allowed: 0.6 s)", where="the cluster")
     times = {0.001: 50.0, 0.01: 98.0, float("inf"): 100.0}
     assert doctor._said(times) == (
-        "of 100 syncs of its journals half took at most 1 ms, 99 % longer than can be told"
+        "of 100 syncs of its journals half took at most 1 ms, 99 % longer than the histogram shows"
     )
     assert "no sync" in doctor._said(dict.fromkeys(times, 0.0))
 

@@ -8,6 +8,7 @@ import json
 import secrets
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,35 @@ def test_the_doctor_writes_the_bundles_of_all_nodes_into_a_file(
 def test_threads_are_not_named_by_others(guarded: Guarded) -> None:
     """A name of a thread may be anything where a node runs in a program; places in the source are not."""
     assert threading.current_thread().name not in json.dumps(_bundle(guarded, 0)["processes"][0]["threads"])
+
+
+def test_who_took_a_bundle_is_in_the_audit(guarded: Guarded) -> None:
+    node = guarded.members[0].name
+    with guarded.connect() as client:
+        client.request_json("GET", f"/v1/nodes/{node}/bundle")
+        deadline_s = time.monotonic() + 30
+        while True:
+            found = [json.loads(record.value) for record in client.topic("_audit").read()]
+            if any(each["operation"] == "node_bundle" and each["status"] == 200 for each in found):
+                break
+            assert time.monotonic() < deadline_s, found
+            time.sleep(0.2)
+
+
+def test_of_a_node_that_is_gone_there_is_none(guarded: Guarded) -> None:
+    """The last test: the node stays away."""
+    there, gone = guarded.members
+    guarded.kill(gone.number)
+    with guarded.connect(url=guarded.urls[0]) as client:
+        answer = client.ask_node(guarded.urls[0], f"/v1/nodes/{gone.name}/bundle", timeout=15)
+        assert (answer.status, answer.json()["code"]) == (503, "node_silent")
+        missing = client.ask_node(guarded.urls[0], "/v1/nodes/nowhere/bundle", timeout=15)
+        assert (missing.status, missing.json()["code"]) == (404, "no_such_node")
+    ran = run_laminar(guarded, "doctor", "--json", LAMINAR_TOKEN=guarded.admin_token)
+    lines = json.loads(ran.stdout)
+    assert ran.returncode == 1
+    assert [each["where"] for each in lines if each["check"] == "nodes"] == [gone.name]
+    assert {each["where"] for each in lines if each["check"] == "disks"} == {there.name}
 
 
 def _bundle(guarded: Guarded, number: int) -> dict[str, Any]:

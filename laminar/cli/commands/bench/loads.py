@@ -32,7 +32,7 @@ _TURN_BYTES = 256 << 10
 _READ_WAIT_S = 10.0
 _LOOK_S = 0.1
 # What records are given that have no answer when a load is interrupted: they did not fail.
-_ENDED = Error("the load ended", code="ended")
+_ENDED = Error("the load ended", code="load_ended")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class _Stream:
                     self.tally.failed(error.code)
                     part.count -= 1
         elif pending.error is not None:
-            if pending.error is not _ENDED:
+            if pending.error.code != _ENDED.code:
                 self.tally.failed(pending.error.code, part.count)
             return
         self._observe(self.tally.latencies, now_s, part)
