@@ -205,7 +205,7 @@ class Delivery:
                 return None
             jobs = await self._read(channel, runs, receiver.late)
             if self._partition.context.trace is not None:
-                self._partition.context.trace.read(jobs.frames)
+                self._partition.context.trace.read([run.first for run in jobs.runs], jobs.frames)
             return jobs
         except asyncio.CancelledError:
             # The caller is gone: what it was given is released, also if that is committed only now.
