@@ -533,12 +533,9 @@ class Delivery:
                 ends.overdue(line.queue.channel, offset, line.queue.channel.out[offset])
         changes = ends.changes()
         try:
-            future = None
-            if changes:
-                said = [settler for settler, _ in answers]
-                future = propose(self._partition, changes, requesters=partial(self._requesters, said))
-            elif answers:
-                future = seen(self._partition)
+            said = partial(self._requesters, [settler for settler, _ in answers])
+            ends_now = partial(propose, self._partition, changes, requesters=said)
+            future = ends_now() if changes else seen(self._partition) if answers else None
             for settler, _ in answers:
                 settler.is_unconfirmed = not changes
         except Problem as problem:
