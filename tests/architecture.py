@@ -54,7 +54,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The log
     "laminar.log.disk": (),
     "laminar.log.format": ("laminar.log.disk", "laminar.batch"),
-    "laminar.log.segment": ("laminar.log.disk", "laminar.log.format", "laminar.batch"),
+    "laminar.log.key_index": ("laminar.log.disk",),
+    "laminar.log.segment": (
+        *("laminar.log.disk", "laminar.log.format", "laminar.log.key_index", "laminar.batch"),
+    ),
     "laminar.log.partition_log": (
         *("laminar.log.disk", "laminar.log.format", "laminar.log.segment"),
         "laminar.batch",
@@ -80,7 +83,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.log.tools": (
         *("laminar.log.disk", "laminar.log.format", "laminar.log.segment", "laminar.log.commit"),
-        *("laminar.log.recovery", "laminar.log.library", "laminar.batch"),
+        *("laminar.log.recovery", "laminar.log.library", "laminar.batch", "laminar.log.key_index"),
     ),
     "laminar.log": (
         *("laminar.log.disk", "laminar.log.format", "laminar.log.partition_log", "laminar.log.recovery"),
@@ -129,6 +132,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "laminar.client.delivery_time",
         "laminar.client.errors",
         "laminar.client.net",
+    ),
+    "laminar.client.backup": (
+        *("laminar.client.errors", "laminar.client.net", "laminar.client.produce", "laminar.client.consume"),
+        *("laminar.client.policy", "laminar.client.route_changes", "laminar.batch", "laminar.http.api"),
     ),
     "laminar.client.search": (
         *("laminar.client.trace_id", "laminar.client.delivery_time"),
@@ -226,6 +233,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.find": (
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.consensus"),
         *("laminar.batch", "laminar.http.api", "laminar.log.disk", "laminar.wire", "laminar.node.channels"),
+        *("laminar.log.key_index", "laminar.log.segment", "laminar.log.partition_log"),
     ),
     "laminar.node.catch_up": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
@@ -245,7 +253,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.log.*",
         ),
         *("laminar.node.routes", "laminar.node.channels", "laminar.node.delay", "laminar.wire"),
-        *("laminar.node.secret", "laminar.node.trace"),
+        *("laminar.node.secret", "laminar.node.find", "laminar.node.trace"),
     ),
     "laminar.node.api.common": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
@@ -294,6 +302,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.api.cluster", "laminar.node.runtime", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.transactions", "membership"),
         *("laminar.http.protocol", "laminar.http.api"),
+    ),
+    "laminar.node.api.bundle": (
+        *("laminar.node.api.common", "laminar.node.api.health", "laminar.node.api.metrics"),
+        *("laminar.node.host", "laminar.node.runtime", "laminar.node.transport", "laminar.node.partition"),
+        *("membership", "laminar.http.protocol", "laminar.http.api"),
     ),
     "laminar.node.api.consumers": (
         *("laminar.node.access", "laminar.node.api.common", "laminar.node.transport"),
@@ -381,7 +394,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.cli", "laminar", "laminar.client.*", "laminar.spark.*", "laminar.testing"),
         *("laminar.node.*", "laminar.log.*", "router", "ebpf", *BELOW_THE_CLIENT),
     ),
+    "laminar.cli.commands.backup": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.cli.commands.find": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
+    "laminar.cli.commands.doctor": (
+        *("laminar.cli", "laminar.cli.commands", "laminar.cli.commands.admin", "laminar.client.*"),
+        # The settings of this machine, and which of them may be shown.
+        *("laminar.node.host", "laminar.node.api.bundle", *BELOW_THE_CLIENT),
+    ),
+    "laminar.cli.commands.bench": (
+        *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),
+    ),
     "laminar.cli.commands.admin": (
         *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),
         # The rules of a node's name, how a certificate names it, and the file of the nodes' secrets.

@@ -49,6 +49,7 @@ FAMILIES = (
     Family("log", "The files of logs, on this machine; no server is asked."),
     Family("system", "A node as a service of this machine."),
     Family("steer", "Steering of packets to the CPU of their shard by XDP, on this machine."),
+    Family("bench", "Loads that keep to a schedule, and how a cluster answers them."),
     Family("pipeline", "Jobs on whole topics, run by Spark."),
     Family("cert", "A CA for a cluster, and certificates of its nodes and clients."),
     Family(
@@ -149,6 +150,18 @@ COMMANDS = (
         "admin.route:reclaim",
         "Delete a partition that has ended.",
         "laminar topic reclaim flights 2",
+    ),
+    Command(
+        "topic export",
+        "backup.topic:export",
+        "Back a topic up to a folder; run again, it goes on from there.",
+        "laminar topic export flights /backups/flights",
+    ),
+    Command(
+        "topic import",
+        "backup.topic:import_",
+        "Make a topic from a backup, with its offsets and cursors.",
+        "laminar topic import /backups/flights --dry-run",
     ),
     Command(
         "topic delete",
@@ -323,6 +336,12 @@ COMMANDS = (
         "admin.doctor:doctor",
         "Check clocks, disks, ports, programs, catalog and every partition; say what to do.",
         "laminar cluster doctor",
+    ),
+    Command(
+        "doctor",
+        "doctor.doctor:doctor",
+        "Check this machine and the cluster, a line each: ok, or what to do. --bundle: a file for who helps.",
+        "laminar doctor --bundle laminar-bundle.tar.gz",
     ),
     Command(
         "group recover",
@@ -509,6 +528,24 @@ COMMANDS = (
         "admin.audit:audit",
         "Show what admins did and who was refused.",
         "laminar audit --since 1d --refused",
+    ),
+    Command(
+        "bench produce",
+        "bench.bench:produce",
+        "Send records in batches to a new topic: rate, latencies, errors, the longest gap.",
+        "laminar bench produce load-test --rate 20000 --seconds 30",
+    ),
+    Command(
+        "bench consume",
+        "bench.bench:consume",
+        "Read a topic from its beginning to its end: rate, waits, the longest gap.",
+        "laminar bench consume load-test",
+    ),
+    Command(
+        "bench latency",
+        "bench.bench:latency",
+        "Append records one by one and read them: the times until both.",
+        "laminar bench latency load-test-2 --rate 500 --json",
     ),
     Command(
         "pipeline archive",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benches import bench_batch, bench_http, bench_raft, bench_turns, floors, log_targets, usage
+from benches import bench_batch, bench_http, bench_raft, bench_secure, bench_turns, floors, log_targets, usage
 from benches.laminarmq_format import read_all, write_all
 from benches.log_rig import Rig, batch_values, fill
 from benches.log_sizes import HollowDisk
@@ -29,6 +29,7 @@ LAST_LINE = re.compile(
 )
 
 
+@pytest.mark.long
 def test_the_whole_run_prints_every_target_and_ends_in_the_line_for_programs(real_disk: Path) -> None:
     """`python -m benches` against real nodes: a line for each target, then the summary; nothing stays."""
     command = [sys.executable, "-m", "benches", "--quick", "--directory", str(real_disk)]
@@ -60,12 +61,21 @@ def test_the_http_server_is_measured_against_a_bare_echo() -> None:
 
 
 def test_a_flood_here_is_compared_with_one_elsewhere() -> None:
-    """Both are measured by a process of its own, for both kinds of requests."""
+    """All are measured by a process of its own, for both kinds of requests; and with a limit of the flood."""
     found = bench_turns.run(rounds=1, requests=3)
 
-    kinds = [f"{kind} {where}" for where in ("elsewhere", "here") for kind in ("append", "whoami")]
+    floods = ("calm", "elsewhere", "here", "limited elsewhere", "limited here")
+    kinds = [f"{kind} {where}" for where in floods for kind in ("append", "whoami")]
     assert {f"{kind} p{share}" for kind in kinds for share in (50, 99)} == found.keys()
     assert all(took_ms > 0 for took_ms in found.values())
+
+
+def test_tls_and_tokens_are_judged_by_the_median_ratio() -> None:
+    """Of rounds that ran side by side, not of all rates of a side: the machine may be slower in one round."""
+    said = bench_secure.line("POST/s, 1 connection", [100, 1000, 10], [91, 800, 9.5])
+
+    assert "91 with TLS and tokens, 100 without: 0.91 (0.80 to 0.95), target 0.9: met" in said
+    assert "MISSED" in bench_secure.line("POST/s, 1 connection", [100], [89])
 
 
 def test_the_disk_floor_leaves_no_file(real_disk: Path) -> None:
@@ -152,6 +162,7 @@ def test_the_log_bench_prints_every_row_and_ends_in_the_line_for_programs(real_d
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_raft_bench_prints_every_row_and_ends_in_the_line_for_programs(real_disk: Path) -> None:
     """`python -m benches.bench_raft`, both sides: a line for each row, then every name with a number."""
     command = [sys.executable, "-m", "benches.bench_raft", "--quick", "--directory", str(real_disk)]
@@ -171,6 +182,7 @@ def test_the_raft_bench_prints_every_row_and_ends_in_the_line_for_programs(real_
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_state_bench_measures_transactions_and_cursors_beside_appends(real_disk: Path) -> None:
     """`python -m benches.bench_state`: both sides of every ratio, then every name with a number above 0."""
     command = [sys.executable, "-m", "benches.bench_state", "--quick", "--directory", str(real_disk)]
@@ -186,6 +198,7 @@ def test_the_state_bench_measures_transactions_and_cursors_beside_appends(real_d
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_flush_bench_measures_both_policies(real_disk: Path) -> None:
     """`python -m benches.bench_flush`: every figure of either policy, and what `interval` gains."""
     command = [sys.executable, "-m", "benches.bench_flush", "--quick", "--directory", str(real_disk)]
@@ -201,6 +214,23 @@ def test_the_flush_bench_measures_both_policies(real_disk: Path) -> None:
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
+def test_the_search_bench_compares_an_index_with_a_scan(real_disk: Path) -> None:
+    """`python -m benches.bench_find`: each search finds its record, and no other."""
+    command = [sys.executable, "-m", "benches.bench_find", "--quick", "--directory", str(real_disk)]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    last = ran.stdout.splitlines()[-1]
+    assert last.startswith("bench-find: ")
+    figures = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
+    assert ["records", "warm_ms", "scan_by_index"] == list(figures)
+    assert all(figure > 0 for figure in figures.values()), figures
+    assert [] == list(real_disk.iterdir())
+
+
+@pytest.mark.long
 def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Path) -> None:
     """`python -m benches.bench_streams`: both ways, the other client's p99 alone and beside, and memory."""
     command = [sys.executable, "-m", "benches.bench_streams", "--quick", "--directory", str(real_disk)]
@@ -216,6 +246,7 @@ def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Pat
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_recovery_bench_kills_a_node_and_finds_everything_again(real_disk: Path) -> None:
     """`python -m benches.bench_recovery`: its instants in their order, and every record read back."""
     command = [sys.executable, "-m", "benches.bench_recovery", "--quick", "--directory", str(real_disk)]

@@ -21,6 +21,7 @@ PREPARATION = {
 
 PAGES = (
     *("README.md", "docs/clients.md", "docs/channels.md", "docs/first-steps.md", "docs/splitting.md"),
+    "docs/backup.md",
     *(
         "docs/outbox.md",
         "docs/search.md",

@@ -128,6 +128,7 @@ const SETTINGS = [
   ["order", "of each key while partitions change", "strict", ["strict", "weak"]],
   ["split_bytes_per_s", "load at which a partition is split", "never"],
   ["trace", "records that have events in the trace", "off", ["off", "all", "sampled", "0.1", "0.01", "0.001"]],
+  ["index", "what searches find by an index, with commas", "key,trace_id"],
 ];
 
 function SettingsTab({ topic, found, reload, may }) {

@@ -247,4 +247,7 @@ ROUTE: Final = _header(
     whole(0, MAX_NUMBER),
     "Version of the route by which the partition of the keys was chosen.",
 )
+IMPORT: Final = _header(
+    "Laminar-Import", matching("[0-9a-f]{32}"), "Id of the import that fills the topic: only it may use it."
+)
 GUARANTEES: Final = (KEY, KEY_TIME, PRODUCER, PRODUCER_EPOCH, PRODUCER_SEQUENCE)

@@ -54,6 +54,7 @@ from laminar.http.api.parameters import (
     IF_MATCH_OFFSET,
     IF_NONE_MATCH,
     IF_RANGE,
+    IMPORT,
     JOB_LISTING,
     KEY,
     KEY_TIME,
@@ -336,7 +337,7 @@ ROUTES: Final = (
         "delete_records",
         ADMIN,
         "Delete the records before an offset",
-        (needed(BEFORE), DRY_RUN),
+        (needed(BEFORE), DRY_RUN, IMPORT),
         replies=(_json(records.DeletedRecords),),
     ),
     Route(
@@ -743,6 +744,14 @@ ROUTES: Final = (
     ),
     Route("GET", "/v1/nodes", "list_nodes", ANY, "List nodes", replies=(_json(cluster.Nodes),)),
     Route("GET", "/v1/nodes/{node}", "describe_node", ANY, "Describe a node", replies=(_json(cluster.Node),)),
+    Route(
+        "GET",
+        "/v1/nodes/{node}/bundle",
+        "node_bundle",
+        ADMIN_OF_ALL,
+        "Tell what a node says of itself, for those who help: no data of records, no secret",
+        replies=(_json(server.NodeBundle),),
+    ),
     Route(
         "GET",
         "/v1/admin/nodes",

@@ -545,7 +545,8 @@ class AppendPath:
         assert placed == (index, term), f"proposed at {placed}, expected {(index, term)}"
         self.appended_batches += 1
         self.appended_bytes += len(frame)
-        self.appended_records += context.log.next_offset - first_offset
+        if kind_of(frame) != Kind.SKIP:
+            self.appended_records += context.log.next_offset - first_offset
         return index
 
     def _propose_batch(self, frame: bytearray, appends: Appends) -> int | None:

@@ -58,6 +58,7 @@ _DISPENSABLE = (
     Kind.OPEN,
     Kind.CHANNEL,
     Kind.DELAYED,
+    Kind.SKIP,
 )
 
 

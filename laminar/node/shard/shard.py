@@ -42,6 +42,9 @@ from laminar.node.consensus.lost_majority import CHECK_S as RELEASE_CHECK_S
 from laminar.node.consensus.replica import Replica
 from laminar.node.delay.publishers import CHECK_S as DELAYED_CHECK_S
 from laminar.node.delay.publishers import Publishers
+from laminar.node.find.index_terms import setting_of
+from laminar.node.find.indexing import Indexer
+from laminar.node.find.pace import Pace
 from laminar.node.host.disk_space import DiskSpace
 from laminar.node.host.failed_logs import CHECK_S as FAILED_CHECK_S
 from laminar.node.host.periodic import Work
@@ -176,6 +179,12 @@ class Shard(Process):
             keep_delayed=self.publishers.keep,
             carry=self.deliveries.carry,
         )
+        self.indexer = Indexer(
+            self.partitions.values,
+            setting_of=self._index_setting,
+            pace=Pace(settings.find_bytes_per_s),
+            space_is_low=lambda: self.space.low,
+        )
         meter = LoadMeter(boot.node, self.partitions, clock=self.clock, disk_is_low=lambda: self.space.low)
         self.methods["view"] = self._on_view
         self.methods["load"] = meter.on_load
@@ -265,6 +274,7 @@ class Shard(Process):
             "storage": self.storage.statistics(),
             "repair": self.repairs.statistics(),
             "scrub": self.storage.scrubber.statistics(),
+            "find": self.indexer.statistics(),
             "http": self.http.statistics(),
             "transport": self.transport.statistics(),
             "tls": self.tls_statistics(),
@@ -313,6 +323,7 @@ class Shard(Process):
         self._opened = True
         self._note_ready()
         self.spawn(self.storage.scrubber.run())
+        self.spawn(self.indexer.run())
         self.every(FAILED_CHECK_S, self.check_failed_logs)
         if not joining:
             self.spawn(self._serve_http())
@@ -574,6 +585,10 @@ class Shard(Process):
             return Rules(retention_bytes=0)
         record = self.view.topics().get(topic)
         return Rules.of(record.settings) if record is not None else Rules()
+
+    def _index_setting(self, topic: str) -> str | None:
+        record = self.view.topics().get(topic)
+        return None if record is None else setting_of(record.settings)
 
     def _retain(self) -> Work | None:
         """Trim the logs led here to their topics' retention."""

@@ -71,6 +71,24 @@ _RetentionBytes = Annotated[
     int,
     Meta(ge=0, le=MAX_NUMBER, description="Sealed segments beyond this size are deleted. Not set: no bound."),
 ]
+_INDEX_TERM = "(key|trace_id|header:[^,\\x00-\\x1f]{1,100})"
+_Index = Annotated[
+    str,
+    Meta(
+        pattern=f"^({_INDEX_TERM}(,{_INDEX_TERM}){{0,3}})?\\Z",
+        max_length=500,
+        description="What searches find by an index: at most 4 of `key`, `trace_id`, `header:NAME`, with "
+        "commas. Empty: nothing. Not set: `key,trace_id`.",
+    ),
+]
+_Importing = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9a-f]{32}$",
+        description="Id of the import that fills the topic: requests without it in `Laminar-Import` are "
+        "answered 503 `being_created`. Set only when the topic is created; removed, it is open.",
+    ),
+]
 
 
 class TopicSettings(Request):
@@ -84,6 +102,8 @@ class TopicSettings(Request):
     retention_bytes: _RetentionBytes | UnsetType = UNSET
     order: _Order | UnsetType = UNSET
     split_bytes_per_s: _SplitBytesPerS | UnsetType = UNSET
+    index: _Index | UnsetType = UNSET
+    importing: _Importing | UnsetType = UNSET
     trace: _Trace | UnsetType = UNSET
 
 
@@ -98,6 +118,8 @@ class TopicSettingsPatch(Request):
     retention_bytes: _RetentionBytes | UnsetType | None = UNSET
     order: _Order | UnsetType | None = UNSET
     split_bytes_per_s: _SplitBytesPerS | UnsetType | None = UNSET
+    index: _Index | UnsetType | None = UNSET
+    importing: UnsetType | None = UNSET
     trace: _Trace | UnsetType | None = UNSET
 
 

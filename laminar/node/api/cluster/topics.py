@@ -53,6 +53,9 @@ _LOWEST = {
 LONGEST_NUMBER = 20
 """Digits of a sum in `after`."""
 
+IMPORTS_SINCE = 7
+"""The code version from which on all nodes know topics that are being imported."""
+
 LED_WAIT_S = 2.0
 LED_RETRY_S = 0.02
 
@@ -83,6 +86,7 @@ class TopicRoutes:
 
     def _describe(self, record: TopicRecord) -> documents.Topic:
         partitions = (self._services.view.partition(record.name, number) for number in record.numbers)
+        is_live = all(each is not None and each.state == "live" for each in partitions)
         return documents.Topic(
             topic=record.name,
             partitions=record.partitions,
@@ -90,7 +94,7 @@ class TopicRoutes:
             replicas_placed=self._placed(record),
             settings=record.settings,
             route=self._topics.route(record).version,
-            state="live" if all(p is not None and p.state == "live" for p in partitions) else "creating",
+            state="live" if is_live and "importing" not in record.settings else "creating",
             created=format_time(record.created_ms),
             version=record.version,
         )
@@ -152,6 +156,7 @@ class TopicRoutes:
         replicas = self._default_replicas if new.replicas is None else new.replicas
         settings: dict[str, Setting] = msgspec.to_builtins(new.settings)
         _check_fewest(settings, replicas)
+        self._check_knows_imports(settings)
         wanted = TopicRequest(
             topic, new.partitions, replicas, settings, new.allow_fewer_replicas, owner_of(request)
         )
@@ -164,6 +169,16 @@ class TopicRoutes:
             headers = [("Location", f"/v1/topics/{topic}"), etag(record.version)]
             return Response.json(described, status=201, headers=headers)
         return Response.json(described, headers=[etag(record.version)])
+
+    def _check_knows_imports(self, settings: Mapping[str, Setting]) -> None:
+        """Raise 503 `not_enabled` for an import while a node would let others use the topic meanwhile."""
+        enabled = self._services.view.code_version
+        if "importing" in settings and enabled < IMPORTS_SINCE:
+            raise Problem(
+                "not_enabled",
+                f"imports need code version {IMPORTS_SINCE}; {enabled} is enabled until all are upgraded",
+                outcome="not_applied",
+            )
 
     @property
     def _default_replicas(self) -> int:

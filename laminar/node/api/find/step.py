@@ -79,6 +79,7 @@ class Step:
         self._size = 0
         self._records = 0
         self._bytes = 0
+        self._by_index = 0
         self._skipped: list[tuple[int, Skipped]] = []
         # By partition the nodes that were asked without success, at the present place.
         self._tried: dict[int, set[str]] = {}
@@ -304,6 +305,7 @@ class Step:
             moved = low - span.low if high == NO_END else (span.high - span.low) - (high - low)
             self._records += moved - sum(part.end - part.start for part in skipped)
             self._bytes += each.bytes
+            self._by_index += each.segments_by_index
             has_moved |= moved > 0 or is_over
             if each.is_at_end and is_whole:
                 self._at_end.add(number)
@@ -363,7 +365,7 @@ class Step:
             len(spans),
         )
         return Rest(
-            documents.Searched(self._records, self._bytes, 0),
+            documents.Searched(self._records, self._bytes, self._by_index),
             left,
             [
                 documents.NotSearched(number, each.start, each.end, each.why)
