@@ -15,6 +15,7 @@ from laminar.node.consensus.replica import initial_frame
 from laminar.node.host.clock import Clock
 from laminar.node.runtime.replica_factory import ReplicaFactory
 from laminar.node.shard.replica_startup import ReplicaOpener
+from laminar.node.trace.ring import TraceRing
 from laminar.node.transport.rpc import PeerLost
 from laminar.node.transport.transport import TcpAddress
 from raft.values import Settings
@@ -49,6 +50,8 @@ async def open_all(storage: Storage, entries: list[ReplicaEntry]) -> Any:
         view=SimpleNamespace(partition=lambda topic, number: None, topics=dict),
         refusal=lambda: None,
         consumer_refusal=lambda: None,
+        trace_refusal=lambda: None,
+        traces=TraceRing(),
         opened=lambda partition: None,
         partitions={},
         by_group={},

@@ -148,6 +148,7 @@ function RecordView({ topic, record }) {
   const [whole, setWhole] = useState(null);
   const [shown, setShown] = useState("text");
   const [history, setHistory] = useState(false);
+  const [trace, setTrace] = useState(false);
   const params = { topic, partition: record.partition, offset: record.offset };
   const [load, busy, problem] = useAction(async () => {
     setWhole(await getBytes("/v1/topics/{topic}/partitions/{partition}/records/{offset}", params));
@@ -184,11 +185,13 @@ function RecordView({ topic, record }) {
       ${!isWhole && record.size <= MOST_EXPORT && html`<button type="button" disabled=${busy} onClick=${load}>Load all of it</button>`}
       ${record.size <= MOST_EXPORT && html`<button type="button" onClick=${keep}>Save as a file</button>`}
       <button type="button" aria-pressed=${history} onClick=${() => setHistory(!history)}>History</button>
+      <button type="button" aria-pressed=${trace} onClick=${() => setTrace(!trace)}>Trace</button>
     </div>
     <${Trouble} problem=${problem || keepProblem} />
     <pre tabindex="0" aria-label="Value">${way === "hex" ? hex(data) : way === "json" ? pretty : plain}</pre>
     ${(data.length > SHOWN_BYTES || !isWhole) && html`<p class="quiet">That is the beginning; ${bytes(record.size)} in all.</p>`}
     ${history && html`<${History} ...${params} />`}
+    ${trace && html`<${Trace} record=${`${topic}/${record.partition}/${record.offset}`} />`}
   </div>`;
 }
 
@@ -215,6 +218,34 @@ function History(params) {
       { title: "Reason", cell: (row) => row.reason },
     ]} />`}
     ${found.complete === false && html`<p><${Status} kind="warning">A part of it is gone: retention took it.<//></p>`}`}<//>`;
+}
+
+/** Who did what to a record, where its topic is traced. */
+function Trace({ record }) {
+  const state = usePoll(async (signal) => {
+    const events = [];
+    let after;
+    for (let step = 0; ; step += 1) {
+      const found = await get("/v1/trace", {}, { record, after }, { signal });
+      events.push(...found.events);
+      after = found.after;
+      if (!after || step >= HISTORY_STEPS) return { ...found, events };
+    }
+  }, [], 0);
+  if (state.problem?.isNoRoute) return html`<p class="quiet">This node keeps no trace of records.</p>`;
+  return html`<${Loaded} state=${state}>${(found) => html`
+    ${found.after && html`<p><${Status} kind="warning">This is a part of it. All of it: laminar trace show<//></p>`}
+    ${found.events.length === 0 ? !found.after && html`<p class="quiet">No event of it is there: its topic is not traced, or they are gone. The topic's setting is trace.</p>` : html`<${Table} caption="Trace" rows=${found.events} keyOf=${(row) => `${row.entry}/${row.event}/${row.channel}/${row.at}`} columns=${[
+      { title: "Event", cell: (row) => row.event },
+      { title: "At", is: "when", cell: (row) => time(row.at) },
+      { title: "Who", cell: (row) => row.principal },
+      { title: "From", cell: (row) => row.address },
+      { title: "Node", cell: (row) => row.node },
+      { title: "Channel", cell: (row) => row.channel },
+      { title: "Attempt", is: "number", cell: (row) => row.attempt },
+      { title: "Reason", cell: (row) => row.reason },
+    ]} />`}
+    ${found.not_searched.length > 0 && html`<p><${Status} kind="warning">A part of the trace cannot be read.<//></p>`}`}<//>`;
 }
 
 function Export({ topic, form }) {

@@ -205,7 +205,7 @@ class Delivery:
                 return None
             jobs = await self._read(channel, runs, receiver.late)
             if self._partition.context.trace is not None:
-                self._partition.context.trace.read(jobs.frames)
+                self._partition.context.trace.read([run.first for run in jobs.runs], jobs.frames)
             return jobs
         except asyncio.CancelledError:
             # The caller is gone: what it was given is released, also if that is committed only now.
@@ -533,12 +533,9 @@ class Delivery:
                 ends.overdue(line.queue.channel, offset, line.queue.channel.out[offset])
         changes = ends.changes()
         try:
-            future = None
-            if changes:
-                said = [settler for settler, _ in answers]
-                future = propose(self._partition, changes, requesters=partial(self._requesters, said))
-            elif answers:
-                future = seen(self._partition)
+            said = partial(self._requesters, [settler for settler, _ in answers])
+            ends_now = partial(propose, self._partition, changes, requesters=said)
+            future = ends_now() if changes else seen(self._partition) if answers else None
             for settler, _ in answers:
                 settler.is_unconfirmed = not changes
         except Problem as problem:

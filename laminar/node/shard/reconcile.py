@@ -59,7 +59,7 @@ def with_empty_log(
     )
 
 
-def _channels_of(topic: TopicRecord) -> list[Mapping[str, object]]:
+def channels_of(topic: TopicRecord) -> list[Mapping[str, object]]:
     """Return the settings of a topic's channels."""
     return [channel.settings for channel in (topic.channels or {}).values()]
 
@@ -258,13 +258,13 @@ class Reconciler:
         for record, partition in self._work.due(self._traces):
             topic = self._topic_of(record)
             if partition is not None and topic is not None:
-                partition.context.follow_trace(topic.settings, self._shard.traces, _channels_of(topic))
+                partition.context.follow_trace(topic.settings, self._shard.traces, channels_of(topic))
 
     def _has_another_trace(self, record: PartitionRecord, partition: Partition | None) -> bool:
         topic = self._topic_of(record)
         if partition is None or topic is None:
             return False
-        return not partition.context.follows_trace(topic.settings, _channels_of(topic))
+        return not partition.context.follows_trace(topic.settings, channels_of(topic))
 
     def stop_abandoned(self) -> None:
         """Stop the replicas that an operator's decision excluded from their groups, at once and for good.

@@ -35,6 +35,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.state import PartitionState
 from laminar.node.runtime.replica_factory import recovering_text
 from laminar.node.shard.context import ShardContext
+from laminar.node.shard.reconcile import channels_of
 from laminar.node.shard.replica_moves import EMPTY
 
 _log = logging.getLogger("laminar.shard")
@@ -222,7 +223,9 @@ class ReplicaOpener:
         partition.replica = replica
         partition.committed(replica.core.committed_index)
         partition.copies.wanted = self._min_replicas(entry)
-        partition.context.follow_trace(self._settings_of(entry), shard.traces)
+        topic = shard.view.topics().get(entry.topic)
+        channels = channels_of(topic) if topic is not None else ()
+        partition.context.follow_trace(self._settings_of(entry), shard.traces, channels)
         shard.partitions[(entry.topic, entry.partition)] = partition
         shard.by_group[entry.group] = partition
         if replica.configuration.voters == (replica.replica_id,) and not self._may_lead_alone(partition):

@@ -39,6 +39,10 @@ class Mode(NamedTuple):
         limit, at = self.limit, (first + 1) * _SPREAD + salt
         return [row for row in range(count) if (at + row * _SPREAD) & _MASK < limit]
 
+    def about(self, count: int) -> int:
+        """Return how many of so many records are traced, about."""
+        return count * self.limit >> 64
+
     @property
     def takes_all(self) -> bool:
         """Whether the place of a record does not matter."""

@@ -74,6 +74,7 @@ class _Columns(NamedTuple):
 
 
 _NOTHING: Final = _Columns()
+_UNKNOWN: Final = Known(None, None, False)
 
 
 class _Batch(NamedTuple):
@@ -188,8 +189,11 @@ class PartitionTrace:
             event = Event("extended", at_ms, self._place, offset, entry, who, channel.name, delivery)
             self._ring.put(event._replace(due_ms=due_ms))
 
-    def read(self, frames: Iterable[Buffer]) -> None:
-        """Remember the records of batches that are given out, for their later events."""
+    def read(self, offsets: Iterable[int], frames: Iterable[Buffer]) -> None:
+        """Remember the records of batches that are given out, if one at these offsets is not known."""
+        group, ring = self._place.group, self._ring
+        if all(ring.known(group, offset) is not None for offset in offsets):
+            return
         try:
             for frame in frames:
                 columns = self._columns(frame)
@@ -197,7 +201,7 @@ class PartitionTrace:
                     continue
                 header = Header.unpack(frame)
                 for row in range(header.count):
-                    self._know(header.base_offset + row, columns.known(row))
+                    ring.know(group, header.base_offset + row, columns.known(row) or _UNKNOWN)
         except Exception as error:  # noqa: BLE001  # they are given out all the same
             self._ring.failed(error)
 
@@ -404,7 +408,10 @@ class PartitionTrace:
     def _make(self, batch: _Batch) -> None:
         """Make the events of records that were added, as many as there is room for."""
         columns, numbers, ring = batch.columns, batch.numbers, self._ring
-        rows = self._rows(batch)
+        length = min(batch.length, MOST_HELD)
+        if batch.length > length and not self.mode.by_flag:
+            ring.miss(self.mode.about(batch.length - length))
+        rows = self._rows(batch, length)
         room = ring.room
         if len(rows) > room:
             ring.miss(len(rows) - room)
@@ -425,12 +432,12 @@ class PartitionTrace:
                 )
             )
 
-    def _rows(self, batch: _Batch) -> Sequence[int]:
-        """Return the rows of the records that are traced, in order."""
+    def _rows(self, batch: _Batch, length: int) -> Sequence[int]:
+        """Return which of the first rows are of records that are traced, in order."""
         if self.mode.by_flag:
             return [row for row, is_sampled in enumerate(batch.columns.sampled or ()) if is_sampled]
         if batch.first is not None:
-            return self.mode.rows(self._salt, batch.first, batch.length)
+            return self.mode.rows(self._salt, batch.first, length)
         numbers = enumerate(batch.numbers or ())
         return [row for row, number in numbers if self.mode.takes(self._salt, ~(number or 0))]
 

@@ -11,12 +11,14 @@ from msgspec.structs import replace
 from laminar.log.disk.errors import DiskError
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest
+from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.runtime.cluster_view import View, ViewMessage, ViewUpdate
 from laminar.node.shard.leader_handback import LeaderHandback
 from laminar.node.shard.reconcile import Reconciler
 from laminar.node.shard.replica_moves import ReplicaMover
 from laminar.node.shard.work_lists import WorkLists
+from laminar.node.trace.ring import TraceRing
 from membership.records import (
     AcceptedLoss,
     CatalogState,
@@ -59,6 +61,7 @@ class Shard:
         self.view = View(node="a", unix_name=str)
         self.partitions: dict[tuple[str, int], Any] = {}
         self.by_group: dict[bytes, Any] = {}
+        self.traces = TraceRing()
         self.lost: list[ReplicaEntry] = []
         self.requested = 0
         self.answer = CatalogAnswer()
@@ -129,7 +132,7 @@ class Shard:
             topic=record.topic,
             number=record.number,
             leads=leading,
-            log=SimpleNamespace(policy=policy_of({})),
+            log=SimpleNamespace(policy=policy_of({}), start=SimpleNamespace(index=0)),
             copies=SimpleNamespace(wanted=1),
             state=SimpleNamespace(stages=SimpleNamespace(prepared=False), channels=SimpleNamespace(pins={})),
             replica=SimpleNamespace(
@@ -140,6 +143,11 @@ class Shard:
                 core=SimpleNamespace(term=1, leader_id=0, is_leader=leading),
             ),
         )
+        nothing: Any = None
+        partition.context = PartitionContext(
+            topic=record.topic, number=record.number, driver=nothing, log=partition.log
+        )
+        partition.context.replica = partition.replica
         self.manifest[record.group] = ReplicaEntry(
             log_id=1,
             replica_id=record.replicas[0].replica_id,
@@ -370,6 +378,20 @@ def test_min_replicas_follow_their_topic() -> None:
     shard.put(record_of(1), min_replicas=2)
     shard.reconciler.follow_min_replicas()
     assert 2 == partition.copies.wanted
+
+
+def test_a_trace_follows_its_topic() -> None:
+    shard = Shard()
+    shard.take()
+    shard.put(record_of(1))
+    partition = shard.open(record_of(1))
+    shard.work.changed(partition)
+    for setting in ("all", "sampled", "off"):
+        shard.put(record_of(1), trace=setting)
+        assert ("trace" in shard.lists()) == (not partition.context.follows_trace({"trace": setting}, ()))
+        shard.reconciler.follow_trace()
+        assert partition.context.follows_trace({"trace": setting}, ())
+    assert partition.context.trace is None
 
 
 async def test_a_group_that_goes_on_by_decision_is_looked_at_when_its_replica_opens() -> None:

@@ -24,6 +24,7 @@ def test_a_share_is_spread_evenly_over_the_offsets_of_a_partition(share: float) 
         taken = [mode.takes(salt, offset) for offset in range(20_000)]
         assert abs(sum(taken) / 20_000 - share) < 0.01
         assert abs(sum(taken[:1000]) / 1000 - share) < 0.05
+        assert abs(mode.about(20_000) - sum(taken)) < 200
         assert [row for row in range(500) if taken[1_000 + row]] == mode.rows(salt, 1_000, 500)
 
 

@@ -210,6 +210,24 @@ async def test_a_full_ring_drops_and_counts_and_the_rest_goes_on(tmp_path: Path)
         assert (6, [0, 1, 2]) == (partition.end_offset, [offset for _, offset, _ in told(ring)])
 
 
+async def test_a_leader_that_knows_no_record_learns_of_it_by_the_delivery(tmp_path: Path) -> None:
+    """As after an election: also for the events after that."""
+    async with lone_partition(tmp_path) as partition:
+        delivery = Delivery(partition)
+        try:
+            await delivery.open(CHANNEL, "c", 1, ChannelSettings())
+            await partition.appends.append_records(Records([b"x"] * 3, keys=[b"a", None, b"c"]))
+            ring, _ = followed(partition)
+            jobs = await delivery.receive(CHANNEL, wanted=3, wait_s=5)
+            assert jobs is not None
+            run = jobs.runs[0]
+            await delivery.settle(CHANNEL, [Step("ack", Named(0, run.first, run.end, run.delivery))])
+
+            assert [b"a", None, b"c"] * 2 == [known and known.key for _, known in ring.take()]
+        finally:
+            delivery.stop()
+
+
 async def test_a_bug_in_the_trace_fails_no_append(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
