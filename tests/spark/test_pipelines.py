@@ -63,7 +63,7 @@ def test_an_archive_goes_on_and_is_replayed_once(
     fill(topic, 100, first=RECORDS)
     second = archive(spark, cluster, topic.name, folder)
     held = check(spark, folder)
-    job: dict[str, Any] = {"slice_records": 150, "checkpoint": str(tmp_path / "replay")}
+    job: dict[str, Any] = {"slice_records": 400, "checkpoint": str(tmp_path / "replay")}
     done = replay(spark, cluster, out.name, archive=folder, **job)
     fill(topic, 5, first=RECORDS + 100)
     archive(spark, cluster, topic.name, folder)
@@ -78,7 +78,7 @@ def test_an_archive_goes_on_and_is_replayed_once(
         row[0] for key, rows in by_key(topic).items() for row in rows if row not in by_key(out)[key]
     )
     assert RECORDS + 100 == sum(map(len, by_key(out).values()))
-    with pytest.raises(ValueError, match="belongs to a replay with slice_records 150, not 7"):
+    with pytest.raises(ValueError, match="belongs to a replay with slice_records 400, not 7"):
         replay(spark, cluster, out.name, archive=folder, **{**job, "slice_records": 7})
 
 
@@ -97,7 +97,7 @@ def test_a_replay_that_died_goes_on(
 
     fill(topic, RECORDS)
     out = make("out")
-    given: dict[str, Any] = {"topic": topic.name, "slice_records": 60, "keep_partitions": True}
+    given: dict[str, Any] = {"topic": topic.name, "slice_records": 150, "keep_partitions": True}
     given |= {"checkpoint": str(tmp_path)}
     given |= {"since_ms": 1_700_000_000_000 + 100 * 60_000, "until_ms": 1_700_000_000_000 + 700 * 60_000}
     with pytest.raises(Died):
