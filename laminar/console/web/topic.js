@@ -128,7 +128,7 @@ const SETTINGS = [
   ["order", "of each key while partitions change", "strict", ["strict", "weak"]],
   ["split_bytes_per_s", "load at which a partition is split", "never"],
   ["trace", "records that have events in the trace", "off", ["off", "all", "sampled", "0.1", "0.01", "0.001"]],
-  ["index", "what searches find by an index, with commas", "key,trace_id"],
+  ["index", "what searches find by an index, with commas", "key,trace_id", "text"],
 ];
 
 function SettingsTab({ topic, found, reload, may }) {
@@ -175,9 +175,9 @@ function Edit({ topic, found, onClose }) {
   };
   return html`<${Dialog} title=${`Settings of ${topic}`} onClose=${onClose}><form onSubmit=${submit}>
     <${Input} label="Replicas" type="number" min="1" value=${replicas} onChange=${setReplicas} required />
-    ${SETTINGS.map(([name, help, otherwise, choices]) => (choices
+    ${SETTINGS.map(([name, help, otherwise, choices]) => (Array.isArray(choices)
       ? html`<${Choice} label=${`${name}: ${help}`} value=${values[name]} onChange=${set(name)} options=${[["", `not set: ${otherwise}`], ...choices.map((choice) => [choice, choice])]} />`
-      : html`<${Input} label=${`${name}: ${help}`} type="number" min="0" value=${values[name]} onChange=${set(name)} placeholder=${`not set: ${otherwise}`} />`))}
+      : html`<${Input} label=${`${name}: ${help}`} type=${choices || "number"} min="0" value=${values[name]} onChange=${set(name)} placeholder=${`not set: ${otherwise}`} />`))}
     <p class="quiet">A shorter retention deletes records within a minute, for good.</p>
     <${Trouble} problem=${problem} />
     <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="primary" disabled=${busy}>Change</button></div>

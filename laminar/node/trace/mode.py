@@ -40,7 +40,7 @@ class Mode(NamedTuple):
         return [row for row in range(count) if (at + row * _SPREAD) & _MASK < limit]
 
     def about(self, count: int) -> int:
-        """Return how many of so many records are traced, about."""
+        """Return about how many of this number of records are traced."""
         return count * self.limit >> 64
 
     @property

@@ -38,6 +38,7 @@ PAUSE_MS: Final = 5_000
 PARTITIONS: Final = 8
 SETTINGS: Final[Mapping[str, int | str]] = {
     "flush": "interval",
+    "index": "key,trace_id,header:" + KEY_HEADER,
     "retention_ms": 3 * 24 * 3_600_000,
     "retention_bytes": 1 << 30,
 }
