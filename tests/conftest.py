@@ -28,6 +28,8 @@ from tests import guards, pure_only
 from tests.nets import ClusterNet, claim_net
 from tests.warm_start import EXECUTED, Servers
 
+pytest_plugins = ("tests.cpu",)
+
 TESTS = Path(__file__).parent
 
 # Folder: marker and limit in seconds. A limit ends what hangs, and judges nothing: some twenty times what the
@@ -109,9 +111,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collector of garbage off what lives until the end: all tests, and all that they import."""
+    """Keep the collector of garbage off what lives until the end: all tests, and all that they import.
+
+    And let it come more rarely than by default: simulations and clients make little that it finds.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 def asks_for_spark(config: pytest.Config) -> bool:

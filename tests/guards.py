@@ -20,7 +20,7 @@ RUN_VARIABLE = "LAMINAR_TEST_RUN"
 PROC = Path("/proc")
 
 # How long processes that were told to end may take before they count as left over.
-GRACE_S = 10.0
+GRACE_S = float(os.environ.get("LAMINAR_TEST_GRACE_S", 10))
 # A killed process ends when the kernel next runs it: on a busy machine that takes a while.
 DEATH_S = 60
 
@@ -101,7 +101,7 @@ def await_processes_of(run: str, *, grace_s: float = GRACE_S) -> list[Leftover]:
         found = processes_of(run)
         # One that is just about to become another program shows no environment: so nothing is seen twice.
         looks = 0 if found else looks + 1
-        time.sleep(0.1 if found else 0.02)
+        time.sleep(0.25 if found else 0.02)
     return found
 
 

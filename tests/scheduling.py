@@ -11,24 +11,25 @@ from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-# Beginnings of paths below tests/: units of half a minute and more of CPU, the longest first. What is not
-# named comes after them, in the order of its path.
+# Beginnings of paths below tests/: units of half a minute and more, by CPU or by waiting, the longest first.
+# What is not named comes after them, in the order of its path.
 LONGEST = (
     "docs/",
     "spark/test_executors",
     "spark/",
-    "benches/",
+    "client/consume/",
+    "console/",
+    "outbox/",
     "cluster/",
+    "benches/",
     "ebpf/",
-    "sim/test_replacement",
+    "sim/",
     "raft/test_simulation",
     "log/test_machine",
-    "sim/",
+    "test_guards",
     "crash/",
     "membership/test_swim",
     "cli/",
-    "client/consume/",
-    "outbox/",
     "log/commit/",
     "log/recovery/",
 )

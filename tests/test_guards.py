@@ -26,7 +26,8 @@ def run_pytest(folder: Path, source: str, *options: str, name: str = "test_it.py
         cwd=ROOT,
         capture_output=True,
         text=True,
-        env={key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")},
+        env={key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+        | {"LAMINAR_TEST_GRACE_S": "1"},
     )
     return answer.returncode, answer.stdout + answer.stderr
 

@@ -29,6 +29,7 @@ LAST_LINE = re.compile(
 )
 
 
+@pytest.mark.long
 def test_the_whole_run_prints_every_target_and_ends_in_the_line_for_programs(real_disk: Path) -> None:
     """`python -m benches` against real nodes: a line for each target, then the summary; nothing stays."""
     command = [sys.executable, "-m", "benches", "--quick", "--directory", str(real_disk)]
@@ -161,6 +162,7 @@ def test_the_log_bench_prints_every_row_and_ends_in_the_line_for_programs(real_d
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_raft_bench_prints_every_row_and_ends_in_the_line_for_programs(real_disk: Path) -> None:
     """`python -m benches.bench_raft`, both sides: a line for each row, then every name with a number."""
     command = [sys.executable, "-m", "benches.bench_raft", "--quick", "--directory", str(real_disk)]
@@ -180,6 +182,7 @@ def test_the_raft_bench_prints_every_row_and_ends_in_the_line_for_programs(real_
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_state_bench_measures_transactions_and_cursors_beside_appends(real_disk: Path) -> None:
     """`python -m benches.bench_state`: both sides of every ratio, then every name with a number above 0."""
     command = [sys.executable, "-m", "benches.bench_state", "--quick", "--directory", str(real_disk)]
@@ -195,6 +198,7 @@ def test_the_state_bench_measures_transactions_and_cursors_beside_appends(real_d
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_flush_bench_measures_both_policies(real_disk: Path) -> None:
     """`python -m benches.bench_flush`: every figure of either policy, and what `interval` gains."""
     command = [sys.executable, "-m", "benches.bench_flush", "--quick", "--directory", str(real_disk)]
@@ -210,6 +214,23 @@ def test_the_flush_bench_measures_both_policies(real_disk: Path) -> None:
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
+def test_the_search_bench_compares_an_index_with_a_scan(real_disk: Path) -> None:
+    """`python -m benches.bench_find`: each search finds its record, and no other."""
+    command = [sys.executable, "-m", "benches.bench_find", "--quick", "--directory", str(real_disk)]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    last = ran.stdout.splitlines()[-1]
+    assert last.startswith("bench-find: ")
+    figures = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
+    assert ["records", "warm_ms", "scan_by_index"] == list(figures)
+    assert all(figure > 0 for figure in figures.values()), figures
+    assert [] == list(real_disk.iterdir())
+
+
+@pytest.mark.long
 def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Path) -> None:
     """`python -m benches.bench_streams`: both ways, the other client's p99 alone and beside, and memory."""
     command = [sys.executable, "-m", "benches.bench_streams", "--quick", "--directory", str(real_disk)]
@@ -225,6 +246,7 @@ def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Pat
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_recovery_bench_kills_a_node_and_finds_everything_again(real_disk: Path) -> None:
     """`python -m benches.bench_recovery`: its instants in their order, and every record read back."""
     command = [sys.executable, "-m", "benches.bench_recovery", "--quick", "--directory", str(real_disk)]
@@ -340,3 +362,13 @@ def test_a_scrape_is_measured_with_its_observations() -> None:
     assert (0, "") == (ran.returncode, ran.stderr)
     kinds = [line.partition(":")[0] for line in ran.stdout.splitlines()]
     assert ["observe", "request", "text of 10 topics, 5 consumers", "scrape of 10 partitions"] == kinds
+
+
+def test_the_trace_is_measured_beside_none() -> None:
+    """`python -m benches.bench_trace`: a topic that is traced, and one that is not."""
+    command = [sys.executable, "-m", "benches.bench_trace", "--quick", "--batch", "2"]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    assert ran.stdout.startswith("trace, 2 in a request: off ") and "0 events dropped" in ran.stdout

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import pytest
 
 from laminar.testing.cluster import LocalCluster
 from tests.node.api.channels.test_streams import stream
@@ -81,6 +82,7 @@ def test_channels_are_opened_set_and_closed_over_the_death_of_leaders(cluster: L
     assert channel["id"] < shown["id"] and 0 == shown["depth"], "another one, which begins as it is set"
 
 
+@pytest.mark.long
 def test_a_stream_of_jobs_goes_on_over_the_death_of_leaders(cluster: LocalCluster) -> None:
     """Each job is done, and never more are out of it than it has credit for."""
     credit, records = 10, 300

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 import laminar
 from laminar.testing.cluster import get_json
 from tests.cluster.load import Load, converged, placement, violations
 from tests.disks.serve import FaultCluster
+from tests.long_examples import long
 
 TOPIC = "power"
 PARTITIONS = 6
-ROUNDS = 4
 
 
-async def test_power_loss_of_all_nodes_under_load_loses_nothing_acknowledged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [2, *long(4)])
+async def test_power_loss_of_all_nodes_under_load_loses_nothing_acknowledged(
+    tmp_path: Path, rounds: int
+) -> None:
     """Some rounds: all are killed with every unsynced byte (or some of them kept), and come back.
 
     What was acknowledged is there, in order and once; topics and placement are what they were.
@@ -26,7 +31,7 @@ async def test_power_loss_of_all_nodes_under_load_loses_nothing_acknowledged(tmp
         before = get_json(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
         load = Load(cluster.urls, TOPIC)
         load.start()
-        for number in range(ROUNDS):
+        for number in range(rounds):
             await load.more(1_000)
             await asyncio.gather(*(asyncio.to_thread(cluster.kill, node) for node in range(3)))
             cluster.writeback_chance = 0.3 * (number % 2)

@@ -53,7 +53,7 @@ def test_members_of_a_group_that_die_lose_nothing_and_double_nothing_committed(
     real_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Leaders are killed meanwhile; what `make cluster-faults WORKLOAD=groups` does for minutes."""
-    run = run_groups("kills", real_disk, minutes=0.2, nodes=3, shards=1, seed=1, appends_per_s=100.0)
+    run = run_groups("kills", real_disk, minutes=0.1, nodes=3, shards=1, seed=1, appends_per_s=100.0)
     sound(asyncio.run(run), capsys)
 
 
@@ -61,7 +61,7 @@ def test_consumers_of_channels_that_die_lose_nothing_and_get_nothing_that_is_don
     real_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Leaders are killed meanwhile; what `make cluster-faults WORKLOAD=channels` does for minutes."""
-    run = run_channels("kills", real_disk, minutes=0.2, nodes=3, shards=1, seed=1, appends_per_s=60.0)
+    run = run_channels("kills", real_disk, minutes=0.1, nodes=3, shards=1, seed=1, appends_per_s=60.0)
     sound(asyncio.run(run), capsys)
 
 

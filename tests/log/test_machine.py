@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -10,11 +11,7 @@ from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import HOME, History, contents, open_inline, run
 from tests.log.machine import StorageMachine
 
-STEPS_AT_LEAST = 10_000
-
 _RUN = settings(
-    # With the long profile (make log-long) many times as many.
-    max_examples=max(280, settings().max_examples),
     stateful_step_count=50,
     deadline=None,
     # A failure is shown with its steps; explaining it line by line takes minutes.
@@ -23,14 +20,26 @@ _RUN = settings(
 )
 
 
-def test_ten_thousand_steps_of_a_storage_agree_with_lists() -> None:
+def _run(examples: int) -> None:
     """Everything that may be done to a log and its disk, and none of the rarer things is missing."""
-    run_state_machine_as_test(StorageMachine, settings=_RUN)
-
     done = StorageMachine.done
+    done.clear()
+
+    run_state_machine_as_test(StorageMachine, settings=settings(_RUN, max_examples=examples))
+
     print(f"state machine: {dict(done)}")
-    assert done["step"] >= STEPS_AT_LEAST, done
-    assert min(done[name] for name in ("down", "other shards", "damage", "reuse")) >= 100, done
+    assert done["step"] >= 35 * examples, done
+    assert min(done[name] for name in ("down", "other shards", "damage", "reuse")) >= examples / 3, done
+
+
+def test_three_thousand_steps_of_a_storage_agree_with_lists() -> None:
+    _run(90)
+
+
+@pytest.mark.long
+def test_ten_thousand_steps_of_a_storage_agree_with_lists() -> None:
+    """With the long profile (make log-long) many times as many."""
+    _run(max(290, settings().max_examples))
 
 
 def test_a_torn_journal_recovers_the_synced_prefix_or_more() -> None:

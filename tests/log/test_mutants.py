@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tests.log.mutants import MUTANTS, Change, Mutant, changed_source, check, source_path
+from tests.long_examples import long
 
 # Those that are noticed within a second or two; `make log-mutants` runs all.
 _SAMPLE = (
     "acknowledged before the sync",
-    "a truncation is not in the journal",
     "recovery ends without syncing what it wrote",
-    "a vote's frame without its twin",
     "a checkpoint is overwritten in place",
-    "bytes of a segment that look right are not written again",
+    *long(
+        "a truncation is not in the journal",
+        "a vote's frame without its twin",
+        "bytes of a segment that look right are not written again",
+    ),
 )
 
 

@@ -17,6 +17,7 @@ from swimprotocol.status import Status
 from membership.packets import ADDRESS, LEFT, Datagram
 from membership.precedence import follow, newer
 from membership.swim import Swim, SwimSettings
+from tests.long_examples import long
 from tests.membership.swim_world import World, address
 
 SEEDS = range(5)
@@ -28,7 +29,7 @@ def claim(name: str, clock: int, status: Status = Status.ONLINE, **metadata: byt
     return Gossip(Source("n9", b"teller"), name, clock, status, known)
 
 
-@pytest.mark.parametrize("count", [2, 3, 10, 40])
+@pytest.mark.parametrize("count", [2, 3, 10, *long(40)])
 def test_a_join_is_known_to_all_within_log_n_rounds(count: int) -> None:
     """Rounds are gossip periods; three receivers a round leave room below 2 log2 N + 2."""
     for seed in SEEDS:
@@ -43,7 +44,7 @@ def test_a_join_is_known_to_all_within_log_n_rounds(count: int) -> None:
         assert rounds <= 2 * math.log2(count + 1) + 2
 
 
-@pytest.mark.parametrize("count", [2, 3, 10, 40])
+@pytest.mark.parametrize("count", [2, 3, 10, *long(40)])
 def test_a_silent_death_is_known_to_all_after_probe_and_suspicion(count: int) -> None:
     """First suspect, then offline: some seconds, growing with log N only."""
     for seed in SEEDS:

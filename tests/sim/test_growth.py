@@ -12,6 +12,7 @@ from laminar.http.api.records import Records
 from membership.catalog import NotCatalogLeader, NotEnabled, OutcomeUnknown
 from membership.records import PartitionRecord, Pin, ReplicaRecord
 from membership.requests import AlterNode, PinPartition, PlacementChange, PreferLeaders
+from tests.long_examples import long
 from tests.sim.machine import Machine
 from tests.sim.scene import SMALL, SOON, Scene, members
 from tests.sim.simulation import TOPIC
@@ -103,7 +104,7 @@ def test_a_partition_grows_from_one_to_three_under_load() -> None:
     scene.check()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *long(1, 2)])
 @pytest.mark.parametrize("flush", ["commit", "interval"])
 def test_a_partition_grows_while_its_nodes_die_between_the_steps(seed: int, flush: str) -> None:
     """Each of them once, the only voter among them, at every number of members."""
@@ -214,7 +215,7 @@ def test_leaders_follow_the_preferred_leader_under_load() -> None:
     """From node to node, one hand-over each; after a restart of that node it leads again, once it is calm."""
     scene = scene_of(5, replicas=3, topic_settings={})
     loop = scene.world.loop
-    scene.load()
+    scene.load(pause_s=0.2)
     loop.run_for(10.0)
     first = leader_of(scene)
     others = sorted(scene.world.machines.keys() - {first})
@@ -263,7 +264,7 @@ def test_a_group_that_leads_itself_elsewhere_again_and_again_does_not_oscillate(
     """Its preferred leader loses the leadership each time: the hand-overs become rare."""
     scene = scene_of(6, replicas=3, topic_settings={})
     loop = scene.world.loop
-    scene.load()
+    scene.load(pause_s=0.4)
     loop.run_for(10.0)
     away = next(node for node in scene.world.machines if node != leader_of(scene))
     change(scene, lambda state: PreferLeaders({KEY: away}))

@@ -14,6 +14,7 @@ from laminar.node.placement.preferred_leaders import transfer
 from membership.catalog import NotEnabled
 from membership.records import NodeRecord
 from membership.requests import AlterNode, PreferLeaders, RemoveNode
+from tests.long_examples import long
 from tests.sim.cuts import run_world
 from tests.sim.machine import Machine
 from tests.sim.scene import SOON, Scene
@@ -23,7 +24,7 @@ from tests.sim.simulation import options_of, simulate
 SEEDS = [seed for seed in range(1, 40) if options_of(seed).admin_pause_s][:4]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [*SEEDS[::2], *long(*SEEDS[1::2])])
 def test_whatever_administrators_want_ends_in_its_place_and_loses_nothing(seed: int) -> None:
     """Joins, drains, removals, weights, zones, pins, numbers of replicas, two at once, under all faults."""
     outcome = simulate(replace(options_of(seed), trouble_s=60.0, fault_pause_s=6.0, admin_pause_s=4.0))

@@ -11,13 +11,14 @@ from laminar.http.api.problems import Problem
 from laminar.node.catalog.route_requests import BeginRouteRequest, RouteProgressRequest
 from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from membership.records import TopicRecord
+from tests.long_examples import long
 from tests.sim.routes import busy, options_of, simulate
 from tests.sim.scene import REPLACED_SOON, Scene
 from tests.sim.simulation import TOPIC
 from tests.sim.test_lost_majority import RECOVER, leads, post
 
 
-@pytest.mark.parametrize("seed", [1, 3, 12])
+@pytest.mark.parametrize("seed", [1, *long(3, 12)])
 def test_no_record_is_lost_doubled_or_out_of_order_over_changes(seed: int) -> None:
     """Partitions split, merge and move, and nodes die, lose power and are cut off at every step."""
     outcome = simulate(busy(seed))
@@ -28,7 +29,7 @@ def test_no_record_is_lost_doubled_or_out_of_order_over_changes(seed: int) -> No
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
-    options = replace(options_of(5), trouble_s=30.0)
+    options = replace(options_of(5), trouble_s=15.0)
 
     assert simulate(options).digest == simulate(options).digest
 
@@ -201,10 +202,10 @@ def test_a_strict_change_goes_on_with_the_copy_of_an_input_that_comes_back() -> 
     scene.world.close()
 
 
-@pytest.mark.parametrize("seed", [12, 18])
-def test_no_partition_is_reclaimed_that_a_consumer_needs(seed: int) -> None:
+@pytest.mark.parametrize("seed, trouble_s", [(4, 25.0), *long((12, 60.0), (18, 60.0))])
+def test_no_partition_is_reclaimed_that_a_consumer_needs(seed: int, trouble_s: float) -> None:
     """Cursors are behind, away, rewound and deleted; the rules are in `reclaim_rules.py`."""
-    outcome = simulate(busy(seed, reclaim_pause_s=0.5))
+    outcome = simulate(replace(busy(seed, reclaim_pause_s=0.5), trouble_s=trouble_s))
 
     assert outcome.exercised["partitions reclaimed under faults"]
     assert outcome.exercised["reclaim: not_drained"] and outcome.exercised["reclaim: 200"]

@@ -12,6 +12,7 @@ from laminar.http.api.problems import Problem
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.succession import Output, SealRecord
+from tests.long_examples import long
 from tests.sim.loop import Life
 from tests.sim.machine import Machine
 from tests.sim.scene import Scene
@@ -87,7 +88,7 @@ def test_a_replica_gets_a_log_that_begins_after_the_seal() -> None:
     check(scene)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [2, 3, *long(0, 1, 4, 5)])
 def test_no_record_follows_a_seal_whoever_dies(seed: int) -> None:
     """The leader or another, with the power or without, before, at and after the seal; clients ask on."""
     scene = Scene(200 + seed, disk_s=(0.002, 0.05)[seed % 2])
@@ -112,7 +113,7 @@ def test_no_record_follows_a_seal_whoever_dies(seed: int) -> None:
     check(scene)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [2, *long(0, 1)])
 def test_no_client_hears_of_a_seal_that_is_cut(seed: int) -> None:
     """Its leader is cut off from the others, not from clients; these go on under the next leader."""
     scene = Scene(300 + seed)

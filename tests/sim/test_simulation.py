@@ -10,11 +10,13 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from laminar.log.storage import Storage
+from tests.long_examples import long
 from tests.sim.loop import Life, SimLoop
 from tests.sim.rot import rot_journal
 from tests.sim.scene import SMALL, Scene
@@ -25,15 +27,16 @@ from tests.sim.world import Options, World
 
 def test_the_same_seed_gives_the_same_history() -> None:
     """Byte for byte: a failure can be looked at again."""
-    options = replace(options_of(13), trouble_s=30.0)
+    options = replace(options_of(13), trouble_s=20.0)
 
     assert simulate(options).digest == simulate(options).digest
 
 
 _DIGEST = """
+from collections.abc import Callable
 from dataclasses import replace
 from tests.sim.simulation import options_of, simulate
-print(simulate(replace(options_of(2), trouble_s=40.0, fault_pause_s=6.0)).digest)
+print(simulate(replace(options_of(2), trouble_s=20.0, fault_pause_s=6.0)).digest)
 """
 
 
@@ -60,7 +63,7 @@ def test_another_seed_gives_another_history() -> None:
     assert simulate(options).digest != simulate(replace(options, seed=14)).digest
 
 
-@pytest.mark.parametrize("seed", range(1, 13))
+@pytest.mark.parametrize("seed", [1, 2, 3, 7, 10, 11, 12, *long(4, 5, 6, 8, 9)])
 def test_nothing_acknowledged_is_lost_or_reordered(seed: int) -> None:
     """Kills, power cuts, pauses, cuts, bad wires, failing disks, clocks; then everything converges."""
     outcome = simulate(replace(options_of(seed), trouble_s=60.0, fault_pause_s=6.0))
@@ -127,15 +130,13 @@ def test_a_world_that_is_over_says_no_last_words(monkeypatch: pytest.MonkeyPatch
 
 def test_an_acknowledgement_before_the_sync_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkers can fail: with this bug switched on, some seed must find it."""
-    synced = Storage.sync
+    when_stored = Storage.when_stored
 
-    def hasty(storage: Storage) -> asyncio.Future[None]:
-        synced(storage).add_done_callback(lambda done: done.cancelled() or done.exception())
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
+    def hasty(storage: Storage, stored: Callable[[BaseException | None], None]) -> None:
+        when_stored(storage, lambda failure: None)
+        asyncio.get_running_loop().call_soon(stored, None)
 
-    monkeypatch.setattr(Storage, "sync", hasty)
+    monkeypatch.setattr(Storage, "when_stored", hasty)
     busy = Options(seed=0, clients=3, client_pause_s=0.05, disk_s=0.3, fault_pause_s=3.0, trouble_s=60.0)
     for seed in range(1, 30):
         try:

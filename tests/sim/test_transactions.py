@@ -9,6 +9,7 @@ from laminar.node.api.transactions import abandoned_stages
 from laminar.node.api.transactions.sinks import COORDINATORS
 from laminar.node.partition.state import sinks
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS_TOPIC
+from tests.long_examples import long
 from tests.sim.drivers import Driver
 from tests.sim.machine import Machine
 from tests.sim.simulation import TOPIC, _end_sinks, begin, simulate
@@ -112,7 +113,7 @@ def test_pitfall_41_a_driver_crashes_between_any_two_steps(step: int) -> None:
     assert 1 <= driver.crashes
 
 
-@pytest.mark.parametrize("seed", (302, 303))
+@pytest.mark.parametrize("seed", [303, *long(302)])
 def test_sinks_that_write_once_are_forgotten_through_crashes_and_no_batch_is_torn(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -53,7 +53,9 @@ def copied(guarded: Guarded, topic: str) -> list[int]:
         return sorted(int(record.text) for record in client.topic(topic).read())
 
 
-@pytest.mark.parametrize("by_file", [False, True], ids=["token", "file"])
+@pytest.mark.parametrize(
+    "by_file", [pytest.param(False, id="token", marks=pytest.mark.long), pytest.param(True, id="file")]
+)
 def test_source_and_sink_go_over_tls_with_a_token(
     guarded: Guarded, topics: tuple[str, str], spark: SparkSession, tmp_path: Path, by_file: bool
 ) -> None:

@@ -42,6 +42,7 @@ FIGURES = (
 )
 
 
+@pytest.mark.long
 def test_each_figure_is_there(
     spark: SparkSession,
     url: str,

@@ -128,6 +128,7 @@ def test_a_query_reads_everything_once_though_a_node_is_killed(
     assert list(range(3_000)) == values
 
 
+@pytest.mark.long
 def test_topic_to_topic_over_a_nodes_death(
     nodes: LocalCluster, topic: laminar.Topic[bytes], spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def test_the_documented_packages_are_those() -> None:
     assert f"pip install --target laminar-executor {' '.join(NEEDED[:3])} 'backports.zstd; " in text
 
 
+@pytest.mark.long
 def test_executors_without_laminar_read_and_write_with_the_archive_alone(
     topic: Topic, url: str, tmp_path: Path
 ) -> None:

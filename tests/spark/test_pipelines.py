@@ -13,6 +13,7 @@ import pytest
 
 import laminar
 from laminar.spark.pipelines.session import cluster_options
+from tests.long_examples import long
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -146,13 +147,14 @@ def test_an_audit_finds_what_was_planted_and_nothing_else(
     assert ["9000"] == finding(told, "unclaimed")
 
 
+@pytest.mark.parametrize("master", ["local[1]", *long("local-cluster[1,2,1024]")])
 def test_a_pipeline_runs_as_a_command_on_an_executor_of_its_own(
-    url: str, topic: Topic, tmp_path: Path
+    url: str, topic: Topic, tmp_path: Path, master: str
 ) -> None:
-    """``laminar pipeline archive``, with a driver here and an executor that is a process beside it."""
+    """``laminar pipeline archive``, in the driver, and with an executor that is a process beside it."""
     fill(topic, 200)
     command = [sys.executable, "-m", "laminar.cli", "pipeline", "archive", topic.name, str(tmp_path / "out")]
-    command += ["--url", url, "--json", "--master", "local-cluster[1,2,1024]"]
+    command += ["--url", url, "--json", "--master", master]
     command += ["--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 

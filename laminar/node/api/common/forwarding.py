@@ -12,7 +12,7 @@ cursors, groups and the like (`IN_TURNS`) in an envelope, `for_principal`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar, copy_context
 from typing import Any, Final, Protocol, TypeVar
 
@@ -23,6 +23,8 @@ from laminar.http.api.problems import Outcome, Problem
 from laminar.http.protocol.flows import Flow
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import ANYONE, principal_of
+from laminar.node.trace.mode import is_traced
+from laminar.node.trace.ring import Who
 from laminar.node.transport.transport import (
     Address,
     CallTimeout,
@@ -114,6 +116,8 @@ class PassedRequest(msgspec.Struct, frozen=True, array_like=True):
     """A copy that the receiver may change: a leader stamps batches in place."""
     principal: str = ""
     """Who asks, as the shard that took the request has found; empty where none is asked for."""
+    address: str = ""
+    """Where the request came from, without the port."""
 
 
 _passed_decoder = msgspec.msgpack.Decoder(PassedRequest)
@@ -138,6 +142,12 @@ class _Envelope(msgspec.Struct, frozen=True, array_like=True):
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
 
+def host_of(peer: str) -> str:
+    """Return an address without its port."""
+    host, colon, _ = peer.rpartition(":")
+    return host if colon else peer
+
+
 def encode_passed(request: Request) -> bytes:
     """Encode a request as the payload of an `http` call.
 
@@ -147,8 +157,12 @@ def encode_passed(request: Request) -> bytes:
     headers = {name: value for name, value in request.headers.items() if name not in _LEFT_BEHIND}
     headers[FORWARDED] = "2" if FORWARDED in request.headers else "1"
     passed = (request.method, request.target, headers, request.body)
-    principal = principal_of(request)
-    return _encoder.encode(passed if principal is ANYONE else (*passed, principal.name))
+    principal, connection = principal_of(request), request.connection
+    address = connection.address if isinstance(connection, Forwarder) else host_of(connection.peer)
+    name = "" if principal is ANYONE else principal.name
+    if address:
+        return _encoder.encode((*passed, name, address))
+    return _encoder.encode((*passed, name) if name else passed)
 
 
 def decode_passed(payload: bytes) -> PassedRequest:
@@ -171,15 +185,24 @@ def decode_response(passed: PassedResponse) -> Response:
 
 
 class Forwarder:
-    """The stand-in for a client's connection in a request that another shard passed on."""
+    """The stand-in for a client's connection in a request that another shard passed on.
 
-    def __init__(self, peer: Peer) -> None:
+    `address` is the client's, without the port, as that shard says.
+    """
+
+    def __init__(self, peer: Peer, address: str = "") -> None:
+        self.address = address
         self.context: Any = None
         self.flow: Flow | None = None
         self._peer = peer
 
     def join(self, flow: Flow) -> None:
         """Do nothing: the request has had its turn at the shard that took it."""
+
+    @property
+    def node(self) -> str:
+        """The node that passed the request on."""
+        return self._peer.node
 
     @property
     def peer(self) -> str:
@@ -190,6 +213,19 @@ class Forwarder:
     def certificate(self) -> None:
         """None: the shard that took the request has looked at its client."""
         return None
+
+
+def requester_of(request: Request, node: str) -> Who:
+    """Return who makes a request that `node`, this one, carries out or passes on, for the trace."""
+    connection, name = request.connection, principal_of(request).name
+    if isinstance(connection, Forwarder):
+        return Who(name, connection.address, connection.node)
+    return Who(name, host_of(connection.peer), node)
+
+
+def requester_if_traced(request: Request, node: str, *settings: Mapping[str, object]) -> Who | None:
+    """Return who makes a request about a topic, or a channel of it; None if their settings trace nothing."""
+    return requester_of(request, node) if is_traced(*settings) else None
 
 
 Handler = Callable[[Peer, bytes], Awaitable[Any]]

@@ -142,6 +142,13 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             ("errors", "counter", "Segments that could not be read"),
         ),
         *_part(
+            "find",
+            ("unindexed_bytes", "gauge", "Bytes of sealed segments without the key index of their topic"),
+            ("indexed_segments", "counter", "Segments of which a key index was built"),
+            ("indexed_bytes", "counter", "Bytes of these segments"),
+            ("errors", "counter", "Key indexes that could not be built; their segments are scanned"),
+        ),
+        *_part(
             "http",
             ("bytes_in", "counter", "Bytes received from clients", "laminar_http_received_bytes", 1),
             ("bytes_out", "counter", "Bytes sent to clients", "laminar_http_sent_bytes", 1),
@@ -352,6 +359,13 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             ("written", "counter", "Records written to `_audit`"),
             ("dropped", "counter", "Records that are in the node's log only"),
             ("waiting", "gauge", "Records that wait to be written"),
+        ),
+        *_part(
+            "trace",
+            ("events", "counter", "Events of records that are traced"),
+            ("written", "counter", "Events written to `_trace`"),
+            ("dropped", "counter", "Events that were dropped: no room, or `_trace` took none"),
+            ("waiting", "gauge", "Events that wait to be written"),
         ),
         *_part(
             "catalog",
