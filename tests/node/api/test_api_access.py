@@ -46,8 +46,8 @@ WHO = {
 }
 OPERATIONS = {
     "everyone": "livez readyz version openapi docs console console_file console_moved",
-    "any principal": "cluster health list_nodes describe_node limits whoami datagram_key list_topics"
-    " list_sinks begin_producer trace",
+    "any principal": "cluster health list_nodes describe_node limits whoami trace datagram_key list_topics"
+    " list_sinks begin_producer",
     "any role on it": "describe_topic list_partitions describe_partition list_routes describe_route"
     " list_channels describe_channel describe_delayed",
     "readers": "fetch fetch_one offsets digest list_cursors describe_cursor set_cursor delete_cursor"

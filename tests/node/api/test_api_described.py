@@ -164,6 +164,7 @@ def test_every_operation_answers_as_described(api: Described) -> None:
     call("describe_token", token=token.json()["id"])
     call("list_tokens")
     call("whoami")
+    call("trace", key="k")
     limits = call("describe_principal_limits", principal="*")
     call("set_principal_limits", principal="n", document={"topics": 3}, If_Match=limits.headers["etag"])
     call("list_principal_limits")

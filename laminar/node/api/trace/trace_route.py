@@ -50,6 +50,7 @@ class TraceRoute:
     async def trace(self, request: Request) -> Response:
         """Answer GET /v1/trace."""
         query = request.query
+        limit = integer(request, "limit", 100, minimum=1, maximum=MAX_FOUND)
         given = [name for name in _BY if name in query]
         if len(given) != 1:
             raise Problem(
@@ -59,7 +60,6 @@ class TraceRoute:
                 value=query[given[1]][:80] if given else None,
                 outcome="not_applied",
             )
-        limit = integer(request, "limit", 100, minimum=1, maximum=MAX_FOUND)
         after = query.get("after")
         if after is not None and len(after) > MAX_TOKEN:
             raise Problem("invalid", "this is no token of a search", field="after", value=after[:80])

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from laminar.testing import nodes
 from laminar.testing.cluster import LocalCluster
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -362,3 +363,22 @@ def test_a_topic_that_is_not_traced_makes_no_event_and_one_that_ceases_none_more
         422
         == node.ask("admin", "PUT", "/v1/topics/orders-x", json={"settings": {"trace": "1.5"}}).status_code
     )
+
+
+def test_a_node_that_has_no_room_for_the_topic_goes_on_and_counts() -> None:
+    """`_trace` needs eight partitions; an append is answered as if there were no trace."""
+    with (
+        nodes.serve(shards=1, settings={"max_partitions": 4}) as url,
+        httpx.Client(base_url=url, timeout=20, trust_env=False) as http,
+    ):
+        assert 201 == http.put("/v1/topics/t", json={"settings": {"trace": "all"}}).status_code
+        for _ in range(3):
+            assert http.post("/v1/topics/t/records?key=k", content=b"a").is_success
+        until = time.monotonic() + 20
+        while 'laminar_trace_dropped_total{process="shard-0"} 3' not in (text := http.get("/metrics").text):
+            assert time.monotonic() < until, [line for line in text.splitlines() if "laminar_trace" in line]
+            time.sleep(0.1)
+
+        assert ["t"] == [each["topic"] for each in http.get("/v1/topics").json()["topics"]]
+        empty = http.get("/v1/trace", params={"record": "t/0/0"}).json()
+        assert ([], None) == (empty["events"], empty["after"])
