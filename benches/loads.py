@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import statistics
 import time
 from collections.abc import Sequence
@@ -141,23 +142,30 @@ class _Poster(asyncio.Protocol):
             self.failure = str(exc)
 
 
-def post_request(topic: str, partition: int) -> bytes:
-    """A POST of one record, its bytes as they are."""
+def post_request(topic: str, partition: int, *, token: str = "") -> bytes:
+    """A POST of one record, its bytes as they are; with a token, if one is given."""
+    proof = b"Authorization: Bearer %b\r\n" % token.encode() if token else b""
     return (
-        b"POST /v1/topics/%b/partitions/%d/records HTTP/1.1\r\nHost: localhost\r\n"
+        b"POST /v1/topics/%b/partitions/%d/records HTTP/1.1\r\nHost: localhost\r\n%b"
         b"Content-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n%b"
-    ) % (topic.encode(), partition, VALUE_BYTES, VALUE)
+    ) % (topic.encode(), partition, proof, VALUE_BYTES, VALUE)
 
 
 async def posts(
-    targets: Sequence[tuple[str, int, bytes]], *, connections: int, seconds: float, rounds: int
+    targets: Sequence[tuple[str, int, bytes]],
+    *,
+    connections: int,
+    seconds: float,
+    rounds: int,
+    tls: ssl.SSLContext | None = None,
 ) -> float:
     """POST/s over `connections`, each sending its target's request (host, port, bytes) again and again."""
     loop = asyncio.get_running_loop()
     opened: list[tuple[asyncio.BaseTransport, _Poster]] = []
     for number in range(connections):
         host, port, request = targets[number % len(targets)]
-        opened.append(await loop.create_connection(lambda request=request: _Poster(request), host, port))  # type: ignore[misc]
+        made = loop.create_connection(lambda request=request: _Poster(request), host, port, ssl=tls)
+        opened.append(await made)
     rates = []
     try:
         await asyncio.sleep(min(0.3, seconds))

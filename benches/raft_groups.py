@@ -324,7 +324,12 @@ def run_node(node: str, folder: Path, sockets: Sequence[socket.socket], orders: 
         peer=peer,
         gossip=None,
         addresses=Addresses(
-            host="127.0.0.1", http_port=0, shard_http_ports=(0,), peer_ports=(), gossip_port=0
+            host="127.0.0.1",
+            gossip_host="127.0.0.1",
+            http_port=0,
+            shard_http_ports=(0,),
+            peer_ports=(),
+            gossip_port=0,
         ),
         board=StatusBoard(1),
         lifeline=-1,

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from laminar.client.sync.search import Search
     from laminar.client.sync.sinks import Sink, Stager, Transaction
     from laminar.client.sync.topic import Topic
+    from laminar.client.trace import RecordTrace, TraceEvent
     from laminar.embedded import embed
 
 # name -> (module, attribute); None as attribute: the module itself.
@@ -131,6 +132,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     **{name: ("laminar.client.sync.sinks", name) for name in ("Sink", "Stager", "Transaction")},
     **{name: ("laminar.client.delayed", name) for name in ("DelayedCount", "DelayedRecord", "DelayedState")},
     **{name: ("laminar.client.history", name) for name in ("RecordEvent", "RecordHistory")},
+    **{name: ("laminar.client.trace", name) for name in ("RecordTrace", "TraceEvent")},
     **{name: ("laminar.client.search", name) for name in ("FoundRecord", "NotSearched")},
     "Search": ("laminar.client.sync.search", "Search"),
     "Topic": ("laminar.client.sync.topic", "Topic"),
@@ -175,6 +177,7 @@ __all__ = [
     "Record",
     "RecordEvent",
     "RecordHistory",
+    "RecordTrace",
     "Retry",
     "RouteInfo",
     "Sealed",
@@ -188,6 +191,7 @@ __all__ = [
     "TimedOut",
     "Topic",
     "TopicInfo",
+    "TraceEvent",
     "Transaction",
     "Trimmed",
     "Unauthorized",

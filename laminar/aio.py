@@ -26,6 +26,7 @@ from laminar.client.records import (
 )
 from laminar.client.search import FoundRecord, NotSearched, Search
 from laminar.client.topic import Topic
+from laminar.client.trace import RecordTrace, TraceEvent
 from laminar.client.transact.sinks import Sink, Stager, Transaction
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Record",
     "RecordEvent",
     "RecordHistory",
+    "RecordTrace",
     "Search",
     "Settled",
     "Sink",
@@ -57,6 +59,7 @@ __all__ = [
     "Subscription",
     "Topic",
     "TopicInfo",
+    "TraceEvent",
     "Transaction",
     "Trimmed",
     "Value",

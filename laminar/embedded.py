@@ -83,7 +83,7 @@ class EmbeddedNode:
         self._settings = settings
         self._folder = folder
         self._sockets = sockets
-        self._addresses = sockets.addresses(settings.public_host)
+        self._addresses = sockets.addresses(settings.public_host, gossip=settings.gossip_host)
         self._board = StatusBoard(_SHARDS)
         self._ready = {role: asyncio.Event() for role in _ROLES}
         self._processes: dict[Role, Process] = {}

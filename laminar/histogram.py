@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
@@ -28,6 +29,25 @@ class Histogram:
         """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def observe_many(self, value: float, count: int) -> None:
+        """Count a value `count` times."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
+
+    def percentile(self, share: float) -> float:
+        """Return the least bound that `share` (0 to 1) of the values do not pass; 0 without a value.
+
+        It is infinite if that share has values beyond the last bound.
+        """
+        left = share * sum(self.counts)
+        if not left:
+            return 0.0
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            left -= count
+            if left <= 0:
+                return bound
+        return math.inf
 
     def stored(self) -> tuple[list[int], float]:
         """Return the counts and the sum, to be shown."""

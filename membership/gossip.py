@@ -103,6 +103,9 @@ class Gossip:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._seeds: tuple[str, ...] = ()
+        # Addresses of the seeds that are host names, as found by the last look-up that found any.
+        self._found: dict[str, list[str]] = {}
         self._resolving: asyncio.Task[None] | None = None
         self._counts = dict.fromkeys(
             (
@@ -120,21 +123,32 @@ class Gossip:
         assert self._loop is None, "started twice"
         self._loop = asyncio.get_running_loop()
         self._sock.setblocking(False)
-        names = [seed for seed in seeds if not _is_numeric(seed)]
-        numeric = [seed for seed in seeds if _is_numeric(seed)]
-        self._core.set_seeds(numeric)
-        if names:
-            self._resolving = self._loop.create_task(self._resolve(names, numeric))
         self._loop.add_reader(self._sock, self._readable)
-        self._wake()
+        self.set_seeds(seeds)
 
     def set_seeds(self, seeds: Sequence[str]) -> None:
-        """Replace the seeds by the numeric addresses in `seeds`; host names among them are left out.
+        """Replace the seeds, as in `start`. A seed is pinged while no available member has its address.
 
-        A seed is pinged while no available member has its address.
+        Host names are looked up now, and every 30 s: a member that was stopped may come back elsewhere.
         """
-        self._core.set_seeds([seed for seed in seeds if _is_numeric(seed)])
+        if tuple(seeds) != self._seeds:
+            self._seeds = tuple(seeds)
+            names = {seed for seed in seeds if not _is_numeric(seed)}
+            self._found = {name: found for name, found in self._found.items() if name in names}
+            self._use_seeds()
+            if self._resolving is not None:
+                self._resolving.cancel()
+                self._resolving = None
+            if names and self._loop is not None:
+                self._resolving = self._loop.create_task(self._resolve(names))
         self._wake()
+
+    def _use_seeds(self) -> None:
+        """Have the core seek the numeric seeds, and the addresses that were found of the others."""
+        addresses: list[str] = []
+        for seed in self._seeds:
+            addresses += [seed] if _is_numeric(seed) else self._found.get(seed, [])
+        self._core.set_seeds(addresses)
 
     def members(self) -> dict[str, Member]:
         """Return all members by node name, this one included."""
@@ -257,22 +271,32 @@ class Gossip:
         else:
             self._counts["sent"] += 1
 
-    async def _resolve(self, names: Sequence[str], numeric: Sequence[str]) -> None:
-        loop = asyncio.get_running_loop()
-        found: dict[str, list[str]] = {}
+    async def _resolve(self, names: set[str]) -> None:
+        """Look names up again and again. What was found of a name counts until something else is found."""
+        pause_s, failed = 1.0, set[str]()
         while True:
-            for name in names:
-                host, _, port = name.rpartition(":")
+            for name in sorted(names):
                 try:
-                    family = self._sock.family
-                    infos = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM)
+                    found = await self._look_up(name)
                 except (OSError, UnicodeError) as error:  # UnicodeError: a name that can't be one
                     self._counts["unresolved"] += 1
-                    log.warning("gossip: seed %s: %s", name, error)
+                    level = logging.DEBUG if name in failed else logging.WARNING
+                    log.log(level, "gossip: seed %s: %s", name, error)
+                    failed.add(name)
                 else:
-                    found[name] = [address_text(str(info[4][0]), int(info[4][1])) for info in infos]
-            self._core.set_seeds([*numeric, *(address for group in found.values() for address in group)])
-            await asyncio.sleep(_SEEDS_AGAIN_S if len(found) == len(names) else 1.0)
+                    failed.discard(name)
+                    if found != self._found.get(name):
+                        self._found[name] = found
+                        self._use_seeds()
+            pause_s = min(_SEEDS_AGAIN_S, 2 * pause_s) if failed else _SEEDS_AGAIN_S
+            await asyncio.sleep(pause_s)
+
+    async def _look_up(self, name: str) -> list[str]:
+        host, _, port = name.rpartition(":")
+        infos = await asyncio.get_running_loop().getaddrinfo(
+            host, port, family=self._sock.family, type=socket.SOCK_DGRAM
+        )
+        return [address_text(str(info[4][0]), int(info[4][1])) for info in infos]
 
 
 def _is_numeric(address: str) -> bool:

@@ -54,7 +54,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The log
     "laminar.log.disk": (),
     "laminar.log.format": ("laminar.log.disk", "laminar.batch"),
-    "laminar.log.segment": ("laminar.log.disk", "laminar.log.format", "laminar.batch"),
+    "laminar.log.key_index": ("laminar.log.disk",),
+    "laminar.log.segment": (
+        *("laminar.log.disk", "laminar.log.format", "laminar.log.key_index", "laminar.batch"),
+    ),
     "laminar.log.partition_log": (
         *("laminar.log.disk", "laminar.log.format", "laminar.log.segment"),
         "laminar.batch",
@@ -80,7 +83,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.log.tools": (
         *("laminar.log.disk", "laminar.log.format", "laminar.log.segment", "laminar.log.commit"),
-        *("laminar.log.recovery", "laminar.log.library", "laminar.batch"),
+        *("laminar.log.recovery", "laminar.log.library", "laminar.batch", "laminar.log.key_index"),
     ),
     "laminar.log": (
         *("laminar.log.disk", "laminar.log.format", "laminar.log.partition_log", "laminar.log.recovery"),
@@ -130,10 +133,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "laminar.client.errors",
         "laminar.client.net",
     ),
+    "laminar.client.backup": (
+        *("laminar.client.errors", "laminar.client.net", "laminar.client.produce", "laminar.client.consume"),
+        *("laminar.client.policy", "laminar.client.route_changes", "laminar.batch", "laminar.http.api"),
+    ),
     "laminar.client.search": (
         *("laminar.client.trace_id", "laminar.client.delivery_time"),
         *("laminar.client.errors", "laminar.client.net"),
     ),
+    "laminar.client.trace": ("laminar.client.errors", "laminar.client.net"),
     "laminar.client.history": ("laminar.client.net", "laminar.client.search"),
     "laminar.client.topic": (
         "laminar.client.history",
@@ -150,10 +158,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.client.client": (
         *("laminar.client.errors", "laminar.client.records", "laminar.client.codecs", "laminar.client.net"),
         *("laminar.client.produce", "laminar.client.consume", "laminar.client.transact"),
-        *("laminar.client.topic", "laminar.http.api", "laminar.http.protocol"),
+        *("laminar.client.topic", "laminar.client.trace", "laminar.http.api", "laminar.http.protocol"),
     ),
     "laminar.client.sync": (
-        "laminar.client.history",
+        *("laminar.client.history", "laminar.client.trace"),
         *(
             "laminar.client.search",
             "laminar.client.trace_id",
@@ -182,8 +190,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.consensus", "laminar.batch", "laminar.http.api"),
         "laminar.wire",
     ),
+    "laminar.node.trace": (
+        *("laminar.node.partition.state", "laminar.batch", "laminar.http.api", "laminar.wire"),
+    ),
     "laminar.node.partition": (
         *("laminar.node.host", "laminar.node.consensus", "laminar.node.partition.state"),
+        "laminar.node.trace",
         *("raft", "laminar.batch", "laminar.http.api", "laminar.log.*", "laminar.wire"),
     ),
     "laminar.node.transactions": (
@@ -211,16 +223,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.routes", "laminar.node.secret"),
     ),
     "laminar.node.channels": (
-        *("laminar.node.partition", "laminar.node.partition.state"),
+        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.trace"),
         *("laminar.batch", "laminar.wire", "laminar.http.api", "laminar.log.disk"),
     ),
     "laminar.node.delay": (
-        *("laminar.node.partition", "laminar.node.partition.state"),
+        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.trace"),
         *("laminar.batch", "laminar.wire", "laminar.http.api", "laminar.log.disk"),
     ),
     "laminar.node.find": (
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.consensus"),
         *("laminar.batch", "laminar.http.api", "laminar.log.disk", "laminar.wire", "laminar.node.channels"),
+        *("laminar.log.key_index", "laminar.log.segment", "laminar.log.partition_log"),
     ),
     "laminar.node.catch_up": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
@@ -240,13 +253,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.log.*",
         ),
         *("laminar.node.routes", "laminar.node.channels", "laminar.node.delay", "laminar.wire"),
-        "laminar.node.secret",
+        *("laminar.node.secret", "laminar.node.find", "laminar.node.trace"),
     ),
     "laminar.node.api.common": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.catalog", "membership"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        *("laminar.log.format", "laminar.node.channels", "laminar.node.delay"),
+        *("laminar.log.format", "laminar.node.channels", "laminar.node.delay", "laminar.node.trace"),
         *("laminar.node.routes", "laminar.node.access", "laminar.node.secret"),
     ),
     "laminar.node.api.records": (
@@ -260,6 +273,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api", "laminar.log.disk"),
         *("laminar.node.routes", "laminar.node.access", "laminar.node.host", "laminar.node.secret"),
+        "laminar.node.trace",
     ),
     "laminar.node.api.admin": (
         *(
@@ -289,6 +303,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.transactions", "membership"),
         *("laminar.http.protocol", "laminar.http.api"),
     ),
+    "laminar.node.api.bundle": (
+        *("laminar.node.api.common", "laminar.node.api.health", "laminar.node.api.metrics"),
+        *("laminar.node.host", "laminar.node.runtime", "laminar.node.transport", "laminar.node.partition"),
+        *("membership", "laminar.http.protocol", "laminar.http.api"),
+    ),
     "laminar.node.api.consumers": (
         *("laminar.node.access", "laminar.node.api.common", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state"),
@@ -300,12 +319,18 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.catalog"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
         *("laminar.node.channels", "laminar.batch", "laminar.node.api.consumers", "laminar.node.access"),
+        "laminar.node.trace",
     ),
     "laminar.node.api.delayed": (
         *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.delay"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
-        "laminar.node.routes",
+        *("laminar.node.routes", "laminar.node.trace"),
+    ),
+    "laminar.node.api.trace": (
+        *("laminar.node.access", "laminar.node.api.common", "laminar.node.api.find", "laminar.node.host"),
+        *("laminar.node.find", "laminar.node.trace", "membership", "laminar.batch"),
+        *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
     ),
     "laminar.node.api.find": (
         "laminar.log.format",
@@ -369,7 +394,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.cli", "laminar", "laminar.client.*", "laminar.spark.*", "laminar.testing"),
         *("laminar.node.*", "laminar.log.*", "router", "ebpf", *BELOW_THE_CLIENT),
     ),
+    "laminar.cli.commands.backup": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.cli.commands.find": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
+    "laminar.cli.commands.doctor": (
+        *("laminar.cli", "laminar.cli.commands", "laminar.cli.commands.admin", "laminar.client.*"),
+        # The settings of this machine, and which of them may be shown.
+        *("laminar.node.host", "laminar.node.api.bundle", *BELOW_THE_CLIENT),
+    ),
+    "laminar.cli.commands.bench": (
+        *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),
+    ),
     "laminar.cli.commands.admin": (
         *("laminar.cli", "laminar.cli.commands", "laminar.client.*", *BELOW_THE_CLIENT),
         # The rules of a node's name, how a certificate names it, and the file of the nodes' secrets.

@@ -330,6 +330,13 @@ _PLAIN_VALUES = (
 )
 
 
+def says_only_values(frame: Buffer) -> bool:
+    """Return whether the directory says that there is one column, of plain values; nothing is verified."""
+    if len(frame) < HEADER_SIZE + _ONLY_VALUES.size:
+        return False
+    return _ONLY_VALUES.unpack_from(frame, HEADER_SIZE)[: len(_PLAIN_VALUES)] == _PLAIN_VALUES
+
+
 def _only_values(frame: Buffer, header: Header) -> Entry | None:
     """Return the directory's line of a batch of plain values and nothing else; None for any other batch.
 

@@ -99,8 +99,9 @@ class Kind(IntEnum):
     """The kinds of batches.
 
     `DATA` holds records. `STAGED` holds records that get their offsets from the `PUBLISH` that names them, or
-    bytes of a record that is larger than a batch. The body of any other kind is one opaque payload; that of
-    `DELAYED` and of `PUBLISH` may have a whole batch of records in it.
+    bytes of a record that is larger than a batch. `SKIP` takes offsets that no record will ever have. The
+    body of any other kind is one opaque payload; that of `DELAYED` and of `PUBLISH` may have a whole batch of
+    records in it.
     """
 
     DATA = 0
@@ -118,6 +119,7 @@ class Kind(IntEnum):
     OPEN = 12
     CHANNEL = 13
     DELAYED = 14
+    SKIP = 15
 
 
 class Flag(IntEnum):
@@ -192,7 +194,7 @@ _KNOWN_FLAGS = int(Flag.OPENS_SEGMENT | Flag.KEYED | Flag.LARGE | Flag.SYNCED)
 # What the leader leaves as it is.
 _KEPT_FLAGS = int(Flag.KEYED | Flag.SYNCED)
 # Kinds whose count takes offsets, and those that use `checkpoint` and `floor`.
-_COUNTED = (Kind.DATA, Kind.PUBLISH)
+_COUNTED = (Kind.DATA, Kind.PUBLISH, Kind.SKIP)
 _NUMBERED = (Kind.DATA, Kind.STAGED, Kind.DELAYED)
 _MAY_BE_SYNCED = (Kind.CURSOR, Kind.CHANNEL)
 
@@ -358,6 +360,14 @@ class Header:
 def kind_of(frame: Buffer) -> int:
     """Return the kind of a frame, as a number; compare it with a `Kind`."""
     return frame[_KIND_AT]
+
+
+def is_one_frame(buffer: Buffer) -> bool:
+    """Return whether a buffer is as long as its beginning, read as a header, says; nothing is verified."""
+    if len(buffer) < HEADER_SIZE:
+        return False
+    length: int = _BODY_LENGTH.unpack_from(buffer, _BODY_LENGTH_AT)[0]
+    return len(buffer) == HEADER_SIZE + length
 
 
 def term_of(frame: Buffer) -> int:

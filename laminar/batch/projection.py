@@ -6,7 +6,7 @@ answers smaller, and is never stored nor replicated. The caller decides which co
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 
 from laminar.batch.columns import NULLS, VARIABLE, Cells, Codec, Column, Entry, assemble, read_directory
 from laminar.batch.header import Buffer, Flag, Header, replace_body
@@ -25,10 +25,13 @@ def project(frame: Buffer, keep: Container[int]) -> bytearray:
     if header.flags & Flag.LARGE:
         return bytearray(frame)
     entries = read_directory(frame, header)
-    return replace_body(frame, assemble(list(_cells(frame, entries, header.count, keep))))
+    return replace_body(frame, assemble(list(cells_of(frame, entries, header.count, keep))))
 
 
-def _cells(frame: Buffer, entries: dict[int, Entry], count: int, keep: Container[int]) -> Iterator[Cells]:
+def cells_of(
+    frame: Buffer, entries: Mapping[int, Entry], count: int, keep: Container[int]
+) -> Iterator[Cells]:
+    """Yield the columns in `keep` as stored, by rising number; values that are not kept are empty."""
     view = memoryview(frame)
     for number, entry in entries.items():
         if number in keep:

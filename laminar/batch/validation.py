@@ -56,11 +56,18 @@ class CellLimits:
 
 
 def check_batch(
-    frame: Buffer, limits: CellLimits, *, max_records: int, max_record_bytes: int, max_plain_bytes: int
+    frame: Buffer,
+    limits: CellLimits,
+    *,
+    max_records: int,
+    max_record_bytes: int,
+    max_plain_bytes: int,
+    header: Header | None = None,
 ) -> int:
     """Check a verified frame from a client: its directory, then every cell.
 
-    Return how many bytes its columns have when they are decompressed.
+    Return how many bytes its columns have when they are decompressed. `header` is the frame's, if it was read
+    before.
 
     Raises:
         BatchError: something is wrong. A cell is named by its record's place in the batch, as in
@@ -68,6 +75,7 @@ def check_batch(
     """
     header, entries, ends = _check_directory(
         frame,
+        header or Header.unpack(frame),
         max_records=max_records,
         max_record_bytes=max_record_bytes,
         max_plain_bytes=max_plain_bytes,
@@ -101,6 +109,7 @@ def check_directory(
     """
     return _check_directory(
         frame,
+        Header.unpack(frame),
         max_records=max_records,
         max_record_bytes=max_record_bytes,
         max_plain_bytes=max_plain_bytes,
@@ -108,9 +117,8 @@ def check_directory(
 
 
 def _check_directory(
-    frame: Buffer, *, max_records: int, max_record_bytes: int, max_plain_bytes: int
+    frame: Buffer, header: Header, *, max_records: int, max_record_bytes: int, max_plain_bytes: int
 ) -> tuple[Header, Mapping[int, Entry], Mapping[int, Ends]]:
-    header = Header.unpack(frame)
     # Checked first, because what is unpacked below takes memory by this count.
     if header.count > max_records:
         raise too_large("records", header.count, max_records)
@@ -165,13 +173,14 @@ def _cells(frame: Buffer, entry: Entry, ends: Ends) -> list[bytes]:
     return [plain[start:end] for start, end in pairwise(ends)]
 
 
-def takes_long(frame: Buffer) -> bool:
+def takes_long(frame: Buffer, header: Header | None = None) -> bool:
     """Return whether `check_batch` may take more than a millisecond or two: then call it in a thread.
 
-    Only the directory is read, of a frame that need not be verified. False if that is wrong.
+    Only the directory is read, of a frame that need not be verified. False if that is wrong. `header` is the
+    frame's, if it was read before.
     """
     try:
-        header = Header.unpack(frame)
+        header = header or Header.unpack(frame)
         entries = read_directory(frame, header)
     except BatchError:
         return False

@@ -35,6 +35,7 @@ FAMILIES = (
     Family("channel", "Channels: queues of a topic, from which each record goes to one consumer."),
     Family("delayed", "Delayed records: those that readers get later."),
     Family("record", "Single records."),
+    Family("trace", "The trace: what happened to records, and who did it."),
     Family("token", "Tokens: who may do what."),
     Family("limit", "Limits: how much each principal may use."),
     Family("sink", "Sinks: batches committed over several partitions."),
@@ -48,6 +49,7 @@ FAMILIES = (
     Family("log", "The files of logs, on this machine; no server is asked."),
     Family("system", "A node as a service of this machine."),
     Family("steer", "Steering of packets to the CPU of their shard by XDP, on this machine."),
+    Family("bench", "Loads that keep to a schedule, and how a cluster answers them."),
     Family("pipeline", "Jobs on whole topics, run by Spark."),
     Family("cert", "A CA for a cluster, and certificates of its nodes and clients."),
     Family(
@@ -148,6 +150,18 @@ COMMANDS = (
         "admin.route:reclaim",
         "Delete a partition that has ended.",
         "laminar topic reclaim flights 2",
+    ),
+    Command(
+        "topic export",
+        "backup.topic:export",
+        "Back a topic up to a folder; run again, it goes on from there.",
+        "laminar topic export flights /backups/flights",
+    ),
+    Command(
+        "topic import",
+        "backup.topic:import_",
+        "Make a topic from a backup, with its offsets and cursors.",
+        "laminar topic import /backups/flights --dry-run",
     ),
     Command(
         "topic delete",
@@ -294,6 +308,12 @@ COMMANDS = (
         "laminar record history flights 2 812",
     ),
     Command(
+        "trace show",
+        "find.trace:trace",
+        "Show what happened to records, and who did it.",
+        "laminar trace show --record flights/2/812",
+    ),
+    Command(
         "sink list",
         "sink:list_sinks",
         "Show sinks and the last batch that each committed.",
@@ -316,6 +336,12 @@ COMMANDS = (
         "admin.doctor:doctor",
         "Check clocks, disks, ports, programs, catalog and every partition; say what to do.",
         "laminar cluster doctor",
+    ),
+    Command(
+        "doctor",
+        "doctor.doctor:doctor",
+        "Check this machine and the cluster, a line each: ok, or what to do. --bundle: a file for who helps.",
+        "laminar doctor --bundle laminar-bundle.tar.gz",
     ),
     Command(
         "group recover",
@@ -502,6 +528,24 @@ COMMANDS = (
         "admin.audit:audit",
         "Show what admins did and who was refused.",
         "laminar audit --since 1d --refused",
+    ),
+    Command(
+        "bench produce",
+        "bench.bench:produce",
+        "Send records in batches to a new topic: rate, latencies, errors, the longest gap.",
+        "laminar bench produce load-test --rate 20000 --seconds 30",
+    ),
+    Command(
+        "bench consume",
+        "bench.bench:consume",
+        "Read a topic from its beginning to its end: rate, waits, the longest gap.",
+        "laminar bench consume load-test",
+    ),
+    Command(
+        "bench latency",
+        "bench.bench:latency",
+        "Append records one by one and read them: the times until both.",
+        "laminar bench latency load-test-2 --rate 500 --json",
     ),
     Command(
         "pipeline archive",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -68,21 +68,24 @@ class Cluster:
         Parameter(help="Seconds for each call, over all its retries. [default: 10; produce and consume: 60]"),
     ] = None
 
+    @property
+    def proof(self) -> dict[str, Any]:
+        """Who asks, and whom to trust: arguments of `connect`, with or without a loop."""
+        return {
+            "token": self.token,
+            "token_file": self.token_file,
+            "ca": self.ca,
+            "certificate": self.certificate,
+            "key": self.key,
+        }
+
     @contextmanager
     def connect(self, *, timeout: float = 10.0) -> Iterator[Client]:
         """Open a client of the cluster; `timeout` in seconds holds unless the user gave another."""
         from laminar.client.sync.client import connect
 
         seconds = timeout if self.timeout is None else self.timeout
-        with connect(
-            self.url,
-            token=self.token,
-            token_file=self.token_file,
-            ca=self.ca,
-            certificate=self.certificate,
-            key=self.key,
-            timeout=seconds,
-        ) as client:
+        with connect(self.url, **self.proof, timeout=seconds) as client:
             if seconds > PATIENCE_S:
                 warn_if_no_node_answers(client, timeout=seconds)
             yield client

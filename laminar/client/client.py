@@ -18,6 +18,7 @@ from laminar.client.net.session import Session, topic_path
 from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES
 from laminar.client.records import SinkInfo
 from laminar.client.topic import Topic
+from laminar.client.trace import RecordTrace, trace_of
 from laminar.client.transact.sinks import DEFAULT_STAGE_BYTES, Sink, Transaction
 from laminar.http.api.deadlines import CLIENT_TOTAL_S
 from laminar.http.protocol.answer import Answer
@@ -195,6 +196,28 @@ class Client:
             batch_bytes=batch_bytes,
             buffer_bytes=buffer_bytes,
             timeout=timeout,
+        )
+
+    async def trace(
+        self,
+        *,
+        record: str | None = None,
+        trace_id: str | None = None,
+        key: str | None = None,
+        limit: int = 10_000,
+        timeout: float | None = None,
+    ) -> RecordTrace:
+        """Return what happened to records of traced topics, and who did it: of one of the three.
+
+        `record` is ``"TOPIC/PARTITION/OFFSET"``, or ``"TOPIC/ID"`` of a delayed one; `trace_id` is 32
+        hexadecimal digits; `key` is a key, in all topics. At most `limit` events are returned.
+
+        Raises:
+            ConfigError: none of them is given, or several.
+            NotFound: there is no such topic or partition.
+        """
+        return await trace_of(
+            self.session, record=record, trace_id=trace_id, key=key, limit=limit, timeout_s=timeout
         )
 
     async def cluster(self) -> dict[str, Any]:

@@ -257,7 +257,7 @@ class Storage:
     def end_turns_with(self, on_turn_end: Callable[[], None]) -> None:
         """Call `on_turn_end` at the end of each turn that records something or asks for it.
 
-        What the turn has recorded is on its way to the disk by then; a `sync` in it covers all of that.
+        Right after it, what was recorded is on its way to the disk; a `sync` in it covers all of that.
         """
         self._commits.on_turn_end = on_turn_end
 
@@ -273,6 +273,13 @@ class Storage:
         returns another future, which fails with `StorageClosed` if the journal fails.
         """
         return self._commits.sync(durable=durable)
+
+    def when_stored(self, stored: Callable[[BaseException | None], None]) -> None:
+        """Call `stored` when `sync`, called now, would be done: with None, or with the `StorageClosed`.
+
+        It is called a pass of the loop earlier than a callback of that future, and must raise nothing.
+        """
+        self._commits.when_stored(stored)
 
     def _hand_over(self, gathered: list[Frame]) -> None:
         """Hand durable frames to the segment writer. The journal's thread."""

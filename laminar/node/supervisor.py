@@ -146,12 +146,20 @@ def serve(
         log.error("%s", error)
         folder.close()
         return EXIT_FAILED
+    try:
+        addresses = sockets.addresses(settings.public_host, gossip=settings.gossip_host)
+    except OSError as error:
+        log.error("%s", error)
+        sockets.close()
+        folder.close()
+        return EXIT_FAILED
     set_up_logging(process=folder.identity.node, level=settings.log_level, style=settings.log_format)
     supervisor = Supervisor(
         settings,
         shards,
         folder,
         sockets,
+        addresses,
         entry_points or default_entry_points(settings, environment),
         environment=environment,
         certificates=certificates,
@@ -196,6 +204,7 @@ class Supervisor:
         shards: int,
         folder: DataFolder,
         sockets: NodeSockets,
+        addresses: Addresses,
         entry_points: EntryPoints,
         *,
         environment: Environment | None = None,
@@ -209,7 +218,7 @@ class Supervisor:
         self._shards = shards
         self._folder = folder
         self._sockets = sockets
-        self._addresses: Addresses = sockets.addresses(settings.public_host)
+        self._addresses = addresses
         self._entry_points = entry_points
         self._board = StatusBoard(shards)
         self._children = {role: _Child(role) for role in node_roles(shards)}

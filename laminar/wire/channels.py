@@ -14,6 +14,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from laminar.wire.trace import TRACED
+
 MAX_TIMEOUT_MS = 43_200_000
 """Longest time that a consumer may have for one record: twelve hours."""
 MAX_DELAY_MS = 2 * 366 * 86_400_000
@@ -36,6 +38,9 @@ MAX_CHANNELS = 64
 """Most channels of one topic."""
 CURSOR_START_SINCE = 5
 """The code version at which all nodes know a channel that begins where a cursor stands."""
+
+TRACE_SINCE = 7
+"""The code version at which all nodes know a channel's setting `trace`."""
 
 _LATEST_MS = 253_402_300_799_999
 """The last millisecond of the year 9999, after which RFC 3339 has no times."""
@@ -95,7 +100,7 @@ class ChannelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     person. `dead_ms`: how long a dead record is kept. `retry_ms` doubles with each attempt, up to
     `retry_max_ms`. `max_in_flight`: most records of one partition that are out at a time. `hold_ms`: how long
     retention waits for records that were never out. `paused`: nothing is given out; acknowledgements are
-    taken.
+    taken. `trace`: which records have events of this channel in the trace; None: as the topic says.
     """
 
     start: Annotated[
@@ -119,6 +124,7 @@ class ChannelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     max_in_flight: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
     hold_ms: _Delay = 7 * 86_400_000
     paused: bool = False
+    trace: Annotated[str, msgspec.Meta(pattern=TRACED)] | None = None
 
     def retry_delay_ms(self, attempt: int) -> int:
         """Return the pause after attempt number `attempt`, from 1, failed."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benches import bench_batch, bench_http, bench_raft, bench_turns, floors, log_targets, usage
+from benches import bench_batch, bench_http, bench_raft, bench_secure, bench_turns, floors, log_targets, usage
 from benches.laminarmq_format import read_all, write_all
 from benches.log_rig import Rig, batch_values, fill
 from benches.log_sizes import HollowDisk
@@ -61,12 +61,21 @@ def test_the_http_server_is_measured_against_a_bare_echo() -> None:
 
 
 def test_a_flood_here_is_compared_with_one_elsewhere() -> None:
-    """Both are measured by a process of its own, for both kinds of requests."""
+    """All are measured by a process of its own, for both kinds of requests; and with a limit of the flood."""
     found = bench_turns.run(rounds=1, requests=3)
 
-    kinds = [f"{kind} {where}" for where in ("elsewhere", "here") for kind in ("append", "whoami")]
+    floods = ("calm", "elsewhere", "here", "limited elsewhere", "limited here")
+    kinds = [f"{kind} {where}" for where in floods for kind in ("append", "whoami")]
     assert {f"{kind} p{share}" for kind in kinds for share in (50, 99)} == found.keys()
     assert all(took_ms > 0 for took_ms in found.values())
+
+
+def test_tls_and_tokens_are_judged_by_the_median_ratio() -> None:
+    """Of rounds that ran side by side, not of all rates of a side: the machine may be slower in one round."""
+    said = bench_secure.line("POST/s, 1 connection", [100, 1000, 10], [91, 800, 9.5])
+
+    assert "91 with TLS and tokens, 100 without: 0.91 (0.80 to 0.95), target 0.9: met" in said
+    assert "MISSED" in bench_secure.line("POST/s, 1 connection", [100], [89])
 
 
 def test_the_disk_floor_leaves_no_file(real_disk: Path) -> None:
@@ -206,6 +215,22 @@ def test_the_flush_bench_measures_both_policies(real_disk: Path) -> None:
 
 
 @pytest.mark.long
+def test_the_search_bench_compares_an_index_with_a_scan(real_disk: Path) -> None:
+    """`python -m benches.bench_find`: each search finds its record, and no other."""
+    command = [sys.executable, "-m", "benches.bench_find", "--quick", "--directory", str(real_disk)]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    last = ran.stdout.splitlines()[-1]
+    assert last.startswith("bench-find: ")
+    figures = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
+    assert ["records", "warm_ms", "scan_by_index"] == list(figures)
+    assert all(figure > 0 for figure in figures.values()), figures
+    assert [] == list(real_disk.iterdir())
+
+
+@pytest.mark.long
 def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Path) -> None:
     """`python -m benches.bench_streams`: both ways, the other client's p99 alone and beside, and memory."""
     command = [sys.executable, "-m", "benches.bench_streams", "--quick", "--directory", str(real_disk)]
@@ -337,3 +362,13 @@ def test_a_scrape_is_measured_with_its_observations() -> None:
     assert (0, "") == (ran.returncode, ran.stderr)
     kinds = [line.partition(":")[0] for line in ran.stdout.splitlines()]
     assert ["observe", "request", "text of 10 topics, 5 consumers", "scrape of 10 partitions"] == kinds
+
+
+def test_the_trace_is_measured_beside_none() -> None:
+    """`python -m benches.bench_trace`: a topic that is traced, and one that is not."""
+    command = [sys.executable, "-m", "benches.bench_trace", "--quick", "--batch", "2"]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    assert ran.stdout.startswith("trace, 2 in a request: off ") and "0 events dropped" in ran.stdout

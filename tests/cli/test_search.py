@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import count
 
 import pytest
@@ -61,3 +62,20 @@ def test_the_history_of_a_record_is_shown(topic: str, laminar: Command) -> None:
 def test_a_mistake_in_the_command_is_named(topic: str, laminar: Command, arguments: tuple[str, ...]) -> None:
     ended = laminar("search", topic, *arguments)
     assert 2 == ended.code and "--" in ended.err
+
+
+def test_the_trace_of_a_record_is_shown(on_node: str, laminar: Command) -> None:
+    """It is asked for until the events are written, half a second later."""
+    assert 0 == laminar("topic", "create", "traced", "--setting", "trace=all").code
+    assert 0 == laminar("produce", "traced", "--key", "k", "--trace-id", "cd" * 16, stdin=b"a\nb\n").code
+    until = time.monotonic() + 20
+    while not (found := laminar("trace", "show", "--record", "traced/0/1", "-o", "json")).text.strip("[]\n"):
+        assert (0, True) == (found.code, time.monotonic() < until)
+    (row,) = json.loads(found.text)
+    assert ("appended", "traced/0/1", "anonymous") == (row["event"], row["record"], row["principal"])
+
+    table = laminar("trace", "show", "--trace-id", "cd" * 16)
+    assert (0, 2) == (table.code, table.text.count("appended"))
+    assert 1 == laminar("trace", "show", "--trace-id", "cd" * 16, "--limit", "1").code
+    assert 2 == laminar("trace", "show").code
+    assert 2 == laminar("trace", "show", "--key", "k", "--record", "traced/0/1").code

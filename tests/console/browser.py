@@ -91,7 +91,9 @@ def fill(browser: Browser, topic: str, partitions: int) -> None:
     )
     browser.api("PUT", f"/v1/topics/{topic}/cursors/billing", {"begin": "earliest"})
     browser.api("PUT", f"/v1/topics/{topic}/cursors/search-index", {"begin": "latest"})
-    browser.api("PUT", f"/v1/topics/{topic}/channels/mail", {"settings": {"max_attempts": 1}})
+    # What is out stays out for all scenes, however slow they are: otherwise it would die, too.
+    settings = {"max_attempts": 1, "timeout_ms": 600_000}
+    browser.api("PUT", f"/v1/topics/{topic}/channels/mail", {"settings": settings})
     channel = f"/v1/topics/{topic}/channels/mail"
     jobs = browser.api("POST", f"{channel}/receive", {"max": 12, "wait_ms": 2000})["jobs"]
     nack = [{"token": job["token"], "reason": "the mail server said 550"} for job in jobs[:6]]
@@ -172,6 +174,44 @@ def clicks(browser: Browser, shots: Path) -> None:
     browser.check("records")
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=shots / "console-records.png")
+
+
+def tail(browser: Browser, shots: Path) -> None:
+    """What is appended is shown as it comes, but for a stop; what came meanwhile is not left out."""
+    page = browser.page
+    first = page.locator("tbody tr").first
+
+    def append(*values: str) -> None:
+        records = {"records": [{"value": value} for value in values]}
+        browser.api("POST", "/v1/topics/tailed/records", records, "application/vnd.laminar.records+json")
+
+    browser.api("PUT", "/v1/topics/tailed", {"partitions": 2, "replicas": 1})
+    append("before")
+    browser.go("topics/tailed/records")
+    expect(first).to_contain_text("before")
+    with page.expect_request("**/search") as asked:
+        page.get_by_role("button", name="Follow", exact=True).click()
+    assert json.loads(asked.value.post_data or "")["follow"] is True
+    expect(page.get_by_text("Following: 0 found.")).to_be_visible()
+    assert page.locator("tbody tr").count() == 0, "what was there before is shown"
+    with page.expect_response("**/search"):
+        append("fresh <b>one</b>")
+    expect(first).to_contain_text("fresh <b>one</b>")
+    append("fresh two")
+    expect(first).to_contain_text("fresh two")
+    expect(page.get_by_text("Following: 2 found.")).to_be_visible()
+    browser.check("tail")
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(page.get_by_text("Followed: 2 found.")).to_be_visible()
+    append("meanwhile")
+    page.get_by_role("button", name="Go on").click()
+    expect(first).to_contain_text("meanwhile")
+    append(*(f"many {number}" for number in range(1_010)))
+    expect(page.get_by_text("1,013 found, the newest 1,000 are shown")).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(1_000)
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(page.get_by_text("Searched", exact=False).first).to_be_visible()
 
 
 def export(browser: Browser, shots: Path) -> None:
@@ -359,7 +399,7 @@ def expired(browser: Browser, shots: Path) -> None:
 
 
 SCENES: tuple[Callable[[Browser, Path], None], ...] = (
-    *(empty, one, clicks, export, older, channels, trim, many, keyboard, dark, stopped, expired),
+    *(empty, one, clicks, export, older, channels, trim, tail, many, keyboard, dark, stopped, expired),
 )
 
 

@@ -21,9 +21,11 @@ PREPARATION = {
 
 PAGES = (
     *("README.md", "docs/clients.md", "docs/channels.md", "docs/first-steps.md", "docs/splitting.md"),
+    "docs/backup.md",
     *(
         "docs/outbox.md",
         "docs/search.md",
+        "docs/trace.md",
         "docs/coming-from-nsq.md",
         "docs/coming-from-sqs.md",
         "docs/coming-from-celery.md",

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from laminar.log import DamagedRange, Log, Storage, StorageError, recover_node
+from laminar.log.key_index.writer import KeyIndexWriter
 from laminar.log.segment.quarantine import Sealed
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import HOME, LOGS, SMALL, contents, frame_for, manifest_entry, open_inline
@@ -41,6 +42,7 @@ _KINDS = (
     (re.compile(r".*/spare.*"), "spare"),
     (re.compile(r".*/end-mark"), "end mark"),
     (re.compile(r".*\.index"), "index"),
+    (re.compile(r".*\.find"), "key index"),
     (re.compile(r".*/0*1\.log"), "first segment"),
     (re.compile(r".*/0*5\.log"), "middle segment"),
     (re.compile(r".*/0*9\.log"), "last segment"),
@@ -96,6 +98,11 @@ async def _make(*, clean: bool) -> Folder:
             await storage.write_log_document(logs[0], DERIVED, b"a shortcut that nobody needs" * 400)
             await storage.checkpoint()
     await storage.sync()
+    for segment in logs[0].sealed_segments():
+        writer = KeyIndexWriter(disk.open(segment.file.key_index_path, create=True), segment.covered, ["key"])
+        for index in range(segment.first_index, segment.last_index + 1):
+            writer.add("key", [b"%08d" % index], logs[0].index_entry(index).base_offset)
+        writer.finish()
     frames = {log.log_id: contents(log) for log in logs}
     if clean:
         await storage.close()

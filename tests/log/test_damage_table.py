@@ -30,6 +30,7 @@ def test_every_kind_of_file_is_in_the_table(made: dict[str, Folder]) -> None:
     kinds = {case.kind for case in cases(made)}
     documents = {"checkpoint", "manifest", "layout", "notes", "derived"}
     segments = {"first segment", "middle segment", "last segment", "index", "journal", "spare", "end mark"}
+    segments |= {"key index"}
     assert documents | segments | {f"{name}, both copies" for name in documents} == kinds
 
 

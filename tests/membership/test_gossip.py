@@ -205,6 +205,19 @@ async def test_a_seed_that_is_a_host_name_is_looked_up_and_a_bad_one_harms_nobod
     assert strays == []
 
 
+async def test_seeds_that_come_later_are_looked_up_too_and_stay_when_others_come() -> None:
+    """The catalog tells them after the start, again at each of its entries. Names were dropped then."""
+    async with running() as cluster:
+        cluster.add("a", seeds=[])
+        gossip = cluster.add("b", seeds=[])
+        name = f"localhost:{cluster.addresses['a'].rpartition(':')[2]}"
+
+        gossip.set_seeds([name])
+        gossip.set_seeds([name, "127.0.0.1:1"])
+
+        await cluster.until(cluster.all_alive)
+
+
 def test_releases_of_swim_protocol_understand_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """swim-protocol: its version is inside the signature, so a rolling upgrade parts the cluster."""
     signed = SignedForm(b"key").close(b"body")

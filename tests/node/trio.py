@@ -266,7 +266,9 @@ class Member:
     def _filter(self, transport: Transport) -> None:
         send = transport.send
 
-        def filtered(address: Address, channel: Channel, parts: Sequence[Any]) -> bool:
+        def filtered(
+            address: Address, channel: Channel, parts: Sequence[Any], *, at_once: bool = False
+        ) -> bool:
             receiver = next(m for m in self.trio.members.values() if m.address == address)
             frame = memoryview(b"".join(parts))
             messages = [] if read_keepalive(frame) else [message for message, _ in read_frame(frame)]
@@ -277,7 +279,7 @@ class Member:
             if delay_s is None:
                 return True  # lost on the way
             if delay_s == 0:
-                return send(address, channel, parts)
+                return send(address, channel, parts, at_once=at_once)
             life = self.life
             kept = [bytes(part) for part in parts]
             asyncio.get_running_loop().call_later(

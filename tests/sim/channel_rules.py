@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from laminar.batch import Batch, Buffer, Header, Kind, as_due
-from laminar.node.channels.ends import TIME_OUT
 from laminar.node.channels.scanner import key_hash
 from laminar.node.consensus.log_start import LogStartRecord, log_start_record
 from laminar.node.partition.state.channels import (
     NO_KEY,
+    TIME_OUT,
     Acknowledged,
     Aside,
     Change,

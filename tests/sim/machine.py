@@ -163,6 +163,7 @@ class Machine:
             gossip=_nothing(),
             addresses=Addresses(
                 host=self.node,
+                gossip_host=self.node,
                 http_port=80,
                 shard_http_ports=tuple(range(81, 81 + self.shards)),
                 peer_ports=tuple(range(1, 2 + self.shards)),

@@ -193,7 +193,9 @@ class SimTransport:
         self.wires.listening[address] = self
         self.addresses.add(address)
 
-    def send(self, address: Address, channel: Channel, parts: Sequence[Buffer]) -> bool:
+    def send(
+        self, address: Address, channel: Channel, parts: Sequence[Buffer], *, at_once: bool = False
+    ) -> bool:
         self.wires.post(self, address, channel, b"".join(parts))
         return True
 

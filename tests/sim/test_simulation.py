@@ -10,6 +10,7 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -32,6 +33,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 
 _DIGEST = """
+from collections.abc import Callable
 from dataclasses import replace
 from tests.sim.simulation import options_of, simulate
 print(simulate(replace(options_of(2), trouble_s=20.0, fault_pause_s=6.0)).digest)
@@ -128,15 +130,13 @@ def test_a_world_that_is_over_says_no_last_words(monkeypatch: pytest.MonkeyPatch
 
 def test_an_acknowledgement_before_the_sync_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkers can fail: with this bug switched on, some seed must find it."""
-    synced = Storage.sync
+    when_stored = Storage.when_stored
 
-    def hasty(storage: Storage) -> asyncio.Future[None]:
-        synced(storage).add_done_callback(lambda done: done.cancelled() or done.exception())
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
+    def hasty(storage: Storage, stored: Callable[[BaseException | None], None]) -> None:
+        when_stored(storage, lambda failure: None)
+        asyncio.get_running_loop().call_soon(stored, None)
 
-    monkeypatch.setattr(Storage, "sync", hasty)
+    monkeypatch.setattr(Storage, "when_stored", hasty)
     busy = Options(seed=0, clients=3, client_pause_s=0.05, disk_s=0.3, fault_pause_s=3.0, trouble_s=60.0)
     for seed in range(1, 30):
         try:

@@ -30,8 +30,8 @@ _LOG_COLUMNS = (
     *("first_term", "last_term", "first_time", "last_time"),
 )
 _SEGMENT_COLUMNS = (
-    *("segment", "size_bytes", "index_bytes", "first_index", "last_index", "first_offset", "next_offset"),
-    *("first_term", "last_term", "first_time", "last_time"),
+    *("segment", "size_bytes", "index_bytes", "key_index_bytes", "first_index", "last_index"),
+    *("first_offset", "next_offset", "first_term", "last_term", "first_time", "last_time"),
 )
 _MOVING = "it is in use: what is shown may be of different moments"
 

@@ -136,6 +136,8 @@ class Session:
         self._heads: dict[str, tuple[str, dict[str, str]]] = {}
         self._heads_version = (0, False)
         self._passed_on = False
+        # The id of the import that all requests of this session belong to; empty: of none.
+        self.import_id = ""
 
     # -- plain calls ---------------------------------------------------------------------------
 
@@ -148,6 +150,8 @@ class Session:
         known = self._heads.get(url)
         if known is None:
             common = {} if self._passed_on else {"Laminar-Redirect": "1"}
+            if self.import_id:
+                common["Laminar-Import"] = self.import_id
             # The token is not sent to every node that an answer or a redirect names.
             proof = self.authorization.header(url)
             if proof is not None:

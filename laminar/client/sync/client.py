@@ -20,6 +20,7 @@ from laminar.client.records import SinkInfo
 from laminar.client.sync.portal import Portal
 from laminar.client.sync.sinks import Sink, Transaction
 from laminar.client.sync.topic import Topic
+from laminar.client.trace import RecordTrace
 from laminar.client.transact.sinks import DEFAULT_STAGE_BYTES
 from laminar.http.api.deadlines import CLIENT_TOTAL_S
 from laminar.http.protocol.answer import Answer
@@ -165,6 +166,28 @@ class Client:
             self._twin.transaction(
                 sink, number, epoch=epoch, batch_bytes=batch_bytes, buffer_bytes=buffer_bytes, timeout=timeout
             ),
+        )
+
+    def trace(
+        self,
+        *,
+        record: str | None = None,
+        trace_id: str | None = None,
+        key: str | None = None,
+        limit: int = 10000,
+        timeout: float | None = None,
+    ) -> RecordTrace:
+        """Return what happened to records of traced topics, and who did it: of one of the three.
+
+        `record` is ``"TOPIC/PARTITION/OFFSET"``, or ``"TOPIC/ID"`` of a delayed one; `trace_id` is 32
+        hexadecimal digits; `key` is a key, in all topics. At most `limit` events are returned.
+
+        Raises:
+            ConfigError: none of them is given, or several.
+            NotFound: there is no such topic or partition.
+        """
+        return self._portal.run(
+            lambda: self._twin.trace(record=record, trace_id=trace_id, key=key, limit=limit, timeout=timeout)
         )
 
     def cluster(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "./preact-htm.js";
 import { get, getBytes } from "./api.js";
 import { bytes, csvHead, csvRow, hex, keyOf, number, save, text, time, valueBytes } from "./format.js";
 import { Choice, Command, Empty, Head, Input, Loaded, Status, Table, Trouble, go, href, useAction, usePoll } from "./parts.js";
-import { isPlain, memory, steps } from "./search.js";
+import { follow, isPlain, memory, steps } from "./search.js";
 
 const MOST_ROWS = 1000;
 const MOST_EXPORT = 64 << 20;
@@ -44,8 +44,35 @@ export function Records({ topic, partition = "" }) {
       if (!run.isOver) setView((now) => ({ ...now, busy: false, problem }));
     }
   };
+  // Goes on until a person stops it, the newest record first. Beyond `MOST_ROWS` the oldest rows are dropped.
+  const tail = async (before) => {
+    const run = { isStopped: false, isOver: false, abort: new AbortController() };
+    running.current = run;
+    let { rows, found } = before;
+    const show = (more) => setView((now) => ({ ...now, rows, found, isTail: true, ...more }));
+    show({ busy: true, problem: null, isDone: false });
+    try {
+      for await (const step of follow(topic, form, { known: known.current, signal: run.abort.signal })) {
+        if (run.isOver) return;
+        rows = [...[...step.records].reverse(), ...rows].slice(0, MOST_ROWS);
+        found += step.records.length;
+        show({ total: { ...step.total }, busy: !run.isStopped });
+        if (run.isStopped) return;
+      }
+    } catch (problem) {
+      if (!run.isOver) show({ busy: false, problem: run.isStopped ? null : problem });
+    }
+  };
   const leave = () => {
-    if (running.current) running.current.isOver = true;
+    if (!running.current) return;
+    running.current.isOver = true;
+    running.current.abort?.abort();
+  };
+  const beginTail = () => {
+    leave();
+    setOpen(null);
+    known.current = memory();
+    tail({ rows: [], found: 0 });
   };
   const begin = () => {
     leave();
@@ -56,6 +83,7 @@ export function Records({ topic, partition = "" }) {
   };
   const stop = () => {
     running.current.isStopped = true;
+    running.current.abort?.abort();
   };
   useEffect(() => {
     begin();
@@ -78,6 +106,7 @@ export function Records({ topic, partition = "" }) {
       <${Input} label="Partition" type="number" min="0" value=${form.partition} onChange=${set("partition")} placeholder="all" ...${plain ? { "data-filter": true } : {}} />
       <${Choice} label="Order" value=${form.order} onChange=${set("order")} options=${[["newest", "newest first"], ["oldest", "oldest first"]]} />
       <button type="submit" class="primary">${plain ? "Fetch" : "Search"}</button>
+      ${!plain && html`<button type="button" onClick=${beginTail}>Follow</button>`}
     </div>
     <details><summary>More conditions</summary><div class="bar">
       <${Input} label="From" value=${form.from} onChange=${set("from")} placeholder="earliest" hint="earliest, a time, or an offset" />
@@ -91,12 +120,15 @@ export function Records({ topic, partition = "" }) {
     ${plain && html`<p><${Status} kind="idle">This node has no search: records are fetched as they come, and only a tag can be asked for.<//></p>`}
     <${Trouble} problem=${view.problem} />
     <div class="bar searched" role="status">
-      <span>${total
+      <span>${view.isTail
+        ? html`${view.busy ? "Following" : "Followed"}: ${number(view.found)} found${view.found > view.rows.length ? `, the newest ${number(view.rows.length)} are shown` : ""}.`
+        : total
         ? html`${number(view.rows.length)} found. ${plain ? "Fetched" : "Searched"} ${number(total.records)} of ${number(total.records + (total.left?.records || 0))} records${total.byIndex ? ` and ${number(total.byIndex)} segments by their index` : ""}${view.isDone ? ": that is all." : "."}`
         : view.busy ? "Searching …" : ""}</span>
       ${view.busy && html`<button type="button" onClick=${stop}>Stop</button>`}
-      ${!view.busy && !view.isDone && (total || view.problem) && view.rows.length < MOST_ROWS && html`<button type="button" onClick=${() => goOn(view.rows)}>Go on</button>`}
-      ${view.rows.length >= MOST_ROWS && html`<span class="quiet">No more than ${number(MOST_ROWS)} rows are kept. Narrow the search, or export.</span>`}
+      ${!view.busy && view.isTail && html`<button type="button" onClick=${() => tail(view)}>Go on</button>`}
+      ${!view.busy && !view.isTail && !view.isDone && (total || view.problem) && view.rows.length < MOST_ROWS && html`<button type="button" onClick=${() => goOn(view.rows)}>Go on</button>`}
+      ${!view.isTail && view.rows.length >= MOST_ROWS && html`<span class="quiet">No more than ${number(MOST_ROWS)} rows are kept. Narrow the search, or export.</span>`}
       <${Export} topic=${topic} form=${form} />
     </div>
     ${total?.notSearched.slice(0, 20).map((gap) => html`<p><${Status} kind="warning">Not searched: partition ${gap.partition}, offsets ${number(gap.from)} to before ${number(gap.to)}: ${gap.why}<//></p>`)}

@@ -68,6 +68,45 @@ export async function* steps(topic, form, { valueBytes = 4096, known = memory() 
   } while (known.after !== null);
 }
 
+const FOLLOW_WAIT_MS = 20_000;
+const FOLLOW_LIMIT = 500;
+const FOLLOW_PAUSE_MS = 500;
+
+/**
+ * What is appended from now on, or from the form's `from`, without end: each answer comes with the first records.
+ *
+ * It waits while the page is hidden; with `known` it goes on where it was, so nothing is left out.
+ */
+export async function* follow(topic, form, { known, signal }) {
+  const { total } = known;
+  const body = { ...searchOf({ ...form, to: "", from: form.from || "latest" }), follow: true, wait_ms: FOLLOW_WAIT_MS, limit: FOLLOW_LIMIT, value_bytes: 4096 };
+  delete body.order;
+  for (;;) {
+    await shown(signal);
+    const json = known.after ? { ...body, after: known.after } : body;
+    const step = await send("POST", "/v1/topics/{topic}/search", { topic }, { json, signal });
+    total.records += step.searched.records;
+    total.notSearched.push(...step.not_searched);
+    known.after = step.after;
+    yield { records: step.records, total };
+    if (step.records.length > 0) await new Promise((done) => setTimeout(done, FOLLOW_PAUSE_MS));
+  }
+}
+
+/** Wait until the page is visible, or the wait is called off. */
+function shown(signal) {
+  if (!document.hidden || signal.aborted) return Promise.resolve();
+  return new Promise((done) => {
+    const end = () => {
+      document.removeEventListener("visibilitychange", end);
+      signal.removeEventListener("abort", end);
+      done();
+    };
+    document.addEventListener("visibilitychange", end);
+    signal.addEventListener("abort", end);
+  });
+}
+
 export const isPlain = () => lacks("search");
 
 async function* fetched(topic, form, known) {

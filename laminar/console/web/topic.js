@@ -127,6 +127,7 @@ const SETTINGS = [
   ["retention_bytes", "size beyond which records are deleted", "no bound"],
   ["order", "of each key while partitions change", "strict", ["strict", "weak"]],
   ["split_bytes_per_s", "load at which a partition is split", "never"],
+  ["index", "what searches find by an index, with commas", "key,trace_id"],
 ];
 
 function SettingsTab({ topic, found, reload, may }) {

@@ -13,9 +13,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from laminar.batch import Batch, BatchError, Buffer, CellLimits, Kind, check_batch, split, takes_long, verify
+from laminar.batch import (
+    Batch,
+    BatchError,
+    Buffer,
+    CellLimits,
+    Kind,
+    check_batch,
+    split,
+    split_headers,
+    takes_long,
+)
 from laminar.batch.arrow.ipc_reader import read_stream
-from laminar.batch.header import BATCH_TYPE, NO_PRODUCER, Flag, Header, set_producer
+from laminar.batch.columns import says_only_values
+from laminar.batch.header import (
+    BATCH_TYPE,
+    NO_PRODUCER,
+    Flag,
+    Header,
+    is_one_frame,
+    set_producer,
+    verify_body,
+)
 from laminar.http.api.json_envelope import parse_envelope_lines, parse_envelopes
 from laminar.http.api.ndjson import check_json, parse_lines
 from laminar.http.api.problem_response import problem_of
@@ -26,6 +45,7 @@ from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.messages import OFF_LOOP_BYTES, Request
 from laminar.http.protocol.request_head import decode_percent
 from laminar.wire.delayed import MAX_DELAY_MS
+from laminar.wire.trace import TRACEPARENT
 
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 JSON_TYPE: Final = "application/json"
@@ -63,6 +83,9 @@ def parse_append(request: Request, *, limits: Limits, now_ms: int, keyed: bool =
     if kind == BATCH_TYPE:
         return Append(None, read_batches(request.body, limits, keyed=keyed))
     records = _PARSERS.get(kind, _value)(request, limits, now_ms)
+    parent = request.headers.get(TRACEPARENT)
+    if parent is not None or records.headers is not None:
+        records.trace(parent)
     records.check(limits)
     return Append(records, [])
 
@@ -75,8 +98,10 @@ def parses_long(request: Request) -> bool:
         return len(request.body) > OFF_LOOP_BYTES
     if len(request.body) > _PARSED_HERE_BYTES:
         return True
+    if is_one_frame(request.body) and says_only_values(request.body):
+        return False  # as most are; if that is wrong, it is refused before anything is decoded
     try:
-        return any(map(takes_long, split(request.body)))
+        return any(takes_long(frame, header) for frame, header in split_headers(request.body))
     except BatchError:
         return False
 
@@ -103,9 +128,10 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
         max_headers_bytes=limits.max_headers_bytes,
     )
     try:
-        frames = split(body)
-        for place, frame in enumerate(frames):
-            header = verify(frame)
+        frames = []
+        for place, (frame, header) in enumerate(split_headers(body)):
+            verify_body(frame, header)
+            frames.append(frame)
             if header.kind != Kind.DATA:
                 raise Problem(
                     "invalid", "only batches of records are appended", field="kind", value=int(header.kind)
@@ -124,6 +150,7 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
                 max_records=limits.max_records,
                 max_record_bytes=limits.max_record_bytes,
                 max_plain_bytes=limits.max_body_bytes - plain_bytes,
+                header=header,
             )
             if header.flags & Flag.KEYED and not keyed:
                 # The batch was fetched and is appended again. Its idempotency key is that of the first

@@ -11,7 +11,9 @@ TOPIC_PATTERN: Final = r"[A-Za-z0-9._-]{1,200}"
 
 AUDIT_TOPIC: Final = "_audit"
 """The topic of what admins did and who was refused (`laminar.wire.audit`)."""
-SYSTEM_TOPICS: Final = frozenset(("_transactions", AUDIT_TOPIC))
+TRACE_TOPIC: Final = "_trace"
+"""The topic of what happens to the records of topics that are traced (`laminar.wire.trace`)."""
+SYSTEM_TOPICS: Final = frozenset(("_transactions", AUDIT_TOPIC, TRACE_TOPIC))
 """The topics that nodes make and write: a client may read them, and decide where they are."""
 
 _TOPIC: Final = re.compile(TOPIC_PATTERN + r"\Z")

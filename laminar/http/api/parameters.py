@@ -137,6 +137,13 @@ HISTORY: Final = (
         "`leader` (default): as a majority confirms it; `replica`: as any replica knows it.",
     ),
 )
+TRACE: Final = (
+    Parameter("record", TEXT, "Of this record: `TOPIC/PARTITION/OFFSET`; of a delayed one `TOPIC/ID`."),
+    Parameter("trace_id", matching(ID_PATTERN), "Of the records with this trace id."),
+    Parameter("key", TEXT, "Of the records with this key, of all topics."),
+    Parameter("after", TEXT, "Go on where the answer before ended: its `after`."),
+    Parameter("limit", whole(1, 1_000) | {"default": 100}, "Return at most this many events."),
+)
 DELAYED_LISTING: Final = (
     LISTING[1],
     Parameter("after", TEXT, "Return records after this one: `next` of the page before."),
@@ -179,7 +186,10 @@ DELAY: Final = (
     Parameter("deliver_at", TIME, "Readers get the record at this time."),
     Parameter("delay_ms", whole(0, MAX_DELAY_MS), "Readers get the record after this time."),
 )
-RECORD_HEADERS: Final = (_header("Laminar-Tag", TEXT, "Tag of the record, percent-encoded."),)
+RECORD_HEADERS: Final = (
+    _header("Laminar-Tag", TEXT, "Tag of the record, percent-encoded."),
+    _header("traceparent", TEXT, "W3C Trace Context: the trace of records that name none of their own."),
+)
 LOGICAL: Final = Parameter("logical", whole(0, MAX_LOGICAL), "Logical partition that chooses the partition.")
 ACK: Final = Parameter("ack", one_of("committed", "accepted"), "`accepted`: answer 202 before it is durable.")
 BEFORE: Final = Parameter("before", whole(0, OFFSET_LIMIT), "Delete the records before this offset.")
@@ -236,5 +246,8 @@ ROUTE: Final = _header(
     "Laminar-Route",
     whole(0, MAX_NUMBER),
     "Version of the route by which the partition of the keys was chosen.",
+)
+IMPORT: Final = _header(
+    "Laminar-Import", matching("[0-9a-f]{32}"), "Id of the import that fills the topic: only it may use it."
 )
 GUARANTEES: Final = (KEY, KEY_TIME, PRODUCER, PRODUCER_EPOCH, PRODUCER_SEQUENCE)

@@ -310,6 +310,7 @@ _ROWS: Final = (
         hint="Another node serves.",
         family="Unavailable",
     ),
+    _row("node_silent", 503, "The node does not answer", retriable=True, family="Unavailable"),
     _row("not_ready", 503, "The node is still starting", retriable=True, family="Unavailable"),
     _row(
         "being_created",

@@ -9,6 +9,7 @@ import msgspec
 
 from laminar.batch import Batch, Buffer, build
 from laminar.http.api.problems import Problem
+from laminar.wire.trace import TRACEPARENT, TraceParent, parse_traceparent
 
 _T = TypeVar("_T")
 
@@ -72,6 +73,33 @@ class Records:
             trace_ids=_take(self.trace_ids, rows),
         )
 
+    def trace(self, header: str | None) -> None:
+        """Give records the trace of their own headers `traceparent`, or else of the request's `header`.
+
+        That gives them a trace id, and is their header of that name then. It gives way to a trace id of a
+        record, and is ignored if it is no `traceparent`, as W3C has it.
+
+        Raises:
+            Problem: 422 `invalid`: a record's trace id is another one than its own header says.
+        """
+        given = None if header is None else parse_traceparent(header)
+        own = [_own_trace(fields) for fields in self.headers or ()]
+        if given is None and not any(own):
+            return
+        count = len(self.values)
+        trace_ids = list(self.trace_ids or [None] * count)
+        headers = list(self.headers or [None] * count)
+        for row, said in enumerate(own or [None] * count):
+            known = trace_ids[row]
+            if said is not None:
+                if known not in (None, said.trace_id):
+                    raise _contradicted(row, known, said)
+                trace_ids[row] = said.trace_id
+            elif given is not None and header is not None and known in (None, given.trace_id):
+                trace_ids[row] = given.trace_id
+                headers[row] = {**(headers[row] or {}), TRACEPARENT: header.encode()}
+        self.trace_ids, self.headers = trace_ids, headers
+
     def build(self) -> bytearray:
         """Return one unstamped batch of the records. Raises `BatchError`, a ValueError, if they make none."""
         return build(
@@ -131,6 +159,22 @@ class Records:
             if fields:
                 size = sum(len(name.encode()) + len(value) for name, value in fields.items())
                 _at_most(f"records[{row}].headers", size, limits.max_headers_bytes)
+
+
+def _own_trace(headers: Mapping[str, bytes] | None) -> TraceParent | None:
+    value = None if headers is None else headers.get(TRACEPARENT)
+    return None if value is None else parse_traceparent(bytes(value).decode("ascii", "replace"))
+
+
+def _contradicted(row: int, trace_id: bytes, said: TraceParent) -> Problem:
+    return Problem(
+        "invalid",
+        "the trace id is another one than that of the record's header traceparent",
+        field=f"records[{row}].trace_id",
+        value=trace_id.hex(),
+        limit=said.trace_id.hex(),
+        outcome="not_applied",
+    )
 
 
 def _at_most(field: str, value: int, limit: int) -> None:

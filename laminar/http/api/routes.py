@@ -34,7 +34,7 @@ from laminar.http.api.documents import (
     topics,
     transactions,
 )
-from laminar.http.api.documents.find import history, search
+from laminar.http.api.documents.find import history, search, trace
 from laminar.http.api.names import check_name
 from laminar.http.api.parameters import (
     ACCEPT_LOSS,
@@ -54,6 +54,7 @@ from laminar.http.api.parameters import (
     IF_MATCH_OFFSET,
     IF_NONE_MATCH,
     IF_RANGE,
+    IMPORT,
     JOB_LISTING,
     KEY,
     KEY_TIME,
@@ -74,6 +75,7 @@ from laminar.http.api.parameters import (
     STAGE,
     TO_INDEX,
     TOPIC_LISTING,
+    TRACE,
     UPLOAD,
     WAIT,
     Parameter,
@@ -335,7 +337,7 @@ ROUTES: Final = (
         "delete_records",
         ADMIN,
         "Delete the records before an offset",
-        (needed(BEFORE), DRY_RUN),
+        (needed(BEFORE), DRY_RUN, IMPORT),
         replies=(_json(records.DeletedRecords),),
     ),
     Route(
@@ -744,6 +746,14 @@ ROUTES: Final = (
     Route("GET", "/v1/nodes/{node}", "describe_node", ANY, "Describe a node", replies=(_json(cluster.Node),)),
     Route(
         "GET",
+        "/v1/nodes/{node}/bundle",
+        "node_bundle",
+        ADMIN_OF_ALL,
+        "Tell what a node says of itself, for those who help: no data of records, no secret",
+        replies=(_json(server.NodeBundle),),
+    ),
+    Route(
+        "GET",
         "/v1/admin/nodes",
         "admin_nodes",
         ADMIN_OF_ALL,
@@ -938,6 +948,15 @@ ROUTES: Final = (
         ANY,
         "Tell who asks, what that principal may do, and its limits",
         replies=(_json(access.WhoAmI),),
+    ),
+    Route(
+        "GET",
+        "/v1/trace",
+        "trace",
+        ANY,
+        "Tell what happened to records and who did it, a step at a time",
+        TRACE,
+        replies=(_json(trace.TraceFound),),
     ),
     Route(
         "GET",

@@ -137,13 +137,14 @@ class Response:
     A `body` of several buffers is written without joining; an async iterator
     is sent chunked (or until the connection's end in HTTP/1.0), unless its
     `length` is known. An `endless` one is ended when the peer closes its side
-    or the server drains. `close` ends the connection after it.
+    or the server drains. `close` ends the connection after it. After a refusal by
+    `Application.head` the connection is not read for `mute_s` seconds.
     """
 
     is_page: ClassVar[bool] = False
     """Whether a browser may show it as a page of this server, by a policy among its own headers."""
 
-    __slots__ = ("body", "close", "endless", "header_block", "headers", "length", "status")
+    __slots__ = ("body", "close", "endless", "header_block", "headers", "length", "mute_s", "status")
 
     def __init__(
         self,
@@ -163,6 +164,7 @@ class Response:
         self.header_block = header_block
         self.close = close
         self.length = length
+        self.mute_s = 0.0
 
     @classmethod
     def json(cls, value: Any, status: int = 200, *, headers: Sequence[tuple[str, str]] = ()) -> Response:

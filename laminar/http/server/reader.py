@@ -52,8 +52,12 @@ from laminar.http.server.writer import GO_ON, Exchange, ResponseWriter
 LINGER_BYTES: Final = 16 << 20
 # A body this small costs little beside its request, so it is not counted.
 UNCOUNTED_BODY_BYTES: Final = 4096
-# Bytes that are read at once for a flow that has used up its turn.
+# Bytes that are read at once for a flow that has used up its turn, or on a connection that was muted.
 WAITING_BYTES: Final = 4096
+# Most bytes of a refused body that are awaited and discarded.
+SKIPPED_BYTES: Final = 65536
+# Limits may be raised or removed meanwhile, and its client may have gone.
+LONGEST_MUTE_S: Final = 1.0
 # Substitute for a head that could not be read, for which an answer is due.
 _NO_HEAD: Final = RequestHead("GET", "/", {})
 
@@ -78,10 +82,12 @@ class Connection(asyncio.BufferedProtocol):
         "_ending",
         "_filled",
         "_head",
+        "_is_shared",
         "_is_stranger",
         "_is_tls",
         "_linger_left",
         "_lingering",
+        "_muted",
         "_paused_reading",
         "_phase",
         "_preparing",
@@ -89,7 +95,9 @@ class Connection(asyncio.BufferedProtocol):
         "_server",
         "_stalls",
         "_tail",
+        "_to_skip",
         "_waits_turn",
+        "_was_muted",
         "_writer",
         "context",
         "flow",
@@ -103,18 +111,22 @@ class Connection(asyncio.BufferedProtocol):
         self._server = server
         self._writer = ResponseWriter(server, on_room=self._go_on, on_end=self._finish)
         self._at_eof = False
+        self._is_shared = False  # by several flows, as the connection of a proxy is
         self._is_stranger = True
         self._is_tls = False
         self._ending = False  # closed by the loop, which has waited for the peer for a whole idle time
         self._tail = b""  # bytes that came and aren't used yet
         self._paused_reading = False
         self._waits_turn = False
+        self._muted: asyncio.TimerHandle | None = None  # until then no request is begun: one was too many
+        self._was_muted = False
         self._phase = Phase.HEAD
         self._head: RequestHead | None = None  # of the body being received
         self._body = bytearray()
         self._body_view: memoryview | None = None
         self._filled = 0
         self._chunked: ChunkedDecoder | None = None
+        self._to_skip = 0  # bytes of a refused body that are still to come
         self._linger_left = LINGER_BYTES
         self._lingering = False
         self._preparing = False  # a large body is parsed: nothing that comes after it is begun
@@ -140,6 +152,9 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = self._writer.transport = None
         self._body_view = None
         self._tail = b""
+        if self._muted is not None:
+            self._muted.cancel()
+            self._muted = None
         if self.flow is not None:
             self._server.turns.leave(self.flow)
             self.flow = self._writer.flow = None
@@ -150,7 +165,8 @@ class Connection(asyncio.BufferedProtocol):
         """Return the buffer of the next bytes: the body's own, or the one that all connections share."""
         if self._body_view is not None:
             return self._body_view[self._filled :]
-        if self.flow is not None and self.flow.is_spent:  # it is kept until the flow's next turn
+        # What comes is kept until the flow's next turn, or may have to be refused, request by request.
+        if self._was_muted or (self.flow is not None and self.flow.is_spent):
             return self._server.scratch[:WAITING_BYTES]
         return self._server.scratch
 
@@ -200,6 +216,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self.flow is not None:
             self._server.turns.leave(self.flow)
+            self._is_shared = self._is_shared or not (self.flow.are_strangers or flow.are_strangers)
         self.flow = self._writer.flow = flow
         self._server.turns.join(flow)
         if self._is_stranger and not flow.are_strangers:
@@ -243,6 +260,7 @@ class Connection(asyncio.BufferedProtocol):
             not writer.paused
             and not self._preparing
             and not self._waits_turn
+            and self._muted is None
             and len(writer.pending) < limits.max_pipelined
             and writer.reserved_bytes < limits.connection_budget_bytes
             and writer.answer_bytes < limits.connection_answer_bytes
@@ -253,6 +271,9 @@ class Connection(asyncio.BufferedProtocol):
         server = self._server
         position = 0
         size = len(data)
+        if self._to_skip:
+            position = min(self._to_skip, size)
+            self._to_skip -= position
         self._tail = b""
         while position < size and not self._writer.stopped:
             if self._phase is Phase.CHUNKED:
@@ -295,6 +316,23 @@ class Connection(asyncio.BufferedProtocol):
         """Begin no request until the flow's next turn; what comes until then pauses reading."""
         self._waits_turn = True
         self._server.turns.wait(flow, self)
+
+    def _mute(self, wait_s: float) -> None:
+        """Begin no request for a while: one was refused, and its client does not seem to wait.
+
+        What comes until then pauses reading, so a client that waits as the answer says notices nothing. Each
+        refusal costs the loop; without this a client that ignores them would keep it busy.
+        """
+        self._was_muted = True
+        self._server.counts.muted += 1
+        self._muted = asyncio.get_running_loop().call_later(min(wait_s, LONGEST_MUTE_S), self._unmute)
+
+    def _unmute(self) -> None:
+        """Go on with what came meanwhile."""
+        if self._muted is not None:
+            self._muted.cancel()
+            self._muted = None
+            self._go_on()
 
     def _parse(self, raw: bytes) -> RequestHead:
         if len(raw) > LONGEST_HEAD_BYTES:
@@ -365,13 +403,24 @@ class Connection(asyncio.BufferedProtocol):
         return len(data)
 
     def _refuse(self, head: RequestHead, refusal: Response, data: bytes, position: int) -> int:
-        """Answer without the body: skip it if it is here already, else end the connection."""
+        """Answer without the body: skip it if it is here already, else end the connection.
+
+        Who is only too fast keeps its connection also if a small body is still on its way: another connection
+        would cost more than the refusal.
+        """
         self._server.counts.refused += 1
-        if head.chunked or len(data) - position < head.content_length:
+        rest = len(data) - position - head.content_length
+        stays = refusal.mute_s > 0 and not (head.close or self._at_eof)
+        is_skipped = stays and -rest <= SKIPPED_BYTES and not head.expects_continue
+        if head.chunked or (rest < 0 and not is_skipped):
             self._answer_last(head, refusal)
             return len(data)
         self._writer.answer(head, refusal)
-        return position + head.content_length
+        self._to_skip = max(0, -rest)
+        # Who has sent more than is is kept gets its other refusals at once. What others ask waits for no one.
+        if stays and rest <= WAITING_BYTES and not self._is_shared:
+            self._mute(refusal.mute_s)
+        return min(len(data), position + head.content_length)
 
     def _await_body(self, head: RequestHead, phase: Phase) -> None:
         """Note that a body is awaited; if the client expects 100 Continue, send it after earlier answers."""
@@ -549,6 +598,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.idle and self.transport is not None:
             self._writer.stopped = True
             self.transport.close()
+        self._unmute()
         self._writer.end_stream()
 
     def _pause_reading(self) -> None:
@@ -610,7 +660,7 @@ class Connection(asyncio.BufferedProtocol):
                 floor = max(floor, self._head.content_length / limits.transfer_timeout_s)
             if stalls.over_body(now_s, received=received, window_s=window_s, floor_bytes_per_s=floor):
                 self._time_out("body", window_s)
-        elif self._writer.busy or self._waits_turn:
+        elif self._writer.busy or self._waits_turn or self._muted is not None:
             stalls.restart(now_s, received=received)
         elif self._tail:
             if stalls.over_head(now_s, limit_s=limits.head_timeout_s):

@@ -59,6 +59,7 @@ class Counts:
         "bytes_out",
         "connections",
         "displaced",
+        "muted",
         "refused",
         "requests",
         "responses_2xx",
@@ -73,6 +74,7 @@ class Counts:
     def __init__(self) -> None:
         self.connections = 0
         self.displaced = 0
+        self.muted = 0
         self.requests = 0
         self.refused = 0
         self.timed_out = 0

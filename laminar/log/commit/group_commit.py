@@ -5,11 +5,12 @@ it is written. Every other frame counts when it is durable, and all frames befor
 Frames of the first kind are synced when the first of their logs is due, when a log has too many unsynced
 records, or when the journal has too many unsynced bytes.
 
-What was recorded is collected at the end of the turn (*cut*) and handed to the journal's thread; then
-`on_turn_end` is called, with which a node's driver sends what that turn gathered: so a turn ends once. In the
-thread everything that was handed over during the last sync becomes one frame: so no timer decides how much a
-sync covers, and between two syncs the thread never waits for the loop. The loop is notified of each frame at
-once; the frames are gathered for the segment writer without the loop.
+At the end of the turn `on_turn_end` is called, with which a node's driver sends what that turn gathered. Then
+what the turn recorded is collected (*cut*) and handed to the journal's thread: last, because that thread and
+the loop take turns with the interpreter lock, and followers should not wait for that. In the thread
+everything that was handed over during the last sync becomes one frame: so no timer decides how much a sync
+covers, and between two syncs the thread never waits for the loop. The loop is notified of each frame at once;
+the frames are gathered for the segment writer without the loop.
 
 This module knows neither logs nor segments: its caller knows what a frame's actions mean.
 """
@@ -58,6 +59,9 @@ class Frame:
     number: int
 
 
+# Called on the loop when what it waits for counts (None), or never will (the error). It raises nothing.
+Stored = Callable[[BaseException | None], None]
+
 # For this long after its last frame a journal counts as busy, so that no other disk access begins between two
 # commits of one client.
 BUSY_S = 0.1
@@ -87,13 +91,15 @@ class GroupCommit:
         self._settings = settings
         self._hand_over = hand_over
         self.failure: BaseException | None = None
-        # Called at the end of each turn, after what it recorded is handed over.
+        # Called at the end of each turn, before what it recorded is handed over.
         self.on_turn_end: Callable[[], None] = lambda: None
         # Called once, when nothing recorded from now on can become durable.
         self.on_failure: Callable[[BaseException], None] | None = None
         self.closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
+        # Whether `on_turn_end` runs, after which all that is recorded is handed over.
+        self._ending = False
         # Whether the journal's thread will look at `_handed` again. That thread only takes from its left.
         self._in_flight = False
         self._handed: deque[_PendingGroup] = deque()
@@ -103,8 +109,8 @@ class GroupCommit:
         self._cut_number = changes.recorded
         self._done_number = changes.recorded
         self._durable_number = changes.recorded
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._durable_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiters: deque[tuple[int, Stored]] = deque()
+        self._durable_waiters: deque[tuple[int, Stored]] = deque()
         # When the unsynced frames are due, by the loop's clock, and whether the next group is to be
         # synced.
         self._due_s = _NEVER_S
@@ -143,17 +149,35 @@ class GroupCommit:
         `StorageClosed` if the journal has failed or fails.
         """
         future = self.loop().create_future()
-        number = self._changes.recorded
         if self.failure is not None or self.closed:
-            future.set_exception(StorageClosed(f"the journal is closed: {self.failure}"))
-        elif (self._durable_number if durable else self._done_number) >= number:
+            future.set_exception(self._closed_error())
+        elif (self._durable_number if durable else self._done_number) >= self._changes.recorded:
             future.set_result(None)
         else:
-            (self._durable_waiters if durable else self._waiters).append((number, future))
-            self._sync_next |= durable
-            if durable or number > self._cut_number:
-                self.schedule_turn_end()
+            self._add_waiter(partial(_resolve, future), durable=durable)
         return future
+
+    def when_stored(self, stored: Stored) -> None:
+        """Call `stored` when everything recorded before this call counts: in the turn that learns of it.
+
+        With a future it would be called a pass of the loop later.
+        """
+        if self.failure is not None or self.closed:
+            self.loop().call_soon(stored, self._closed_error())
+        elif self._done_number >= self._changes.recorded:
+            self.loop().call_soon(stored, None)
+        else:
+            self._add_waiter(stored, durable=False)
+
+    def _add_waiter(self, stored: Stored, *, durable: bool) -> None:
+        number = self._changes.recorded
+        (self._durable_waiters if durable else self._waiters).append((number, stored))
+        self._sync_next |= durable
+        if (durable or number > self._cut_number) and not self._ending:
+            self.schedule_turn_end()
+
+    def _closed_error(self) -> StorageClosed:
+        return StorageClosed(f"the journal is closed: {self.failure}")
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop that this belongs to: the one that ran at the first call."""
@@ -185,16 +209,16 @@ class GroupCommit:
         waiters = [*self._waiters, *self._durable_waiters]
         self._waiters.clear()
         self._durable_waiters.clear()
-        for _, future in waiters:
-            if not future.done():
-                future.set_exception(StorageClosed(f"the journal failed: {error!r}"))
+        # First: the error itself ends the process, and not what those who wait make of it.
         if self.on_failure is not None:
             self.on_failure(error)
+        for _, stored in waiters:
+            stored(StorageClosed(f"the journal failed: {error!r}"))
 
     # Cutting
 
     def schedule_turn_end(self) -> None:
-        """End this turn of the loop: collect what it recorded, then call `on_turn_end`."""
+        """End this turn of the loop: call `on_turn_end`, then hand over what was recorded."""
         if self._scheduled:
             return
         if self._loop is None:
@@ -207,8 +231,12 @@ class GroupCommit:
 
     def _end_turn(self) -> None:
         self._scheduled = False
-        self._cut()
-        self.on_turn_end()
+        self._ending = True
+        try:
+            self.on_turn_end()
+        finally:
+            self._ending = False
+            self._cut()
 
     def _cut(self) -> None:
         """Hand what is recorded to the journal's thread.
@@ -448,9 +476,17 @@ class GroupCommit:
         }
 
 
-def _answer(waiters: deque[tuple[int, asyncio.Future[None]]], number: int) -> None:
-    """Resolve the futures that wait for a running number up to this one."""
+def _answer(waiters: deque[tuple[int, Stored]], number: int) -> None:
+    """Call what waits for a running number up to this one."""
     while waiters and waiters[0][0] <= number:
-        _, future = waiters.popleft()
-        if not future.done():
-            future.set_result(None)
+        _, stored = waiters.popleft()
+        stored(None)
+
+
+def _resolve(future: asyncio.Future[None], failure: BaseException | None) -> None:
+    if future.done():
+        return
+    if failure is None:
+        future.set_result(None)
+    else:
+        future.set_exception(failure)

@@ -113,12 +113,17 @@ class Journal:
         # Whether there was no room on the disk for the last file that was to be made, or the current one.
         self._lacks_room = False
 
-    def _make(self, name: str, size: int) -> File:
-        """Make a file filled with zeros: its room is certain, and a sync takes two thirds of the time."""
+    def _make(self, name: str, size: int, *, beside_commits: bool = False) -> File:
+        """Make a file filled with zeros: its room is certain, and a sync takes two thirds of the time.
+
+        With `beside_commits` each MiB is synced: the sync of a commit waits behind one of them, and not
+        behind the whole file.
+        """
         file = self._disk.open(os.path.join(self._store, name), create=True, exclusive=True)
         for position in range(0, size, MIB):
             file.pwritev([_ZEROS[: size - position]], position)
-        file.sync()
+            if beside_commits or position + MIB >= size:
+                file.sync()
         self._disk.sync_directory(self._store)
         return file
 
@@ -144,7 +149,7 @@ class Journal:
         length = sum(map(len, parts))
         twin_length = sum(map(len, hard_states))
         size = padded_size(length) + (padded_size(twin_length) if hard_states else 0)
-        if self._position + size > self._capacity:
+        if self._position + size > self._capacity or self._better_is_ready(size):
             self._roll(size)
         flags = (FrameFlag.HARD_STATE if hard_states else 0) | (0 if records else FrameFlag.MARKER)
         buffers = self._encode(parts, flags=flags, records=records, length=length)
@@ -253,13 +258,20 @@ class Journal:
             self._disk.rename(os.path.join(self._store, name), path)
             self._file = self._disk.open(path)
         else:
-            # Not zero-filled: that would delay all commits. Appending costs about the same once.
+            # Not zero-filled: that would delay all commits. It is left when a filled one is ready.
             self._file = self._disk.open(path, create=True, exclusive=True)
             self._capacity, self._filled = max(size, self._next_capacity()), 0
             self._reserve()
         self._disk.sync_directory(self._store)
         self._capacities[self.number] = (self._capacity, self._filled)
         self._position = 0
+
+    def _better_is_ready(self, size: int) -> bool:
+        """Whether the current file was not filled with zeros, so each sync takes longer, and the next one is.
+
+        What was reserved of the current file is free again when a checkpoint has passed it.
+        """
+        return not self._filled and bool(self._spares) and self._spares[0][2] >= size
 
     def _reserve(self) -> None:
         """Reserve room for the current file; on a full disk let appends be refused (`starved`).
@@ -277,12 +289,12 @@ class Journal:
         return min(4 * self._capacity, self._settings.journal_file_bytes)
 
     def wants_spare(self) -> bool:
-        """Return whether `prepare_spare` must be called now: the file is half used or lacks room.
+        """Return whether `prepare_spare` must be called now: the file is half used, unfilled, or lacks room.
 
         False while a next file is ready or is being made; so after True it stays False until
         `prepare_spare` has ended.
         """
-        used = self._lacks_room or self._position >= self._capacity // 2
+        used = self._lacks_room or not self._filled or self._position >= self._capacity // 2
         wanted = used and not self._spares and not self._preparing
         self._preparing |= wanted
         return wanted
@@ -304,7 +316,7 @@ class Journal:
         name = f"{_SPARE}{self._spares_made}"
         capacity = self._next_capacity()
         try:
-            self._make(name, capacity).close()
+            self._make(name, capacity, beside_commits=True).close()
         except DiskError as error:
             if not error.is_full:
                 raise
@@ -328,7 +340,8 @@ class Journal:
                 break
             path = os.path.join(self._store, journal_name(old))
             capacity, filled = self._capacities.pop(old, (0, 0))
-            if capacity == self._settings.journal_file_bytes and len(self._spares) < _MAX_SPARES:
+            is_kept = capacity == self._settings.journal_file_bytes and (filled or self._lacks_room)
+            if is_kept and len(self._spares) < _MAX_SPARES:
                 self._spares_made += 1
                 name = f"{_SPARE}{self._spares_made}"
                 self._disk.rename(path, os.path.join(self._store, name))

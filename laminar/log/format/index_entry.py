@@ -30,8 +30,8 @@ unpack_frame_row = struct.Struct("<QQQ16xII").unpack_from
 # The kind of an entry whose frame and row were both unreadable: its index is known, its term is not.
 UNKNOWN_KIND = 255
 # The kinds of entries whose records are not visible at their own place in the log: a `channel` entry may hold
-# copies. Plain numbers, because every lookup compares them.
-_HIDDEN = (int(Kind.STAGED), int(Kind.DELAYED), int(Kind.CHANNEL))
+# copies, and a `skip` entry has none. Plain numbers, because every lookup compares them.
+_HIDDEN = (int(Kind.STAGED), int(Kind.DELAYED), int(Kind.CHANNEL), int(Kind.SKIP))
 
 
 @dataclass(slots=True)

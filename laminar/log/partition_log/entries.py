@@ -187,6 +187,11 @@ class LogEntries:
             return last
         return self.segments[bisect_right(self._firsts, index) - 1]
 
+    def sealed_at(self, offset: int) -> Segment | None:
+        """Return the sealed segment that holds the record at `offset`; None if it is the active one."""
+        place = bisect_right(self.segments, offset, key=FIRST_OFFSET) - 1
+        return self.segments[place] if 0 <= place < len(self.segments) - 1 else None
+
     def index_of_offset(self, offset: int) -> int | None:
         """Return the index of the entry with the record at `offset`; None if it is trimmed or not written.
 

@@ -121,6 +121,7 @@ class Log:
         self.term, self.offset_after = entries.term, entries.offset_after
         self.index_entry, self.find_index_entry = entries.index_entry, entries.find_index_entry
         self.segment_of, self.sealed = entries.segment_of, entries.sealed
+        self.sealed_at = entries.sealed_at
         self.index_of_offset, self.find_offset = entries.index_of_offset, entries.find_offset
         self.index_of_time, self.find_time = entries.index_of_time, entries.find_time
         self.find_tagged, self.find_shown = entries.find_tagged, entries.find_shown

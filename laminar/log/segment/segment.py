@@ -22,6 +22,7 @@ from laminar.log.format.index_entry import (
     unpack_row,
     whole_rows,
 )
+from laminar.log.key_index.layout import Covered
 from laminar.log.segment.index_rebuild import load_chunk
 from laminar.log.segment.segment_file import CHUNK_ROWS, Chunk, SegmentFile
 
@@ -73,6 +74,7 @@ class Segment:
         "first_index",
         "first_offset",
         "held_from",
+        "indexed",
         "size",
         "tail",
         "truncations",
@@ -89,6 +91,8 @@ class Segment:
         self.size = 0
         # How often the loop has truncated it; `SegmentFile.truncations` follows.
         self.truncations = 0
+        # The sections of its key index, as it was last seen; None: not read yet. It is a hint.
+        self.indexed: tuple[str, ...] | None = None
         # Numbers of the chunks whose rows were checked against the frames, after a read had found a frame
         # that was not what its row says. Each is checked once.
         self.compared_chunks: set[int] = set()
@@ -124,6 +128,14 @@ class Segment:
     def last_term(self) -> int:
         """Term of the last entry (0: unknown)."""
         return row_term(self.tail, len(self.tail) // ROW_SIZE - 1)
+
+    @property
+    def covered(self) -> Covered:
+        """The segment as a key index of it names it, while nothing is appended to it."""
+        return Covered(
+            *(self.file.log_id, self.first_index, self.last_index, self.last_term),
+            *(self.first_offset, self.next_offset, self.size),
+        )
 
     def rows_at(self, slot: int) -> tuple[Buffer, int]:
         """Return rows in memory, and the place of the row of `slot` among them.
@@ -346,4 +358,5 @@ class Segment:
         else:
             del self.tail[(slot - self.held_from) * ROW_SIZE :]
         self.size = last.position + last.size
+        self.indexed = None
         self.truncations += 1

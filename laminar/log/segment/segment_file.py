@@ -1,4 +1,4 @@
-"""The two files of one segment: the data file with its frames, the index file with their rows.
+"""The files of one segment: the data file with its frames, the index file with their rows, and a key index.
 
 Both hold their parts back to back, and are named after the first index. The segment writer's thread changes
 them, and any thread reads them; a reader's thread also replaces damaged rows. An index file is a hint: it may
@@ -17,6 +17,7 @@ from laminar.log.disk.disk import Buffer, File
 from laminar.log.disk.errors import DiskError
 from laminar.log.disk.open_files import Handle, Resources, RowCache
 from laminar.log.format.index_entry import ROW_SIZE
+from laminar.log.key_index.layout import key_index_name
 
 # magic, version, size of a row, first index, log id; the rows follow at 32.
 _INDEX_HEAD = struct.Struct("<4sHHQQ8x")
@@ -97,6 +98,44 @@ class SegmentFile:
     def path(self) -> str:
         """Path of the data file."""
         return os.path.join(self.directory, segment_name(self.first_index))
+
+    @property
+    def log_id(self) -> int:
+        """The id of the log that it is a segment of."""
+        return self._log_id
+
+    @property
+    def key_index_path(self) -> str:
+        """Path of the key index, which may be missing."""
+        return os.path.join(self.directory, key_index_name(self.first_index))
+
+    def open_key_index(self) -> File:
+        """Return the key index, opened for this call. Any thread.
+
+        Raises:
+            DiskError: It is missing, or cannot be opened.
+        """
+        return self._resources.files.disk.open(self.key_index_path)
+
+    def install_key_index(self, path: str, *, truncations: int) -> bool:
+        """Rename a key index that is durable at `path` to its place. Any thread.
+
+        Nothing is done, and False returned, if the segment was removed, or its `truncations` are not the
+        given number any more.
+
+        Raises:
+            DiskError: It cannot be renamed.
+        """
+        with self._lock:
+            if self.truncations != truncations or not self._exists:
+                return False
+            self._resources.files.disk.rename(path, self.key_index_path)
+            return True
+
+    def remove_key_index(self) -> None:
+        """Remove the key index, if there is one: it does not hold, or is not wanted. Any thread."""
+        with self._lock:
+            self._resources.files.disk.unlink(self.key_index_path)
 
     @property
     def rows_cache(self) -> RowCache:
@@ -305,12 +344,14 @@ class SegmentFile:
                 raise
 
     def remove(self) -> None:
-        """Unlink both files. Open ones stay readable until their last reader releases them."""
+        """Unlink all files. Open ones stay readable until their last reader releases them."""
         # First, as a concurrent sync may find the files missing from here on.
         self._exists = False
         self._removals += 1
         disk = self._resources.files.disk
         with self._lock:
+            # First, so that none is left without its segment.
+            disk.unlink(self.key_index_path)
             disk.unlink(self._data.path)
             disk.unlink(self._index.path)
             self.forget()

@@ -19,6 +19,7 @@ from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DamagedDocument, DiskError, NotALogFolder
 from laminar.log.format.checkpoint_state import Checkpoint, LogState, decode_checkpoint
 from laminar.log.format.manifest import ReplicaEntry, Unknown, decode_manifest
+from laminar.log.key_index.layout import key_index_name
 from laminar.log.library.folder import LOGS, STORE
 from laminar.log.recovery.node import (
     LAYOUT_DOCUMENT,
@@ -30,17 +31,18 @@ from laminar.log.recovery.node import (
 from laminar.log.segment.segment_file import index_name, segment_name
 
 _LOG_DIRECTORY = re.compile(r"(?P<name>.+)-(?P<id>[0-9a-f]{16})")
-_SEGMENT = re.compile(r"(\d{20})\.(?:log|index)")
+_SEGMENT = re.compile(r"(\d{20})\.(?:log|index|find)")
 
 
 @dataclass(slots=True, kw_only=True)
 class SegmentPlace:
-    """A segment's two files, and their sizes in bytes; None: that file is missing."""
+    """A segment's files, and their sizes in bytes; None: that file is missing."""
 
     directory: str
     first_index: int
-    size: int | None
-    index_size: int | None
+    size: int | None = None
+    index_size: int | None = None
+    key_index_size: int | None = None
 
     @property
     def path(self) -> str:
@@ -51,6 +53,11 @@ class SegmentPlace:
     def index_path(self) -> str:
         """Path of the index file."""
         return os.path.join(self.directory, index_name(self.first_index))
+
+    @property
+    def key_index_path(self) -> str:
+        """Path of the key index, which searches use."""
+        return os.path.join(self.directory, key_index_name(self.first_index))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -226,8 +233,9 @@ def _log(disk: ReadOnlyDisk, directory: str) -> LogPlace:
     names = disk.list(directory)
     firsts = sorted({int(found[1]) for found in map(_SEGMENT.fullmatch, names) if found})
     for first in firsts:
-        place = SegmentPlace(directory=directory, first_index=first, size=None, index_size=None)
+        place = SegmentPlace(directory=directory, first_index=first)
         place.size, place.index_size = size_of(disk, place.path), size_of(disk, place.index_path)
+        place.key_index_size = size_of(disk, place.key_index_path)
         log.segments.append(place)
     return log
 

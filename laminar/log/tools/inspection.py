@@ -110,6 +110,7 @@ def _segment(disk: ReadOnlyDisk, place: SegmentPlace) -> Description:
         "segment": os.path.basename(place.path),
         "size_bytes": place.size,
         "index_bytes": place.index_size,
+        "key_index_bytes": place.key_index_size,
         "first_index": place.first_index,
         "last_index": None if last is None else last.index,
         "first_offset": None if first is None else first.base_offset,

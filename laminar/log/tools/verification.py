@@ -27,6 +27,8 @@ from laminar.log.disk.disk import File, ReadOnlyDisk
 from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DiskError, NotALogFolder
 from laminar.log.format.index_entry import ROW_SIZE, row_is_whole
+from laminar.log.key_index.layout import KeyIndexError
+from laminar.log.key_index.lookup import KeyIndex
 from laminar.log.segment.frame_scan import Gap, IntactFrame, scan_frames
 from laminar.log.segment.index_rebuild import packed, read_damaged
 from laminar.log.segment.segment_file import INDEX_HEAD_SIZE, index_head
@@ -112,7 +114,8 @@ def total_bytes(path: str, *, disk: ReadOnlyDisk | None = None) -> int:
         for number in journal_numbers(disk, store.directory)
     ]
     journals += [os.path.join(store.directory, NAME) for store in folder.stores if not store.live]
-    return sum((segment.size or 0) + (segment.index_size or 0) for segment in segments) + sum(
+    files = ((each.size, each.index_size, each.key_index_size) for each in segments)
+    return sum(size or 0 for sizes in files for size in sizes) + sum(
         size_of(disk, path) or 0 for path in journals
     )
 
@@ -324,6 +327,8 @@ class _Verification:
             self._frames(log, place, chain, limit, file)
         finally:
             file.close()
+        if place.key_index_size is not None:
+            self._key_index(log, place, chain)
 
     def _frames(
         self, log: LogPlace, place: SegmentPlace, chain: _Chain, limit: int | None, file: File
@@ -407,6 +412,33 @@ class _Verification:
         chain.offset, chain.time_ms = header.next_offset, header.append_time_ms
 
     # Indexes
+
+    def _key_index(self, log: LogPlace, place: SegmentPlace, chain: _Chain) -> None:
+        """Read a segment's key index; `chain` is at the end of the segment.
+
+        What is wrong with it is a note: the segment is scanned in its place, and it is built again.
+        """
+        self.files += 1
+        self._read(place.key_index_size or 0)
+        path, what = place.key_index_path, ""
+        try:
+            index = KeyIndex(self.disk.open(path))
+            index.check()
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            return  # removed meanwhile
+        except KeyIndexError as error:
+            what = str(error)
+        else:
+            found = index.covered
+            ends = (found.last_index, found.last_term, found.next_offset)
+            if found.first_index != place.first_index or log.log_id not in (None, found.log_id):
+                what = "it is that of another segment"
+            elif ends != (chain.index, chain.term, chain.offset) and chain.index is not None:
+                what = f"it is of a segment that ends with entry {found.last_index} of term {found.last_term}"
+        if what:
+            self._found(path, 0, place.key_index_size or 0, f"the key index: {what}", severity="note")
 
     def _index(self, log: LogPlace, place: SegmentPlace, severity: str) -> bytes:
         """Return the bytes of the index file, after checking its head."""

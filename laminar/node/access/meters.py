@@ -3,6 +3,9 @@
 A rate is a bucket that holds what may be used in one second. A request is let in while anything is left, and
 what it costs is taken then, also below zero. So nothing has to be known before a request but its head, and
 over any time t no more passes than the rate times t + 1 s, and one body or answer.
+
+What is refused gets a time to ask again. Requests that are refused at once get different times, one after the
+other as the bucket is filled: else they would all come back for what is enough for one of them.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from membership.records import ANY_PRINCIPAL, LimitRecord
 BUCKET_MS: Final = 1000
 ROUNDING_MS: Final = 1e-3
 LONGEST_WAIT_MS: Final = 60_000
+SPREAD_MS: Final = 1000
+"""How far apart the times are at which those that are refused at once may ask again."""
+
 CONNECTION_WAIT_MS: Final = 1000
 MOST_COUNTED: Final = 100
 """Most principals whose refusals are counted apart, for the metrics."""
@@ -31,33 +37,44 @@ _NO_LIMITS: Final[Mapping[str, int]] = {}
 class Rate:
     """One bucket. It has the time at which it is full again in place of what is left."""
 
-    __slots__ = ("_bucket_ms", "_full_ms", "_per_ms", "limit")
+    __slots__ = ("_bucket_ms", "_full_ms", "limit", "per_ms")
 
     def __init__(self, limit: int, bucket_ms: int = BUCKET_MS) -> None:
         """Make a bucket that holds `limit`, and is filled in `bucket_ms`."""
         self.limit = limit
         self._bucket_ms = bucket_ms
-        self._per_ms = bucket_ms / limit
+        self.per_ms = bucket_ms / limit
+        """How long one takes to come back, in ms."""
         self._full_ms = 0.0
 
     def wait_ms(self, now_ms: int, *, least: int = 0) -> float:
         """Return how long it takes until there is something, or `least`, in the bucket; 0: there is now."""
-        wait_ms = self._full_ms - now_ms - self._bucket_ms + least * self._per_ms
+        wait_ms = self._full_ms - now_ms - self._bucket_ms + least * self.per_ms
         return wait_ms if wait_ms > ROUNDING_MS else 0.0
 
     def used(self, now_ms: int) -> int:
         """Return what is taken out now, of a bucket that holds `limit`; with a large body it may be more."""
-        return max(0, round((self._full_ms - now_ms) / self._per_ms))
+        return max(0, round((self._full_ms - now_ms) / self.per_ms))
 
     def take(self, amount: int, now_ms: int) -> None:
         """Take an amount out, also if there is less."""
-        self._full_ms = max(self._full_ms, now_ms) + amount * self._per_ms
+        self._full_ms = max(self._full_ms, now_ms) + amount * self.per_ms
 
 
 class Meter:
     """What one principal uses of this shard. Its limits may change at any time."""
 
-    __slots__ = ("_bytes_in", "_bytes_out", "_refused", "_requests", "flow", "is_limited", "limits", "name")
+    __slots__ = (
+        "_bytes_in",
+        "_bytes_out",
+        "_next_ms",
+        "_refused",
+        "_requests",
+        "flow",
+        "is_limited",
+        "limits",
+        "name",
+    )
 
     def __init__(
         self, name: str, limits: Mapping[str, int], refused: dict[str, int], *, of_strangers: bool = False
@@ -71,11 +88,13 @@ class Meter:
         self._requests: Rate | None = None
         self._bytes_in: Rate | None = None
         self._bytes_out: Rate | None = None
+        self._next_ms = 0.0  # when the next one that is refused may ask again
         self.limit_to(limits)
 
     def limit_to(self, limits: Mapping[str, int]) -> None:
         """Go by these limits from now on. A bucket whose rate stays keeps what is left in it."""
         self.limits = limits
+        self._next_ms = 0.0
         self._requests = _rate(self._requests, limits.get("requests_per_s"))
         self._bytes_in = _rate(self._bytes_in, limits.get("bytes_in_per_s"))
         self._bytes_out = _rate(self._bytes_out, limits.get("bytes_out_per_s"))
@@ -130,6 +149,8 @@ class Meter:
 
     def _over(self, what: str, rate: Rate, wait_ms: float, now_ms: int) -> Problem:
         self._count()
+        wait_ms = max(wait_ms, min(self._next_ms - now_ms, wait_ms + SPREAD_MS))
+        self._next_ms = now_ms + wait_ms + max(1.0, rate.per_ms)
         return over_limit(
             what,
             rate.used(now_ms),

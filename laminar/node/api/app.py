@@ -6,6 +6,7 @@ all others are coroutines. What is checked on the head, before a body is read, i
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,9 +19,10 @@ from laminar.http.api.deadlines import COMMIT_CHECK_S, COMMIT_WAIT_S
 from laminar.http.api.documents import server as documents
 from laminar.http.api.documents.shared import MAX_PARTITIONS, MAX_REPLICAS
 from laminar.http.api.documents.transactions import MAX_STAGES
-from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS
+from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS, TRACE_TOPIC
 from laminar.http.api.parameters import (
     GUARANTEES,
+    IMPORT,
     MAX_FETCH_BYTES,
     MAX_FETCH_RECORDS,
     MAX_UPLOAD_PARTS,
@@ -31,7 +33,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.api.roles import ADMIN_OF_ALL, METRICS, PUBLIC
 from laminar.http.api.routes import NEEDS, ROUTES, check_query, match
-from laminar.http.protocol.messages import WAIT, Request, Response
+from laminar.http.protocol.messages import WAIT, Later, Request, Response
 from laminar.http.protocol.request_head import (
     LONGEST_HEAD_BYTES,
     LONGEST_TARGET_BYTES,
@@ -47,8 +49,11 @@ from laminar.node.api.admin.limits import LimitRoutes
 from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
 from laminar.node.api.admin.partitions import PlacementRoutes
+from laminar.node.api.admin.seen_views import METHOD as VIEW_SEEN
+from laminar.node.api.admin.seen_views import SeenViews
 from laminar.node.api.admin.tokens import TokenRoutes
 from laminar.node.api.audit.audit_log import REFUSED, Asked, AuditLog, Source, by_datagram
+from laminar.node.api.bundle.bundle import BundleRoute
 from laminar.node.api.channels.channels import ChannelRoutes
 from laminar.node.api.channels.gates import ChannelGates
 from laminar.node.api.channels.jobs import JobRoutes
@@ -66,12 +71,17 @@ from laminar.node.api.cluster.route_changes import RouteChanges
 from laminar.node.api.cluster.topic_sums import TopicSumsRoute
 from laminar.node.api.cluster.topics import TopicRoutes
 from laminar.node.api.common.forwarding import (
+    FOR_PRINCIPAL,
     FORWARDED,
+    IN_TURNS,
     Exchange,
     Forwarder,
     answering,
+    decode_for_principal,
     decode_passed,
+    encode_problem,
     encode_response,
+    working_for,
 )
 from laminar.node.api.common.json_body import most_document_bytes
 from laminar.node.api.common.leader_call import LeaderCall
@@ -110,6 +120,8 @@ from laminar.node.api.records.record_value import RecordValueRoutes
 from laminar.node.api.records.stale_routes import route_said
 from laminar.node.api.records.topic_append import TopicAppends
 from laminar.node.api.records.uploads import UploadRoutes
+from laminar.node.api.trace.trace_route import TraceRoute
+from laminar.node.api.trace.trace_writer import TraceWriter
 from laminar.node.api.transactions.abandoned_pins import AbandonedPins
 from laminar.node.api.transactions.abandoned_stages import AbandonedStages
 from laminar.node.api.transactions.producers import ProducerRoutes
@@ -141,10 +153,23 @@ _ON_THE_SYSTEMS = frozenset(
 # And what changes nothing, although its method is POST.
 _SYSTEMS_TAKE = _ON_THE_SYSTEMS | {"search"}
 
+# Operations that a topic permits to all while it is imported: where it is, what it has, and to delete it.
+_WHILE_IMPORTING = frozenset(
+    (
+        *("create_topic", "describe_topic", "delete_topic", "list_partitions", "describe_partition"),
+        *("list_routes", "describe_route", "digest", "recover_partition"),
+        *("pin_partition", "unpin_partition", "prefer_leader"),
+    )
+)
+
+_IMPORT = IMPORT.name.lower()
+
 # Operations that the audit has: those of admins. Of the others it has what their handlers refuse.
 _OF_ADMINS = frozenset(operation for operation, needs in NEEDS.items() if needs.what == "admin")
 _CHECKED_LATER = frozenset({"begin_producer", "prepare_stages", "commit_batch"})
 _AUDITED = _OF_ADMINS | _CHECKED_LATER
+# The internal topics that are written by requests of nodes.
+_WRITTEN_BY_NODES = frozenset((AUDIT_TOPIC, TRACE_TOPIC))
 _AUDIT_TARGET = f"/v1/topics/{AUDIT_TOPIC}/partitions/0/records"
 
 # Operations whose bodies are records. A large one is parsed in a thread.
@@ -198,7 +223,7 @@ class Api:
 
     def __init__(self, host: HostServices) -> None:
         self._host = host
-        self._exchange = Exchange(host.transport)
+        self._exchange = Exchange(host.transport, code_version=lambda: host.view.code_version)
         self._locator = Locator(host, self._exchange)
         leaders = LeaderCall(host, self._locator)
         settings = host.settings
@@ -223,7 +248,8 @@ class Api:
         changes = OperationRoutes(host, nodes, places, placement)
         balance = BalanceRoutes(host)
         limits = LimitRoutes(host, placement)
-        tokens = TokenRoutes(host, placement, limits)
+        seen = SeenViews(host, self._exchange)
+        tokens = TokenRoutes(host, placement, limits, seen)
         gates = Gates(host, leaders)
         steps = CursorSteps(host, leaders, topics, gates)
         partitions = PartitionRoutes(host, topics, states, drains=steps.drains)
@@ -277,6 +303,7 @@ class Api:
         self._audit = AuditLog(
             host, self._append_to_audit, topic_routes.make, makes_topic=settings.access == TOKENS
         )
+        TraceWriter(host, host.traces, self._append_to_trace, topic_routes.make)
         durations = Durations()
         self.answered = durations.note  # without a method between: it is called for each answer
         numbers = ShardNumbers(
@@ -288,6 +315,7 @@ class Api:
             requests=durations.stored,
         )
         metrics = MetricsRoute(host, topics, numbers)
+        bundle = BundleRoute(host, self._exchange, health, metrics)
         uploads = UploadRoutes(host, leaders, topics, fetch, limits=self.limits)
         self._append = AppendRoutes(
             host, self._exchange, leaders, topics, limits=self.limits, new_ids=new_ids
@@ -364,6 +392,7 @@ class Api:
             "health": health.health,
             "list_nodes": cluster.nodes,
             "describe_node": cluster.node,
+            "node_bundle": bundle.bundle,
             "admin_nodes": nodes.nodes,
             "admin_node": nodes.node,
             "update_node": nodes.update,
@@ -387,6 +416,7 @@ class Api:
             "describe_principal_limits": limits.describe,
             "set_principal_limits": limits.set,
             "whoami": tokens.whoami,
+            "trace": TraceRoute(host, topics, search).trace,
             "datagram_key": tokens.datagram_key,
             "livez": cluster.livez,
             "readyz": cluster.readyz,
@@ -401,6 +431,7 @@ class Api:
         }
         self.methods: dict[str, Method] = {
             "http": answering(self._on_http),
+            FOR_PRINCIPAL: self._on_for_principal,
             "leader": answering(self._locator.on_leader),
             "describe": answering(states.on_describe),
             "cuts": answering(cut_points.on_cuts),
@@ -425,6 +456,7 @@ class Api:
             "sinks": answering(sinks.on_sinks),
             "look_up": answering(to_topics.on_look_up),
             "led": answering(led.on_led),
+            VIEW_SEEN: answering(seen.on_view_seen),
             "stats": metrics.on_stats,
             "partition_stats": metrics.on_partition_stats,
             "health": watch.on_health,
@@ -434,6 +466,8 @@ class Api:
             "node_behind": answering(current.on_node_behind),
             "shard_health": shard_health.on_shard_health,
             "node_health": answering(health.on_node_health),
+            "shard_bundle": bundle.on_shard_bundle,
+            "node_bundle": answering(bundle.on_node_bundle),
         }
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"
@@ -530,9 +564,14 @@ class Api:
         matched = self._match(request.head)
         if self._guard is not None and matched.principal is None and request.connection.context is None:
             raise AssertionError(f"{matched.operation} was not permitted to any principal")
+        answer: Response | Awaitable[Response]
         if matched.operation in _AUDITED:
-            return self._audited(request, matched)
-        return self._carry_out(request, matched)
+            answer = self._audited(request, matched)
+        else:
+            answer = self._carry_out(request, matched)
+        if self._guard is None or type(answer) is Later or not asyncio.iscoroutine(answer):
+            return answer
+        return working_for(principal_of(request).name, answer)
 
     async def _audited(self, request: Request, matched: _Matched) -> Response:
         """Answer a request of which the audit has how it ended. The answer does not wait for that."""
@@ -554,6 +593,7 @@ class Api:
         if "topic" in params and operation != "create_topic" and not self._known(params):
             answer = self._handle_after_refresh(request, operation, params)
         else:
+            self._check_import(request, operation, params)
             answer = self._handlers[operation](request, **params)
         if self._guard is not None and matched.is_counted:
             meter = (matched.principal or request.connection.context).meter
@@ -573,8 +613,17 @@ class Api:
     ) -> Response:
         """Handle a request for what is unknown after a refresh of the view, which may have been old."""
         await self._host.refresh_view()
+        self._check_import(request, operation, params)
         answer = self._handlers[operation](request, **params)
         return answer if isinstance(answer, Response) else await answer
+
+    def _check_import(self, request: Request, operation: str, params: dict[str, str]) -> None:
+        """Refuse what only the importer of a topic may ask. Raises as `TopicLookup.check_import`."""
+        topic = params.get("topic")
+        if topic is None and operation == "stage":
+            topic = request.query.get("topic")
+        if topic is not None and operation not in _WHILE_IMPORTING:
+            self._topics.check_import(topic, request.headers)
 
     def _match(self, head: RequestHead) -> _Matched:
         if head.memo is None:
@@ -611,11 +660,12 @@ class Api:
         """
         connection = request.connection
         try:
-            meter = self._permit(guard, request, matched).meter
+            principal = self._permit(guard, request, matched)
         except Problem:
             if connection.flow is None and guard.unproven.meter is not None:
                 connection.join(guard.unproven.meter.flow)
             raise
+        meter = principal.meter
         if meter is None:
             return None
         if connection.flow is not meter.flow:
@@ -628,7 +678,13 @@ class Api:
             if meter.flow.is_spent:
                 return WAIT
         if meter.is_limited and matched.is_counted:
-            meter.admit(request.content_length or 0, self._host.clock.monotonic_ms())
+            try:
+                meter.admit(request.content_length or 0, self._host.clock.monotonic_ms())
+            except Problem as problem:
+                response = problem_response(problem)
+                if not principal.may("admin", ""):  # what an operator asks next may be allowed
+                    response.mute_s = (problem.retry_after_ms or 0) / 1000
+                return response
         return None
 
     @staticmethod
@@ -645,7 +701,10 @@ class Api:
             return matched.principal
         head, connection, operation = request.head, request.connection, matched.operation
         certificate = getattr(connection, "certificate", None)  # only a connection with TLS has one
-        principal = guard.permit(head, operation, NEEDS[operation], matched.params, certificate=certificate)
+        needs = NEEDS[operation]
+        if _IMPORT in head.headers and needs.what in ("read", "write"):
+            needs = needs._replace(what="admin")  # else who may write would add to what is imported
+        principal = guard.permit(head, operation, needs, matched.params, certificate=certificate)
         if head.headers.get("authorization"):
             head.memo = matched._replace(principal=principal)
         else:
@@ -722,11 +781,11 @@ class Api:
         head = RequestHead(passed.method, passed.target, passed.headers)
         # The node that took the request has checked what its principal may do, and has it in its audit.
         matched = self._match(head)
-        if matched.operation != "append_to_partition" or matched.params["topic"] != AUDIT_TOPIC:
+        if matched.operation != "append_to_partition" or matched.params["topic"] not in _WRITTEN_BY_NODES:
             matched.check_system()
         if passed.principal or self._guard is not None:
             head.memo = matched = matched._replace(principal=Principal(passed.principal or ANONYMOUS))
-        request = Request(head, passed.body, Forwarder(peer))
+        request = Request(head, passed.body, Forwarder(peer, passed.address))
         if self._guard is None:
             answer = self._carry_out(request, matched)
             return encode_response(answer if isinstance(answer, Response) else await answer)
@@ -734,6 +793,19 @@ class Api:
         return encode_response(
             await self._passed.answer(flow, len(passed.body), lambda: self._carry_out(request, matched))
         )
+
+    async def _on_for_principal(self, peer: Peer, payload: bytes) -> bytes:
+        asked = decode_for_principal(payload)
+        if asked.method not in IN_TURNS:
+            raise LookupError(f"{asked.method!r} takes no turns")
+        method = self.methods[asked.method]
+        if self._guard is None:
+            return await method(peer, asked.payload)
+        flow = self._guard.meter_of(asked.principal).flow
+        try:
+            return await self._passed.call(flow, len(payload), lambda: method(peer, asked.payload))
+        except Problem as problem:
+            return encode_problem(problem)
 
     async def _append_to_audit(self, lines: bytes, key: str) -> None:
         """Append records to `_audit`, here or at its leader; with the same key again they are there once."""
@@ -743,6 +815,15 @@ class Api:
         answer = self._append.partition(Request(head, lines, Source()), **params)
         if not isinstance(answer, Response):
             await answer
+
+    async def _append_to_trace(self, append: Append) -> None:
+        """Append events to `_trace`, here or at its leaders: once, as they have no idempotency key."""
+        head = RequestHead("POST", f"/v1/topics/{TRACE_TOPIC}/records", {})
+        params = {"topic": TRACE_TOPIC}
+        head.memo = _Matched("append_to_topic", params, None, Principal("(trace)"))
+        request = Request(head, b"", Source("trace"))
+        request.parsed = append
+        await self._to_topics.topic(request, **params)
 
     def _sweep(self) -> None:
         """Answer all appends that wait too long for a majority. One pass for all saves a timer for each."""

@@ -255,7 +255,7 @@ class Controller(Process):
         self.gossip = self.environment.gossip(
             sock=self.boot.gossip,
             node=self.boot.node,
-            address=address_text(addresses.host, addresses.gossip_port),
+            address=address_text(addresses.gossip_host, addresses.gossip_port),
             keys=lambda: [GossipKey(keys.gossip, keys.secret) for keys in secrets.current],
             is_newer=lambda: self.enabled() >= KEYS_SINCE,
             info={

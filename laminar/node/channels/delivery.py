@@ -50,6 +50,7 @@ from laminar.node.partition.state.channels import (
 )
 from laminar.node.partition.state.pins import PINS_SINCE, PartAcks, PinsEnded
 from laminar.node.partition.state.staged_batches import BatchKey
+from laminar.node.trace.ring import Who
 from laminar.wire.channels import ChannelSettings, CursorStart, Named
 
 MAX_RANGE: Final = MAX_JOBS
@@ -70,6 +71,8 @@ class _Settler:
     extends: list[tuple[int, Out, int]] = field(default_factory=list)
     # No entry was proposed after it was judged, whose commit would show that this replica led then.
     is_unconfirmed: bool = False
+    # Who says it, where the topic is traced.
+    who: Who | None = None
 
 
 async def _always(partition: Partition, channel: int) -> bool:
@@ -172,7 +175,13 @@ class Delivery:
         return await future
 
     async def receive(
-        self, channel: int, *, wanted: int, wait_s: float, timeout_ms: int | None = None
+        self,
+        channel: int,
+        *,
+        wanted: int,
+        wait_s: float,
+        timeout_ms: int | None = None,
+        who: Who | None = None,
     ) -> Jobs | None:
         """Return up to `wanted` records, given to the caller alone; None after `wait_s` without one.
 
@@ -186,7 +195,7 @@ class Delivery:
         self._partition.check_leads()
         line = self._lines.of(channel)
         future: asyncio.Future[list[Run] | None] = self._loop.create_future()
-        receiver = Receiver(min(wanted, MAX_JOBS), timeout_ms, self._loop.time() + wait_s, future)
+        receiver = Receiver(min(wanted, MAX_JOBS), timeout_ms, self._loop.time() + wait_s, future, who=who)
         line.waiting.append(receiver)
         self._wake()
         runs: list[Run] | None = None
@@ -194,7 +203,10 @@ class Delivery:
             runs = await future
             if runs is None:
                 return None
-            return await self._read(channel, runs, receiver.late)
+            jobs = await self._read(channel, runs, receiver.late)
+            if self._partition.context.trace is not None:
+                self._partition.context.trace.read(jobs.frames)
+            return jobs
         except asyncio.CancelledError:
             # The caller is gone: what it was given is released, also if that is committed only now.
             if future.done() and not future.cancelled() and future.exception() is None:
@@ -203,7 +215,7 @@ class Delivery:
                 self._release(channel, runs)
             raise
 
-    async def settle(self, channel: int, steps: Sequence[Step]) -> Settled:
+    async def settle(self, channel: int, steps: Sequence[Step], *, who: Who | None = None) -> Settled:
         """Acknowledge, refuse, release or extend records that were given out; return when that is committed.
 
         Raises:
@@ -213,7 +225,7 @@ class Delivery:
         self._partition.check_leads()
         self._lines.of(channel)
         _check_range([step.named for step in steps])
-        settler = _Settler(channel, steps, self._loop.create_future())
+        settler = _Settler(channel, steps, self._loop.create_future(), who=who)
         self._settlers.append(settler)
         self._wake()
         settled = await settler.future
@@ -347,14 +359,14 @@ class Delivery:
 
     # -- places and the dead -------------------------------------------------------------------
 
-    async def seek(self, channel: int, offset: int, *, drop: bool = False) -> Receipt:
+    async def seek(self, channel: int, offset: int, *, drop: bool = False, who: Who | None = None) -> Receipt:
         """Give out from `offset` on, whatever was done there; see `Sought`. Raises `Problem`."""
         self._partition.check_leads()
         self._lines.of(channel)
         self._check_fence()
         # A start of the log that is not committed yet has passed the table: it takes nothing more from it.
         offset = max(offset, self._partition.state.next_start)
-        future = propose(self._partition, [Sought(channel, offset, drop)])
+        future = propose(self._partition, [Sought(channel, offset, drop)], who=who)
         self._lines.renew(channel)
         return await future
 
@@ -364,7 +376,7 @@ class Delivery:
             name = self._partition.context.name
             raise Problem("changing", f"{name} is being reclaimed", outcome="not_applied")
 
-    async def retry_dead(self, channel: int, offsets: Iterable[int] | None) -> int:
+    async def retry_dead(self, channel: int, offsets: Iterable[int] | None, *, who: Who | None = None) -> int:
         """Give out dead records again; None: all. Return how many were dead. Raises `Problem`."""
         dead = self._dead(channel, offsets)
         if not dead:
@@ -373,7 +385,9 @@ class Delivery:
         line = self._lines.of(channel)
         before = {offset: line.queue.channel.aside[offset] for offset in dead}
         future = propose(
-            self._partition, [Retried(channel, [part for each in spaced(dead) for part in (each, 0)])]
+            self._partition,
+            [Retried(channel, [part for each in spaced(dead) for part in (each, 0)])],
+            who=who,
         )
         now_s = self._lines.now_s()
         for offset, aside in before.items():
@@ -382,10 +396,10 @@ class Delivery:
         await future
         return len(dead)
 
-    async def drop_dead(self, channel: int, offsets: Iterable[int] | None) -> int:
+    async def drop_dead(self, channel: int, offsets: Iterable[int] | None, *, who: Who | None = None) -> int:
         """End dead records; None: all. Return how many were dead. Raises `Problem`."""
         dead = self._dead(channel, offsets)
-        await (self._drop(channel, dead) if dead else self._confirmed())
+        await (self._drop(channel, dead, who=who) if dead else self._confirmed())
         return len(dead)
 
     async def _confirmed(self) -> None:
@@ -397,10 +411,10 @@ class Delivery:
         await self._partition.reader.confirmed_bounds()
         await seen(self._partition)
 
-    def _drop(self, channel: int, dead: list[int]) -> asyncio.Future[Receipt]:
+    def _drop(self, channel: int, dead: list[int], *, who: Who | None = None) -> asyncio.Future[Receipt]:
         line = self._lines.of(channel)
         before = {offset: line.queue.channel.aside[offset] for offset in dead}
-        future = propose(self._partition, [Acknowledged(channel, spaced_runs(runs_of(dead)))])
+        future = propose(self._partition, [Acknowledged(channel, spaced_runs(runs_of(dead)))], who=who)
         for offset, aside in before.items():
             line.queue.ended(offset, None, aside)
         self._wake()
@@ -519,9 +533,12 @@ class Delivery:
                 ends.overdue(line.queue.channel, offset, line.queue.channel.out[offset])
         changes = ends.changes()
         try:
-            future = (
-                propose(self._partition, changes) if changes else seen(self._partition) if answers else None
-            )
+            future = None
+            if changes:
+                said = [settler for settler, _ in answers]
+                future = propose(self._partition, changes, requesters=partial(self._requesters, said))
+            elif answers:
+                future = seen(self._partition)
             for settler, _ in answers:
                 settler.is_unconfirmed = not changes
         except Problem as problem:
@@ -533,6 +550,20 @@ class Delivery:
         if future is not None:
             future.add_done_callback(partial(_answer, answers))
         self._note_ends(ends, now_s)
+
+    def _requesters(self, said: Iterable[_Settler]) -> dict[tuple[int, int], Who]:
+        """Return by channel and offset who says what becomes of a record: the first that may."""
+        found: dict[tuple[int, int], Who] = {}
+        for settler in said:
+            channel = self._partition.state.channels.by_id.get(settler.channel)
+            if settler.who is None or channel is None:
+                continue
+            for step in settler.steps:
+                for offset in range(step.named.first, step.named.end):
+                    out = channel.out.get(offset)
+                    if out is not None and out.delivery == step.named.delivery and step.verb != "extend":
+                        found.setdefault((channel.id, offset), settler.who)
+        return found
 
     def _note_ends(self, ends: Ends, now_s: float) -> None:
         self.late += ends.late.total()
@@ -563,11 +594,20 @@ class Delivery:
             self._lines.renew(settler.channel)
         now_s = self._lines.now_s()
         missed: list[Named] = []
+        trace = self._partition.context.trace
         for offset, out, timeout_ms in settler.extends:
             if channel is None or channel.out.get(offset) != out:
                 missed.append(Named(self._partition.number, offset, offset + 1, out.delivery))
             elif line is not None:
                 line.queue.extend(offset, out.delivery, now_s + timeout_ms / 1000)
+                if trace is not None:
+                    now_ms = self._partition.context.now_ms()
+                    trace.extended(
+                        *(channel, offset, out.delivery, settler.who),
+                        entry=self._partition.committed_index,
+                        at_ms=now_ms,
+                        due_ms=now_ms + timeout_ms,
+                    )
         self._wake()
         return missed
 

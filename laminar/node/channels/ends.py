@@ -12,6 +12,7 @@ from typing import Final
 
 from laminar.node.channels.requests import Settled, Step, Verb
 from laminar.node.partition.state.channels import (
+    TIME_OUT,
     Acknowledged,
     Change,
     Channel,
@@ -23,8 +24,6 @@ from laminar.node.partition.state.channels import (
 )
 from laminar.wire.channels import Named
 
-TIME_OUT = "time-out"
-"""The reason of a failure by time."""
 REASON_BYTES: Final = 200
 """Most bytes of a reason; what is longer is cut.
 

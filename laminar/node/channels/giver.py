@@ -15,7 +15,6 @@ from typing import Final
 
 from laminar.http.api.problems import Problem
 from laminar.node.channels.counts import OVERDUE_MS, ChannelCounts
-from laminar.node.channels.ends import TIME_OUT
 from laminar.node.channels.jobs import Run
 from laminar.node.channels.lines import Line, Lines, Receiver
 from laminar.node.channels.proposing import fail, propose
@@ -23,6 +22,7 @@ from laminar.node.channels.queue import Chosen
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.channels import (
+    TIME_OUT,
     Change,
     Channel,
     GivenOut,
@@ -31,6 +31,7 @@ from laminar.node.partition.state.channels import (
     spaced,
     spaced_runs,
 )
+from laminar.node.trace.ring import Who
 
 MAX_JOBS: Final = 10_000
 """Most records that one request is given."""
@@ -152,7 +153,7 @@ class Giver:
         try:
             self._partition.appends.flush()  # else the batcher's records would get this index
             index = self._partition.log.last_index + 1
-            future = propose(self._partition, changes)
+            future = propose(self._partition, changes, requesters=partial(_requesters, given))
         except Problem as problem:
             for line, _, served, _ in given:
                 for receiver in served:
@@ -246,6 +247,20 @@ def _given_out(channel: int, chosen: Chosen, timeout_ms: int) -> GivenOut:
         keys=chosen.keys,
         busy=busy,
     )
+
+
+def _requesters(given: Iterable[tuple[Line, Chosen, Sequence[Receiver], int]]) -> dict[tuple[int, int], Who]:
+    """Return by channel and offset who is given a record, as `_shares` divides them."""
+    found: dict[tuple[int, int], Who] = {}
+    for line, chosen, served, _ in given:
+        channel = line.queue.channel.id
+        offsets = [*chosen.again, *chosen.fresh]
+        at = 0
+        for receiver in served:
+            if receiver.who is not None:
+                found |= {(channel, each): receiver.who for each in offsets[at : at + receiver.wanted]}
+            at += receiver.wanted
+    return found
 
 
 def _shares(

@@ -19,6 +19,7 @@ from laminar.node.channels.scanner import Scanner
 from laminar.node.channels.watchers import Watchers
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.channels import Channel
+from laminar.node.trace.ring import Who
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +32,8 @@ class Receiver:
     future: asyncio.Future[list[Run] | None]
     # Of what it is given: the records whose last consumer was late.
     late: set[int] = field(default_factory=set)
+    # Who asks, where the topic is traced.
+    who: Who | None = None
 
 
 @dataclass(slots=True, eq=False)

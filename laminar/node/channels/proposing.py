@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.channels import Change, channel_entry
+from laminar.node.trace.ring import Who
+
+Requesters = Mapping[tuple[int, int], Who]
+"""By channel and offset: who asks for what is said of a record."""
 
 
-def propose(partition: Partition, changes: list[Change], *, synced: bool = False) -> asyncio.Future[Receipt]:
+def propose(
+    partition: Partition,
+    changes: list[Change],
+    *,
+    synced: bool = False,
+    who: Who | None = None,
+    requesters: Callable[[], Requesters] | None = None,
+) -> asyncio.Future[Receipt]:
     """Propose one entry. With `synced` it counts only when it is synced, whatever the flush policy.
 
-    Raises `Problem` when nothing was proposed.
+    For the trace: `who` asks for it, or `requesters`, which is called only if the topic is traced. Raises
+    `Problem` when nothing was proposed.
     """
     partition.appends.flush()
+    trace = partition.context.trace
+    if trace is not None:
+        trace.requester = who
+        trace.requesters = {} if requesters is None else requesters()
+    try:
+        return _propose(partition, changes, synced=synced)
+    finally:
+        if trace is not None:
+            trace.requester, trace.requesters = None, {}
+
+
+def _propose(partition: Partition, changes: list[Change], *, synced: bool) -> asyncio.Future[Receipt]:
     succession = partition.state.succession
     # What follows a seal may be counted on by the partitions after it.
     synced = synced or succession.successor_of > 0 or succession.sealed is not None

@@ -645,14 +645,16 @@ class Driver:
         self._turn_scheduled = False
         if self._stopped:
             return
-        if self._waiting:
-            self._wait()
-        else:
-            self.receive_budget.hold_until(())
+        # First: a follower's sync takes as long as ours, and begins later.
         try:
             self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
             self._fail_process(error)
+            return
+        if self._waiting:
+            self._wait()
+        else:
+            self.receive_budget.forget()
 
     def _wait(self) -> None:
         """Request the sync after which cores are advanced and the messages leave that wait for it.
@@ -665,15 +667,12 @@ class Driver:
             for replica, messages in waiting.items()
         ]
         self.syncs += 1
-        stored = self._storage.sync()
-        stored.add_done_callback(lambda done: self._synced(done, each))
-        self.receive_budget.hold_until([stored])
+        held = self.receive_budget.hold()
+        self._storage.when_stored(lambda failure: self._synced(failure, each, held))
 
-    def _synced(self, done: asyncio.Future[None], waiting: list[_Waiting]) -> None:
-        if done.cancelled():
-            return
-        # Retrieved even if all is over: asyncio logs an exception that is never retrieved.
-        failure = done.exception()
+    def _synced(self, failure: BaseException | None, waiting: list[_Waiting], held: int) -> None:
+        """Advance the cores of what a sync covers; `held` bytes of the receive budget waited for it."""
+        self.receive_budget.release(held)
         if self._stopped:
             return
         if failure is not None:

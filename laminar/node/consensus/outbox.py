@@ -241,7 +241,8 @@ class Outbox:
         A message that makes the frame fail is dropped alone, and its replica stops.
         """
         try:
-            sent = self._transport.send(address, channel, frame(gathered))
+            # It holds all that leaves for this address: to wait for the turn's end would gain nothing.
+            sent = self._transport.send(address, channel, frame(gathered), at_once=True)
         except Exception as error:  # noqa: BLE001  # stops the replica that it is of
             if len(gathered) > 1:
                 for each in gathered:

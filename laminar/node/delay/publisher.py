@@ -39,6 +39,8 @@ from laminar.node.partition.state.delayed_records import (
     delayed_entry,
 )
 from laminar.node.partition.state.staged_batches import DueRecords, PublishRecord
+from laminar.node.trace.partition_trace import asked_by
+from laminar.node.trace.ring import Who
 from laminar.wire.delayed import NUMBERS
 
 _log = logging.getLogger("laminar.delay")
@@ -169,11 +171,11 @@ class Publisher:
             return State.ELSEWHERE
         return State.PUBLISHED if own == self._partition.number else State.ABSENT
 
-    async def change(self, number: int, due_ms: int, *, was_ms: int) -> State:
+    async def change(self, number: int, due_ms: int, *, was_ms: int, who: Who | None = None) -> State:
         """Give a pending record another time (ms), or `CANCELLED`; return what it was. Leader only.
 
         With `PENDING` it is done, and committed. `was_ms` is the time in the record's id: a record that was
-        to be delivered at another time has another id.
+        to be delivered at another time has another id. `who` asks, for the trace.
 
         Raises:
             Problem: 503 `not_leader` or `changing`; 429 `quota` when too many have other times.
@@ -198,7 +200,8 @@ class Publisher:
             raise too_much_delayed(partition.context.name, "changed", len(self.delayed.moved), MAX_CHANGED)
         effective = moved.due_ms if moved is not None else written
         change = Changed([number, due_ms, max(effective, was_ms)])
-        future = partition.appends.append_control(delayed_entry(change), even_if_full=True)
+        with asked_by(partition.context.trace, who):
+            future = partition.appends.append_control(delayed_entry(change), even_if_full=True)
         if due_ms != CANCELLED:
             self._note(Due(due_ms, number, place))
             self.wake()

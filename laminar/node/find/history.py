@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args
 import msgspec
 
 from laminar.batch import Buffer, Header, Kind, body_of
-from laminar.node.channels.ends import TIME_OUT
 from laminar.node.consensus.log_start import log_start_record
 from laminar.node.partition.state.channels import (
+    TIME_OUT,
     Acknowledged,
     Aside,
     Change,

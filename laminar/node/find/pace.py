@@ -66,7 +66,7 @@ class Pace:
                 yield
             finally:
                 self.bytes += cost.bytes
-            await self._rest(max(cost.bytes / self._bytes_per_s, loop.time() - began_s))
+            await self._rest(max(cost.bytes / self._bytes_per_s, cost.rest_s, loop.time() - began_s))
 
     async def _rest(self, pause_s: float) -> None:
         """Sleep for `pause_s`, and longer as long as the loop is late."""
@@ -80,9 +80,10 @@ class Pace:
 
 
 class Cost:
-    """The bytes that a slice has read."""
+    """The bytes that a slice has read, and how long (s) nothing is read after it at the least."""
 
-    __slots__ = ("bytes",)
+    __slots__ = ("bytes", "rest_s")
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.rest_s = 0.0

@@ -1,7 +1,8 @@
 """A search of one replica: slices of what fetches would show, each read, looked through, and let go.
 
-Only committed records are looked at, by the same code as fetches read with. A scan ends where its time or its
-room is used up, at damage, at the end of this replica, or where all was looked at; it says how far it came.
+Only committed records are looked at, by the same code as fetches read with. Where a segment has a key index
+for what is asked, only the batches that it names are read. A scan ends where its time or its room is used up,
+at damage, at the end of this replica, or where all was looked at; it says how far it came.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 from laminar.batch import Buffer, Header, tag_bit
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, EntriesTrimmed, StorageError
+from laminar.node.find.by_index import ByIndex
 from laminar.node.find.examine import Examined, Found, Skipped, Wanted, examine
 from laminar.node.find.pace import Cost, Pace
 from laminar.node.partition.partition import Partition
@@ -24,6 +26,8 @@ SLICE_BYTES: Final = 1 << 20
 SLICE_FRAMES: Final = 100
 """Most batches of one slice: so the loop and the thread are never busy with it for long."""
 FIRST_WINDOW: Final = 1024
+SEGMENTS_AT_ONCE: Final = 16
+"""Most segments of one slice in which an index finds nothing."""
 NO_END: Final = -1
 """In place of an offset: the search goes on for ever, with what is appended."""
 
@@ -58,6 +62,8 @@ class Scanned(msgspec.Struct, array_like=True):
     """Whether there is nothing more at this replica yet."""
     is_final: bool = False
     """Whether nothing will ever follow: the partition has ended for good."""
+    segments_by_index: int = 0
+    """Segments of which only what their index named was read."""
 
 
 async def scan(partition: Partition, span: Span, wanted: Wanted, pace: Pace, *, until_s: float) -> Scanned:
@@ -96,6 +102,9 @@ class _Scan:
         self._pace = pace
         self._room = wanted.most_bytes
         self._window = FIRST_WINDOW
+        self._by_index = ByIndex(partition, wanted.where)
+        # Where a batch begins, at that end of what is left which is looked at next; None: not known.
+        self._border: int | None = None
         self.reading = result.low
         """The offset at which the last read began."""
 
@@ -112,7 +121,10 @@ class _Scan:
             return False
         cost = Cost()
         async with self._pace.turn(cost):
-            examined = await (self._newest(cost) if self._wanted.newest else self._oldest(end, cost))
+            if self._wanted.newest:
+                examined = await self._newest_by_index(cost) or await self._newest(cost)
+            else:
+                examined = await self._oldest_by_index(end, cost) or await self._oldest(end, cost)
         if examined is None:
             result.ended = "behind"
             return False
@@ -135,6 +147,90 @@ class _Scan:
             result.skipped.append(Skipped(result.low, end, "expired"))
             result.low = end
 
+    async def _oldest_by_index(self, end: int, cost: Cost) -> Examined | None:
+        """Look through the first batches up to before `end` that an index names; None: none can be asked."""
+        result = self._result
+        start = self._partition.reader.bounds().start
+        for _ in range(SEGMENTS_AT_ONCE):
+            border = start if result.low == start else self._border
+            stretch = await self._by_index.following(result.low, end, cost, border=border)
+            if stretch is None:
+                return None
+            if stretch.batches:
+                break
+            result.low = self._border = stretch.stop
+            result.segments_by_index += 1
+            if result.low == end:
+                return Examined(end, end)
+        else:
+            return Examined(result.low, result.low)
+        self.reading = result.low = stretch.batches[0]
+        read = await self._read_named(stretch.batches, cost)
+        if read is None:
+            return None
+        is_whole = stretch.is_whole and len(read) == len(stretch.batches)
+        high = stretch.stop if is_whole else min(end, _end_of(read))
+        examined = await self._examine(read, result.low, high, cost)
+        self._border = high if examined.high == high else None
+        result.segments_by_index += examined.high == stretch.stop
+        return examined
+
+    async def _newest_by_index(self, cost: Cost) -> Examined | None:
+        """Do what `_oldest_by_index` does, from the end of what is left."""
+        result = self._result
+        for _ in range(SEGMENTS_AT_ONCE):
+            stretch = await self._by_index.preceding(result.low, result.high, cost, border=self._border)
+            if stretch is None:
+                return None
+            if stretch.batches:
+                break
+            result.high = self._border = stretch.stop
+            result.segments_by_index += 1
+            if result.high == result.low:
+                return Examined(result.low, result.low)
+        else:
+            return Examined(result.high, result.high)
+        self.reading = max(stretch.batches[0], result.low)
+        try:
+            read = await self._read_named(stretch.batches, cost)
+        except DamagedRange as damage:
+            if damage.next_offset > self.reading:  # between it and what is left no batch is named
+                result.high = min(result.high, damage.next_offset)
+            raise
+        if read is None:
+            return None
+        is_whole = stretch.is_whole and len(read) == len(stretch.batches)
+        low = stretch.stop if is_whole else max(result.low, Header.unpack(read[-1]).base_offset)
+        examined = await self._examine(read[::-1], low, result.high, cost)
+        self._border = low if examined.low == low else None
+        result.segments_by_index += examined.low == stretch.stop
+        return examined
+
+    async def _read_named(self, batches: Sequence[int], cost: Cost) -> list[Buffer] | None:
+        """Return the batches at these offsets, as many as are a slice; None: the index is wrong.
+
+        Raises:
+            DamagedRange: The first is damaged.
+        """
+        read: list[Buffer] = []
+        size = 0
+        for at in batches:
+            if read and (size >= SLICE_BYTES or len(read) >= SLICE_FRAMES):
+                break
+            try:
+                found = await frames(self._partition.context, at, max_bytes=1, most_frames=1)
+            except DamagedRange:
+                if read:
+                    break
+                raise
+            if not found or Header.unpack(found[0]).base_offset != at:
+                await self._by_index.distrust()
+                return None
+            read.append(found[0])
+            size += len(found[0])
+        cost.bytes += size
+        return read
+
     async def _oldest(self, end: int, cost: Cost) -> Examined | None:
         """Look through the first slice of what is left, up to before `end`."""
         low = self.reading = self._result.low
@@ -145,7 +241,11 @@ class _Scan:
             if low == end:
                 return Examined(low, low)
         read = await self._read(low, end, cost)
-        return await self._examine(read, low, min(end, _end_of(read)), cost) if read else None
+        if not read:
+            return None
+        examined = await self._examine(read, low, min(end, _end_of(read)), cost)
+        self._border = examined.high if examined.high == _end_of(read) else None
+        return examined
 
     async def _first_tagged(self, low: int, bit: int) -> int:
         """Return an offset from `low` on before which no record has the tag, by the index alone."""
@@ -183,7 +283,9 @@ class _Scan:
         first = max(result.low, min(low, Header.unpack(read[0]).base_offset))
         small = sum(map(len, read)) < SLICE_BYTES // 4 and len(read) < SLICE_FRAMES // 4
         self._window = 4 * window if small else window
-        return await self._examine(read, first, result.high, cost)
+        examined = await self._examine(read, first, result.high, cost)
+        self._border = first if examined.low == first == Header.unpack(read[0]).base_offset else None
+        return examined
 
     async def _read(self, low: int, before: int, cost: Cost) -> list[Buffer]:
         read = await frames(

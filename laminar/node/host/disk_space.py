@@ -8,6 +8,8 @@ Half of it is the reserve of consumers. What they write, deliveries and cursors,
 is below half of the mark: work that is done lets retention make room. A consumer that fails again and again
 makes none, so there is an end to it.
 
+The trace of records gives way first: it is refused while less than one and a half times the mark is free.
+
 What is refused is taken again when the free space is a quarter above its mark, so that this does not change
 with every request. The disk is asked in a thread, not on the loop.
 """
@@ -98,6 +100,11 @@ class DiskSpace:
     def consumer_refusal(self) -> Problem | None:
         """Return the problem (507) with which consumers are refused now; None if they are not."""
         return self._refusal(self.reserve_mark_bytes) if self.reserve_is_used else None
+
+    def trace_refusal(self) -> Problem | None:
+        """Return the problem (507) with which the trace is refused, before anything else is; or None."""
+        mark_bytes = self.threshold_bytes * 3 // 2
+        return self._refusal(mark_bytes) if self.low or self.free_bytes < mark_bytes else None
 
     def _is_below(self, mark_bytes: int, was_below: bool) -> bool:
         return self.free_bytes < (mark_bytes * 5 // 4 if was_below else mark_bytes)

@@ -46,6 +46,8 @@ class LoopHealth:
         self.collections = 0
         self.delays = Histogram()
         self.last_stack = ""
+        self.last_frames: list[str] = []
+        """The same as file, line and function, the innermost first, without lines of the source."""
         self._alive_s = 0.0
         self._due_s = 0.0
         self._thread_id = 0
@@ -123,7 +125,12 @@ class LoopHealth:
             noted_s = alive_s
             self.long_turns += 1
             frame = sys._current_frames().get(self._thread_id)
-            self.last_stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+            stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
+            self.last_stack = "".join(stack.format())
+            self.last_frames = [
+                f"{'/'.join(each.filename.split('/')[-3:])}:{each.lineno} {each.name}"
+                for each in reversed(stack)
+            ]
             if now_s - self._reported_s >= REPORT_EVERY_S:
                 self._reported_s = now_s
                 _log.warning("a turn of the loop takes over %g s:\n%s", LONG_TURN_S, self.last_stack)

@@ -7,6 +7,7 @@ limits beside its type; `SETTINGS` is the table of them from which documentation
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -87,6 +88,14 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     ] = "127.0.0.1"
     advertise_host: Annotated[
         str, _about("host that other nodes and clients are given, if not `host`; needed for 0.0.0.0")
+    ] = ""
+    gossip_host: Annotated[
+        str,
+        _about(
+            "IP address that other nodes send gossip to; empty: `advertise_host`, or `host` if that is "
+            "a name",
+            check=_address,
+        ),
     ] = ""
     port: Annotated[
         int,
@@ -210,6 +219,12 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     search_bytes_per_s: Annotated[
         int, _about("how fast each shard reads records for searches", _MI // 16, 4096 * _MI)
     ] = 64 * _MI
+    find_bytes_per_s: Annotated[
+        int,
+        _about(
+            "how fast each shard reads sealed segments to build key indexes of them", _MI // 16, 4096 * _MI
+        ),
+    ] = 32 * _MI
     catch_up_bytes_per_s: Annotated[
         int, _about("how fast each shard serves replicas that need whole segments", _MI // 16, 4096 * _MI)
     ] = 32 * _MI
@@ -302,8 +317,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     default_replicas: Annotated[
         int,
         _about(
-            "replicas of a topic whose creation names no number, of `_transactions` and of `_audit`; the "
-            "same on every node",
+            "replicas of a topic whose creation names no number, of `_transactions`, `_audit` and `_trace`; "
+            "the same on every node",
             1,
             MAX_REPLICAS,
         ),
@@ -395,6 +410,14 @@ def _node_name(value: str) -> str:
     return (
         "" if fits else "must be 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit"
     )
+
+
+def _address(value: str) -> str:
+    try:
+        fits = not value or not ipaddress.ip_address(value).is_unspecified
+    except ValueError:
+        fits = False
+    return "" if fits else "must be an IP address"
 
 
 def _zone(value: str) -> str:

@@ -99,7 +99,10 @@ class AppendPath:
             return self.append_frame(frame, Header.unpack(frame))
         self.check_room()
         self._copies.check()
-        return self._batcher.add(records)
+        future = self._batcher.add(records)
+        if self._context.trace is not None:
+            self._context.trace.waits(future)
+        return future
 
     def append_frame(
         self, frame: bytearray | memoryview, header: Header, *, key_made_ms: int | None = None
@@ -515,6 +518,9 @@ class AppendPath:
         self.waiters[index] = waiters
         self._sizes[index] = len(frame)
         self.uncommitted_bytes += len(frame)
+        trace = context.trace
+        if trace is not None:
+            trace.begin(appends)
         try:
             placed = context.driver.propose(
                 context.replica, frame, opens_segment=opens_segment, not_before_ms=not_before_ms
@@ -533,10 +539,14 @@ class AppendPath:
                 case NotLeader():  # or it is handing leadership over
                     raise not_leader(context.name, outcome="not_applied") from None
             raise
+        finally:
+            if trace is not None:
+                trace.end()
         assert placed == (index, term), f"proposed at {placed}, expected {(index, term)}"
         self.appended_batches += 1
         self.appended_bytes += len(frame)
-        self.appended_records += context.log.next_offset - first_offset
+        if kind_of(frame) != Kind.SKIP:
+            self.appended_records += context.log.next_offset - first_offset
         return index
 
     def _propose_batch(self, frame: bytearray, appends: Appends) -> int | None:

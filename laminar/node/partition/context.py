@@ -6,7 +6,7 @@ decision made here is whether this replica leads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from laminar.http.api.problems import Problem
 from laminar.log.partition_log.log import Log
@@ -16,6 +16,9 @@ from laminar.node.partition.problems import not_leader
 from laminar.node.partition.state.kept_log import KeptLog
 from laminar.node.partition.state.state import PartitionState
 from laminar.node.partition.state.succession import Sealed
+from laminar.node.trace.mode import mode_in
+from laminar.node.trace.partition_trace import PartitionTrace
+from laminar.node.trace.ring import Place, TraceRing
 
 
 class PartitionContext:
@@ -23,7 +26,7 @@ class PartitionContext:
 
     __slots__ = (
         *("_code_version", "_kept_log", "driver", "kept_seal", "log", "name", "number"),
-        *("replica", "state", "topic"),
+        *("replica", "state", "topic", "trace"),
     )
 
     replica: Replica
@@ -46,8 +49,29 @@ class PartitionContext:
         self.state = PartitionState(log.start.index)
         # Index and term of the `seal` entry that a majority of the voters has synced; (0, 0): none known.
         self.kept_seal = (0, 0)
+        # What notes events of records; None, which is the rule: the topic is not traced.
+        self.trace: PartitionTrace | None = None
         self._kept_log: KeptLog | None = None
         self._code_version = code_version
+
+    def follow_trace(
+        self,
+        settings: Mapping[str, object],
+        ring: TraceRing,
+        channels: Iterable[Mapping[str, object]] = (),
+    ) -> None:
+        """Trace from now on what the settings of the topic and its channels say; events go to the ring."""
+        mode = mode_in(self.topic, settings, channels)
+        if mode is None:
+            self.trace = None
+        elif self.trace is None:
+            self.trace = PartitionTrace(Place(self.topic, self.number, self.replica.group), mode, ring)
+        else:
+            self.trace.mode = mode
+
+    def follows_trace(self, settings: Mapping[str, object], channels: Iterable[Mapping[str, object]]) -> bool:
+        """Return whether this replica traces what the settings of the topic and its channels say."""
+        return mode_in(self.topic, settings, channels) == (None if self.trace is None else self.trace.mode)
 
     @property
     def committed_index(self) -> int:

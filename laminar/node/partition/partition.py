@@ -307,11 +307,16 @@ class Partition:
 
     def appended(self, header: Header, frame: Buffer) -> None:
         """Apply an entry that is now the log's last."""
+        trace = self.context.trace
+        if trace is not None:
+            trace.appended(header, frame, self.state)
         self.state.appended(header, frame)
 
     def truncated(self, index: int) -> None:
         """Roll back entry `index` and all after it, and fail the appends that wait for them."""
         self.state.truncated(index)
+        if self.context.trace is not None:
+            self.context.trace.truncated(index)
         self.appends.truncated(index)
 
     def committed(self, index: int) -> None:
@@ -321,6 +326,8 @@ class Partition:
         state.committed(index)
         self.appends.committed(before, index)
         self.reader.committed()
+        if self.context.trace is not None:
+            self.context.trace.committed(index)
         if state.due_start is not None:
             self.start_mover.carry_out()
 

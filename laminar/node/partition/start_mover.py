@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 
+from laminar.batch import HEADER_SIZE, Kind
+from laminar.batch.header import seal
+from laminar.http.api.problems import Problem
 from laminar.log.format.index_entry import IndexEntry
 from laminar.node.consensus.log_start import LogStartRecord
 from laminar.node.partition.append_path import AppendPath
@@ -19,6 +22,11 @@ from laminar.node.partition.state.derived_state import encode_state
 
 # Bytes of the active segment that a new start must delete for the segment to be sealed.
 WORTH_A_SEGMENT = 1024 * 1024
+# The code version from which on all nodes know `skip` entries.
+SKIPS_SINCE = 7
+# Offsets that one `skip` entry takes at most, as a header counts records in 32 bits, and entries at a time.
+SKIPPED_AT_ONCE = 2**32 - 1
+MOST_SKIPS = 1_000
 
 
 class StartMover:
@@ -113,6 +121,38 @@ class StartMover:
         """
         self._propose_deleted(self._context.log.index_entry(index).next_offset, [])
         return self.propose(index)
+
+    async def skip_to(self, offset: int) -> None:
+        """Have the log go on at `offset`, if it ends before that: no record will have the offsets between.
+
+        Only in a topic that is being imported: an importer's first record gets the offset that it had, and
+        what lies before it is trimmed next. Leader only. Return when that is committed.
+
+        Raises:
+            Problem: 422 `invalid` for more offsets than are skipped at a time; 503 `not_enabled` while not
+                all nodes know such entries; else as an append.
+        """
+        context, future = self._context, None
+        context.check_leads()
+        left = offset - context.log.next_offset
+        if left > MOST_SKIPS * SKIPPED_AT_ONCE:
+            raise Problem(
+                "invalid",
+                f"{context.name} ends at {context.log.next_offset}, too far before this offset",
+                field="before",
+                value=offset,
+                limit=context.log.next_offset + MOST_SKIPS * SKIPPED_AT_ONCE,
+                outcome="not_applied",
+            )
+        if left > 0:
+            context.check_knows(SKIPS_SINCE, "imports")
+        while left > 0:  # in one turn: the log ends where the last of them has left it
+            count = min(left, SKIPPED_AT_ONCE)
+            frame = seal(bytearray(HEADER_SIZE), Kind.SKIP, count=count)
+            future = self._appends.append_control(frame, count=count)
+            left -= count
+        if future is not None:
+            await future
 
     async def delete_copies(self, before: int) -> None:
         """Have channels lose the copies of records before an offset, on a person's command. Leader only.

@@ -53,6 +53,8 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
     """The addresses of a node. `host` is the one given to others, not the one that is bound."""
 
     host: str
+    gossip_host: str
+    """Numeric: gossip is sent to it."""
     http_port: int
     """The port that all shards share."""
     shard_http_ports: tuple[int, ...]

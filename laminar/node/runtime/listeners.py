@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import logging
 import socket
 from collections.abc import Collection
@@ -94,11 +95,18 @@ class NodeSockets:
             gossip=_port(self.gossip),
         )
 
-    def addresses(self, host: str) -> Addresses:
-        """Return the ports with `host`, the name that other nodes and clients are given."""
+    def addresses(self, host: str, *, gossip: str = "") -> Addresses:
+        """Return the ports with `host`, the name that other nodes and clients are given.
+
+        `gossip` is the numeric address that gossip is sent to; if empty, it is found out.
+
+        Raises:
+            OSError: no address is known at which others reach the gossip socket; its text says why.
+        """
         ports = self.ports
         return Addresses(
             host=host,
+            gossip_host=gossip or gossip_host(self.gossip, host),
             http_port=ports.shared,
             shard_http_ports=ports.own,
             peer_ports=ports.peers,
@@ -267,6 +275,38 @@ def _open_any(host: str, shards: int) -> NodeSockets:
             if error.errno != errno.EADDRINUSE:
                 raise
     return open_sockets(host, plan_ports(0, shards, None))
+
+
+def gossip_host(sock: socket.socket, host: str) -> str:
+    """Return the numeric address at which the other nodes reach a gossip socket.
+
+    It is `host`, the node's host as others are given it, if that is numeric, else the address that the socket
+    is bound to: the name may lead to an earlier address of this node still. Only if it is bound to all
+    addresses the name is looked up.
+
+    Raises:
+        OSError: the name has no address, or one of the loopback.
+    """
+    bound = str(sock.getsockname()[0])
+    if _is_numeric(host) or not ipaddress.ip_address(bound).is_unspecified:
+        return host if _is_numeric(host) else bound
+    advice = "set gossip_host, or let host be one address of this machine"
+    try:
+        found = socket.getaddrinfo(host, None, family=sock.family, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError) as error:
+        raise OSError(f"advertise_host {host} has no address: {error}; {advice}") from error
+    address = str(found[0][4][0])
+    if ipaddress.ip_address(address).is_loopback:
+        raise OSError(f"advertise_host {host} is {address} here, where no other machine finds it: {advice}")
+    return address
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _resolve(host: str) -> tuple[socket.AddressFamily, str]:

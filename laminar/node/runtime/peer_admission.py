@@ -69,9 +69,9 @@ class PeerAdmission:
                 )
             return False
         recorded = None if is_another else self._known_boot(peer.node)
-        known = newer(recorded, self._greeted_by(peer))
+        known = newer(recorded, self._greeted_by(peer, store))
         if verdict is not None and verdict[0] is peer and verdict[1] is known:
-            return verdict[2]
+            return verdict[2] and (store is not None or self._knows(peer.node))
         if not self._knows(peer.node):
             return False
         admitted = known is None or not history_contradicts(peer.history, known)
@@ -88,12 +88,12 @@ class PeerAdmission:
             )
         return admitted
 
-    def _greeted_by(self, peer: Peer) -> BootRecord | None:
+    def _greeted_by(self, peer: Peer, known: bytes | None) -> BootRecord | None:
         """Return the newest start that the peer's folder has shown; that of a former one is forgotten.
 
-        A peer that does not show its folder is taken to have the one that the catalog names.
+        A peer that does not show its folder is taken to have `known`, the one that the catalog names.
         """
-        node, known = peer.node, self._known_store(peer.node)
+        node = peer.node
         store, shown = self._greeted.get(node, (known, None))
         if peer.store_id:
             return newer(
@@ -115,13 +115,14 @@ class PeerAdmission:
         start, although the node has made promises to this process since.
         """
         history = msgspec.msgpack.decode(peer.history, type=list[BootRecord]) if peer.history else []
-        shown = newer(self._greeted_by(peer), history[-1] if history else None)
+        known = self._known_store(peer.node)
+        shown = newer(self._greeted_by(peer, known), history[-1] if history else None)
         if shown is not None and peer.store_id:
             self._shown[peer.node, peer.store_id] = shown
         elif shown is not None:
             former, _ = self._greeted.get(peer.node, (None, shown))
             # The catalog has no folder of a node that was just removed: this is of the former one.
-            self._greeted[peer.node] = self._known_store(peer.node) or former, shown
+            self._greeted[peer.node] = known or former, shown
 
 
 def encode_history(history: Sequence[BootRecord]) -> bytes:

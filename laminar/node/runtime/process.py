@@ -16,6 +16,7 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import msgspec
 import uvloop
 
 from laminar.log.disk.errors import DiskError
@@ -42,6 +43,8 @@ from laminar.node.host.periodic import Check, PeriodicTasks
 from laminar.node.runtime.boot import Boot
 from laminar.node.runtime.cluster_view import View
 from laminar.node.runtime.peer_admission import PeerAdmission, encode_history
+from laminar.node.runtime.process_report import ProcessReport, report_of
+from laminar.node.runtime.recent_log import RecentLog
 from laminar.node.runtime.replica_factory import ReplicaFactory
 from laminar.node.transport.transport import Address, Peer
 from membership.boot_history import BootRecord
@@ -74,6 +77,8 @@ class Process:
         self.epoch = boot.epoch
         self.stopping = asyncio.Event()
         self.health = LoopHealth()
+        self.recent_log: RecentLog | None = None
+        """The last lines of the log; None where the process has no log of its own."""
         self.failure: BaseException | None = None
         self.view = View(node=boot.node, unix_name=boot.unix_name)
         self.replica_factory = ReplicaFactory(
@@ -136,6 +141,7 @@ class Process:
         )
         storage.on_damage = self.repairs.found
         self.methods[REPAIR] = self.repairs.answer
+        self.methods["process_report"] = self._on_report
         self.transport.on_call = self._on_call
         self.transport.on_lost = self._on_lost
         self.transport.on_outdated = lambda text: self.fatal(Unrecoverable(f"{text}. {HOW_TO_REJOIN}"))
@@ -258,6 +264,14 @@ class Process:
             "laminar_disk_sync_seconds": self.storage.sync_times.stored(),
             "laminar_loop_delay_seconds": self.health.delays.stored(),
         }
+
+    def report(self) -> ProcessReport:
+        """Return what this process says of itself in a bundle."""
+        return report_of(self.role, self.health, self.recent_log)
+
+    async def _on_report(self, peer: Peer, payload: bytes) -> bytes:
+        """Answer another process of this node."""
+        return msgspec.msgpack.encode(self.report())
 
     def tls_statistics(self) -> dict[str, int]:
         """Return the figures of the certificates; none without TLS."""
@@ -399,6 +413,8 @@ def _open_when_there_is_room(boot: Boot, store: str) -> Storage | None:
 
 def run_process(boot: Boot, store: str, make: Callable[[Boot, Storage], Process]) -> int:
     """Recover the store directory of a forked child, run its loop until stopped; return its exit code."""
+    recent = RecentLog()
+    logging.getLogger().addHandler(recent)
     storage = _open_when_there_is_room(boot, store)
     if storage is None:
         return 0
@@ -406,6 +422,7 @@ def run_process(boot: Boot, store: str, make: Callable[[Boot, Storage], Process]
     async def main() -> int:
         loop = asyncio.get_running_loop()
         process = make(boot, storage)
+        process.recent_log = recent
         loop.add_signal_handler(signal.SIGTERM, process.stop)
         loop.add_signal_handler(signal.SIGHUP, process.reload)
         loop.add_reader(boot.lifeline, process.stop)

@@ -17,6 +17,7 @@ from laminar.node.host.clock import Clock
 from laminar.node.partition.partition import Partition
 from laminar.node.runtime.cluster_view import View
 from laminar.node.runtime.replica_factory import ReplicaFactory
+from laminar.node.trace.ring import TraceRing
 from membership.records import (
     PartitionRecord,
 )
@@ -36,6 +37,8 @@ class ShardContext(Protocol):
     replica_factory: ReplicaFactory
     partitions: dict[tuple[str, int], Partition]
     """Replicas that take part, by topic and partition number."""
+    traces: TraceRing
+    """The events of the trace that wait."""
     by_group: dict[bytes, Partition]
     """The same, by Raft group."""
     lost: list[ReplicaEntry]
@@ -72,6 +75,9 @@ class ShardContext(Protocol):
 
     def refusal(self) -> Problem | None:
         """Return why this shard takes no appends now; None if it does."""
+
+    def trace_refusal(self) -> Problem | None:
+        """Return why this shard takes no events of the trace now; None if it does."""
 
     def consumer_refusal(self) -> Problem | None:
         """Return why this shard takes nothing from consumers now, neither receives nor cursors; or None."""

@@ -59,6 +59,11 @@ def with_empty_log(
     )
 
 
+def _channels_of(topic: TopicRecord) -> list[Mapping[str, object]]:
+    """Return the settings of a topic's channels."""
+    return [channel.settings for channel in (topic.channels or {}).values()]
+
+
 class Reconciler:
     """The steps that make one shard's replicas what the catalog says."""
 
@@ -70,6 +75,7 @@ class Reconciler:
         self._to_make = work.add("to make", self._is_to_be_made)
         self._policies = work.add("policies", self._has_another_policy)
         self._copies = work.add("min_replicas", self._has_other_min_replicas)
+        self._traces = work.add("trace", self._has_another_trace)
         self._losses = work.add("losses", _has_losses)
         self._first = work.add("first campaigns", self._is_to_campaign)
 
@@ -246,6 +252,19 @@ class Reconciler:
             and topic is not None
             and partition.copies.wanted != int(topic.settings.get("min_replicas", 1))
         )
+
+    def follow_trace(self) -> None:
+        """Let each partition trace the records that its topic's setting names now."""
+        for record, partition in self._work.due(self._traces):
+            topic = self._topic_of(record)
+            if partition is not None and topic is not None:
+                partition.context.follow_trace(topic.settings, self._shard.traces, _channels_of(topic))
+
+    def _has_another_trace(self, record: PartitionRecord, partition: Partition | None) -> bool:
+        topic = self._topic_of(record)
+        if partition is None or topic is None:
+            return False
+        return not partition.context.follows_trace(topic.settings, _channels_of(topic))
 
     def stop_abandoned(self) -> None:
         """Stop the replicas that an operator's decision excluded from their groups, at once and for good.

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import msgspec
 
 from laminar.batch import Kind
+from laminar.http.api.names import TRACE_TOPIC
 from laminar.log.disk.errors import (
     DamagedRange,
     EntriesTrimmed,
@@ -56,6 +57,7 @@ _DISPENSABLE = (
     Kind.OPEN,
     Kind.CHANNEL,
     Kind.DELAYED,
+    Kind.SKIP,
 )
 
 
@@ -177,7 +179,7 @@ class ReplicaOpener:
             number=entry.partition,
             driver=shard.driver,
             log=log,
-            refusal=shard.refusal,
+            refusal=shard.refusal if entry.topic != TRACE_TOPIC else shard.trace_refusal,
             consumer_refusal=shard.consumer_refusal,
             asks_catalog=True,
             code_version=lambda: shard.view.code_version,
@@ -220,6 +222,7 @@ class ReplicaOpener:
         partition.replica = replica
         partition.committed(replica.core.committed_index)
         partition.copies.wanted = self._min_replicas(entry)
+        partition.context.follow_trace(self._settings_of(entry), shard.traces)
         shard.partitions[(entry.topic, entry.partition)] = partition
         shard.by_group[entry.group] = partition
         if replica.configuration.voters == (replica.replica_id,) and not self._may_lead_alone(partition):
@@ -235,9 +238,12 @@ class ReplicaOpener:
 
     def _min_replicas(self, entry: ReplicaEntry) -> int:
         """Return the topic's `min_replicas`; until a view has come, as the manifest has it."""
+        return int(self._settings_of(entry).get("min_replicas", 1))
+
+    def _settings_of(self, entry: ReplicaEntry) -> Mapping[str, int | str]:
+        """Return the topic's settings; until a view has come, as the manifest has them."""
         topic = self._shard.view.topics().get(entry.topic)
-        settings = topic.settings if topic is not None else entry.settings
-        return int(settings.get("min_replicas", 1))
+        return topic.settings if topic is not None else entry.settings
 
     async def _restart_empty(self, entry: ReplicaEntry, log: Log) -> Partition:
         """Let a learner that may have forgotten begin with an empty log. Durable when it takes part.

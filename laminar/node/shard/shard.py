@@ -42,6 +42,9 @@ from laminar.node.consensus.lost_majority import CHECK_S as RELEASE_CHECK_S
 from laminar.node.consensus.replica import Replica
 from laminar.node.delay.publishers import CHECK_S as DELAYED_CHECK_S
 from laminar.node.delay.publishers import Publishers
+from laminar.node.find.index_terms import setting_of
+from laminar.node.find.indexing import Indexer
+from laminar.node.find.pace import Pace
 from laminar.node.host.disk_space import DiskSpace
 from laminar.node.host.failed_logs import CHECK_S as FAILED_CHECK_S
 from laminar.node.host.periodic import Work
@@ -71,6 +74,7 @@ from laminar.node.shard.route_changes import RouteChanges
 from laminar.node.shard.splitting import MINUTE_S, Splitting
 from laminar.node.shard.work_lists import CHECK_S as WORK_CHECK_S
 from laminar.node.shard.work_lists import WorkLists
+from laminar.node.trace.ring import TraceRing
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
 from laminar.node.transport.transport import Address, Peer, TransportError, UnixAddress
 from membership.boot_history import BootRecord
@@ -137,6 +141,7 @@ class Shard(Process):
             low_water_bytes=settings.low_water_bytes,
             low_water_percent=settings.low_water_percent,
         )
+        self.traces = TraceRing()
         self.deliveries = Deliveries()
         self.publishers = Publishers()
         self._application = make_application(self)
@@ -173,6 +178,12 @@ class Shard(Process):
             reading_from=self.catch_up.source.reading_from,
             keep_delayed=self.publishers.keep,
             carry=self.deliveries.carry,
+        )
+        self.indexer = Indexer(
+            self.partitions.values,
+            setting_of=self._index_setting,
+            pace=Pace(settings.find_bytes_per_s),
+            space_is_low=lambda: self.space.low,
         )
         meter = LoadMeter(boot.node, self.partitions, clock=self.clock, disk_is_low=lambda: self.space.low)
         self.methods["view"] = self._on_view
@@ -263,6 +274,7 @@ class Shard(Process):
             "storage": self.storage.statistics(),
             "repair": self.repairs.statistics(),
             "scrub": self.storage.scrubber.statistics(),
+            "find": self.indexer.statistics(),
             "http": self.http.statistics(),
             "transport": self.transport.statistics(),
             "tls": self.tls_statistics(),
@@ -287,6 +299,7 @@ class Shard(Process):
             "routes": self.routes.statistics() | {"splits_by_load": self.splitting.begun},
             "channels": self.channels.statistics() | self.deliveries.statistics(),
             "delayed": self.publishers.statistics(),
+            "trace": self.traces.statistics(),
         }
 
     # -- life ----------------------------------------------------------------------------
@@ -310,6 +323,7 @@ class Shard(Process):
         self._opened = True
         self._note_ready()
         self.spawn(self.storage.scrubber.run())
+        self.spawn(self.indexer.run())
         self.every(FAILED_CHECK_S, self.check_failed_logs)
         if not joining:
             self.spawn(self._serve_http())
@@ -401,6 +415,7 @@ class Shard(Process):
         self.leaders.observe()
         self.work.follow(delta)
         self._reconciler.follow_min_replicas()
+        self._reconciler.follow_trace()
         self._reconciler.stop_abandoned()
         self.routes.check()
         self.channels.check()
@@ -536,6 +551,10 @@ class Shard(Process):
         """Return why this shard takes no appends now; None if it does."""
         return self._storage_refusal() or self.space.refusal()
 
+    def trace_refusal(self) -> Problem | None:
+        """Return why this shard takes no events of the trace now, as it may before other appends; or None."""
+        return self._storage_refusal() or self.space.trace_refusal()
+
     def consumer_refusal(self) -> Problem | None:
         """Return why this shard takes nothing from consumers now, neither receives nor cursors; or None."""
         return self._storage_refusal() or self.space.consumer_refusal()
@@ -566,6 +585,10 @@ class Shard(Process):
             return Rules(retention_bytes=0)
         record = self.view.topics().get(topic)
         return Rules.of(record.settings) if record is not None else Rules()
+
+    def _index_setting(self, topic: str) -> str | None:
+        record = self.view.topics().get(topic)
+        return None if record is None else setting_of(record.settings)
 
     def _retain(self) -> Work | None:
         """Trim the logs led here to their topics' retention."""

@@ -28,7 +28,7 @@ What makes a partition due, by duty, and what looks at the list again while it i
 - channels: a group led here lacks a channel of its topic in its log, or its newest settings, or has one that
   the view has not. Every 200 ms, and at once with a view or an election.
 - policies, losses, first campaigns: with each view, and when a replica opens; what failed, after a pause.
-- min_replicas: with each view; it cannot fail.
+- min_replicas, trace: with each view; they cannot fail.
 
 A rule that depends on something else would leave work undone for ever. So `check_all` asks every rule for
 every partition, now and then and a few at a time. What it finds is done, and counted in `missed`: that is a

@@ -403,7 +403,9 @@ class Connections:
             raise HandshakeError("node", f"a process of another machine or user calls itself {theirs.node!r}")
 
     def _establish(self, link: Link, state: _LinkState, theirs: Hello, keys: FrameKeys | None) -> None:
-        peer = Peer(theirs.node, theirs.role, theirs.nonce, theirs.history, theirs.store_id)
+        peer = self._of_same_life(
+            Peer(theirs.node, theirs.role, theirs.nonce, theirs.history, theirs.store_id)
+        )
         state.peer = peer
         state.handshake = None
         self._end_handshake(state)
@@ -417,6 +419,17 @@ class Connections:
         if self._bulk_paused and link.channel is Channel.BULK and state.dialer is None:
             link.pause_reading()
         self._owner.on_up(peer)
+
+    def _of_same_life(self, peer: Peer) -> Peer:
+        """Return the object that stands for this peer on its other links, if it has any.
+
+        So who judges each frame's sender need not compare its history again (`peer_admission`).
+        """
+        for link in self._peers.get(peer, ()):
+            state = self._states.get(link)
+            if state is not None and state.peer is not None:
+                return state.peer
+        return peer
 
     def _checks(self, link: Link, state: _LinkState, keys: FrameKeys | None) -> dict[str, FrameMac]:
         """Return the checks of a connection's frames, other than checksums.

@@ -15,8 +15,9 @@ of its own, so a frame of 1 MiB is not copied a second time (but for its first 1
 the receiver may keep what it gets. A message of a bulk link that is larger than a frame travels as frames of
 kind PART and a last one of its own kind, and is received as one.
 
-Out: parts are never joined when they are big, and everything that is sent in one turn of the loop leaves in
-one write. Handshake, calls, pings and reconnecting are `laminar.node.transport.transport`'s.
+Out: parts are never joined when they are big. What is sent in one turn of the loop leaves in one write at its
+end, or at once if that is asked for. Handshake, calls, pings and reconnecting are
+`laminar.node.transport.transport`'s.
 """
 
 from __future__ import annotations
@@ -162,8 +163,8 @@ class Link(asyncio.BufferedProtocol):
         queued = self.queued_bytes
         return queued == 0 or queued + size + HEADER_SIZE <= self.queue_limit_bytes
 
-    def send(self, kind: FrameKind, parts: Sequence[Buffer], size: int) -> None:
-        """Queue one frame of `size` bytes; it leaves at the end of this turn of the loop.
+    def send(self, kind: FrameKind, parts: Sequence[Buffer], size: int, *, at_once: bool = False) -> None:
+        """Queue one frame of `size` bytes; it leaves at the end of this turn of the loop, or `at_once`.
 
         `parts` are kept, not copied: the caller must not change them afterwards. `size` is at most `largest`.
         """
@@ -171,6 +172,10 @@ class Link(asyncio.BufferedProtocol):
             assert size <= self.largest, f"message of {size} bytes, at most {self.largest}"
             parts, size = self._send_beginning(parts, size)
         self._queue(kind, parts, size)
+        if at_once:
+            self._flush()
+        else:
+            self._schedule_flush()
 
     @property
     def largest(self) -> int:
@@ -200,9 +205,11 @@ class Link(asyncio.BufferedProtocol):
             return
         self._outgoing.append(self._header(kind, parts, size))
         self._outgoing += parts
-        if not self._flush_scheduled:
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled and self.established:
             self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_due)
 
     def send_at_once(self, kind: FrameKind, payload: bytes) -> None:
         """Write a frame of the handshake, ahead of what waits for the handshake's end."""
@@ -216,13 +223,20 @@ class Link(asyncio.BufferedProtocol):
         self.frames_out += 1
         return head + self._check_sent.of(head, parts)
 
-    def _flush(self) -> None:
+    def _flush_due(self) -> None:
         self._flush_scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
         if self._writing_paused or self.closing or self.transport is None or not self._outgoing:
             return
         self.bytes_out += self._outgoing_bytes
         outgoing, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
-        self.transport.writelines(join_small(outgoing))
+        try:
+            self.transport.writelines(join_small(outgoing))
+        except (OSError, RuntimeError) as error:
+            # Its loop has closed it, and has not said so yet. That is no fault of what was to be sent.
+            self.abort(f"cannot be written to: {error}")
 
     def establish(
         self, channel: Channel, *, sent: FrameCheck | None = None, received: FrameCheck | None = None

@@ -9,8 +9,7 @@ have both stopped reading still report to each other what they have stored.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 # As much as eight groups' windows of unacknowledged appends.
@@ -36,30 +35,22 @@ class ReceiveBudget:
         """Count a frame of `size` bytes taken in this turn."""
         self._turn_bytes += size
 
-    def hold_until(self, stored: Iterable[asyncio.Future[None]]) -> None:
-        """Count the turn's bytes as waiting until all of `stored` are done, successfully or not.
+    def forget(self) -> None:
+        """Count the turn's bytes no more: nothing of them is written."""
+        self._turn_bytes = 0
 
-        If `stored` is empty they are not counted any more.
-        """
+    def hold(self) -> int:
+        """Count the turn's bytes as waiting until `release` is called with the number returned."""
         size, self._turn_bytes = self._turn_bytes, 0
-        left = set(stored)
-        if not size or not left:
-            return
         self.waiting_bytes += size
-
-        def done(each: asyncio.Future[None]) -> None:
-            left.discard(each)
-            if not left:
-                self._taken(size)
-
-        for each in list(left):
-            each.add_done_callback(done)
         if not self.paused and self.waiting_bytes > self._limit_bytes:
             self.paused = True
             self.pauses += 1
             self._pause()
+        return size
 
-    def _taken(self, size: int) -> None:
+    def release(self, size: int) -> None:
+        """Count these bytes no more: what they brought is written, or never will be."""
         self.waiting_bytes -= size
         if self.paused and self.waiting_bytes <= self._limit_bytes // 2:
             self.paused = False

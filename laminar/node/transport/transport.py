@@ -158,9 +158,12 @@ class Transport:
 
     # ---- sending
 
-    def send(self, address: Address, channel: Channel, parts: Sequence[Buffer]) -> bool:
+    def send(
+        self, address: Address, channel: Channel, parts: Sequence[Buffer], *, at_once: bool = False
+    ) -> bool:
         """Queue one frame made of `parts` (kept, not copied; don't change them), connecting if need be.
 
+        It leaves at the end of this turn of the loop, together with others, or `at_once`.
         Returns False if it is dropped, because the queue is full or the address failed a moment ago. True
         does not promise delivery.
         """
@@ -177,7 +180,7 @@ class Transport:
         if link is None or not link.has_room(size):
             self._counters["frames_dropped"] += 1
             return False
-        link.send(FrameKind.DATA, parts, size)
+        link.send(FrameKind.DATA, parts, size, at_once=at_once)
         return True
 
     async def call(self, address: Address, method: str, payload: bytes, *, timeout: float) -> bytes:

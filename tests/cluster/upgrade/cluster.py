@@ -12,12 +12,19 @@ from laminar.testing.cluster import STOP_TIMEOUT_S
 from tests.cluster.life.growing import GrowingCluster
 from tests.cluster.upgrade.older import older_program
 
+SECRET = "a secret of both programs"
+
 
 class MixedCluster(GrowingCluster):
-    """The nodes in `older` are started with the older program. The first three are to begin with."""
+    """The nodes in `older` are started with the older program. The first three are to begin with.
+
+    They share a secret, which both programs know, so that those in `guarded` may ask for tokens.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.settings = {"secret": SECRET, **self.settings}
+        self.guarded: set[int] = set()
         self.program = older_program()
         self.older = {0, 1, 2}
 
@@ -30,10 +37,12 @@ class MixedCluster(GrowingCluster):
     def command(self, number: int) -> list[str]:
         """Return the command line of a node, with the program that it is to run."""
         command = super().command(number)
+        at = command.index("--access")
+        if number in self.guarded:
+            command[at + 1] = "tokens"
         if number not in self.older:
             return command
-        at = command.index("--access")  # a setting that it does not know; it asks for no token
-        del command[at : at + 2]
+        del command[at : at + 2]  # a setting that it does not know; it asks for no token
         return ["/usr/bin/env", f"PYTHONPATH={self.program}", *command]
 
     def format_version(self, number: int) -> int:

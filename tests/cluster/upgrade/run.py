@@ -40,6 +40,8 @@ class Upgrade(Life):
 
     cluster: MixedCluster
     crowd: Crowd | None = None
+    guarded: int | None = None
+    """The node that asks for tokens at the end; None: none does."""
 
     def name(self, number: int) -> str:
         """Return a node's name."""
@@ -142,6 +144,62 @@ class Upgrade(Life):
             found = (answer.status_code, answer.json().get("code"))
             if found != ((503, "not_enabled") if refused else (201, None)):
                 raise LifeFailed(f"a token: {answer.text}")
+
+    async def limits(self, number: int, *, refused: bool) -> None:
+        """Set a principal's limits, which the older program does not know: while one runs it is refused."""
+        async with self.stage("limits are refused" if refused else "limits are set", number):
+            async with httpx.AsyncClient(timeout=30) as http:
+                answer = await self._limit(http, number, topics=5)
+                if refused:
+                    # The older program has no such resource at all, nor does it answer as if it had.
+                    (older, *_) = sorted(self.cluster.older)
+                    unknown = await self._limit(http, older, topics=5)
+                    if unknown.status_code != 404:
+                        raise LifeFailed(f"limits, at the older program: {unknown.text}")
+            found = (answer.status_code, answer.json().get("code"))
+            if found != ((503, "not_enabled") if refused else (200, None)):
+                raise LifeFailed(f"limits: {answer.text}")
+
+    async def _limit(self, http: httpx.AsyncClient, number: int, **limits: int) -> httpx.Response:
+        url = f"{self.cluster.urls[number]}/v1/admin/limits/limited"
+        return await http.put(url, json=limits, headers={"If-Match": "*"})
+
+    async def limits_hold(self, number: int) -> None:
+        """A node asks for tokens for a while: it knows those made before, and what their principals may."""
+        async with self.stage("tokens and limits", number):
+            url, tokens = self.cluster.urls[number], {}
+            async with httpx.AsyncClient(timeout=30, base_url=url) as http:
+                for name, role in (("limited", "read"), ("operator", "admin")):
+                    asked = {"name": name, "grants": [{"role": role, "prefix": ""}]}
+                    made = await http.post("/v1/admin/tokens", json=asked)
+                    tokens[name] = {"Authorization": f"Bearer {made.json()['token']}"}
+                await self._limit(http, number, requests_per_s=2)
+            await self._stop(number)
+            self.cluster.guarded.add(number)
+            self.cluster.spawn(number)
+
+            async def missing() -> str:
+                try:
+                    async with httpx.AsyncClient(base_url=url) as http:
+                        answer = await http.get("/v1/whoami", headers=tokens["operator"])
+                except httpx.HTTPError as error:
+                    return repr(error)
+                return "" if answer.status_code == 200 else answer.text
+
+            await until("the node asks for tokens", missing)
+            found: dict[str, list[int]] = {}
+            async with httpx.AsyncClient(timeout=30, base_url=url) as http:
+                for name, headers in {"none": {}, **tokens}.items():
+                    answers = await asyncio.gather(
+                        *(http.get("/v1/topics", headers=headers) for _ in range(20))
+                    )
+                    found[name] = sorted({each.status_code for each in answers})
+            if found != {"none": [401], "limited": [200, 429], "operator": [200]}:
+                raise LifeFailed(f"a node that asks for tokens answers {found}")
+            await self._stop(number)
+            self.cluster.guarded.discard(number)
+            await self.start_with(number, older=False)
+            await until("all replicas in sync", self._misplaced)
 
     # -- work while programs are mixed -----------------------------------------------------------
 
@@ -301,6 +359,8 @@ class Upgrade(Life):
             self.say(f"  the group was given {self.crowd.given().total():,} records")
             if wrong:
                 raise LifeFailed("; ".join(wrong[:10]))
+        if self.guarded is not None:
+            await self.limits_hold(self.guarded)
 
     async def close(self) -> None:
         """End all clients, the group's members too."""
@@ -360,6 +420,8 @@ async def whole(up: Upgrade) -> None:
     await up.refuse_older_program_on_newer_folder(1)
     await up.channel(1, refused=False)
     await up.token(1, refused=False)
+    await up.limits(1, refused=False)
+    up.guarded = 2
     await up.refuse_older_join(4)
     await up.expect_enabled()
     await up.converge("the wanted set")
@@ -374,11 +436,14 @@ async def short(up: Upgrade) -> None:
     await up.topics_by_both(0, 1)
     await up.channel(0, refused=True)
     await up.token(0, refused=True)
+    await up.limits(0, refused=True)
     await up.change_program(0, older=True)
     for number in range(3):
         await up.change_program(number, older=False)
     await up.expect_enabled()
     await up.channel(1, refused=False)
     await up.token(1, refused=False)
+    await up.limits(1, refused=False)
+    up.guarded = 2
     await up.refuse_older_program_on_newer_folder(0)
     await up.refuse_older_join(3)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.batch import Batch, Kind, build, build_control
-from laminar.http.api.append_body import Append, parse_append
+from laminar.batch import Batch, Codec, Kind, build, build_control
+from laminar.http.api.append_body import Append, parse_append, parses_long
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
 from laminar.http.protocol.messages import Connection, Request
@@ -302,3 +302,19 @@ def test_no_body_raises_anything_but_a_problem(body: bytes, kind: str) -> None:
         parse(body, kind, query="key_from=/a/0&tag_from=")
     except Problem:
         pass
+
+
+def test_what_parses_long_is_told_from_the_beginning_of_the_body() -> None:
+    """Most bodies are one batch of plain values; one behind it, or a column beside it, counts."""
+
+    def long(body: bytes | bytearray, kind: str = BATCH) -> bool:
+        head = RequestHead("POST", "/", {"content-type": kind})
+        return parses_long(Request(head, bytes(body), cast(Connection, None)))
+
+    plain, small = build([b"x" * 1000]), build([bytes(1000)], codec=Codec.ZSTD)
+    bomb, tagged = build([bytes(70_000)], codec=Codec.ZSTD), build([b""] * 3000, tags=["t"] * 3000)
+    assert [False, False, True, True] == [long(body) for body in (plain, small, bomb, tagged)]
+    assert [True, True, False] == [long(plain + bomb), long(bomb + plain), long(plain + small)]
+    assert not long(plain[:-1] + bytes(1) + plain[:100]), "it is refused at once"
+    assert not long(plain[:20])
+    assert long(build([bytes(2 << 20)]))

@@ -147,7 +147,7 @@ def test_what_is_not_synced_is_so_before_the_next_journal_file_begins() -> None:
                 if storage._journal.number > first:
                     break
             await _append(other, b"durable", wait=storage.sync)
-            assert storage._journal.number == first + 1
+            assert storage._journal.number > first
 
         run(main())
         disk.crash(random.Random(seed), keep=0.5)

@@ -107,6 +107,38 @@ def test_a_next_file_without_room_refuses_appends_until_another_is_ready() -> No
     assert not journal.starved
 
 
+def test_a_file_that_was_not_filled_in_time_is_left_for_one_that_is() -> None:
+    """Its syncs take longer. The one that is left goes with the next checkpoint, and is not used again."""
+    disk = FaultDisk()
+    journal = a_journal(disk)
+    while journal.number == 1:
+        written = journal.write([b"x" * 3000], records=1, hard_states=[])
+    assert (2, 0) == (written.file_number, written.file_size)
+    assert journal.wants_spare()
+    assert 2 == journal.write([b"x" * 3000], records=1, hard_states=[]).file_number
+
+    journal.prepare_spare()
+    written = journal.write([b"x" * 3000], records=1, hard_states=[])
+    assert (3, SMALL.journal_file_bytes) == (written.file_number, written.file_size)
+    assert 3 == journal.write([b"x" * 3000], records=1, hard_states=[]).file_number
+
+    journal.delete_before(3)
+    assert {"journal-3", "end-mark"} == set(disk.list(HOME))
+
+
+def test_a_file_made_beside_commits_is_synced_piece_by_piece() -> None:
+    """A commit's sync waits behind one piece of it at most."""
+    disk = FaultDisk()
+    disk.make_directory(HOME)
+    settings = replace(SMALL, first_journal_file_bytes=1 << 20, journal_file_bytes=4 << 20)
+    journal = Journal(disk, HOME, settings, generation=1, seed=7, number=1, lsn=0)
+    seen: list[str] = []
+    disk.on_step = lambda operation, path: seen.append(operation) if "spare" in path else None
+    journal.prepare_spare()
+
+    assert ["write", "sync"] * 4 == [each for each in seen if each in ("write", "sync")]
+
+
 def test_a_frame_larger_than_the_file_that_is_ready_leaves_it_to_the_next() -> None:
     """A file that is passed over is not forgotten on the disk."""
     disk = FaultDisk()

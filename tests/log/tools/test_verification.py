@@ -16,8 +16,9 @@ import pytest
 
 import laminar
 from laminar.log import NotALogFolder, StorageSettings, open_folder, open_log
-from laminar.log.disk.disk import ReadOnlyDisk
+from laminar.log.disk.disk import ReadOnlyDisk, RealDisk
 from laminar.log.disk.errors import DiskError
+from laminar.log.key_index.writer import KeyIndexWriter
 from laminar.log.tools.inspection import inspect
 from laminar.log.tools.verification import Finding, total_bytes, verify
 
@@ -119,6 +120,41 @@ def test_every_flipped_bit_is_found(filled: Path) -> None:
 
     assert tried > 400
     assert not verify(str(filled)).findings
+
+
+async def index_keys(path: Path) -> None:
+    """Key indexes of all sealed segments, as a node would have built them."""
+    async with open_folder(path, segment_size_bytes=4_000, settings=SMALL) as folder:
+        log = (await folder.log("log"))._log
+        for segment in log.sealed_segments():
+            file = RealDisk().open(segment.file.key_index_path, create=True)
+            writer = KeyIndexWriter(file, segment.covered, ["key"])
+            writer.add("key", [b"k" * 8], segment.first_offset)
+            writer.finish()
+
+
+def test_a_key_index_is_read_and_what_is_wrong_with_it_is_a_note(filled: Path, tmp_path: Path) -> None:
+    """Nothing is lost with it; `inspect` tells its size."""
+    shutil.copytree(filled, tmp_path / "data")
+    path = tmp_path / "data"
+    asyncio.run(index_keys(path))
+    first, *_, last = sorted(path.rglob("*.find"))
+    verified = verify(str(path))
+    assert not verified.findings
+    assert sum(len(data) for data, _ in snapshot(path).values()) == verified.bytes
+    (log,) = (each for each in inspect(str(path))["logs"] if each["log"] == "log")
+    sizes = [each["key_index_bytes"] for each in log["segments"]]
+    assert sizes[0] == first.stat().st_size and sizes[-1] is None
+
+    whole = first.read_bytes()
+    for data in (whole[:-1], bytes(len(whole)), whole[:-1] + b"x", last.read_bytes(), b""):
+        first.write_bytes(data)
+        (found,) = verify(str(path)).findings
+        assert (found.file, found.severity) == (str(first), "note") and "key index" in found.what
+    first.write_bytes(whole)
+    lone = last.with_name(f"{99999:020d}.find")
+    lone.write_bytes(whole)
+    assert [each.severity for each in verify(str(path)).findings] == ["note"]
 
 
 def test_every_byte_of_a_short_segment_its_index_and_the_checkpoint_counts(tmp_path: Path) -> None:

@@ -58,6 +58,22 @@ def test_who_waits_as_long_as_it_is_told_is_let_in() -> None:
     meter.admit(0, 1250)
 
 
+def test_those_that_are_refused_at_once_come_back_one_after_the_other() -> None:
+    """As fast as the bucket is filled, within a second. A new limit forgets them."""
+    meter = Meter("m", {"requests_per_s": 4}, {})
+    for _ in range(4):
+        meter.admit(0, 1000)
+    told = [refusal(meter, 0, 1000).retry_after_ms for _ in range(6)]
+    assert [250, 500, 750, 1000, 1250, 1250] == told
+    for wait_ms in (250, 500, 750, 1000):
+        meter.admit(0, 1000 + wait_ms)
+    meter.limit_to({"requests_per_s": 4, "connections": 1})
+    assert 250 == refusal(meter, 0, 2000).retry_after_ms
+    fast = Meter("m", {"bytes_in_per_s": 10**9}, {})
+    fast.admit(2 * 10**9, 0)
+    assert [1000, 1001, 1002] == [refusal(fast, 0, 0).retry_after_ms for _ in range(3)]
+
+
 def test_a_large_body_passes_and_the_next_waits_for_it() -> None:
     """Otherwise none that is larger than a second's bytes could ever pass."""
     meter = Meter("m", {"bytes_in_per_s": 1000}, {})

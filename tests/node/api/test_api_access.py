@@ -6,9 +6,10 @@ it, in words, and a route that it lacks fails. The node is a real one, with `acc
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +18,11 @@ from typing import Any
 import httpx
 import pytest
 
+from laminar.client.backup.export import export_topic
+from laminar.client.backup.restore import import_topic, plan_import
+from laminar.client.client import connect
+from laminar.client.errors import Forbidden
+from laminar.client.net.session import Session
 from laminar.http.api.routes import ROUTES, Body, Route
 from laminar.testing.cluster import LocalCluster
 from tests.node.api.described import Described
@@ -52,7 +58,7 @@ OPERATIONS = {
     " commit_batch",
     "its admins": "create_topic update_topic delete_topic create_channel update_channel delete_channel"
     " begin_route cancel_route reclaim_partition delete_records recover_partition",
-    "admins of all": "admin_nodes admin_node update_node drain_node undrain_node remove_node"
+    "admins of all": "node_bundle admin_nodes admin_node update_node drain_node undrain_node remove_node"
     " describe_placement pin_partition unpin_partition prefer_leader list_operations describe_operation"
     " cancel_operation describe_balance balance list_tokens create_token describe_token revoke_token"
     " list_principal_limits describe_principal_limits set_principal_limits",
@@ -411,6 +417,41 @@ def test_no_header_makes_a_principal(guarded: Guarded, name: str) -> None:
     assert 403 == answer.status_code
     forwarded = guarded.ask("none", "GET", f"/v1/topics/{OTHER}", headers={"laminar-forwarded": "1"})
     assert "invalid" == forwarded.json()["code"]
+
+
+def test_readers_export_a_topic_and_its_admins_import_it(guarded: Guarded, tmp_path: Path) -> None:
+    """Who may only write has no part in an import, though the topic's settings say its id."""
+    assert 200 == guarded.ask("all", "POST", f"/v1/topics/{MINE}/records", content=b"v").status_code
+
+    async def run(kind: str, work: Callable[[Session], Coroutine[Any, Any, Any]]) -> Any:
+        async with connect(guarded.cluster.urls, token=guarded.tokens[kind]) as client:
+            return await work(client.session)
+
+    def export(session: Session) -> Coroutine[Any, Any, Any]:
+        return export_topic(session, MINE, tmp_path)
+
+    for kind in ("write", "read_other", "admin_other", "metrics"):
+        with pytest.raises(Forbidden):
+            asyncio.run(run(kind, export))
+    manifest, _ = asyncio.run(run("read", export))
+    assert 1 <= manifest.records
+    _, topic, import_id = plan_import(tmp_path, "mine-back")
+
+    def restore(session: Session) -> Coroutine[Any, Any, Any]:
+        return import_topic(session, tmp_path, manifest, topic, import_id)
+
+    for kind in ("write", "read", "admin_other", "metrics"):
+        with pytest.raises(Forbidden):
+            asyncio.run(run(kind, restore))
+    body = {"settings": {"importing": "0" * 32}}
+    assert 201 == guarded.ask("admin", "PUT", "/v1/topics/mine-half", json=body).status_code
+    path, own = "/v1/topics/mine-half/partitions/0/records", {"laminar-import": "0" * 32}
+    assert 503 == guarded.ask("write", "POST", path, content=b"v").status_code
+    assert 403 == guarded.ask("write", "POST", path, content=b"v", headers=own).status_code
+    assert 403 == guarded.ask("read", "GET", path, headers=own).status_code
+    assert 201 == guarded.ask("admin", "POST", path, content=b"v", headers=own).status_code
+    asyncio.run(run("admin", restore))
+    assert 200 == guarded.ask("read", "GET", "/v1/topics/mine-back/partitions/0/records?offset=0").status_code
 
 
 def test_the_files_of_a_first_start_are_private_and_stay(guarded: Guarded) -> None:

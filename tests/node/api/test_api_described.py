@@ -230,6 +230,7 @@ def administer(call: Callable[..., httpx.Response], node: str, topic: str) -> No
     place: dict[str, Any] = {"topic": topic, "partition": 0}
     (only,) = call("admin_nodes").json()["nodes"]
     assert only["node"] == node
+    call("node_bundle", node=node)
     etag = call("admin_node", node=node).headers["etag"]
     etag = call("update_node", node=node, document={"zone": "west", "weight": 2.5}, If_Match=etag).headers[
         "etag"

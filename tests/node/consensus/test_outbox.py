@@ -48,7 +48,7 @@ class Wire:
     def _turn(self) -> None:
         self.turns += 1
 
-    def send(self, address: TcpAddress, channel: Channel, parts: Sequence[Buffer]) -> bool:
+    def send(self, address: TcpAddress, channel: Channel, parts: Sequence[Buffer], *, at_once: bool) -> bool:
         for message, frames in read_frame(memoryview(b"".join(parts))):
             self.sent.append((channel, message, [bytes(frame) for frame in frames]))
         return True

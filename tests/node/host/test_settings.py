@@ -91,6 +91,7 @@ def test_a_list_is_commas_in_a_variable() -> None:
         ),
         ({"flags": {"host": "10.0.0.1", "insecure": True}}, "no secret is set"),
         ({"flags": {"host": "0.0.0.0", "secret": "s" * 16, "insecure": True}}, "set advertise_host"),
+        ({"flags": {"gossip_host": "n1"}}, "gossip_host must be an IP address (it is 'n1')"),
         ({"flags": {"tls_key": "k.pem"}}, "tls_key without tls_certificate and tls_ca: TLS needs all three"),
         ({"environ": {"LAMINAR_INSECURE": "perhaps"}}, "insecure is true or false (it is 'perhaps')"),
     ],

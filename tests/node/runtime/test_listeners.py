@@ -257,3 +257,34 @@ def test_each_child_gets_its_own_sockets_and_no_others(opened: list[NodeSockets]
         shard.peer,
         shard.gossip,
     )
+
+
+def test_gossip_is_sent_to_an_address_also_where_the_node_has_a_name(opened: list[NodeSockets]) -> None:
+    """A name may still lead to where the node was before: the address that is bound is what is certain."""
+    node = open_kept_sockets("127.0.0.1", 1, None)
+    opened.append(node)
+
+    assert ("n1.example", "127.0.0.1") == _hosts(node, "n1.example")
+    assert ("10.9.8.7", "10.9.8.7") == _hosts(node, "10.9.8.7")
+
+
+def test_a_name_of_a_node_on_all_addresses_is_looked_up_and_must_be_of_use_to_others(
+    opened: list[NodeSockets], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian's /etc/hosts has the machine's own name at 127.0.1.1."""
+    node = open_kept_sockets("0.0.0.0", 1, None)
+    opened.append(node)
+
+    with pytest.raises(OSError, match=r"advertise_host localhost is 127\.0\.0\.1 here"):
+        node.addresses("localhost")
+    with pytest.raises(OSError, match=r"advertise_host nowhere\.invalid has no address"):
+        node.addresses("nowhere.invalid")
+    assert "10.9.8.7" == node.addresses("nowhere.invalid", gossip="10.9.8.7").gossip_host
+    found = [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("10.1.2.3", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **named: found)
+    assert ("n1.example", "10.1.2.3") == _hosts(node, "n1.example")
+
+
+def _hosts(node: NodeSockets, host: str) -> tuple[str, str]:
+    addresses = node.addresses(host)
+    return addresses.host, addresses.gossip_host

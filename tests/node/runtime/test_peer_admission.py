@@ -103,3 +103,18 @@ def test_a_folder_that_came_after_the_one_known_is_heard_and_guarded() -> None:
     assert not process.admits(greets(next_one, BootRecord(2, b"copy"), store=b"new"))
     assert not process.admits(greets(next_one))  # an older program, on the same folder
     assert process.admits(greets(next_one, later, store=b"new"))
+
+
+def test_a_node_that_is_known_no_more_is_not_heard() -> None:
+    """Also over a connection of before."""
+    nodes = {"b"}
+    process = PeerAdmission(
+        "a", knows=nodes.__contains__, known_boot=lambda node: None, known_store=lambda node: None
+    )
+    peer = greets(FIRST)
+    assert process.admits(peer) and process.admits(peer)
+    nodes.clear()
+    assert not process.admits(peer)
+    nodes.add("b")
+
+    assert process.admits(peer)

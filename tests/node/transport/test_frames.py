@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import uuid
+from typing import cast
 
 import pytest
 
@@ -23,6 +24,48 @@ async def test_a_frame_arrives_whole_with_its_sender_and_channel(make: Make) -> 
     peer, channel, payload = await get(b.frames)
     assert (peer, channel, bytes(payload)) == (a.peer, Channel.CONTROL, b"onetwothree")
     assert (peer.node, peer.role) == ("a", 2)
+
+
+async def test_all_connections_of_a_process_name_it_by_one_object(make: Make) -> None:
+    """Who judges the sender of each frame compares no more than that; the next life is another."""
+    a, b = await make("a"), await make("b")
+    a.transport.send(b.address, Channel.CONTROL, [b"small"])
+    first, _, _ = await get(b.frames)
+    a.transport.send(b.address, Channel.BULK, [b"large"])
+    second, channel, _ = await get(b.frames)
+
+    assert first is second and channel is Channel.BULK
+
+
+class Closed:
+    """An open connection's transport after the loop has closed it, and before it says so."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def writelines(self, parts: list[bytes]) -> None:
+        raise RuntimeError("the handler is closed")
+
+    def abort(self) -> None:
+        return None
+
+
+async def test_who_sends_does_not_hear_that_the_loop_has_closed_a_connection(make: Make) -> None:
+    """It would stop the replica whose message it is. The connection ends, and another is made."""
+    a, b = await make("a"), await make("b")
+    a.transport.send(b.address, Channel.CONTROL, [b"one"], at_once=True)
+    await get(b.frames)
+    link = next(link for link in a.transport._connections.links if link.channel is Channel.CONTROL)
+    real, link.transport = link.transport, cast(asyncio.Transport, Closed())
+    assert real is not None
+
+    assert a.transport.send(b.address, Channel.CONTROL, [b"lost"], at_once=True)
+    assert link.closing
+    real.abort()
+    await get(a.lost)
+    a.transport.send(b.address, Channel.CONTROL, [b"two"], at_once=True)
+    _, _, payload = await get(b.frames)
+    assert bytes(payload) == b"two"
 
 
 async def test_frames_of_one_channel_arrive_in_order(make: Make) -> None:

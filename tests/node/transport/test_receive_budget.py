@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from laminar.node.transport.receive_budget import ReceiveBudget
 from tests.node.trio import batch, send, trio
 
@@ -19,58 +17,32 @@ class Noted:
             limit_bytes, pause=lambda: self.asked.append("pause"), resume=lambda: self.asked.append("resume")
         )
 
-    async def advance(self, size: int, *stored: asyncio.Future[None]) -> None:
-        self.budget.received(size)
-        self.budget.hold_until(stored)
-        await asyncio.sleep(0)
+    def turn(self, *sizes: int) -> int:
+        for size in sizes:
+            self.budget.received(size)
+        return self.budget.hold()
 
 
-def future() -> asyncio.Future[None]:
-    return asyncio.get_running_loop().create_future()
-
-
-async def done(*stored: asyncio.Future[None]) -> None:
-    for each in stored:
-        each.set_result(None)
-    await asyncio.sleep(0)
-
-
-async def test_reading_stops_above_the_limit_and_goes_on_at_half_of_it() -> None:
+def test_reading_stops_above_the_limit_and_goes_on_at_half_of_it() -> None:
     """Once each, however far above it is."""
     noted = Noted(100)
-    first, second, third = future(), future(), future()
-    await noted.advance(100, first)
+    first = noted.turn(100)
     assert [] == noted.asked
-    await noted.advance(1, second)
-    await noted.advance(60, third)
+    noted.turn(1)
+    third = noted.turn(30, 30)
     assert ["pause"] == noted.asked and 161 == noted.budget.waiting_bytes
 
-    await done(first)
+    noted.budget.release(first)
     assert ["pause"] == noted.asked, "61 are more than half"
-    await done(third)
+    noted.budget.release(third)
     assert ["pause", "resume"] == noted.asked and 1 == noted.budget.waiting_bytes
 
 
-async def test_a_turn_is_stored_when_all_of_it_is_or_has_failed() -> None:
-    """What ends with an error, or is cancelled, waits for no disk any more."""
+def test_a_frame_that_changed_nothing_does_not_count() -> None:
     noted = Noted(100)
-    journal, written, gone = future(), future(), future()
-    await noted.advance(150, journal, written, gone)
-    await done(journal)
-    written.set_exception(OSError("a test's"))
-    written.exception()
-    await asyncio.sleep(0)
-    assert 150 == noted.budget.waiting_bytes
-    gone.cancel()
-    await asyncio.sleep(0)
-
-    assert 0 == noted.budget.waiting_bytes and ["pause", "resume"] == noted.asked
-
-
-async def test_a_frame_that_changed_nothing_does_not_count() -> None:
-    noted = Noted(100)
-    await noted.advance(1_000)
-    await noted.advance(1, future())
+    noted.budget.received(1_000)
+    noted.budget.forget()
+    noted.turn(1)
 
     assert 1 == noted.budget.waiting_bytes and [] == noted.asked
 

@@ -598,8 +598,16 @@ NODES = [
     case(
         "the last message of a removed node bars the next folder of its name",
         "laminar.node.runtime.peer_admission:PeerAdmission._remember",
-        "self._known_store(peer.node) or former, shown",
-        "self._known_store(peer.node), shown",
+        "known or former, shown",
+        "known, shown",
+        tests=("tests/node/runtime/test_peer_admission.py",),
+        tests_only=True,
+    ),
+    case(
+        "a node that is known no more is heard over a connection of before",
+        "laminar.node.runtime.peer_admission:PeerAdmission.admits",
+        "return verdict[2] and (store is not None or self._knows(peer.node))",
+        "return verdict[2]",
         tests=("tests/node/runtime/test_peer_admission.py",),
         tests_only=True,
     ),

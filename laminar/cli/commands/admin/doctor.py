@@ -7,10 +7,11 @@ is under way is a finding as well, as the cluster is not yet where it should be.
 
 from __future__ import annotations
 
+import re
 import socket
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from email.utils import parsedate_to_datetime
@@ -43,6 +44,7 @@ CERTIFICATE_DAYS = 14
 CA_DAYS = 60
 # How a node's warning begins that names channels which keep logs.
 KEPT = "channels keep logs "
+_SYNC_BOUND = re.compile(r'le="([^"]+)"')
 # Leaders of one node beyond its share by weight: a tenth, and these.
 MORE_LEADERS = 2
 
@@ -64,11 +66,25 @@ class Answers:
     ready: dict[str, Any] | None = None
     ahead_s: float | None = None
     """How far its clock is ahead of this machine's."""
+    ahead_within_s: float = MOST_SKEW_S
+    """How far clocks may differ before it counts: as far as this is not exact, and some more."""
     version: str = ""
     metrics: dict[str, list[float]] = field(default_factory=dict)
     """By name, a value for each process."""
+    sync_buckets: dict[float, float] = field(default_factory=dict)
+    """By bound in seconds, how many syncs of its journals took at most that long."""
     closed: list[str] = field(default_factory=list)
     """Ports that could not be reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What was asked of a cluster, and what was found."""
+
+    about: Mapping[str, Any]
+    answers: Mapping[str, Answers]
+    partitions: int
+    findings: list[Finding]
 
 
 def doctor(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> int:
@@ -76,14 +92,29 @@ def doctor(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
     from laminar.cli.output import show, show_json
 
     with cluster.connect() as client:
-        about = client.cluster()
-        nodes = client.request_json("GET", "/v1/admin/nodes")["nodes"]
-        topics = {topic["topic"]: topic for topic in all_topics(client)}
-        partitions = {name: [dict(each.raw) for each in client.topic(name).partitions()] for name in topics}
-        under_way = all_operations(client)
-        with ThreadPoolExecutor(8) as pool:
-            asked = pool.map(partial(answers_of, client), about["nodes"])
-            answers = {node["node"]: found for node, found in zip(about["nodes"], asked, strict=True)}
+        found = examined(client)
+    if listing.format == "json":
+        show_json({"nodes": sorted(found.answers), "findings": found.findings})
+    elif found.findings:
+        rows = [asdict(each) for each in found.findings]
+        show(rows, listing, columns=("check", "where", "finding", "do"), name="where")
+    elif listing.format == "table":
+        print(f"{len(found.answers)} nodes, {found.partitions} partitions: nothing found")
+    return EXIT_FAILED if found.findings else EXIT_DONE
+
+
+def examined(
+    client: Client, *, ask: Callable[[Client, Mapping[str, Any]], Answers] | None = None
+) -> Examined:
+    """Ask the cluster, and by `ask` each of its nodes; check the answers."""
+    about = client.cluster()
+    nodes = client.request_json("GET", "/v1/admin/nodes")["nodes"]
+    topics = {topic["topic"]: topic for topic in all_topics(client)}
+    partitions = {name: [dict(each.raw) for each in client.topic(name).partitions()] for name in topics}
+    under_way = all_operations(client)
+    with ThreadPoolExecutor(8) as pool:
+        asked = pool.map(partial(ask or answers_of, client), about["nodes"])
+        answers = {node["node"]: found for node, found in zip(about["nodes"], asked, strict=True)}
     findings = [
         *of_nodes(nodes, answers),
         *of_clocks(answers),
@@ -96,15 +127,7 @@ def doctor(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> in
         *of_leaders(nodes),
         *of_operations(under_way),
     ]
-    if listing.format == "json":
-        show_json({"nodes": sorted(answers), "findings": findings})
-    elif findings:
-        rows = [asdict(each) for each in findings]
-        show(rows, listing, columns=("check", "where", "finding", "do"), name="where")
-    elif listing.format == "table":
-        count = sum(map(len, partitions.values()))
-        print(f"{len(answers)} nodes, {count} partitions: nothing found")
-    return EXIT_FAILED if findings else EXIT_DONE
+    return Examined(about, answers, sum(map(len, partitions.values())), findings)
 
 
 # -- asking a node ---------------------------------------------------------------------------
@@ -126,7 +149,12 @@ def answers_of(client: Client, node: Mapping[str, Any]) -> Answers:
     for line in body.decode().splitlines():
         name, _, value = line.rpartition(" ")
         if name and not name.startswith("#"):
-            found.metrics.setdefault(name.partition("{")[0], []).append(float(value))
+            short, _, labels = name.partition("{")
+            found.metrics.setdefault(short, []).append(float(value))
+            bound = _SYNC_BOUND.search(labels) if short == "laminar_disk_sync_seconds_bucket" else None
+            if bound is not None:
+                bound_s = float(bound[1])
+                found.sync_buckets[bound_s] = found.sync_buckets.get(bound_s, 0.0) + float(value)
     return found
 
 
@@ -191,11 +219,12 @@ def of_clocks(answers: Mapping[str, Answers]) -> Iterator[Finding]:
     middle = statistics.median(ahead.values())
     for name, seconds in sorted(ahead.items()):
         skew_s = seconds - middle
-        if abs(skew_s) > MOST_SKEW_S:
+        if abs(skew_s) > answers[name].ahead_within_s:
+            digits = 0 if abs(skew_s) > MOST_SKEW_S else 1
             yield Finding(
                 "clocks",
                 name,
-                f"its clock is {abs(skew_s):.0f} s {'ahead' if skew_s > 0 else 'late'}",
+                f"its clock is {abs(skew_s):.{digits}f} s {'ahead' if skew_s > 0 else 'late'}",
                 "have it set by NTP: retention and the times of records follow it",
             )
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from laminar.http.api.documents.shared import Answer, Count
+from laminar.http.api.documents.shared import Answer, Count, Time
 
 
 class Version(Answer):
@@ -73,6 +73,83 @@ class NotReady(Answer):
     status: Literal["not_ready"]
     node: str
     reasons: list[str]
+
+
+class BundleSetting(Answer):
+    """A setting of a node; of one that may hold a secret only whether it is set."""
+
+    value: Any
+    is_default: bool
+
+
+class BundleProblem(Answer):
+    """A problem that a node sees, by its code (`/v1/health`)."""
+
+    code: str
+    topic: str
+    is_critical: bool
+    since: Time
+
+
+class BundlePartition(Answer):
+    """A replica on a node. Of one that takes no part, only where it belongs."""
+
+    topic: str
+    partition: Count
+    state: Literal["open", "stopped", "lost", "failed"]
+    leader: str = ""
+    leads: bool = False
+    term: Count = 0
+    recovering: bool = False
+    start_offset: Count = 0
+    end_offset: Count = 0
+    committed_index: Count = 0
+    last_index: Count = 0
+    bytes: Count = 0
+    damaged: Count = 0
+
+
+class BundleLine(Answer):
+    """A line of a log: its text as in the program, with `arguments` that are numbers or known names."""
+
+    at: Time
+    level: str
+    logger: str
+    place: str
+    text: str
+    arguments: list[int | float | bool | str | None]
+    error: str
+    frames: list[str]
+
+
+class BundleProcess(Answer):
+    """A process of a node: how late its event loop is, the stacks of its threads, the end of its log."""
+
+    process: str
+    pid: Count
+    loop: dict[str, float]
+    last_long_turn: list[str]
+    threads: list[list[str]]
+    log: list[BundleLine]
+
+
+class NodeBundle(Answer):
+    """What a node says of itself for those who help its operators; no data of records, no secret."""
+
+    node: str
+    taken_at: Time
+    wall_ms: int
+    versions: dict[str, Any]
+    settings: dict[str, BundleSetting]
+    limits: dict[str, list[int]]
+    disk: DiskSpace
+    problems: list[BundleProblem]
+    children: list[dict[str, Any]]
+    processes: list[BundleProcess]
+    silent: list[str]
+    partitions: list[BundlePartition]
+    metrics: list[str]
+    left_out: dict[str, int]
 
 
 class ProblemDocument(msgspec.Struct, kw_only=True):

@@ -17,6 +17,7 @@ from laminar.http.api.documents.shared import (
     Time,
 )
 from laminar.http.api.parameters import MAX_NUMBER
+from laminar.wire.trace import TRACED
 
 _Settings = Annotated[dict[str, Setting], Meta(description="As TopicSettings.")]
 
@@ -58,9 +59,35 @@ _SplitBytesPerS = Annotated[
 _RetentionMs = Annotated[
     int, Meta(ge=1, le=MAX_NUMBER, description="Sealed segments are deleted at this age. Not set: never.")
 ]
+_Trace = Annotated[
+    str,
+    Meta(
+        pattern=TRACED,
+        description="Which records have events in the trace: `all`, those whose `traceparent` is `sampled`, "
+        "or a share, such as `0.01`. Not set: `off`.",
+    ),
+]
 _RetentionBytes = Annotated[
     int,
     Meta(ge=0, le=MAX_NUMBER, description="Sealed segments beyond this size are deleted. Not set: no bound."),
+]
+_INDEX_TERM = "(key|trace_id|header:[^,\\x00-\\x1f]{1,100})"
+_Index = Annotated[
+    str,
+    Meta(
+        pattern=f"^({_INDEX_TERM}(,{_INDEX_TERM}){{0,3}})?\\Z",
+        max_length=500,
+        description="What searches find by an index: at most 4 of `key`, `trace_id`, `header:NAME`, with "
+        "commas. Empty: nothing. Not set: `key,trace_id`.",
+    ),
+]
+_Importing = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9a-f]{32}$",
+        description="Id of the import that fills the topic: requests without it in `Laminar-Import` are "
+        "answered 503 `being_created`. Set only when the topic is created; removed, it is open.",
+    ),
 ]
 
 
@@ -75,6 +102,9 @@ class TopicSettings(Request):
     retention_bytes: _RetentionBytes | UnsetType = UNSET
     order: _Order | UnsetType = UNSET
     split_bytes_per_s: _SplitBytesPerS | UnsetType = UNSET
+    index: _Index | UnsetType = UNSET
+    importing: _Importing | UnsetType = UNSET
+    trace: _Trace | UnsetType = UNSET
 
 
 class TopicSettingsPatch(Request):
@@ -88,6 +118,9 @@ class TopicSettingsPatch(Request):
     retention_bytes: _RetentionBytes | UnsetType | None = UNSET
     order: _Order | UnsetType | None = UNSET
     split_bytes_per_s: _SplitBytesPerS | UnsetType | None = UNSET
+    index: _Index | UnsetType | None = UNSET
+    importing: UnsetType | None = UNSET
+    trace: _Trace | UnsetType | None = UNSET
 
 
 class NewTopic(Request):

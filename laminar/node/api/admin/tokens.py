@@ -16,6 +16,7 @@ from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import ANONYMOUS, principal_of
 from laminar.node.access.tokens import new_token
 from laminar.node.api.admin.limits import LimitRoutes
+from laminar.node.api.admin.seen_views import SeenViews
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import ShardServices
@@ -29,8 +30,11 @@ from membership.requests import AccessStep, CreateCredential, Result, RevokeCred
 class TokenRoutes:
     """The handlers of tokens' routes."""
 
-    def __init__(self, services: ShardServices, placement: PlacementCall, limits: LimitRoutes) -> None:
+    def __init__(
+        self, services: ShardServices, placement: PlacementCall, limits: LimitRoutes, seen: SeenViews
+    ) -> None:
         self._limits = limits
+        self._seen = seen
         self._services = services
         self._placement = placement
 
@@ -51,7 +55,7 @@ class TokenRoutes:
         return Response.json(_described(record))
 
     async def create(self, request: Request) -> Response:
-        """Answer POST /v1/admin/tokens, once this shard's view has the token."""
+        """Answer POST /v1/admin/tokens, once this shard has the token, and all that answer in a second."""
         asked = json_body(request, documents.NewToken)
         now_ms = self._services.clock.wall_ms()
         expires_ms = 0
@@ -109,7 +113,7 @@ class TokenRoutes:
         return Response.json(answer, status=201, headers=headers)
 
     async def revoke(self, request: Request, token: str) -> Response:
-        """Answer DELETE /v1/admin/tokens/{token}, once this shard refuses the token."""
+        """Answer DELETE /v1/admin/tokens/{token}, once this shard refuses it, and all that answer in time."""
         result = await self._change(RevokeCredential(token))
         if result.outcome == "absent":
             raise _no_such_token(token)
@@ -147,7 +151,7 @@ class TokenRoutes:
         )
 
     async def _change(self, step: AccessStep) -> Result:
-        """Have the catalog change the credentials, and wait until this shard's view shows it.
+        """Have the catalog change the credentials, and wait until the views show it.
 
         Raises:
             Problem: 503 `not_enabled` or `no_leader`, 504, 422 `invalid`, 429 `quota`.
@@ -169,6 +173,7 @@ class TokenRoutes:
         if result.outcome in ("invalid", "failed", "already_exists"):
             raise Problem("invalid", result.detail)
         await self._placement.until_seen(result.version)
+        await self._seen.wait(result.version)
         return result
 
 

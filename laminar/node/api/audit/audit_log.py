@@ -34,6 +34,7 @@ from laminar.http.protocol.request_head import RequestHead
 from laminar.node.access.principals import ANYONE, UNPROVEN, Principal
 from laminar.node.access.tokens import id_of
 from laminar.node.api.audit.summaries import Summaries
+from laminar.node.api.common.forwarding import host_of
 from laminar.node.api.common.services import ShardServices
 from laminar.node.host.periodic import Work
 from laminar.wire.audit import DATAGRAM, NO_ANSWER, AuditRecord, Kind
@@ -159,14 +160,14 @@ class AuditLog:
             # What changed something, or may have, is never summed up.
             self._keep(self._record("call", asked, status, code, made), is_change=True)
             return
-        key = (asked.principal.name, _host_of(request.peer), request.method, request.path, status)
+        key = (asked.principal.name, host_of(request.peer), request.method, request.path, status)
         self._keep_if_new(self._alike, key, lambda: self._record("call", asked, status, code, made))
 
     def _note_refusal(self, asked: Asked, status: int, code: str) -> None:
         if not self._is_on:
             return
         self._refused += 1
-        key = (asked.principal.name, _host_of(asked.request.peer), status)
+        key = (asked.principal.name, host_of(asked.request.peer), status)
         among = self._strangers if asked.principal is UNPROVEN else self._refusals
         self._keep_if_new(among, key, lambda: self._record("refused", asked, status, code, ""))
 
@@ -192,7 +193,7 @@ class AuditLog:
             shard=self._services.number,
             principal=asked.principal.name,
             credential=asked.principal.credential or id_of(authorization.rpartition(" ")[2]),
-            address=_host_of(request.peer),
+            address=host_of(request.peer),
             method=request.method,
             path=_shown(request.path),
             operation=asked.operation,
@@ -327,11 +328,6 @@ def _shown(text: str) -> str:
         text = _TOKEN.sub(r"\1_(cut)", plain)
     text = _UNSEEN.sub("?", text)
     return text if len(text) <= _LONGEST_PATH else f"{text[:_LONGEST_PATH]}..."
-
-
-def _host_of(peer: str) -> str:
-    host, colon, _ = peer.rpartition(":")
-    return host if colon else peer
 
 
 def by_datagram(topic: str, partition: int, principal: Principal, peer: str) -> Asked:

@@ -31,6 +31,7 @@ from laminar.node.transport.transport import TransportError
 from laminar.wire.channels import (
     CURSOR_START_SINCE,
     SETTINGS,
+    TRACE_SINCE,
     ChannelSettings,
     CursorStart,
     settings_of,
@@ -170,6 +171,7 @@ class ChannelRoutes:
         _check_size(wanted)
         _check_sense(settings)
         self._check_until(wanted)
+        await self._check_trace(wanted)
         if isinstance(settings.start, CursorStart) and channel not in (record.channels or {}):
             await self._check_cursor(topic, settings.start.cursor)
         result = await self._ask(ChannelRequest(CreateChannel(topic, channel, wanted)), topic)
@@ -229,6 +231,22 @@ class ChannelRoutes:
                 outcome="not_applied",
             )
 
+    async def _check_trace(self, settings: dict[str, Any]) -> None:
+        """Refuse a setting that a node's program would not know in the log. Raises 503 `not_enabled`."""
+        if "trace" in settings:
+            await self._check_enabled(TRACE_SINCE, "the setting `trace` of a channel")
+
+    async def _check_enabled(self, version: int, what: str) -> None:
+        if self._services.view.code_version < version:
+            await self._services.refresh_view()
+        enabled = self._services.view.code_version
+        if enabled < version:
+            raise Problem(
+                "not_enabled",
+                f"{what} needs code version {version}; {enabled} is enabled until all nodes are upgraded",
+                outcome="not_applied",
+            )
+
     async def _check_cursor(self, topic: str, cursor: str) -> None:
         """Refuse to begin at a cursor that is in no partition: all records would be given out.
 
@@ -236,16 +254,7 @@ class ChannelRoutes:
             Problem: 404 `no_such_cursor`; 503 `not_enabled` while a node's program does not know such a
                 start; 503 while a leader does not answer.
         """
-        if self._services.view.code_version < CURSOR_START_SINCE:
-            await self._services.refresh_view()
-        enabled = self._services.view.code_version
-        if enabled < CURSOR_START_SINCE:
-            raise Problem(
-                "not_enabled",
-                f"to begin at a cursor needs code version {CURSOR_START_SINCE}; {enabled} is enabled until "
-                f"all nodes are upgraded",
-                outcome="not_applied",
-            )
+        await self._check_enabled(CURSOR_START_SINCE, "to begin at a cursor")
         states, _ = await self._cursors.everywhere(topic, cursor)
         if not states:
             raise Problem(
@@ -273,6 +282,7 @@ class ChannelRoutes:
         _check_fixed(known, settings)
         wanted = stored(settings)
         _check_size(wanted)
+        await self._check_trace(wanted)
         if patch.keys() & {"on_dead", "retry_ms", "retry_max_ms"}:
             _check_sense(settings)  # else what an earlier program took could not be paused
         step = UpdateChannel(topic, channel, known.version, wanted)

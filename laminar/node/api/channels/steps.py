@@ -20,6 +20,7 @@ from laminar.node.channels.requests import Step
 from laminar.node.channels.search import Budget, Found, Page, Wanted, offsets_of, page_of
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.channels import Why
+from laminar.node.trace.ring import Who
 from laminar.node.transport.transport import Peer
 from laminar.wire.channels import Named
 
@@ -41,6 +42,8 @@ class ReceiveRequest(msgspec.Struct, frozen=True, array_like=True):
     wanted: int
     wait_ms: int
     timeout_ms: int | None = None
+    who: Who | None = None
+    """Who asks, for the trace; None: the topic has none."""
 
 
 class Given(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +63,8 @@ class SettleRequest(msgspec.Struct, frozen=True, array_like=True):
     partition: int
     channel: int
     steps: list[Step]
+    who: Who | None = None
+    """As of a `ReceiveRequest`."""
 
 
 class SettleAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -95,6 +100,7 @@ class PlaceRequest(msgspec.Struct, frozen=True, array_like=True):
     channel: int
     place: int | str
     drop: bool = False
+    who: Who | None = None
 
 
 class AsideRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -114,6 +120,7 @@ class AsideRequest(msgspec.Struct, frozen=True, array_like=True):
     limit: int = 0
     wanted: Wanted = Wanted()
     budget: Budget | None = None
+    who: Who | None = None
 
 
 class AsideRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -173,6 +180,7 @@ class ChannelSteps:
             wanted=request.wanted,
             wait_s=request.wait_ms / 1000,
             timeout_ms=request.timeout_ms,
+            who=request.who,
         )
         if jobs is None:
             return None
@@ -198,7 +206,7 @@ class ChannelSteps:
         )
 
     async def _settle(self, partition: Partition, request: SettleRequest) -> SettleAnswer:
-        settled = await self._deliveries.of(partition).settle(request.channel, request.steps)
+        settled = await self._deliveries.of(partition).settle(request.channel, request.steps, who=request.who)
         return SettleAnswer(settled.done, settled.late)
 
     async def on_settle(self, peer: Peer, payload: bytes) -> SettleAnswer:
@@ -258,7 +266,7 @@ class ChannelSteps:
             )
         else:
             offset = place
-        await self._deliveries.of(partition).seek(request.channel, offset, drop=request.drop)
+        await self._deliveries.of(partition).seek(request.channel, offset, drop=request.drop, who=request.who)
         return offset
 
     async def on_seek(self, peer: Peer, payload: bytes) -> int:
@@ -277,9 +285,11 @@ class ChannelSteps:
     async def _aside(self, partition: Partition, request: AsideRequest) -> AsideAnswer:
         delivery = self._deliveries.of(partition)
         if request.what == "retry":
-            return AsideAnswer(await delivery.retry_dead(request.channel, request.offsets), [])
+            count = await delivery.retry_dead(request.channel, request.offsets, who=request.who)
+            return AsideAnswer(count, [])
         if request.what == "drop":
-            return AsideAnswer(await delivery.drop_dead(request.channel, request.offsets), [])
+            count = await delivery.drop_dead(request.channel, request.offsets, who=request.who)
+            return AsideAnswer(count, [])
         await partition.reader.confirmed_bounds()
         held = partition.state.channels.by_id.get(request.channel)
         if held is None:

@@ -29,6 +29,8 @@ from laminar.node.api.channels.lookup import ChannelLookup, no_such_channel
 from laminar.node.api.channels.steps import ASK_S, ChannelSteps, EndedAnswer, EndedRequest, Given
 from laminar.node.api.common.services import ShardServices
 from laminar.node.partition.state.channels import runs_of
+from laminar.node.trace.mode import is_traced
+from laminar.node.trace.ring import Who
 from laminar.wire.channels import CHANNEL_HEADER, STREAM_TYPE, Named
 from membership.records import TopicRecord
 
@@ -46,7 +48,9 @@ STREAMS_SINCE: Final = 5
 class Jobs(Protocol):
     """What a stream needs of the requests for jobs."""
 
-    async def receive_from(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
+    async def receive_from(
+        self, topic: TopicRecord, channel: int, asked: documents.Receive, *, who: Who | None = None
+    ) -> list[Given]:
         """Return what the leaders give, [] if none has anything in time; cancelled, it gives all back."""
         raise NotImplementedError
 
@@ -168,20 +172,32 @@ class JobStreams:
             )
 
     def response(
-        self, topic: str, channel: str, channel_id: int, asked: documents.Receive, principal: Principal
+        self,
+        topic: str,
+        channel: str,
+        channel_id: int,
+        asked: documents.Receive,
+        principal: Principal,
+        who: Who | None = None,
     ) -> Response:
-        """Return the answer of a stream, which begins when it is sent."""
+        """Return the answer of a stream, which begins when it is sent; `who` asks, for the trace."""
         headers = [
             ("Content-Type", STREAM_TYPE),
             ("Cache-Control", "no-store"),
             (CHANNEL_HEADER, f"{channel_id}"),
         ]
         return Response(
-            200, headers, self._events(topic, channel, channel_id, asked, principal), endless=True
+            200, headers, self._events(topic, channel, channel_id, asked, principal, who), endless=True
         )
 
     async def _events(
-        self, topic: str, channel: str, channel_id: int, asked: documents.Receive, principal: Principal
+        self,
+        topic: str,
+        channel: str,
+        channel_id: int,
+        asked: documents.Receive,
+        principal: Principal,
+        who: Who | None,
     ) -> AsyncIterator[bytes]:
         """Yield the events of a stream until it is closed; the last one may be a problem."""
         try:
@@ -212,7 +228,8 @@ class JobStreams:
                         more = documents.Receive(
                             max=held.free, wait_ms=round(1000 * ASK_S), timeout_ms=asked.timeout_ms
                         )
-                        given = await self._jobs.receive_from(record, channel_id, more)
+                        by = who if is_traced(record.settings, known.settings) else None
+                        given = await self._jobs.receive_from(record, channel_id, more, who=by)
                     else:
                         await self._until_one_ends(topic, channel_id, number, held)
                 except Problem as problem:

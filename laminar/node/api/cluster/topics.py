@@ -11,7 +11,7 @@ import msgspec
 
 from laminar.http.api.documents import topics as documents
 from laminar.http.api.documents.shared import Setting
-from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS
+from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS, TRACE_TOPIC
 from laminar.http.api.parameters import MAX_NUMBER, MAX_PAGE, TOPIC_SORTS
 from laminar.http.api.problems import Problem, over_limit
 from laminar.http.api.timestamps import format_time
@@ -44,8 +44,17 @@ MORE_PARTITIONS = "Delete a topic, or set `max_partitions` higher on every node.
 LOWEST_OF_AUDIT = {"retention_ms": 24 * 3_600_000, "retention_bytes": 16 << 20}
 """The least that retention of `_audit` may be: an admin can't make it forget what was just done."""
 
+_LOWEST = {
+    AUDIT_TOPIC: LOWEST_OF_AUDIT,
+    TRACE_TOPIC: {"retention_ms": 60_000, "retention_bytes": 1 << 20},
+}
+"""By internal topic: the retention that an admin may set, and its bounds."""
+
 LONGEST_NUMBER = 20
 """Digits of a sum in `after`."""
+
+IMPORTS_SINCE = 7
+"""The code version from which on all nodes know topics that are being imported."""
 
 LED_WAIT_S = 2.0
 LED_RETRY_S = 0.02
@@ -77,6 +86,7 @@ class TopicRoutes:
 
     def _describe(self, record: TopicRecord) -> documents.Topic:
         partitions = (self._services.view.partition(record.name, number) for number in record.numbers)
+        is_live = all(each is not None and each.state == "live" for each in partitions)
         return documents.Topic(
             topic=record.name,
             partitions=record.partitions,
@@ -84,7 +94,7 @@ class TopicRoutes:
             replicas_placed=self._placed(record),
             settings=record.settings,
             route=self._topics.route(record).version,
-            state="live" if all(p is not None and p.state == "live" for p in partitions) else "creating",
+            state="live" if is_live and "importing" not in record.settings else "creating",
             created=format_time(record.created_ms),
             version=record.version,
         )
@@ -146,6 +156,7 @@ class TopicRoutes:
         replicas = self._default_replicas if new.replicas is None else new.replicas
         settings: dict[str, Setting] = msgspec.to_builtins(new.settings)
         _check_fewest(settings, replicas)
+        self._check_knows_imports(settings)
         wanted = TopicRequest(
             topic, new.partitions, replicas, settings, new.allow_fewer_replicas, owner_of(request)
         )
@@ -158,6 +169,16 @@ class TopicRoutes:
             headers = [("Location", f"/v1/topics/{topic}"), etag(record.version)]
             return Response.json(described, status=201, headers=headers)
         return Response.json(described, headers=[etag(record.version)])
+
+    def _check_knows_imports(self, settings: Mapping[str, Setting]) -> None:
+        """Raise 503 `not_enabled` for an import while a node would let others use the topic meanwhile."""
+        enabled = self._services.view.code_version
+        if "importing" in settings and enabled < IMPORTS_SINCE:
+            raise Problem(
+                "not_enabled",
+                f"imports need code version {IMPORTS_SINCE}; {enabled} is enabled until all are upgraded",
+                outcome="not_applied",
+            )
 
     @property
     def _default_replicas(self) -> int:
@@ -379,14 +400,14 @@ def _or_not_set(value: Setting | None) -> Setting:
 
 
 def _check_system(topic: str, changes: Mapping[str, Setting | None]) -> None:
-    """Refuse what would harm a topic of the system; of `_audit` retention may change, down to a day.
+    """Refuse what would harm a topic of the system; of some retention may change, down to a bound.
 
     Raises:
         Problem: 422 `invalid`.
     """
     if topic not in SYSTEM_TOPICS:
         return
-    lowest = LOWEST_OF_AUDIT if topic == AUDIT_TOPIC else {}
+    lowest = _LOWEST.get(topic, {})
     for name, value in changes.items():
         if name not in lowest:
             also = "".join(f" and {each}" for each in lowest)
@@ -400,7 +421,7 @@ def _check_system(topic: str, changes: Mapping[str, Setting | None]) -> None:
         if isinstance(value, int) and value < lowest[name]:
             raise Problem(
                 "invalid",
-                f"{topic} must keep what happened: at least a day, or 16 MiB",
+                f"{topic} must keep what happened: retention is at least {lowest[name]}",
                 field=f"settings.{name}",
                 value=value,
                 limit=lowest[name],

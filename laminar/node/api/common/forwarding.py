@@ -3,12 +3,18 @@
 A shard that is asked for a partition of another shard passes the request on: over an abstract Unix socket
 inside the node, over TCP to another node, both by the node transport. The answer, or the `Problem`, comes
 back as the other shard gave it.
+
+What a client's request makes another shard do has the name of its principal with it, so that it takes the
+principal's turns there (`laminar.node.api.common.passed_turns`): an HTTP request in itself, and the steps of
+cursors, groups and the like (`IN_TURNS`) in an envelope, `for_principal`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextvars import ContextVar, copy_context
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -17,6 +23,8 @@ from laminar.http.api.problems import Outcome, Problem
 from laminar.http.protocol.flows import Flow
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import ANYONE, principal_of
+from laminar.node.trace.mode import is_traced
+from laminar.node.trace.ring import Who
 from laminar.node.transport.transport import (
     Address,
     CallTimeout,
@@ -25,6 +33,7 @@ from laminar.node.transport.transport import (
     RemoteError,
     TransportError,
 )
+from membership.catalog_rules import LIMITS_SINCE
 
 FORWARDED = "laminar-forwarded"
 # Header of one partition's part of an append to a topic, from the shard that split it. Its value says whether
@@ -45,7 +54,56 @@ _LEFT_BEHIND = frozenset(
         "transfer-encoding",
     }
 )
+FOR_PRINCIPAL: Final = "for_principal"
+IN_TURNS: Final = frozenset(
+    (
+        "channel_aside",
+        "channel_ended",
+        "channel_receive",
+        "channel_seek",
+        "channel_settle",
+        "channel_states",
+        "cursor",
+        "delayed",
+        "delayed_list",
+        "describe",
+        "group",
+        "look_up",
+        "search_bounds",
+        "search_scan",
+        "sinks",
+        "take_cursor",
+    )
+)
+"""Methods that clients' requests call, each as often as its client likes."""
+
+T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
+# The principal whose request a task works on; empty: no client's.
+_asking: ContextVar[str] = ContextVar("asking", default="")
+
+
+def working_for(principal: str, answer: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Return a task for an answer, whose calls of other shards take the turns of a principal there."""
+    context = copy_context()
+    context.run(_asking.set, principal)
+    return asyncio.get_running_loop().create_task(answer, context=context)
+
+
+class ForPrincipal(msgspec.Struct, frozen=True, array_like=True):
+    """A call of a method that a principal's request makes."""
+
+    principal: str
+    method: str
+    payload: bytes
+
+
+_for_principal_decoder = msgspec.msgpack.Decoder(ForPrincipal)
+
+
+def decode_for_principal(payload: bytes) -> ForPrincipal:
+    """Decode the payload of a `for_principal` call."""
+    return _for_principal_decoder.decode(payload)
 
 
 class PassedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +116,8 @@ class PassedRequest(msgspec.Struct, frozen=True, array_like=True):
     """A copy that the receiver may change: a leader stamps batches in place."""
     principal: str = ""
     """Who asks, as the shard that took the request has found; empty where none is asked for."""
+    address: str = ""
+    """Where the request came from, without the port."""
 
 
 _passed_decoder = msgspec.msgpack.Decoder(PassedRequest)
@@ -82,6 +142,12 @@ class _Envelope(msgspec.Struct, frozen=True, array_like=True):
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
 
+def host_of(peer: str) -> str:
+    """Return an address without its port."""
+    host, colon, _ = peer.rpartition(":")
+    return host if colon else peer
+
+
 def encode_passed(request: Request) -> bytes:
     """Encode a request as the payload of an `http` call.
 
@@ -91,8 +157,12 @@ def encode_passed(request: Request) -> bytes:
     headers = {name: value for name, value in request.headers.items() if name not in _LEFT_BEHIND}
     headers[FORWARDED] = "2" if FORWARDED in request.headers else "1"
     passed = (request.method, request.target, headers, request.body)
-    principal = principal_of(request)
-    return _encoder.encode(passed if principal is ANYONE else (*passed, principal.name))
+    principal, connection = principal_of(request), request.connection
+    address = connection.address if isinstance(connection, Forwarder) else host_of(connection.peer)
+    name = "" if principal is ANYONE else principal.name
+    if address:
+        return _encoder.encode((*passed, name, address))
+    return _encoder.encode((*passed, name) if name else passed)
 
 
 def decode_passed(payload: bytes) -> PassedRequest:
@@ -115,15 +185,24 @@ def decode_response(passed: PassedResponse) -> Response:
 
 
 class Forwarder:
-    """The stand-in for a client's connection in a request that another shard passed on."""
+    """The stand-in for a client's connection in a request that another shard passed on.
 
-    def __init__(self, peer: Peer) -> None:
+    `address` is the client's, without the port, as that shard says.
+    """
+
+    def __init__(self, peer: Peer, address: str = "") -> None:
+        self.address = address
         self.context: Any = None
         self.flow: Flow | None = None
         self._peer = peer
 
     def join(self, flow: Flow) -> None:
         """Do nothing: the request has had its turn at the shard that took it."""
+
+    @property
+    def node(self) -> str:
+        """The node that passed the request on."""
+        return self._peer.node
 
     @property
     def peer(self) -> str:
@@ -136,6 +215,19 @@ class Forwarder:
         return None
 
 
+def requester_of(request: Request, node: str) -> Who:
+    """Return who makes a request that `node`, this one, carries out or passes on, for the trace."""
+    connection, name = request.connection, principal_of(request).name
+    if isinstance(connection, Forwarder):
+        return Who(name, connection.address, connection.node)
+    return Who(name, host_of(connection.peer), node)
+
+
+def requester_if_traced(request: Request, node: str, *settings: Mapping[str, object]) -> Who | None:
+    """Return who makes a request about a topic, or a channel of it; None if their settings trace nothing."""
+    return requester_of(request, node) if is_traced(*settings) else None
+
+
 Handler = Callable[[Peer, bytes], Awaitable[Any]]
 
 
@@ -143,13 +235,19 @@ def answering(handler: Handler) -> Callable[[Peer, bytes], Awaitable[bytes]]:
     """Make a transport method of `handler`: encode its result, or the `Problem` that it raises."""
 
     async def method(peer: Peer, payload: bytes) -> bytes:
+        _asking.set("")  # a request may have opened the link, and what comes on that runs in its context
         try:
             result = await handler(peer, payload)
         except Problem as problem:
-            return _encoder.encode((problem.status, problem.document()))
+            return encode_problem(problem)
         return _encoder.encode((0, result))
 
     return method
+
+
+def encode_problem(problem: Problem) -> bytes:
+    """Return the answer of a method that raised a problem."""
+    return _encoder.encode((problem.status, problem.document()))
 
 
 class Caller(Protocol):
@@ -163,8 +261,10 @@ class Caller(Protocol):
 class Exchange:
     """The caller of other shards' methods."""
 
-    def __init__(self, transport: Caller) -> None:
+    def __init__(self, transport: Caller, *, code_version: Callable[[], int] = lambda: 0) -> None:
+        """`code_version` returns the one that all nodes know."""
         self._transport = transport
+        self._code_version = code_version
 
     async def ask(self, address: Address, method: str, payload: Any, *, kind: Any, timeout_s: float) -> Any:
         """Call `method` of the shard at `address` and return its answer, decoded as `kind`.
@@ -175,6 +275,9 @@ class Exchange:
                 came in `timeout_s`.
         """
         encoded = payload if isinstance(payload, bytes) else _encoder.encode(payload)
+        if method in IN_TURNS and (principal := _asking.get()) and self._code_version() >= LIMITS_SINCE:
+            encoded = _encoder.encode(ForPrincipal(principal, method, encoded))
+            method = FOR_PRINCIPAL
         try:
             answer = await self._transport.call(address, method, encoded, timeout=timeout_s)
         except PeerLost as error:

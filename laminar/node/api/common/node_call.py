@@ -34,6 +34,7 @@ class NodeCall(Generic[T]):
         own: Callable[[], Awaitable[T]],
         kind: Any,
         payload: bytes = b"",
+        wait_s: float = NODE_WAIT_S,
     ) -> None:
         """`own` returns the answer of this node; other nodes answer `method` with theirs, of type `kind`."""
         self._services = services
@@ -42,6 +43,7 @@ class NodeCall(Generic[T]):
         self._own = own
         self._kind = kind
         self._payload = payload
+        self._wait_s = wait_s
 
     async def of_all(self, names: Iterable[str]) -> dict[str, T | None]:
         """Return the answer of each node by name; None where none came."""
@@ -56,7 +58,7 @@ class NodeCall(Generic[T]):
         record = services.view.nodes().get(node)
         if record is None or not services.view.alive(node):
             return None
-        until_s = time.monotonic() + NODE_WAIT_S
+        until_s = time.monotonic() + self._wait_s
         for shard in range(min(record.shards, MOST_ASKED)):
             address, left_s = services.view.address(node, shard + 1), until_s - time.monotonic()
             if address is None or left_s <= 0:

@@ -26,7 +26,9 @@ from laminar.node.host.settings import Settings
 from laminar.node.partition.partition import Partition
 from laminar.node.runtime.boot import Role, StatusBoard
 from laminar.node.runtime.cluster_view import View
+from laminar.node.runtime.process_report import ProcessReport
 from laminar.node.secret.keyring import Keyring
+from laminar.node.trace.ring import TraceRing
 from laminar.node.transport.transport import Transport
 
 T = TypeVar("T")
@@ -111,6 +113,10 @@ class HostServices(ShardServices, Protocol):
         """What publishes the delayed records of the partitions that this shard leads."""
 
     @property
+    def traces(self) -> TraceRing:
+        """The events of the trace that wait."""
+
+    @property
     def deliveries(self) -> Deliveries:
         """What gives out the records of channels, of the partitions that this shard leads."""
 
@@ -151,6 +157,10 @@ class HostServices(ShardServices, Protocol):
 
     def trimmable_index(self, partition: Partition, border: int) -> int:
         """Return the highest index, at most `border`, up to which a log led here may be trimmed now."""
+        raise NotImplementedError
+
+    def report(self) -> ProcessReport:
+        """Return what this process says of itself in a bundle."""
         raise NotImplementedError
 
     def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:

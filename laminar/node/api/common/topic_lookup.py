@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from laminar.http.api.parameters import IMPORT
 from laminar.http.api.problems import Problem
 from laminar.node.runtime.cluster_view import View, ViewMessage
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
@@ -11,6 +14,9 @@ from membership.records import (
     TopicRecord,
 )
 
+# The header that names the import that a request belongs to, as requests have it; and the topic's setting.
+_IMPORT = IMPORT.name.lower()
+_IMPORTING = "importing"
 # Routes beyond the first that are kept made.
 MOST_ROUTES = 1024
 
@@ -50,6 +56,32 @@ class TopicLookup:
         if partition is None or not (partition.isascii() and partition.isdigit() and len(partition) <= 9):
             return True
         return int(partition) < (record.next_partition or record.partitions)
+
+    def check_import(self, topic: str, headers: Mapping[str, str]) -> None:
+        """Refuse a request for a topic that is being imported, unless its header names that import.
+
+        Raises:
+            Problem: 503 `being_created`; 412 `precondition_failed` for an import that is not under way.
+        """
+        record = self._view.topics().get(topic)
+        now, said = record.settings.get(_IMPORTING) if record is not None else None, headers.get(_IMPORT)
+        if now == said:
+            return
+        if said is None:
+            raise Problem(
+                "being_created",
+                f"topic {topic!r} is being imported, and opened when that is done",
+                retry_after_ms=1_000,
+                outcome="not_applied",
+            )
+        raise Problem(
+            "precondition_failed",
+            f"topic {topic!r} is not being filled by this import",
+            field=_IMPORT,
+            value=said,
+            limit=now,
+            outcome="not_applied",
+        )
 
     def _check_certain(self, what: str) -> None:
         """Raise 503 `not_ready` while this node's copy of the catalog may be one of before its start.

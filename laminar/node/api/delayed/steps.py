@@ -21,6 +21,7 @@ from laminar.node.delay.contents import Due, value_bytes, written_ms
 from laminar.node.delay.publisher import Publisher, State
 from laminar.node.delay.publishers import Publishers
 from laminar.node.partition.partition import Partition
+from laminar.node.trace.ring import Who
 from laminar.node.transport.transport import Peer
 
 _T = TypeVar("_T")
@@ -40,6 +41,8 @@ class DelayedQuestion(msgspec.Struct, frozen=True, array_like=True):
     number: int
     was_ms: int
     due_ms: int | None = None
+    who: Who | None = None
+    """Who asks, for the trace; None: the topic has none."""
 
 
 class DelayedAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -126,7 +129,7 @@ class DelayedSteps:
         if written is not None and written != was_ms:
             return DelayedAnswer(State.UNKNOWN.value)
         if question.due_ms is not None:
-            state = await publisher.change(number, question.due_ms, was_ms=was_ms)
+            state = await publisher.change(number, question.due_ms, was_ms=was_ms, who=question.who)
             return DelayedAnswer(state.value, question.due_ms, publisher.delayed.forgotten_ms)
         state = await publisher.state(number)
         moved = publisher.delayed.moved.get(number)

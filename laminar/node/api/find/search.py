@@ -16,7 +16,7 @@ from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.find.asked import places_of, where_of
 from laminar.node.api.find.places import Places, begin, next_number, parse, query_hash, refuse_recreated
 from laminar.node.api.find.step import MOST_ANSWER_BYTES, Step
-from laminar.node.api.find.steps import SearchSteps
+from laminar.node.api.find.steps import Place, SearchSteps
 from laminar.node.find.examine import Wanted
 from laminar.node.find.scan import Span
 from laminar.node.find.where import Where
@@ -60,6 +60,29 @@ class SearchRoutes:
         await step.run(wait_s=asked.wait_ms / 1000 if asked.follow else 0.0)
         return step.answer()
 
+    async def step(
+        self, topic: str, where: Where, *, after: str | None, limit: int, value_bytes: int
+    ) -> Step:
+        """Make one step of a search of a whole topic, oldest first, for another route; return it.
+
+        Raises:
+            Problem: 404 if there is no such topic; 422 `invalid` if `after` is of another search.
+        """
+        record = self._topics.record(topic)
+        query = query_hash(topic, where)
+        if after is None:
+            numbers = self._own_first(list(record.numbers), record, where)
+            places = begin(
+                query, record, [self._topics.partition_record(topic, str(number)) for number in numbers]
+            )
+        else:
+            places = parse(after, query)
+            record = await self._checked(places, record)
+        wanted = Wanted(where, False, limit, value_bytes, MOST_ANSWER_BYTES)
+        step = Step(self._services, self._steps, record, places, wanted, Place("earliest"), Place("latest"))
+        await step.run(wait_s=0.0)
+        return step
+
     def _numbers(self, asked: documents.Search, record: TopicRecord, where: Where) -> Sequence[int]:
         """Return the partitions to search. Of a key's own partition its records are returned first."""
         numbers = list(record.numbers)
@@ -67,6 +90,10 @@ class SearchRoutes:
             for number in asked.partitions:
                 self._topics.partition_record(record.name, str(number))
             return sorted(set(asked.partitions))
+        return self._own_first(numbers, record, where)
+
+    def _own_first(self, numbers: list[int], record: TopicRecord, where: Where) -> list[int]:
+        """Return these partitions, that first to which the key that is wanted belongs."""
         if where.key is not None:
             own = self._topics.route(record).partition_of(logical_of_key(where.key))
             numbers.sort(key=lambda number: number != own)

@@ -43,6 +43,15 @@ _PAUSE_S: Final = 0.05
 _LONG_PAUSE_S: Final = 0.25
 
 
+class Rest(msgspec.Struct):
+    """What an answer says beside what was found, as `documents.Found` does."""
+
+    searched: documents.Searched
+    left: documents.Left
+    not_searched: list[documents.NotSearched]
+    after: str | None
+
+
 class Step:
     """One step of a search."""
 
@@ -70,6 +79,7 @@ class Step:
         self._size = 0
         self._records = 0
         self._bytes = 0
+        self._by_index = 0
         self._skipped: list[tuple[int, Skipped]] = []
         # By partition the nodes that were asked without success, at the present place.
         self._tried: dict[int, set[str]] = {}
@@ -295,6 +305,7 @@ class Step:
             moved = low - span.low if high == NO_END else (span.high - span.low) - (high - low)
             self._records += moved - sum(part.end - part.start for part in skipped)
             self._bytes += each.bytes
+            self._by_index += each.segments_by_index
             has_moved |= moved > 0 or is_over
             if each.is_at_end and is_whole:
                 self._at_end.add(number)
@@ -334,27 +345,34 @@ class Step:
 
     def answer(self) -> Response:
         """Return what was found, and how far this step has looked."""
+        body = b'{"records":[%b],%b\n' % (
+            b",".join(each.document for each in self.found()),
+            msgspec.json.encode(self.rest())[1:],
+        )
+        return Response(200, [("Content-Type", JSON_TYPE)], body)
+
+    def found(self) -> list[Found]:
+        """Return what was found, by the times of append."""
         self._found.sort(key=attrgetter("time_ms"), reverse=self._wanted.newest)
+        return self._found
+
+    def rest(self) -> Rest:
+        """Return how far this step has looked."""
         spans = list(self._left)
         self._places.spans = spans
         left = documents.Left(
             sum(span.high - span.low for span in spans if span.low != UNKNOWN and span.high != NO_END),
             len(spans),
         )
-        rest = {
-            "searched": documents.Searched(self._records, self._bytes, 0),
-            "left": left,
-            "not_searched": [
+        return Rest(
+            documents.Searched(self._records, self._bytes, self._by_index),
+            left,
+            [
                 documents.NotSearched(number, each.start, each.end, each.why)
                 for number, each in _joined(self._skipped)
             ],
-            "after": self._places.token() if spans else None,
-        }
-        body = b'{"records":[%b],%b\n' % (
-            b",".join(each.document for each in self._found),
-            msgspec.json.encode(rest)[1:],
+            self._places.token() if spans else None,
         )
-        return Response(200, [("Content-Type", JSON_TYPE)], body)
 
 
 async def _first_found(

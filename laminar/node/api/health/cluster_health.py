@@ -67,7 +67,7 @@ class ClusterHealth:
         self._services = services
         self._shard = shard
         self._nodes_asked = NodeCall[NodeReport](
-            services, exchange, method="node_health", own=self._node_report, kind=NodeReport
+            services, exchange, method="node_health", own=self.node_report, kind=NodeReport
         )
         self._led = led
         self._operations = Operations()
@@ -102,9 +102,10 @@ class ClusterHealth:
 
     async def on_node_health(self, peer: Peer, payload: bytes) -> NodeReport:
         """Answer another node with what the shards of this one see."""
-        return await self._node_report()
+        return await self.node_report()
 
-    async def _node_report(self) -> NodeReport:
+    async def node_report(self) -> NodeReport:
+        """Return what the shards of this node see."""
         services = self._services
         answers = await of_siblings(services, "shard_health")
         reports = [await self._shard.report()]

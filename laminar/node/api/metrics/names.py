@@ -142,11 +142,19 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             ("errors", "counter", "Segments that could not be read"),
         ),
         *_part(
+            "find",
+            ("unindexed_bytes", "gauge", "Bytes of sealed segments without the key index of their topic"),
+            ("indexed_segments", "counter", "Segments of which a key index was built"),
+            ("indexed_bytes", "counter", "Bytes of these segments"),
+            ("errors", "counter", "Key indexes that could not be built; their segments are scanned"),
+        ),
+        *_part(
             "http",
             ("bytes_in", "counter", "Bytes received from clients", "laminar_http_received_bytes", 1),
             ("bytes_out", "counter", "Bytes sent to clients", "laminar_http_sent_bytes", 1),
             ("connections", "counter", "Connections accepted"),
             ("displaced", "counter", "Connections without a principal that were ended for newer ones"),
+            ("muted", "counter", "Times that a connection was not read, as its principal was over a rate"),
             ("refused", "counter", "Requests that were no valid HTTP, or over a limit"),
             ("requests", "counter", "Requests received"),
             ("slow_readers", "counter", "Connections ended, as the client did not read its answers"),
@@ -351,6 +359,13 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             ("written", "counter", "Records written to `_audit`"),
             ("dropped", "counter", "Records that are in the node's log only"),
             ("waiting", "gauge", "Records that wait to be written"),
+        ),
+        *_part(
+            "trace",
+            ("events", "counter", "Events of records that are traced"),
+            ("written", "counter", "Events written to `_trace`"),
+            ("dropped", "counter", "Events that were dropped: no room, or `_trace` took none"),
+            ("waiting", "gauge", "Events that wait to be written"),
         ),
         *_part(
             "catalog",

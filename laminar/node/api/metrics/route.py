@@ -44,6 +44,10 @@ class MetricsRoute:
             partial(self._text, openmetrics=True), clock=services.clock, keep_s=0.0, at_most_s=LONGEST_KEPT_S
         )
 
+    async def lines(self) -> list[str]:
+        """Return the node's metrics, a sample a line."""
+        return [line for line in (await self._plain.get()).decode().splitlines() if line[:1] != "#"]
+
     async def on_stats(self, peer: Peer, payload: bytes) -> bytes:
         """Answer a sibling with this shard's numbers."""
         return msgspec.msgpack.encode(await self._own.get())

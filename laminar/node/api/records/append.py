@@ -31,6 +31,7 @@ from laminar.node.api.common.forwarding import (
     Exchange,
     Forwarder,
     encode_passed,
+    requester_of,
 )
 from laminar.node.api.common.leader_call import LeaderCall, append_policy
 from laminar.node.api.common.leader_lookup import ReplicaEndpoint
@@ -117,12 +118,18 @@ class AppendRoutes:
         self, request: Request, partition: Partition, append: Append
     ) -> Response | Awaitable[Response]:
         """Return the answer to an append. A leader that was deposed refuses nothing by its tables."""
+        trace = partition.context.trace
+        if trace is not None:
+            trace.requester = requester_of(request, self._services.node)
         try:
             return self._proposed(request, partition, append)
         except Problem as problem:
             if problem.code not in FROM_TABLES:
                 raise
             return self._answer_many([partition.appends.refused(problem)], partition)
+        finally:
+            if trace is not None:
+                trace.requester = None
 
     def _proposed(
         self, request: Request, partition: Partition, append: Append

@@ -173,6 +173,7 @@ class Datagrams(asyncio.DatagramProtocol):
 
     def _take(self, question: Question, asked: _Asked, principal: str) -> None:
         frame = self._verified(question)
+        self._topics.check_import(question.topic, {})
         partition = self._services.partitions.get((question.topic, question.partition))
         work: asyncio.Future[Appended] | asyncio.Task[Appended | Leader]
         if partition is not None and partition.leads:

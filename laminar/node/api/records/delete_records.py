@@ -4,6 +4,8 @@ The leader proposes a `log_start` entry, as retention does (`laminar.node.partit
 start is where a batch begins, at or before the offset that was named, and the end of a partition never
 changes. The answer has what the leader knew when the entry was committed. A repeated request finds nothing
 left to delete.
+
+To the importer of a topic the end is no limit: the log goes on at the offset that was named.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from laminar.http.api.documents import records as documents
-from laminar.http.api.parameters import OFFSET_LIMIT
+from laminar.http.api.parameters import IMPORT, OFFSET_LIMIT
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.query import integer
@@ -48,6 +50,10 @@ class DeleteRecordsRoute:
         led = await self._fetch.led(request, topic, partition)
         if isinstance(led, Response):
             return led
+        # The topic is being filled by who asks: `TopicLookup.check_import`.
+        imports = IMPORT.name.lower() in request.headers
+        if imports and not dry_run:
+            await led.start_mover.skip_to(before)
         end = await led.reader.confirmed_end()
         if before > end:
             raise Problem(
@@ -57,14 +63,16 @@ class DeleteRecordsRoute:
                 value=before,
                 limit=end,
             )
-        return await self._trim(led, before, dry_run=dry_run)
+        return await self._trim(led, before, dry_run=dry_run, hold=not imports)
 
-    async def _trim(self, partition: Partition, before: int, *, dry_run: bool) -> Response:
+    async def _trim(self, partition: Partition, before: int, *, dry_run: bool, hold: bool) -> Response:
+        """Trim, with `hold` only what no replica has to read yet; without it such one gets whole segments."""
         log = partition.log
         wanted = await partition.start_mover.index_before(before)
         old_start, old_index = partition.start_offset, log.start.index
         border = partition.start_mover.possible_start(max(old_index, wanted))
-        index = partition.start_mover.possible_start(max(old_index, self._trimmable_index(partition, border)))
+        trimmable = self._trimmable_index(partition, border) if hold else border
+        index = partition.start_mover.possible_start(max(old_index, trimmable))
         new_start = log.index_entry(index).next_offset if index > old_index else old_start
         held_back_by = partition.replica.lagging(border) if index < border else []
         if not dry_run and new_start > old_start:

@@ -38,6 +38,7 @@ from laminar.node.api.common.forwarding import (
     PassedRequest,
     PassedResponse,
     decode_response,
+    requester_if_traced,
 )
 from laminar.node.api.common.leader_call import LeaderCall, RetryPolicy, append_policy
 from laminar.node.api.common.leader_lookup import ReplicaEndpoint
@@ -54,6 +55,8 @@ from laminar.node.partition.problems import seal_uncommitted
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.idempotency_keys import AGE_MS
 from laminar.node.routes.lineage import ended_ranges
+from laminar.node.trace.partition_trace import asked_by
+from laminar.node.trace.ring import Who
 from laminar.node.transport.transport import Peer
 from laminar.wire.delayed import parse_id
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
@@ -120,12 +123,17 @@ class _Whole:
         logical: int | None,
         mark: BatchIdentity | None,
         principal: str = "",
+        who: Who | None = None,
     ) -> None:
-        """`principal` asks: a key that is new counts for its limits, and parts that are passed on say so."""
+        """`principal` asks: a key that is new counts for its limits, and parts that are passed on say so.
+
+        `who` is the same for the trace; None: the topic has none.
+        """
         assert append.records is not None, "parsed for a topic"
         self.topic = topic
         self.mark = mark
         self.principal = principal
+        self.who = who
         self.rest = append.records
         places: list[int | None] = [None] * len(self.rest)
         if logical is not None:
@@ -223,7 +231,8 @@ class TopicAppends:
         logical = integer(request, "logical", -1, minimum=0, maximum=LOGICAL_PARTITIONS - 1)
         given = logical if "logical" in request.query else None
         mark = identity_of(request, scope="topic")
-        whole = _Whole(topic, append, logical=given, mark=mark, principal=owner_of(request))
+        who = requester_if_traced(request, self._services.node, record.settings)
+        whole = _Whole(topic, append, logical=given, mark=mark, principal=owner_of(request), who=who)
         try:
             placed = await self._place(whole)
         finally:
@@ -393,13 +402,16 @@ class TopicAppends:
 
         async def here(partition: Partition) -> Receipt:
             if isinstance(part, Records):
-                return await partition.appends.append_records(part)
+                with asked_by(partition.context.trace, whole.who):
+                    appended = partition.appends.append_records(part)
+                return await appended
             # A copy: the leader stamps it in place, and there may be another attempt.
             frame = bytearray(part)
             try:
                 header = Header.unpack(frame)
                 self._new_ids.count_batch(partition, header, whole.principal)
-                receipt = partition.appends.append_frame(frame, header, key_made_ms=made_ms)
+                with asked_by(partition.context.trace, whole.who):
+                    receipt = partition.appends.append_frame(frame, header, key_made_ms=made_ms)
             except Problem as problem:
                 receipt = partition.appends.refused(problem)
             return await receipt
@@ -427,7 +439,8 @@ class TopicAppends:
             if made_ms is not None:
                 headers[KEY_TIME] = str(made_ms)
         target = f"/v1/topics/{whole.topic}/partitions/{number}/records"
-        passed = PassedRequest("POST", target, headers, frame, whole.principal)
+        address = "" if whole.who is None else whole.who.address
+        passed = PassedRequest("POST", target, headers, frame, whole.principal, address)
         response = await pass_append_on(self._exchange, where, msgspec.msgpack.encode(passed))
         assert isinstance(response.body, (bytes, bytearray, memoryview))
         answer = msgspec.json.decode(response.body, type=documents.Appended)

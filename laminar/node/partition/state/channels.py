@@ -47,6 +47,10 @@ NO_KEY: Final = 0
 """The hash that stands for a record without a key, and for every record of a channel without order."""
 
 
+TIME_OUT: Final = "time-out"
+"""The reason of a failure by time."""
+
+
 class Why(IntEnum):
     """Why a record is aside."""
 
@@ -255,7 +259,8 @@ def spaced_runs(runs: Iterable[tuple[int, int]]) -> list[int]:
     return found
 
 
-def _runs(spaced: Sequence[int]) -> Iterator[range]:
+def runs_in(spaced: Sequence[int]) -> Iterator[range]:
+    """Yield the runs of offsets that `spaced_runs` has made numbers of."""
     end = 0
     for distance, count in zip(spaced[::2], spaced[1::2], strict=True):
         yield range(end + distance, end + distance + count)
@@ -264,7 +269,7 @@ def _runs(spaced: Sequence[int]) -> Iterator[range]:
 
 def copied_offsets(change: Copied) -> list[int]:
     """Return the offsets of the records that are copied, in the order of their batch."""
-    return list(_unspaced(change.offsets))
+    return list(offsets_in(change.offsets))
 
 
 def spaced(offsets: Iterable[int]) -> list[int]:
@@ -277,7 +282,8 @@ def spaced(offsets: Iterable[int]) -> list[int]:
     return found
 
 
-def _unspaced(distances: Iterable[int]) -> Iterator[int]:
+def offsets_in(distances: Iterable[int]) -> Iterator[int]:
+    """Yield the offsets that `spaced` has made distances of."""
     offset = 0
     for distance in distances:
         offset += distance
@@ -530,7 +536,7 @@ class Channels:
         elif isinstance(change, GivenOut):
             self._give_out(channel, change, index)
         elif isinstance(change, Acknowledged):
-            for run in _runs(change.runs):
+            for run in runs_in(change.runs):
                 self._remove_out(channel, run)
                 self._remove(channel.aside, run)
         elif isinstance(change, Failed):
@@ -555,7 +561,7 @@ class Channels:
 
     def _give_out(self, channel: Channel, change: GivenOut, index: int) -> None:
         first = channel.next
-        again = [offset for offset in _unspaced(change.again) if offset in channel.aside]
+        again = [offset for offset in offsets_in(change.again) if offset in channel.aside]
         before = [channel.aside[offset] for offset in again]
         self._remove(channel.aside, again)
         self._put(
@@ -566,12 +572,12 @@ class Channels:
         if change.next <= first:
             return
         self._set_head(channel, next=change.next)
-        fresh = [offset for run in _runs(change.fresh) for offset in run]
+        fresh = [offset for run in runs_in(change.fresh) for offset in run]
         # Without keys one value for all: they are the same, and there may be thousands.
         given = [Out(index, 1, change.timeout_ms, key) for key in change.keys or (NO_KEY,)]
         if not change.keys:
             given *= len(fresh)
-        busy = list(_unspaced(change.busy[::2]))
+        busy = list(offsets_in(change.busy[::2]))
         waiting = [Aside(0, 0, 0, key, Why.BUSY) for key in change.busy[1::2]]
         # All are new, unless an entry is lost on all replicas that moved the channel back.
         self._put(channel.out, *_from(first, fresh, given))
@@ -580,7 +586,7 @@ class Channels:
     def _fail(self, channel: Channel, change: Failed, time_ms: int) -> None:
         items = change.items
         found, asides = [], []
-        for offset, delay_ms, counts in zip(_unspaced(items[::3]), items[1::3], items[2::3], strict=True):
+        for offset, delay_ms, counts in zip(offsets_in(items[::3]), items[1::3], items[2::3], strict=True):
             out = channel.out.get(offset)
             if out is None:
                 continue
@@ -614,7 +620,7 @@ class Channels:
 
     def _retry(self, channel: Channel, change: Retried, time_ms: int) -> None:
         found, asides = [], []
-        for offset, delay_ms in zip(_unspaced(change.items[::2]), change.items[1::2], strict=True):
+        for offset, delay_ms in zip(offsets_in(change.items[::2]), change.items[1::2], strict=True):
             aside = channel.aside.get(offset)
             if aside is None or aside.why is Why.BUSY:
                 continue
@@ -648,7 +654,7 @@ class Channels:
 
     def _copy(self, change: Copied, index: int) -> None:
         """Note where copies are; that of a record which has ended since is forgotten in the same entry."""
-        rows = enumerate(zip(_unspaced(change.offsets), change.times, strict=True))
+        rows = enumerate(zip(offsets_in(change.offsets), change.times, strict=True))
         made = {offset: Copy(index, row, change.size, time_ms) for row, (offset, time_ms) in rows}
         offsets = list(made)
         self._remove(self.copies, offsets)
@@ -677,7 +683,7 @@ class Channels:
         self._put(self.pins, [batch], [PinnedBatch(index, (*parts, (channel.id, tuple(change.runs))))])
         offsets = [
             offset
-            for run in _runs(change.runs)
+            for run in runs_in(change.runs)
             for offset in run
             if offset in channel.out and offset not in channel.pins
         ]
@@ -701,7 +707,7 @@ class Channels:
         for channel_id, runs in () if held is None else held.parts:
             channel = self.by_id.get(channel_id)
             pins = {} if channel is None else channel.pins
-            offsets = {offset for run in _runs(runs) for offset in run if pins.get(offset) == batch}
+            offsets = {offset for run in runs_in(runs) for offset in run if pins.get(offset) == batch}
             if offsets:
                 found[channel_id] = sorted(offsets.union(found.get(channel_id, ())))
         return found
@@ -786,7 +792,7 @@ class Channels:
             parts = tuple((channel_id, tuple(runs)) for channel_id, runs in held.parts)
             self.pins[held.batch] = PinnedBatch(held.entry, parts)
             for channel_id, runs in parts:
-                for run in _runs(runs):
+                for run in runs_in(runs):
                     self.by_id[channel_id].pins.update(dict.fromkeys(run, held.batch))
 
 

@@ -21,11 +21,19 @@ HEADERS = {
 }
 
 
-def request(principal: Principal | None) -> Request:
+def request(principal: Principal | None, address: str = "") -> Request:
     """A request whose head was checked; None: by a node that asks for no token."""
     head = RequestHead("POST", "/v1/topics/t/records", dict(HEADERS))
     head.memo = SimpleNamespace(principal=principal)
-    return Request(head, bytearray(b"x"), Forwarder(Peer("here", 1, b"n" * 16)))
+    return Request(head, bytearray(b"x"), Forwarder(Peer("here", 1, b"n" * 16), address))
+
+
+@pytest.mark.parametrize("principal", [None, Principal("billing")])
+def test_the_clients_address_goes_along(principal: Principal | None) -> None:
+    """Also of a request that is passed on twice; a decoder of an older program ignores it."""
+    passed = decode_passed(encode_passed(request(principal, "10.0.0.7")))
+
+    assert ("10.0.0.7", "" if principal is None else "billing") == (passed.address, passed.principal)
 
 
 @pytest.mark.parametrize("principal", [None, ANYONE, Principal("billing")])

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.flows import REQUEST, TURN, Flow
 from laminar.http.protocol.messages import Later, Response
 from laminar.http.server.turns import Turns
+from laminar.node.api.common.forwarding import FOR_PRINCIPAL, Exchange, answering, working_for
 from laminar.node.api.common.passed_turns import SHARE, PassedTurns
 from laminar.node.transport.rpc import MAX_CALLS_IN_PROGRESS
+from laminar.node.transport.transport import Address, Peer, TcpAddress
+from membership.catalog_rules import LIMITS_SINCE
 
 
 class Leader:
@@ -96,3 +100,49 @@ async def test_a_problem_is_answered_as_it_is() -> None:
     with pytest.raises(Problem, match="not here"):
         await leader.passed.answer(flow, 0, refuse)
     assert not flow.is_used and 0 == leader.turns.flows
+
+
+class Callee:
+    """Another shard, which notes the methods that it is asked for, each with its principal."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.version = LIMITS_SINCE
+        self.exchange = Exchange(self, code_version=lambda: self.version)
+
+    async def call(self, address: Address, method: str, payload: bytes, *, timeout: float) -> bytes:
+        """Answer with null."""
+        principal = ""
+        if method == FOR_PRINCIPAL:
+            principal, method, _ = msgspec.msgpack.decode(payload)
+        self.asked.append((principal, method))
+        return msgspec.msgpack.encode((0, None))
+
+    async def ask(self, method: str) -> None:
+        """Ask for a method."""
+        await self.exchange.ask(TcpAddress("a", 1), method, [], kind=None, timeout_s=1)
+
+
+async def test_only_what_a_clients_request_asks_for_names_its_principal() -> None:
+    """And only steps; not before all nodes know how, and not what is asked on behalf of another shard."""
+    callee, peer = Callee(), Peer("n", 1, b"n" * 16)
+
+    async def on_call(peer: Peer, payload: bytes) -> None:
+        await callee.ask("group")
+
+    async def nested() -> None:
+        await answering(on_call)(peer, b"")
+
+    await working_for("many", callee.ask("cursor"))
+    await working_for("many", callee.ask("accept_loss"))
+    await callee.ask("cursor")
+    await working_for("many", nested())
+    callee.version -= 1
+    await working_for("many", callee.ask("cursor"))
+    assert [
+        ("many", "cursor"),
+        ("", "accept_loss"),
+        ("", "cursor"),
+        ("", "group"),
+        ("", "cursor"),
+    ] == callee.asked

@@ -1,0 +1,185 @@
+"""What of a backup is sent: its batches as an import appends them, and its large records.
+
+It is the same for each run of an import, so a run that goes on sends what the one before would have sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from laminar.batch import Batch, Buffer, Header, build
+from laminar.batch.dated import dated
+from laminar.batch.header import HEADER_SIZE, set_producer
+from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER, build_stub, checksum_of, size_of
+from laminar.checksum import crc32c
+from laminar.client.backup.folder import READ_BYTES, check_file, frames_of, open_plain
+from laminar.client.backup.manifest import (
+    LastBatch,
+    Manifest,
+    PartitionBackup,
+    ValueFile,
+    value_name,
+    wrong,
+)
+
+EPOCH = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """What takes the offsets from `first` to before `next`: a batch to be appended, or a large record.
+
+    `plain_bytes` are those of the batch's columns, decompressed. `has_delivery_time`: it may not name the
+    offset that it must get. `value` is the file of a large record's value; then `frame` is its stub, as
+    readers of the new topic get it, without a place.
+    """
+
+    first: int
+    next: int
+    frame: bytearray
+    plain_bytes: int = 0
+    has_delivery_time: bool = False
+    value: ValueFile | None = None
+
+    @property
+    def body(self) -> memoryview:
+        """What readers of the new topic get after the header."""
+        return memoryview(self.frame)[HEADER_SIZE:]
+
+
+def parts_of(
+    path: Path, partition: PartitionBackup, *, producer_id: bytes, most_bytes: int, most_records: int
+) -> Iterator[Part]:
+    """Yield all of a partition in order. A batch that is larger, decompressed, than permitted is divided.
+
+    Raises:
+        Error: (`damaged`) a file is not what was written.
+    """
+    values = {each.offset: each for each in partition.values}
+    sequence = 0
+    for file in partition.files:
+        for frame, header in frames_of(path, file.name, at=file.first_offset):
+            batch = Batch(frame, verified=True)
+            if batch.is_large:
+                yield Part(
+                    header.base_offset, header.next_offset, _stub(batch), value=values[batch.base_offset]
+                )
+                continue
+            at = header.base_offset
+            for piece in _pieces(dated(frame), most_bytes, most_records):
+                set_producer(piece, producer_id=producer_id, epoch=EPOCH, sequence=sequence, keyed=False)
+                sequence += 1
+                found = Batch(piece, verified=True)
+                yield Part(at, at + len(found), piece, plain_bytes(found), found.delivery_times is not None)
+                at += len(found)
+
+
+def plain_bytes(batch: Batch) -> int:
+    """Return the bytes of a batch's columns, decompressed, as a server counts them, or more."""
+    columns = batch.directory().values()
+    return batch.header.frame_size + sum(each.plain_length - each.stored_length for each in columns)
+
+
+def _pieces(frame: bytearray, most_bytes: int, most_records: int) -> list[bytearray]:
+    """Return a batch, in halves of halves until each is small enough or has one record."""
+    batch = Batch(frame, verified=True)
+    if len(batch) == 1 or (plain_bytes(batch) <= most_bytes and len(batch) <= most_records):
+        return [frame]
+    middle = len(batch) // 2
+    return [
+        piece
+        for first, past in ((0, middle), (middle, len(batch)))
+        for piece in _pieces(_rows(batch, first, past), most_bytes, most_records)
+    ]
+
+
+def _rows(batch: Batch, first: int, past: int) -> bytearray:
+    keys, tags, headers = batch.keys, batch.tags, batch.headers
+    due, traces = batch.delivery_times, batch.trace_ids
+    return build(
+        batch.values[first:past],
+        keys=keys and keys[first:past],
+        timestamps=batch.timestamps[first:past],
+        tags=tags and tags[first:past],
+        headers=headers and headers[first:past],
+        delivery_times=due and due[first:past],
+        trace_ids=traces and traces[first:past],
+    )
+
+
+def bare_stub(stub: Buffer) -> bytearray:
+    """Return a large record's batch without its value, length and checksum, as an upload gives it."""
+    batch = Batch(stub, verified=True)
+    return build([b""], **_cells(batch))
+
+
+def _stub(batch: Batch) -> bytearray:
+    cells = _cells(batch)
+    return build_stub(
+        key=cells["keys"][0],
+        tag=cells["tags"][0],
+        headers=cells["headers"][0],
+        timestamp_ms=cells["timestamps"][0],
+        trace_id=cells["trace_ids"][0],
+        size_bytes=size_of(batch),
+        crc32c=checksum_of(batch),
+    )
+
+
+def _cells(batch: Batch) -> dict[str, Any]:
+    record = next(iter(batch))
+    headers = {name: cell for name, cell in record.headers.items() if name not in (SIZE_HEADER, CRC_HEADER)}
+    return {
+        "keys": [record.key],
+        "tags": [record.tag],
+        "headers": [headers or None],
+        "timestamps": [record.timestamp],
+        "trace_ids": [record.trace_id],
+    }
+
+
+def check(path: Path, manifest: Manifest) -> None:
+    """Read all of a backup, and compare it with its manifest and with itself.
+
+    Raises:
+        Error: (`damaged`) a file is missing, is not what was written, or lacks records.
+    """
+    for partition in manifest.partitions:
+        for each in partition.files:
+            check_file(path, each)
+        for value in partition.values:
+            check_file(path, value)
+        values = {each.offset: each for each in partition.values}
+        last: Header | None = None
+        for file in partition.files:
+            where, at = str(path / file.name), file.first_offset
+            for frame, last in frames_of(path, file.name, at=at):
+                batch, at = Batch(frame, verified=True), last.next_offset
+                if batch.is_large:
+                    _check_value(path, values.pop(batch.base_offset, None), batch, partition.partition)
+            if at != file.next_offset:
+                raise wrong(where, "next_offset", at, file.next_offset)
+        if values:
+            raise wrong(str(path), "values", sorted(values)[:20], "those of large records")
+        found = None
+        if last is not None:
+            found = LastBatch(last.base_offset, last.index, last.term, f"{last.header_crc:08x}")
+        if found != partition.last_batch:
+            raise wrong(
+                str(path), f"partitions.{partition.partition}.last_batch", found, partition.last_batch
+            )
+
+
+def _check_value(path: Path, value: ValueFile | None, stub: Batch, partition: int) -> None:
+    name = value_name(partition, stub.base_offset)
+    if value is None:
+        raise wrong(str(path / name), "file", "missing", f"{size_of(stub)} bytes")
+    checksum = 0
+    with open_plain(path, name) as file:
+        while data := file.read(READ_BYTES):
+            checksum = crc32c(data, checksum)
+    if (value.bytes, checksum) != (size_of(stub), checksum_of(stub)):
+        raise wrong(str(path / name), "crc32c", f"{checksum:08x}", f"{checksum_of(stub):08x}")
