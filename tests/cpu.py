@@ -57,7 +57,7 @@ def lines(used: dict[str, float], *, budget_s: float = BUDGET_S) -> Iterator[str
     folders: dict[str, float] = defaultdict(float)
     for module, seconds in used.items():
         folder, _, rest = module.partition("/")
-        if folder == "node":  # as large as all others
+        if folder == "node" and "/" in rest:  # as large as all others
             folder += "/" + rest.partition("/")[0]
         folders[f"{folder}/" if rest else folder] += seconds
     yield f"{sum(used.values()):7.1f} s of CPU"

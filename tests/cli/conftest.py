@@ -68,9 +68,9 @@ def laminar(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.Monke
     return command
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def node_url() -> Iterator[str]:
-    """A node of two shards, for this folder's tests."""
+    """A node of two shards, for a module's tests."""
     with nodes.serve(shards=2) as url:
         yield url
 

@@ -1,4 +1,4 @@
-"""Clusters of real processes. One is shared by tests that only use it; those that kill get their own."""
+"""Clusters of real processes. A module's tests that only use it share one; those that kill get their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from laminar.testing.cluster import LocalCluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes of two shards, for tests that leave them as they were."""
     with LocalCluster(tmp_path_factory.mktemp("shared"), nodes=3, shards=2) as cluster:

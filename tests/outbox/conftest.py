@@ -18,7 +18,7 @@ def postgresql_socket() -> Iterator[Path]:
         yield socket
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with serve() as url:
         yield url
