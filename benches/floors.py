@@ -22,7 +22,7 @@ from pathlib import Path
 
 import uvloop
 
-from benches.bench_http import Echo
+from benches.echo import Echo
 
 MIB = 1 << 20
 # Above this an fdatasync's p99 says that somebody else uses the disk: the run is worth nothing.
