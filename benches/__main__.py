@@ -19,8 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benches import bench_batch, floors, loads, on_disk, outages, usage
-from benches.targets import TARGETS, last_line
+from benches.common import floors, loads, on_disk, outages, usage
+from benches.common.targets import TARGETS, last_line
+from benches.log import bench_batch
 from laminar.aio import Topic, connect
 from laminar.testing.cluster import LocalCluster
 

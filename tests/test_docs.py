@@ -121,7 +121,7 @@ def test_every_decision_is_listed_and_whole() -> None:
 
 def test_the_evidence_against_pysyncobjs_raft_still_holds() -> None:
     """Decision 0003 shows what a run printed; a run today prints the same."""
-    command = [sys.executable, str(ROOT / "benches" / "evidence_pysyncobj.py")]
+    command = [sys.executable, str(ROOT / "benches" / "consensus" / "evidence_pysyncobj.py")]
     run = subprocess.run(command, capture_output=True, text=True)
 
     assert 0 == run.returncode, run.stdout + run.stderr

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from benches import bench_batch, bench_http, bench_raft, bench_secure, bench_turns, floors, log_targets, usage
-from benches.laminarmq_format import read_all, write_all
-from benches.log_rig import Rig, batch_values, fill
-from benches.log_sizes import HollowDisk
-from benches.log_targets import LOG_TARGETS, Found, LogTarget
-from benches.raft_groups import Loaded, together
-from benches.targets import TARGETS, Target, last_line
+from benches.common import floors, usage
+from benches.common.targets import TARGETS, Target, last_line
+from benches.consensus import bench_raft
+from benches.consensus.raft_groups import Loaded, together
+from benches.http import bench_http, bench_secure, bench_turns
+from benches.log import bench_batch, log_targets
+from benches.log.laminarmq_format import read_all, write_all
+from benches.log.log_rig import Rig, batch_values, fill
+from benches.log.log_sizes import HollowDisk
+from benches.log.log_targets import LOG_TARGETS, Found, LogTarget
 from laminar.batch import Batch
 from laminar.log import RealDisk, Storage
 
@@ -146,8 +149,8 @@ def test_a_process_that_is_not_watched_is_a_bystander() -> None:
 
 
 def test_the_log_bench_prints_every_row_and_ends_in_the_line_for_programs(real_disk: Path) -> None:
-    """`python -m benches.bench_log`: a line for each row, then every name with a number; nothing stays."""
-    command = [sys.executable, "-m", "benches.bench_log", "--quick", "--directory", str(real_disk)]
+    """`bench_log`: a line for each row, then every name with a number; nothing stays."""
+    command = [sys.executable, "-m", "benches.log.bench_log", "--quick", "--directory", str(real_disk)]
 
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
@@ -164,8 +167,8 @@ def test_the_log_bench_prints_every_row_and_ends_in_the_line_for_programs(real_d
 
 @pytest.mark.long
 def test_the_raft_bench_prints_every_row_and_ends_in_the_line_for_programs(real_disk: Path) -> None:
-    """`python -m benches.bench_raft`, both sides: a line for each row, then every name with a number."""
-    command = [sys.executable, "-m", "benches.bench_raft", "--quick", "--directory", str(real_disk)]
+    """`bench_raft`, both sides: a line for each row, then every name with a number."""
+    command = [sys.executable, "-m", "benches.consensus.bench_raft", "--quick", "--directory", str(real_disk)]
 
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
@@ -184,8 +187,8 @@ def test_the_raft_bench_prints_every_row_and_ends_in_the_line_for_programs(real_
 
 @pytest.mark.long
 def test_the_state_bench_measures_transactions_and_cursors_beside_appends(real_disk: Path) -> None:
-    """`python -m benches.bench_state`: both sides of every ratio, then every name with a number above 0."""
-    command = [sys.executable, "-m", "benches.bench_state", "--quick", "--directory", str(real_disk)]
+    """`bench_state`: both sides of every ratio, then every name with a number above 0."""
+    command = [sys.executable, "-m", "benches.queues.bench_state", "--quick", "--directory", str(real_disk)]
 
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
@@ -200,8 +203,8 @@ def test_the_state_bench_measures_transactions_and_cursors_beside_appends(real_d
 
 @pytest.mark.long
 def test_the_flush_bench_measures_both_policies(real_disk: Path) -> None:
-    """`python -m benches.bench_flush`: every figure of either policy, and what `interval` gains."""
-    command = [sys.executable, "-m", "benches.bench_flush", "--quick", "--directory", str(real_disk)]
+    """`bench_flush`: every figure of either policy, and what `interval` gains."""
+    command = [sys.executable, "-m", "benches.log.bench_flush", "--quick", "--directory", str(real_disk)]
 
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
@@ -216,8 +219,8 @@ def test_the_flush_bench_measures_both_policies(real_disk: Path) -> None:
 
 @pytest.mark.long
 def test_the_search_bench_compares_an_index_with_a_scan(real_disk: Path) -> None:
-    """`python -m benches.bench_find`: each search finds its record, and no other."""
-    command = [sys.executable, "-m", "benches.bench_find", "--quick", "--directory", str(real_disk)]
+    """`bench_find`: each search finds its record, and no other."""
+    command = [sys.executable, "-m", "benches.log.bench_find", "--quick", "--directory", str(real_disk)]
 
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
@@ -232,8 +235,8 @@ def test_the_search_bench_compares_an_index_with_a_scan(real_disk: Path) -> None
 
 @pytest.mark.long
 def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Path) -> None:
-    """`python -m benches.bench_streams`: both ways, the other client's p99 alone and beside, and memory."""
-    command = [sys.executable, "-m", "benches.bench_streams", "--quick", "--directory", str(real_disk)]
+    """`bench_streams`: both ways, the other client's p99 alone and beside, and memory."""
+    command = [sys.executable, "-m", "benches.log.bench_streams", "--quick", "--directory", str(real_disk)]
 
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
@@ -248,8 +251,15 @@ def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Pat
 
 @pytest.mark.long
 def test_the_recovery_bench_kills_a_node_and_finds_everything_again(real_disk: Path) -> None:
-    """`python -m benches.bench_recovery`: its instants in their order, and every record read back."""
-    command = [sys.executable, "-m", "benches.bench_recovery", "--quick", "--directory", str(real_disk)]
+    """`bench_recovery`: its instants in their order, and every record read back."""
+    command = [
+        sys.executable,
+        "-m",
+        "benches.consensus.bench_recovery",
+        "--quick",
+        "--directory",
+        str(real_disk),
+    ]
 
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
@@ -264,9 +274,9 @@ def test_the_recovery_bench_kills_a_node_and_finds_everything_again(real_disk: P
 
 
 def test_the_catalog_bench_makes_topics_in_a_process_and_on_a_node(real_disk: Path) -> None:
-    """`python -m benches.bench_catalog`: the catalog alone, a pass of the placement, and a node restarted."""
+    """`bench_catalog`: the catalog alone, a pass of the placement, and a node restarted."""
     sizes = ["--topics", "200", "--nodes", "1", "--partitions", "5", "--rest", "0.1"]
-    command = [sys.executable, "-m", "benches.bench_catalog", *sizes, "--directory", str(real_disk)]
+    command = [sys.executable, "-m", "benches.consensus.bench_catalog", *sizes, "--directory", str(real_disk)]
 
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
@@ -338,8 +348,8 @@ def test_the_large_log_of_zeros_is_made_of_valid_batches(real_disk: Path) -> Non
 
 
 def test_the_steering_bench_measures_four_ways() -> None:
-    """`python -m benches.bench_steer`: a line for each way; where it can't run, one that says why."""
-    command = [sys.executable, "-m", "benches.bench_steer", "--quick"]
+    """`bench_steer`: a line for each way; where it can't run, one that says why."""
+    command = [sys.executable, "-m", "benches.http.bench_steer", "--quick"]
 
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
@@ -354,8 +364,8 @@ def test_the_steering_bench_measures_four_ways() -> None:
 
 
 def test_a_scrape_is_measured_with_its_observations() -> None:
-    """`python -m benches.bench_metrics`: an observation, the text alone, and a node that is scraped."""
-    command = [sys.executable, "-m", "benches.bench_metrics", "--quick"]
+    """`bench_metrics`: an observation, the text alone, and a node that is scraped."""
+    command = [sys.executable, "-m", "benches.http.bench_metrics", "--quick"]
 
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
@@ -365,8 +375,8 @@ def test_a_scrape_is_measured_with_its_observations() -> None:
 
 
 def test_the_trace_is_measured_beside_none() -> None:
-    """`python -m benches.bench_trace`: a topic that is traced, and one that is not."""
-    command = [sys.executable, "-m", "benches.bench_trace", "--quick", "--batch", "2"]
+    """`bench_trace`: a topic that is traced, and one that is not."""
+    command = [sys.executable, "-m", "benches.http.bench_trace", "--quick", "--batch", "2"]
 
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 

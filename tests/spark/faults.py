@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import laminar
-from benches.spark_rig import below
+from benches.spark.spark_rig import below
 from laminar.testing.cluster import LocalCluster
 from tests.spark.copying import START_LIMIT_S, Driver, Query, kill
 

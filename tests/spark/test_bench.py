@@ -13,7 +13,7 @@ import laminar
 
 pytest.importorskip("pyspark")
 
-from benches import bench_spark, spark_sink  # only with pyspark
+from benches.spark import bench_spark, spark_sink  # only with pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import laminar
-from benches import usage
+from benches.common import usage
 from laminar.testing.cluster import LocalCluster, processes_of_group
 from tests.checkers import Operation
 from tests.cluster.faults.workload import now_us
