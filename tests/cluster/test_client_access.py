@@ -148,6 +148,11 @@ def test_one_url_is_enough_for_a_client_with_a_token(
         assert 400 == len(list(handle.read()))
 
 
+@pytest.mark.parametrize(
+    "guarded",
+    [pytest.param(True, id="tls"), pytest.param(False, id="plain", marks=pytest.mark.long)],
+    indirect=True,
+)
 def test_the_command_line_makes_and_revokes_tokens(
     guarded: Guarded, admin: laminar.Client, topic: str, tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ def append_to(scene: Scene, *numbers: int) -> Hot:
     return client
 
 
+@pytest.mark.long
 def test_two_hot_partitions_of_one_node_get_two_leaders_and_then_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
