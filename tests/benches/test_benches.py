@@ -273,6 +273,7 @@ def test_the_recovery_bench_kills_a_node_and_finds_everything_again(real_disk: P
     assert [] == list(real_disk.iterdir())
 
 
+@pytest.mark.long
 def test_the_catalog_bench_makes_topics_in_a_process_and_on_a_node(real_disk: Path) -> None:
     """`bench_catalog`: the catalog alone, a pass of the placement, and a node restarted."""
     sizes = ["--topics", "200", "--nodes", "1", "--partitions", "5", "--rest", "0.1"]
@@ -347,6 +348,7 @@ def test_the_large_log_of_zeros_is_made_of_valid_batches(real_disk: Path) -> Non
     rig.close()
 
 
+@pytest.mark.long
 def test_the_steering_bench_measures_four_ways() -> None:
     """`bench_steer`: a line for each way; where it can't run, one that says why."""
     command = [sys.executable, "-m", "benches.http.bench_steer", "--quick"]
@@ -363,6 +365,7 @@ def test_the_steering_bench_measures_four_ways() -> None:
     assert all(figures[way] > 0 for way in ("reuseport", "sockets", "xdp", "ports"))
 
 
+@pytest.mark.long
 def test_a_scrape_is_measured_with_its_observations() -> None:
     """`bench_metrics`: an observation, the text alone, and a node that is scraped."""
     command = [sys.executable, "-m", "benches.http.bench_metrics", "--quick"]
@@ -374,6 +377,7 @@ def test_a_scrape_is_measured_with_its_observations() -> None:
     assert ["observe", "request", "text of 10 topics, 5 consumers", "scrape of 10 partitions"] == kinds
 
 
+@pytest.mark.long
 def test_the_trace_is_measured_beside_none() -> None:
     """`bench_trace`: a topic that is traced, and one that is not."""
     command = [sys.executable, "-m", "benches.http.bench_trace", "--quick", "--batch", "2"]

@@ -24,6 +24,14 @@ def sound(run: bool, told: pytest.CaptureFixture[str]) -> None:
     assert run, told.readouterr().out
 
 
+def test_consumers_of_channels_that_die_lose_nothing_and_get_nothing_that_is_done(
+    real_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Leaders are killed meanwhile; what `make cluster-faults WORKLOAD=channels` does for minutes."""
+    run = run_channels("kills", real_disk, minutes=0.1, nodes=3, shards=1, seed=1, appends_per_s=60.0)
+    sound(asyncio.run(run), capsys)
+
+
 @pytest.mark.parametrize("kind", sorted(ROUNDS))
 def test_a_few_rounds_lose_nothing(kind: str, real_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Power gone at all nodes; at one, with `interval`; bits that turn over; cuts while replicas move."""
@@ -54,14 +62,6 @@ def test_members_of_a_group_that_die_lose_nothing_and_double_nothing_committed(
 ) -> None:
     """Leaders are killed meanwhile; what `make cluster-faults WORKLOAD=groups` does for minutes."""
     run = run_groups("kills", real_disk, minutes=0.1, nodes=3, shards=1, seed=1, appends_per_s=100.0)
-    sound(asyncio.run(run), capsys)
-
-
-def test_consumers_of_channels_that_die_lose_nothing_and_get_nothing_that_is_done(
-    real_disk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Leaders are killed meanwhile; what `make cluster-faults WORKLOAD=channels` does for minutes."""
-    run = run_channels("kills", real_disk, minutes=0.1, nodes=3, shards=1, seed=1, appends_per_s=60.0)
     sound(asyncio.run(run), capsys)
 
 
