@@ -16,27 +16,20 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from benches.common import floors, on_disk
 from laminar.batch import build
 from laminar.batch.header import Header
-from laminar.log import RealDisk, Storage, StorageSettings
-from laminar.node.consensus.driver import Driver
-from laminar.node.consensus.raft_wire import ConfigurationRecord
-from laminar.node.consensus.replica import Replica, initial_frame
+from laminar.log import RealDisk, StorageSettings
 from laminar.node.find.examine import Wanted
 from laminar.node.find.indexing import Indexer
 from laminar.node.find.pace import Pace
 from laminar.node.find.scan import Scanned, Span, scan
 from laminar.node.find.where import Where
-from laminar.node.host.clock import Clock
 from laminar.node.partition.partition import Partition
-from laminar.node.secret.keyring import Keyring
-from laminar.node.transport.transport import Transport
-from raft.values import HardState, Settings
+from tests.node.alone import lone_partition
 
 RECORDS, QUICK_RECORDS = 1_000_000, 20_000
 BATCH, VALUE_BYTES, IN_FLIGHT = 1_000, 100, 32
@@ -62,56 +55,6 @@ def main() -> int:
     with on_disk.folder(given.directory, "find-") as folder:
         floors.run_loop(_measure(folder, records, segment_bytes=MIB if given.quick else 256 * MIB))
     return 0
-
-
-@asynccontextmanager
-async def _partition(folder: Path, segment_bytes: int) -> AsyncIterator[Partition]:
-    """Make a partition of one replica, which leads it."""
-    settings = StorageSettings(segment_size_bytes=segment_bytes)
-    storage = Storage.open(RealDisk(), str(folder / "store"), str(folder / "logs"), settings=settings)
-    transport = Transport(
-        cluster_id=lambda: b"c" * 16, node="here", role=1, nonce=b"n" * 16, secrets=Keyring()
-    )
-    failures: list[object] = []
-    driver = Driver(
-        storage=storage,
-        transport=transport,
-        clock=Clock(),
-        address_of=lambda node, replica: None,
-        on_fatal=failures.append,
-        on_stopped=lambda name, error: failures.append(error),
-    )
-    voter = ConfigurationRecord(voters=((1, "here"),))
-    log = storage.create_log("t-0")
-    log.append([initial_frame(voter, created_ms=1)])
-    storage.record_hard_state(1, term=1, vote=0)
-    await storage.sync()
-    partition = Partition(topic="t", number=0, driver=driver, log=log)
-    partition.replica = Replica(
-        name="t/0",
-        cluster=b"c" * 16,
-        group=GROUP,
-        replica_id=1,
-        incarnation=1,
-        log=log,
-        machine=partition,
-        hard_state=HardState(1, 0),
-        committed_index=0,
-        configurations=[(0, voter), (1, voter)],
-        settings=Settings(),
-        rng=random.Random(1),
-        now_ms=Clock().monotonic_ms(),
-        wall_ms=Clock().wall_ms,
-    )
-    driver.add(partition.replica)
-    driver.campaign(partition.replica)
-    try:
-        yield partition
-    finally:
-        await driver.close()
-        await transport.close()
-        await storage.close()
-        assert not failures, failures
 
 
 def _key(number: int) -> bytes:
@@ -171,7 +114,8 @@ def _forget_pages(folder: Path) -> None:
 
 async def _measure(folder: Path, records: int, segment_bytes: int) -> None:
     rng, clock = random.Random(1), time.perf_counter
-    async with _partition(folder, segment_bytes) as partition:
+    settings = StorageSettings(segment_size_bytes=segment_bytes)
+    async with lone_partition(folder, settings=settings) as partition:
         log, began_s = partition.log, clock()
         await _fill(partition, records)
         await _written(partition)

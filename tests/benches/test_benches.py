@@ -32,6 +32,20 @@ LAST_LINE = re.compile(
 )
 
 
+def run_quickly(bench: str, real_disk: Path) -> tuple[list[str], dict[str, float]]:
+    """Run a bench with tiny sizes; return its lines, and the figures of the last one. It leaves no file."""
+    command = [sys.executable, "-m", bench, "--quick", "--directory", str(real_disk)]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+
+    assert (0, "") == (ran.returncode, ran.stderr), ran.stdout
+    *lines, last = ran.stdout.splitlines()
+    name = bench.rpartition(".")[2].replace("_", "-")
+    assert last.startswith(f"{name}: "), last
+    assert [] == list(real_disk.iterdir())
+    return lines, {name: float(figure) for name, figure in (each.split("=") for each in last.split()[1:])}
+
+
 @pytest.mark.long
 def test_the_whole_run_prints_every_target_and_ends_in_the_line_for_programs(real_disk: Path) -> None:
     """`python -m benches` against real nodes: a line for each target, then the summary; nothing stays."""
@@ -150,103 +164,55 @@ def test_a_process_that_is_not_watched_is_a_bystander() -> None:
 
 def test_the_log_bench_prints_every_row_and_ends_in_the_line_for_programs(real_disk: Path) -> None:
     """`bench_log`: a line for each row, then every name with a number; nothing stays."""
-    command = [sys.executable, "-m", "benches.log.bench_log", "--quick", "--directory", str(real_disk)]
-
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-
-    assert (0, "") == (ran.returncode, ran.stderr)
-    lines = ran.stdout.splitlines()
+    lines, figures = run_quickly("benches.log.bench_log", real_disk)
     for target in LOG_TARGETS.values():
         assert sum(line.startswith(f"{target.title} ") for line in lines) == 1, target.title
-    assert lines[-1].startswith("bench-log: ")
-    figures = dict(figure.split("=") for figure in lines[-1].split()[1:])
     assert list(LOG_TARGETS) == list(figures)
-    assert all(float(figure) > 0 for figure in figures.values())
-    assert [] == list(real_disk.iterdir())
+    assert all(figure > 0 for figure in figures.values()), figures
 
 
 @pytest.mark.long
 def test_the_raft_bench_prints_every_row_and_ends_in_the_line_for_programs(real_disk: Path) -> None:
     """`bench_raft`, both sides: a line for each row, then every name with a number."""
-    command = [sys.executable, "-m", "benches.consensus.bench_raft", "--quick", "--directory", str(real_disk)]
-
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-
-    assert (0, "") == (ran.returncode, ran.stderr)
-    lines = ran.stdout.splitlines()
+    lines, figures = run_quickly("benches.consensus.bench_raft", real_disk)
     for row in bench_raft.ROWS.values():
         assert sum(line.startswith(f"{row.title} ") for line in lines) == 1, row.title
-    assert lines[-1].startswith("bench-raft: ")
-    figures = dict(figure.split("=") for figure in lines[-1].split()[1:])
     assert list(bench_raft.ROWS) == [name for name in figures if name in bench_raft.ROWS]
     for name in ("one_1", "one_64", "many_64", "many_1024"):
         assert {f"{name}_pysyncobj", f"{name}_ratio", f"{name}_p99_ms_ratio"} <= figures.keys(), name
-    assert all(float(figure) >= 0 for figure in figures.values())
-    assert [] == list(real_disk.iterdir())
+    assert all(figure >= 0 for figure in figures.values()), figures
 
 
 @pytest.mark.long
 def test_the_state_bench_measures_transactions_and_cursors_beside_appends(real_disk: Path) -> None:
     """`bench_state`: both sides of every ratio, then every name with a number above 0."""
-    command = [sys.executable, "-m", "benches.queues.bench_state", "--quick", "--directory", str(real_disk)]
-
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-
-    assert (0, "") == (ran.returncode, ran.stderr)
-    last = ran.stdout.splitlines()[-1]
-    assert last.startswith("bench-state: ")
-    figures = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
+    _, figures = run_quickly("benches.queues.bench_state", real_disk)
     assert {"small_ratio", "large_ratio", "large_tx_written", "cursor_ratio"} <= figures.keys()
     assert all(figure > 0 for figure in figures.values()), figures
-    assert [] == list(real_disk.iterdir())
 
 
 @pytest.mark.long
 def test_the_flush_bench_measures_both_policies(real_disk: Path) -> None:
     """`bench_flush`: every figure of either policy, and what `interval` gains."""
-    command = [sys.executable, "-m", "benches.log.bench_flush", "--quick", "--directory", str(real_disk)]
-
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-
-    assert (0, "") == (ran.returncode, ran.stderr)
-    last = ran.stdout.splitlines()[-1]
-    assert last.startswith("bench-flush: ")
-    gains = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
+    _, gains = run_quickly("benches.log.bench_flush", real_disk)
     assert ["produce", "in_flight", "p50", "p99", "post1", "post64"] == list(gains)
     assert all(gain > 0 for gain in gains.values()), gains
-    assert [] == list(real_disk.iterdir())
 
 
 @pytest.mark.long
 def test_the_search_bench_compares_an_index_with_a_scan(real_disk: Path) -> None:
     """`bench_find`: each search finds its record, and no other."""
-    command = [sys.executable, "-m", "benches.log.bench_find", "--quick", "--directory", str(real_disk)]
-
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-
-    assert (0, "") == (ran.returncode, ran.stderr)
-    last = ran.stdout.splitlines()[-1]
-    assert last.startswith("bench-find: ")
-    figures = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
+    _, figures = run_quickly("benches.log.bench_find", real_disk)
     assert ["records", "warm_ms", "scan_by_index"] == list(figures)
     assert all(figure > 0 for figure in figures.values()), figures
-    assert [] == list(real_disk.iterdir())
 
 
 @pytest.mark.long
 def test_the_streams_bench_measures_appends_beside_a_large_record(real_disk: Path) -> None:
     """`bench_streams`: both ways, the other client's p99 alone and beside, and memory."""
-    command = [sys.executable, "-m", "benches.log.bench_streams", "--quick", "--directory", str(real_disk)]
-
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-
-    assert (0, "") == (ran.returncode, ran.stderr)
-    last = ran.stdout.splitlines()[-1]
-    assert last.startswith("bench-streams: ")
-    figures = {name: float(value) for name, value in (each.split("=") for each in last.split()[1:])}
+    _, figures = run_quickly("benches.log.bench_streams", real_disk)
     assert {"in_ratio", "out_ratio", "in_mb_per_s", "out_mb_per_s", "grown_mib"} <= figures.keys()
     assert all(figure >= 0 for figure in figures.values()), figures
-    assert [] == list(real_disk.iterdir())
 
 
 @pytest.mark.long

@@ -153,6 +153,6 @@ def exchange(**methods: Callable[[str, bytes], Awaitable[Any]]) -> Exchange:
     return Exchange(Others(**methods))
 
 
-async def no_topic(topic: str, *, partitions: int) -> None:
+async def no_topic(topic: str, *, partitions: int, settings: object = None) -> None:
     """Make no topic."""
     raise AssertionError(f"{topic} is not made")

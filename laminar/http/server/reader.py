@@ -417,7 +417,7 @@ class Connection(asyncio.BufferedProtocol):
             return len(data)
         self._writer.answer(head, refusal)
         self._to_skip = max(0, -rest)
-        # Who has sent more than is is kept gets its other refusals at once. What others ask waits for no one.
+        # Who has sent more than is kept gets its other refusals at once. What others ask waits for no one.
         if stays and rest <= WAITING_BYTES and not self._is_shared:
             self._mute(refusal.mute_s)
         return min(len(data), position + head.content_length)

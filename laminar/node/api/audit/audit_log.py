@@ -19,7 +19,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -35,7 +35,7 @@ from laminar.node.access.principals import ANYONE, UNPROVEN, Principal
 from laminar.node.access.tokens import id_of
 from laminar.node.api.audit.summaries import Summaries
 from laminar.node.api.common.forwarding import host_of
-from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.services import MakeTopic, ShardServices
 from laminar.node.host.periodic import Work
 from laminar.wire.audit import DATAGRAM, NO_ANSWER, AuditRecord, Kind
 
@@ -66,13 +66,6 @@ _UNSEEN: Final = re.compile(r"[^ -~]")
 
 Append = Callable[[bytes, str], Awaitable[None]]
 """Appends lines of JSON to `_audit`, once for each key. Raises `Problem`."""
-
-
-class MakeTopic(Protocol):
-    """The call that creates an internal topic unless it exists."""
-
-    async def __call__(self, topic: str, *, partitions: int, settings: Mapping[str, int]) -> None:
-        """Create `topic`. Raises `Problem`."""
 
 
 class Asked:

@@ -24,7 +24,7 @@ from laminar.node.api.common.etags import changed, etag, names, required
 from laminar.node.api.common.json_body import document_of, json_body
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.query import integer, next_link
-from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.services import ShardServices, check_enabled
 from laminar.node.api.consumers.cursor_steps import CursorSteps
 from laminar.node.catalog.service import CatalogAnswer, ChannelRequest
 from laminar.node.transport.transport import TransportError
@@ -234,18 +234,7 @@ class ChannelRoutes:
     async def _check_trace(self, settings: dict[str, Any]) -> None:
         """Refuse a setting that a node's program would not know in the log. Raises 503 `not_enabled`."""
         if "trace" in settings:
-            await self._check_enabled(TRACE_SINCE, "the setting `trace` of a channel")
-
-    async def _check_enabled(self, version: int, what: str) -> None:
-        if self._services.view.code_version < version:
-            await self._services.refresh_view()
-        enabled = self._services.view.code_version
-        if enabled < version:
-            raise Problem(
-                "not_enabled",
-                f"{what} needs code version {version}; {enabled} is enabled until all nodes are upgraded",
-                outcome="not_applied",
-            )
+            await check_enabled(self._services, TRACE_SINCE, "the setting `trace` of a channel")
 
     async def _check_cursor(self, topic: str, cursor: str) -> None:
         """Refuse to begin at a cursor that is in no partition: all records would be given out.
@@ -254,7 +243,7 @@ class ChannelRoutes:
             Problem: 404 `no_such_cursor`; 503 `not_enabled` while a node's program does not know such a
                 start; 503 while a leader does not answer.
         """
-        await self._check_enabled(CURSOR_START_SINCE, "to begin at a cursor")
+        await check_enabled(self._services, CURSOR_START_SINCE, "to begin at a cursor")
         states, _ = await self._cursors.everywhere(topic, cursor)
         if not states:
             raise Problem(

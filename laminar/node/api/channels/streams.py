@@ -27,7 +27,7 @@ from laminar.node.access.principals import Principal, unauthorized
 from laminar.node.api.channels.job_documents import HEARTBEAT, events_of, problem_event
 from laminar.node.api.channels.lookup import ChannelLookup, no_such_channel
 from laminar.node.api.channels.steps import ASK_S, ChannelSteps, EndedAnswer, EndedRequest, Given
-from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.services import ShardServices, check_enabled
 from laminar.node.partition.state.channels import runs_of
 from laminar.node.trace.mode import is_traced
 from laminar.node.trace.ring import Who
@@ -160,16 +160,7 @@ class JobStreams:
                 hint="Ask another node, or end a stream that is not used any more.",
                 outcome="not_applied",
             )
-        if self._services.view.code_version < STREAMS_SINCE:
-            await self._services.refresh_view()
-        enabled = self._services.view.code_version
-        if enabled < STREAMS_SINCE:
-            raise Problem(
-                "not_enabled",
-                f"streams of jobs need code version {STREAMS_SINCE}; {enabled} is enabled until all nodes "
-                f"are upgraded",
-                outcome="not_applied",
-            )
+        await check_enabled(self._services, STREAMS_SINCE, "a stream of jobs")
 
     def response(
         self,

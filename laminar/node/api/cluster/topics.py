@@ -24,7 +24,7 @@ from laminar.node.api.common.etags import changed, etag, names, required
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.query import flag, integer, next_link, one_of
-from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.services import ShardServices, check_enabled
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.catalog.service import (
     CatalogAnswer,
@@ -156,7 +156,8 @@ class TopicRoutes:
         replicas = self._default_replicas if new.replicas is None else new.replicas
         settings: dict[str, Setting] = msgspec.to_builtins(new.settings)
         _check_fewest(settings, replicas)
-        self._check_knows_imports(settings)
+        if "importing" in settings:  # an older node would let others use the topic meanwhile
+            await check_enabled(self._services, IMPORTS_SINCE, "an import")
         wanted = TopicRequest(
             topic, new.partitions, replicas, settings, new.allow_fewer_replicas, owner_of(request)
         )
@@ -169,16 +170,6 @@ class TopicRoutes:
             headers = [("Location", f"/v1/topics/{topic}"), etag(record.version)]
             return Response.json(described, status=201, headers=headers)
         return Response.json(described, headers=[etag(record.version)])
-
-    def _check_knows_imports(self, settings: Mapping[str, Setting]) -> None:
-        """Raise 503 `not_enabled` for an import while a node would let others use the topic meanwhile."""
-        enabled = self._services.view.code_version
-        if "importing" in settings and enabled < IMPORTS_SINCE:
-            raise Problem(
-                "not_enabled",
-                f"imports need code version {IMPORTS_SINCE}; {enabled} is enabled until all are upgraded",
-                outcome="not_applied",
-            )
 
     @property
     def _default_replicas(self) -> int:

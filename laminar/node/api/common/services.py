@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from laminar.http.api.problems import Problem
 from laminar.http.protocol.flows import Turns
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
@@ -174,3 +175,31 @@ class HostServices(ShardServices, Protocol):
     def statistics(self) -> dict[str, dict[str, Any]]:
         """Return counters and gauges by part of the shard; those of `node` are about the shard itself."""
         raise NotImplementedError
+
+
+class MakeTopic(Protocol):
+    """The call that creates an internal topic unless it exists."""
+
+    async def __call__(
+        self, topic: str, *, partitions: int, settings: Mapping[str, int | str] | None = None
+    ) -> None:
+        """Create `topic`. Raises `Problem`."""
+
+
+async def check_enabled(services: ShardServices, version: int, what: str) -> None:
+    """Refuse what needs a code version while a node has an older program (docs/upgrading.md).
+
+    The view may be from before the last node's upgrade, so it is refreshed before anything is refused.
+
+    Raises:
+        Problem: 503 `not_enabled`; as `refresh_view`.
+    """
+    if services.view.code_version < version:
+        await services.refresh_view()
+    enabled = services.view.code_version
+    if enabled < version:
+        raise Problem(
+            "not_enabled",
+            f"{what} needs code version {version}; {enabled} is enabled until all nodes are upgraded",
+            outcome="not_applied",
+        )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -23,7 +23,7 @@ from laminar.http.api.names import TRACE_TOPIC
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
 from laminar.http.api.timestamps import format_time
-from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.services import MakeTopic, ShardServices
 from laminar.node.host.periodic import Work
 from laminar.node.trace.ring import Event, Known, TraceRing
 from laminar.wire.delayed import NUMBERS
@@ -46,13 +46,6 @@ SETTINGS: Final[Mapping[str, int | str]] = {
 
 AppendAll = Callable[[Append], Awaitable[None]]
 """Appends records to `_trace`, once. Raises `Problem`."""
-
-
-class MakeTopic(Protocol):
-    """The call that creates an internal topic unless it exists."""
-
-    async def __call__(self, topic: str, *, partitions: int, settings: Mapping[str, int | str]) -> None:
-        """Create `topic`. Raises `Problem`."""
 
 
 class TraceWriter:

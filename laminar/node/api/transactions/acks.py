@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from laminar.http.api.documents.transactions import CommitAcks, CommitPart
 from laminar.http.api.problems import Problem
-from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.services import ShardServices, check_enabled
 from laminar.node.partition.state.pins import PINS_SINCE
 from laminar.wire.channels import Named, parse_token
 
 
-async def check_enabled(services: ShardServices) -> None:
+async def check_pins(services: ShardServices) -> None:
     """Refuse acknowledgements while a node's program is older than pins.
 
     That is asked before the commit begins. Leaders of older programs pass over the field: they would commit
@@ -18,16 +18,7 @@ async def check_enabled(services: ShardServices) -> None:
     Raises:
         Problem: 503 `not_enabled`.
     """
-    if services.view.code_version < PINS_SINCE:
-        await services.refresh_view()
-    enabled = services.view.code_version
-    if enabled < PINS_SINCE:
-        raise Problem(
-            "not_enabled",
-            f"acknowledgements in transactions need code version {PINS_SINCE}; {enabled} is enabled until "
-            f"all nodes are upgraded",
-            outcome="not_applied",
-        )
+    await check_enabled(services, PINS_SINCE, "an acknowledgement in a transaction")
 
 
 def tokens_of(part: CommitPart, acks: CommitAcks, *, field: str) -> list[Named]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -25,13 +25,13 @@ from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.leader_call import SINK_STEP, LeaderCall
 from laminar.node.api.common.makers import maker_of
 from laminar.node.api.common.query import integer, next_link
-from laminar.node.api.common.services import ShardServices
+from laminar.node.api.common.services import MakeTopic, ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.background_decoding import BackgroundDecoding
 from laminar.node.api.records.idempotency import key_of
 from laminar.node.api.records.stale_routes import NOT_SAID, StaleRoutes, has_keys, route_said
 from laminar.node.api.transactions.abandoned_stages import is_over
-from laminar.node.api.transactions.acks import check_enabled, tokens_of
+from laminar.node.api.transactions.acks import check_pins, tokens_of
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.channels.pinning import others_of
 from laminar.node.partition.flush_policy import policy_of
@@ -168,13 +168,6 @@ class SinkAnswer(msgspec.Struct, frozen=True, array_like=True):
 AnyRequest = (
     StageRequest | PrepareRequest | PublishRequest | ForgetRequest | ListRequest | OverRequest | SinkRequest
 )
-
-
-class MakeTopic(Protocol):
-    """The call that creates an internal topic unless it exists."""
-
-    async def __call__(self, topic: str, *, partitions: int) -> None:
-        """Create `topic`. Raises `Problem`."""
 
 
 class SinkRoutes:
@@ -450,7 +443,7 @@ class SinkRoutes:
                 hint="Commit more often.",
             )
         if named:
-            await check_enabled(self._services)
+            await check_pins(self._services)
         if not all(self._channel_id(part.topic, acks.channel) for part in parts for acks in part.acks):
             await self._services.refresh_view()
         return [

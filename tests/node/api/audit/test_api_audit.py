@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +16,14 @@ import pytest
 from laminar.cli import run
 from laminar.testing.cluster import LocalCluster
 from laminar.wire.audit import AuditRecord
+from tests.node.api.token_node import TokenNode
 
 AUDIT = "/v1/topics/_audit"
 SHARDS = 2
 
 
-@dataclass
-class Watched:
-    """The node, with tokens by name."""
-
-    cluster: LocalCluster
-    http: httpx.Client
-    tokens: dict[str, str]
-
-    def ask(self, who: str, method: str, target: str, *, shard: int = 0, **more: Any) -> httpx.Response:
-        """Ask a shard; a token that was just made is known in each of them some milliseconds later."""
-        host, port = self.cluster.members[0].host, self.cluster.members[0].port
-        headers = {"authorization": f"Bearer {self.tokens[who]}"} if who else {}
-        headers |= more.pop("headers", {})
-        url = f"http://{host}:{port + 1 + shard}{target}"
-        until = time.monotonic() + 10
-        while True:
-            answer = self.http.request(method, url, headers=headers, **more)
-            if answer.status_code != 401 or not who or time.monotonic() > until:
-                return answer
-            time.sleep(0.02)
-
-    def make(self, name: str, role: str, prefix: str) -> None:
-        document = {"name": name, "grants": [{"role": role, "prefix": prefix}]}
-        answer = self.ask("admin", "POST", "/v1/admin/tokens", json=document)
-        assert 201 == answer.status_code, answer.text
-        self.tokens[name] = answer.json()["token"]
+class Watched(TokenNode):
+    """The node, and its audit."""
 
     def records(self) -> list[AuditRecord]:
         answer = self.ask("admin", "GET", f"{AUDIT}/partitions/0/records?limit=10000")
@@ -76,7 +52,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         httpx.Client(timeout=20, trust_env=False) as http,
     ):
         found = Watched(cluster, http, {"admin": cluster.admin_token})
-        found.make("reader", "read", "orders")
+        found.make("reader", ("read", "orders"))
         assert 201 == found.ask("admin", "PUT", "/v1/topics/orders?", json={}).status_code
         yield found
 
@@ -131,7 +107,7 @@ def test_refusals_are_there_with_who_was_refused(node: Watched) -> None:
     """Also one that a handler finds, whose topic is in the body; and what a reader may do is not there."""
     assert 401 == node.ask("", "GET", "/v1/topics").status_code
     assert 403 == node.ask("reader", "DELETE", "/v1/topics/orders", headers={"if-match": "*"}).status_code
-    node.make("driver", "write", "mine")
+    node.make("driver", ("write", "mine"))
     part = {"topic": "orders", "partition": 0, "stages": [1]}
     commit = {"epoch": 1, "parts": [part]}
     assert 403 == node.ask("driver", "PUT", "/v1/sinks/mine/batches/0", json=commit).status_code
@@ -156,7 +132,7 @@ def test_a_flood_of_refusals_does_not_fill_the_topic(node: Watched) -> None:
     before = len(node.records())
     for _ in range(300):
         assert 401 == node.http.get(f"{node.cluster.urls[0]}/v1/topics?prefix=secret").status_code
-    node.make("after", "read", "x")
+    node.make("after", ("read", "x"))
     node.until({"kind": "call", "operation": "create_token"})
 
     assert len(node.records()) - before < 20
@@ -217,8 +193,8 @@ def test_no_client_writes_or_harms_the_topic(node: Watched, method: str, target:
 
 def test_only_an_admin_of_everything_reads_it_and_may_say_how_long_it_is_kept(node: Watched) -> None:
     node.until({"kind": "call"})
-    node.make("all-reader", "read", "")
-    node.make("topics-admin", "admin", "_audit")
+    node.make("all-reader", ("read", ""))
+    node.make("topics-admin", ("admin", "_audit"))
     for who in ("all-reader", "topics-admin"):
         assert 403 == node.ask(who, "GET", f"{AUDIT}/partitions/0/records").status_code
 

@@ -39,7 +39,7 @@ class Topic:
             raise self.problem
         self.records += [msgspec.json.decode(line, type=AuditRecord) for line in lines.splitlines()]
 
-    async def make(self, topic: str, *, partitions: int, settings: object) -> None:
+    async def make(self, topic: str, *, partitions: int, settings: object = None) -> None:
         assert (AUDIT_TOPIC, 1) == (topic, partitions)
 
     async def write(self) -> None:

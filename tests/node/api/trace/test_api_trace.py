@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -12,6 +11,7 @@ import pytest
 
 from laminar.testing import nodes
 from laminar.testing.cluster import LocalCluster
+from tests.node.api.token_node import TokenNode
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 UNSAMPLED = "00-" + "ab" * 16 + "-00f067aa0ba902b7-00"
@@ -19,25 +19,8 @@ TRACE_ID = PARENT[3:35]
 ENVELOPES = {"content-type": "application/vnd.laminar.records+json"}
 
 
-@dataclass
-class Traced:
-    """The node, with tokens by name."""
-
-    cluster: LocalCluster
-    http: httpx.Client
-    tokens: dict[str, str]
-
-    def ask(self, who: str, method: str, target: str, *, shard: int = 0, **more: Any) -> httpx.Response:
-        """Ask a shard; a token that was just made is known in each of them some milliseconds later."""
-        member = self.cluster.members[0]
-        headers = {"authorization": f"Bearer {self.tokens[who]}"} | more.pop("headers", {})
-        until = time.monotonic() + 10
-        while True:
-            url = f"http://{member.host}:{member.port + 1 + shard}{target}"
-            answer = self.http.request(method, url, headers=headers, **more)
-            if answer.status_code != 401 or time.monotonic() > until:
-                return answer
-            time.sleep(0.02)
+class Traced(TokenNode):
+    """The node, and its trace."""
 
     def done(self, who: str, method: str, target: str, **more: Any) -> Any:
         answer = self.ask(who, method, target, **more)
@@ -114,12 +97,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
         httpx.Client(timeout=20, trust_env=False) as http,
     ):
         found = Traced(cluster, http, {"admin": cluster.admin_token})
-        for name, grants in {
-            "app": [("write", "orders"), ("read", "orders")],
-            "other": [("read", "others")],
-        }.items():
-            document = {"name": name, "grants": [{"role": role, "prefix": at} for role, at in grants]}
-            found.tokens[name] = found.done("admin", "POST", "/v1/admin/tokens", json=document)["token"]
+        found.make("app", ("write", "orders"), ("read", "orders"))
+        found.make("other", ("read", "others"))
         yield found
 
 

@@ -33,7 +33,7 @@ class Topic:
         if self.problem is not None:
             raise self.problem
 
-    async def make(self, topic: str, *, partitions: int, settings: object) -> None:
+    async def make(self, topic: str, *, partitions: int, settings: object = None) -> None:
         assert (TRACE_TOPIC, 8) == (topic, partitions)
         self.made += 1
         if self.cannot_be_made is not None:
