@@ -417,6 +417,16 @@ class Storage:
         return self._journal.files, self._settings.max_journal_files
 
     @property
+    def journal_lsn(self) -> int:
+        """The journal's end: it grows with all that is recorded."""
+        return self._journal.lsn
+
+    def failed_logs(self) -> list[Log]:
+        """Return the logs that take no more entries since a segment of theirs could not be written."""
+        logs = (self.logs.get(log_id) for log_id in list(self._writer.failed))
+        return [log for log in logs if log is not None and log.failure is not None]
+
+    @property
     def refusal(self) -> str | None:
         """Why new records should be refused now: "disk" (full), "journal" (too long); else None."""
         if self._journal.starved or self._writer.is_full:

@@ -77,6 +77,10 @@ class Services:
         """See `ShardServices`."""
         return False
 
+    def watched(self, keep: Callable[[Partition], bool]) -> Callable[[], list[Partition]]:
+        """See `ShardServices`; here a check looks at all."""
+        return lambda: list(self.partitions.values())
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """See `ShardServices`; the test calls what would run."""
         work.close()

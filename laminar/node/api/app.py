@@ -471,6 +471,10 @@ class Api:
         }
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"
+        # What waits for the fate of a seal wakes no group.
+        self._appending = host.watched(
+            lambda each: each.appends.waits or not each.state.succession.takes_records
+        )
         host.every(COMMIT_CHECK_S, self._sweep, to_the_end=True)
 
     # -- the application -------------------------------------------------------------------
@@ -827,7 +831,7 @@ class Api:
 
     def _sweep(self) -> None:
         """Answer all appends that wait too long for a majority. One pass for all saves a timer for each."""
-        for partition in self._host.partitions.values():
+        for partition in self._appending():
             partition.appends.expire(older_than_s=COMMIT_WAIT_S)
 
 

@@ -45,6 +45,15 @@ WATCH_S = 10.0
 _answer_decoder = msgspec.msgpack.Decoder(OfferAnswer)
 
 
+def may_lag(partition: Partition) -> bool:
+    """Return whether a group led here has a replica that lacks entries, as far as is known."""
+    replica = partition.replica
+    last_index = partition.log.last_index
+    return replica.leading and any(
+        each.match_index < last_index or each.needs_catch_up for each in replica.core.progress.values()
+    )
+
+
 class Lagging:
     """The detection of lagging replicas in the groups that are led here, and the offers to them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -65,9 +65,17 @@ class CatchUp:
     `methods` are the calls that the shard answers for them.
     """
 
-    def __init__(self, shard: CatchUpHost, *, by_group: Mapping[bytes, Partition]) -> None:
+    def __init__(
+        self,
+        shard: CatchUpHost,
+        *,
+        by_group: Mapping[bytes, Partition],
+        watched: Callable[[], Iterable[Partition]],
+    ) -> None:
+        """`watched` returns the partitions in which a replica may lag."""
         settings = shard.boot.settings
         self._shard = shard
+        self._watched = watched
         self._by_group = by_group
         # Ids of new logs by those of the logs that they replaced, until the manifest names the new ones.
         self._replaced_logs: dict[int, int] = {}
@@ -92,7 +100,7 @@ class CatchUp:
 
     def check(self) -> Work | None:
         """Find replicas that lag in the groups led here; return the sending of offers as work, or None."""
-        return self.lagging.check_all(self._by_group.values())
+        return self.lagging.check_all(self._watched())
 
     def learners_added(self, partition: Partition) -> None:
         """Note that a group led here was given learners."""

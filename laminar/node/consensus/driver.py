@@ -126,6 +126,8 @@ class Driver:
             address_of=address_of,
             address_of_peer=address_of_peer,
         )
+        self.awake = self._quiescence.awake
+        """The lists of periodic checks, which look at no group that stays quiesced."""
         self._keepalive_alarm = Alarm(clock, self._on_keepalive)
         # Whether a later turn delivers the rest of the notices.
         self._delivering = False
@@ -164,6 +166,7 @@ class Driver:
             self.on_add(replica)
         assert replica.group not in self.replicas, f"group {replica.group.hex()} is driven already"
         self.replicas[replica.group] = replica
+        self.awake.woken(replica.group)
         self.process_ready(replica)
 
     def is_current(self, replica: Replica) -> bool:

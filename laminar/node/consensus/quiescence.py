@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from laminar.node.consensus.awake import Awake
 from laminar.node.consensus.raft_wire import PLAIN_KEEPALIVE, Keepalive
 from laminar.node.consensus.replica import Replica
 from laminar.node.transport.transport import Address, Peer
@@ -117,6 +118,7 @@ class Quiescence:
         address_of_peer: Callable[[Peer], Address | None],
     ) -> None:
         self._replicas = replicas
+        self.awake = Awake()
         self._silence_ms = election_timeout_ms
         self._heartbeat_ms = heartbeat_ms
         self._address_of = address_of
@@ -224,6 +226,7 @@ class Quiescence:
         They receive our keepalives as before, so they must be notified.
         """
         self._notices.pop(replica.group, None)
+        self.awake.woken(replica.group)
         farewell = []
         if replica in self._quiesced:
             if replica.core.role is Role.LEADER:
@@ -237,6 +240,7 @@ class Quiescence:
     def _unquiesce(self, replica: Replica) -> None:
         self._leave_peers(replica)
         self.unquiesced += 1
+        self.awake.woken(replica.group)
 
     def _leave_peers(self, replica: Replica) -> None:
         for peer in self._quiesced.pop(replica):

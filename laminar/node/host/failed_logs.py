@@ -31,7 +31,7 @@ def pause_s(recovery_restarts: int) -> float:
 
 def failed_logs(storage: Storage) -> list[str]:
     """Return name and reason of each log that takes no more entries."""
-    return [f"{log.name} ({log.failure})" for log in storage.logs.values() if log.failure is not None]
+    return [f"{log.name} ({log.failure})" for log in storage.failed_logs()]
 
 
 def is_retriable(error: DiskError) -> bool:

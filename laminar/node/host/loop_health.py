@@ -3,7 +3,9 @@
 A turn that takes long delays every group of the process, so it is measured, and a thread of its own records
 the loop's stack (docs/pitfalls.md, 27 and 44). Python's own garbage collector would run in the middle of a
 burst, over everything that a shard holds. So it is switched off, and called here when the loop is idle or has
-made `MOST_GARBAGE` objects. Nothing here touches protocols: the driver sees a late turn by its own timers.
+made `MOST_GARBAGE` objects. A full collection stops a process of many partitions for tenths of a second, so
+an idle process, which makes little, has few of them. Nothing here touches protocols: the driver sees a late
+turn by its own timers.
 """
 
 from __future__ import annotations
@@ -27,8 +29,13 @@ REPORT_EVERY_S = 10.0
 LOOK_AT_GARBAGE_S = 1.0
 # The loop was idle if its thread used less than this share of a CPU since the last look.
 IDLE_SHARE = 0.3
-# The shortest time between two full collections.
+# Fewer objects made and not freed than this are left alone.
+LEAST_GARBAGE = 500
+# The shortest time between two full collections, and the longest while the loop is idle: one is made in
+# between when `FULL_GARBAGE` objects have been made and not freed since the last.
 FULL_COLLECTION_S = 60.0
+LONGEST_S = 900.0
+FULL_GARBAGE = 20_000
 # The largest share of all time that full collections may take.
 FULL_SHARE = 1 / 200
 # Objects made and not freed since the last collection, beyond which the next does not wait for an idle loop.
@@ -53,6 +60,8 @@ class LoopHealth:
         self._thread_id = 0
         self._garbage_s = 0.0
         self._cpu_s = 0.0
+        # Objects made and not freed since the last full collection, but for those since the last of any kind.
+        self._made = 0
         self._full_s = 0.0
         self._full_took_s = 0.0
         self._reported_s = float("-inf")
@@ -105,21 +114,27 @@ class LoopHealth:
         cpu_s = time.thread_time()
         idle = cpu_s - self._cpu_s < IDLE_SHARE * (now_s - self._garbage_s)
         self._garbage_s, self._cpu_s = now_s, cpu_s
-        if idle and now_s - self._full_s >= max(FULL_COLLECTION_S, self._full_took_s / FULL_SHARE):
+        made, full_ago_s = gc.get_count()[0], now_s - self._full_s
+        is_due = full_ago_s >= (FULL_COLLECTION_S if self._made + made >= FULL_GARBAGE else LONGEST_S)
+        if idle and is_due and full_ago_s >= self._full_took_s / FULL_SHARE:
             gc.collect()
             self._full_s = time.monotonic()
             self._full_took_s = self._full_s - now_s
-        elif idle or gc.get_count()[0] > MOST_GARBAGE:
+            self._made = 0
+        elif made > MOST_GARBAGE or (idle and made >= LEAST_GARBAGE):
             gc.collect(1)
+            self._made += made
         else:
             return
         self.collections += 1
 
     def _watch(self) -> None:
         """Look for long turns of the loop. Runs in its own thread."""
-        noted_s = 0.0
-        while not self._ended.wait(TICK_S):
+        noted_s, wait_s = 0.0, TICK_S
+        while not self._ended.wait(wait_s):
             alive_s, now_s = self._alive_s, time.monotonic()
+            # No sooner can this turn, or the next if this one was noted, be a long one.
+            wait_s = max(TICK_S, alive_s + LONG_TURN_S + TICK_S - now_s)
             if now_s - alive_s < LONG_TURN_S + TICK_S or alive_s == noted_s:
                 continue
             noted_s = alive_s

@@ -354,6 +354,11 @@ class AppendPath:
                 fail(waiter.future, Problem("outcome_unknown", f"this replica has stopped: {error}"))
         self.waiters.clear()
 
+    @property
+    def waits(self) -> bool:
+        """Whether an append waits here that `expire` may have to fail."""
+        return bool(self.waiters or self._after_seal or self._copies.waits)
+
     def expire(self, *, older_than_s: float) -> None:
         """Fail the appends that have waited longer than this for their commit, with `outcome_unknown`."""
         latest = self._loop.time() - older_than_s

@@ -117,6 +117,11 @@ class Copies:
         detail = f"committed in {self._context.name}, and the leader that counted its copies leads no longer"
         return Problem("outcome_unknown", detail)
 
+    @property
+    def waits(self) -> bool:
+        """Whether an append waits for copies."""
+        return bool(self._waiters)
+
     def expire(self, *, latest_s: float) -> None:
         """Fail the appends that have waited since `latest_s` or longer (the loop's time)."""
         if not self._waiters:

@@ -449,10 +449,10 @@ async def _give_back_when_quiet(storage: Storage) -> None:
     the throughput). Another libc has no such call.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    trimmed = before = storage.statistics()["journal_lsn"]
+    trimmed = before = storage.journal_lsn
     while trim is not None:
         await asyncio.sleep(_QUIET_S)
-        lsn = storage.statistics()["journal_lsn"]
+        lsn = storage.journal_lsn
         if lsn == before != trimmed:
             trim(0)
             trimmed = lsn

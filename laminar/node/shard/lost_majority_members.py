@@ -18,20 +18,27 @@ from membership.records import PartitionRecord, ReplicaRecord
 class PartitionMembers:
     """The members of the groups in `by_group`, by the shard's view of the catalog.
 
+    `leaderless()` returns the partitions among which replicas may be that recover and have no leader.
     `refresh()` waits until `view` is as new as the catalog's leader confirms, and raises `Problem` if that
     fails.
     """
 
     def __init__(
-        self, by_group: Mapping[bytes, Partition], *, view: View, refresh: Callable[[], Awaitable[object]]
+        self,
+        by_group: Mapping[bytes, Partition],
+        *,
+        leaderless: Callable[[], Iterable[Partition]],
+        view: View,
+        refresh: Callable[[], Awaitable[object]],
     ) -> None:
         self._by_group = by_group
+        self._leaderless = leaderless
         self._view = view
         self._refresh = refresh
 
     def waiting(self) -> Iterable[Replica]:
         """Return the replicas here whose group may be released."""
-        return [partition.replica for partition in self._by_group.values()]
+        return [partition.replica for partition in self._leaderless()]
 
     async def refresh(self) -> bool:
         """Bring the view up to what the catalog's leader confirms; return False if that fails."""

@@ -34,11 +34,13 @@ from laminar.node.catalog.service import (
     decode_answer,
     encode_request,
 )
+from laminar.node.catch_up.lagging import may_lag
 from laminar.node.catch_up.service import CHECK_S as CATCH_UP_CHECK_S
 from laminar.node.catch_up.service import CatchUp
 from laminar.node.channels.deliveries import CHECK_S as DELIVERIES_CHECK_S
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.consensus.lost_majority import CHECK_S as RELEASE_CHECK_S
+from laminar.node.consensus.lost_majority import is_leaderless
 from laminar.node.consensus.replica import Replica
 from laminar.node.delay.publishers import CHECK_S as DELAYED_CHECK_S
 from laminar.node.delay.publishers import Publishers
@@ -93,6 +95,7 @@ STORAGE_RETRY_S = 2.0
 HAND_OVER_S = 1.0
 VIEW_WAIT_S = 2.0
 SNAPSHOT_CHECK_S = 1.0
+REMIND_S = 1.0
 SPACE_CHECK_S = 1.0
 TRASH_CHECK_S = 3600.0
 # While space is low, the trash is emptied this often.
@@ -125,8 +128,9 @@ class Shard(Process):
         self.lost: list[ReplicaEntry] = []
         # Replicas that could not be opened because of a bug, and the error.
         self.failed: dict[int, tuple[ReplicaEntry, str]] = {}
-        self._snapshots = snapshot.SnapshotWriter(storage)
         self.by_group: dict[bytes, Partition] = {}
+        self._snapshots = snapshot.SnapshotWriter(storage)
+        self._grown = self.watched(self._snapshots.due)
         # Whether there is a new view to reconcile with; and the event that wakes the reconcile loop for it,
         # or for replicas that move.
         self._view_is_new = False
@@ -156,7 +160,7 @@ class Shard(Process):
             on_answer=self._application.answered,
         )
         self._ports = HttpPorts(boot, self.http)
-        self.catch_up = CatchUp(self, by_group=self.by_group)
+        self.catch_up = CatchUp(self, by_group=self.by_group, watched=self.watched(may_lag))
         self.work = WorkLists(self)
         self.leaders = LeaderHandback(self, self.work, calm_ms=settings.settle_ms)
         self.moves = ReplicaMover(
@@ -168,7 +172,12 @@ class Shard(Process):
         self._opener = ReplicaOpener(self)
         self._reconciler = Reconciler(self, self.work)
         self._lost_manifest = LostManifest(self)
-        members = PartitionMembers(self.by_group, view=self.view, refresh=self.refresh_view)
+        members = PartitionMembers(
+            self.by_group,
+            leaderless=self.watched(lambda each: is_leaderless(each.replica)),
+            view=self.view,
+            refresh=self.refresh_view,
+        )
         self.releases = self.answer_releases(members)
         self.retention = Retention(
             clock=self.clock,
@@ -254,6 +263,17 @@ class Shard(Process):
         """Run `job` in the thread for large bodies."""
         return self.http.off_loop(job, *arguments)
 
+    def watched(self, keep: Callable[[Partition], bool]) -> Callable[[], list[Partition]]:
+        """Return a function for a periodic check: it returns the partitions that the check has to look at.
+
+        They are those whose group is awake or has been since the last call, and the quiesced ones for which
+        `keep` held then (`laminar.node.consensus.awake`).
+        """
+        return self.driver.awake.list_of(self.by_group, keep).take
+
+    def _remind(self) -> None:
+        self.driver.awake.remind(self.by_group, passed_s=REMIND_S)
+
     def catch_up_progress(self, group: bytes) -> tuple[int, int] | None:
         """Return (bytes received, bytes in all) of the log being built for a replica; None if none is."""
         return self.catch_up.progress_of(group)
@@ -336,13 +356,16 @@ class Shard(Process):
         self.every(LEADERS_CHECK_S, self.leaders.check)
         self.every(ROUTES_CHECK_S, self.routes.check)
         self.every(CHANNELS_CHECK_S, self.channels.check)
-        self.every(DELIVERIES_CHECK_S, lambda: self.deliveries.check(self.partitions.values()))
-        self.every(DELAYED_CHECK_S, lambda: self.publishers.check(self.partitions.values()))
+        with_channels = self.watched(lambda each: bool(each.state.channels))
+        self.every(DELIVERIES_CHECK_S, lambda: self.deliveries.check(with_channels()))
+        with_delayed = self.watched(lambda each: bool(each.state.delayed))
+        self.every(DELAYED_CHECK_S, lambda: self.publishers.check(with_delayed()))
         self.every(MINUTE_S, self.splitting.check)
         self.every(self.boot.settings.retention_check_ms / 1000, self._retain)
         self.every(CATCH_UP_CHECK_S, self.catch_up.check)
         self.every(RELEASE_CHECK_S, self.releases.check)
         self.every(SNAPSHOT_CHECK_S, self._check_snapshots)
+        self.every(REMIND_S, self._remind)
         if self.number == 0:
             self.spawn(self._purge_trash())
         await self.stopping.wait()
@@ -596,7 +619,7 @@ class Shard(Process):
 
     def _check_snapshots(self) -> Work | None:
         """Write the snapshots that are due, so that a start after a crash has little to replay."""
-        due = [partition for partition in self.partitions.values() if self._snapshots.due(partition)]
+        due = [partition for partition in self._grown() if self._snapshots.due(partition)]
         return self._write_snapshots(due) if due else None
 
     async def _write_snapshots(self, due: Sequence[Partition]) -> None:

@@ -1,7 +1,6 @@
 """One node of two shards for each module of the API's tests: each test makes topics of its own.
 
-It ends with the module: a node that is there for all of them has hundreds of topics in the end, which take a
-fifth of a core while nobody asks for them.
+It ends with the module, so that no module depends on what another left behind.
 """
 
 from __future__ import annotations

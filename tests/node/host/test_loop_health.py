@@ -6,7 +6,10 @@ import asyncio
 import gc
 import time
 
-from laminar.node.host.loop_health import LoopHealth
+import pytest
+
+from laminar.node.host import loop_health
+from laminar.node.host.loop_health import FULL_GARBAGE, LEAST_GARBAGE, LoopHealth
 
 
 def _a_long_turn() -> None:
@@ -35,6 +38,12 @@ async def test_pitfall_44_a_long_turn_is_counted_with_its_stack_and_as_lag() -> 
     assert "_a_long_turn" in stack
 
 
+def _make_garbage(number: int) -> None:
+    for _ in range(number):
+        ring: list[object] = []
+        ring.append(ring)
+
+
 async def _next_tick(health: LoopHealth) -> None:
     ticks = health.ticks
     while health.ticks == ticks:  # noqa: ASYNC110  # a counter
@@ -47,12 +56,36 @@ async def test_garbage_is_collected_by_us_and_not_in_the_middle_of_a_burst() -> 
     health.start()
     try:
         assert not gc.isenabled()
-        for _ in range(200):
-            await asyncio.sleep(0.05)
-            if health.collections:
-                break
-        assert health.collections
+        _make_garbage(LEAST_GARBAGE)
+        async with asyncio.timeout(30):
+            while not health.collections:
+                await _next_tick(health)
     finally:
         health.stop()
 
     assert gc.isenabled()
+
+
+async def test_an_idle_process_is_not_stopped_to_look_for_garbage_that_it_has_not_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 5,000 partitions a full collection takes a quarter of a second."""
+    monkeypatch.setattr(loop_health, "LOOK_AT_GARBAGE_S", 0.0)
+    monkeypatch.setattr(loop_health, "FULL_COLLECTION_S", 0.0)
+    monkeypatch.setattr(loop_health, "FULL_SHARE", 1e9)
+    health = LoopHealth()
+    health.start()
+    try:
+        full = gc.get_stats()[2]["collections"]
+        _make_garbage(FULL_GARBAGE)
+        async with asyncio.timeout(30):
+            while gc.get_stats()[2]["collections"] == full:
+                await _next_tick(health)
+        collections = health.collections
+        for _ in range(4):
+            await _next_tick(health)
+    finally:
+        health.stop()
+
+    assert full + 1 == gc.get_stats()[2]["collections"]
+    assert collections == health.collections

@@ -22,7 +22,7 @@ def members_of(record: PartitionRecord) -> PartitionMembers:
     async def refresh() -> None:
         return None
 
-    return PartitionMembers(by_group, view=view, refresh=refresh)
+    return PartitionMembers(by_group, leaderless=by_group.values, view=view, refresh=refresh)
 
 
 def test_the_newest_replica_is_not_asked_once_it_has_left() -> None:

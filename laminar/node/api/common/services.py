@@ -94,6 +94,14 @@ class ShardServices(Protocol):
         """Wait for the next view; return whether one came in time."""
         raise NotImplementedError
 
+    def watched(self, keep: Callable[[Partition], bool]) -> Callable[[], list[Partition]]:
+        """Return a function for a periodic check: it returns the partitions that the check has to look at.
+
+        They are those whose group is awake or has been since the last call, and the quiesced ones for which
+        `keep` held then.
+        """
+        raise NotImplementedError
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` beside the rest; its failure ends the process."""
         raise NotImplementedError

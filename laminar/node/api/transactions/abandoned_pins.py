@@ -69,13 +69,13 @@ class AbandonedPins:
         self._loop = asyncio.get_running_loop()
         # By group, then by batch and the entry that pinned it.
         self._watched: dict[bytes, dict[tuple[BatchKey, int], _Watched]] = {}
+        self._with_pins = services.watched(lambda each: bool(each.state.channels.pins))
         services.spawn(self._watch())
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(PASS_S)
-            led = [each for each in self._services.partitions.values() if each.leads]
-            holding = [each for each in led if each.state.channels.pins]
+            holding = [each for each in self._with_pins() if each.leads and each.state.channels.pins]
             groups = {each.replica.group for each in holding}
             for group in self._watched.keys() - groups:
                 del self._watched[group]

@@ -71,6 +71,9 @@ class AbandonedStages:
     def __init__(self, services: ShardServices, coordinators: Coordinators) -> None:
         self._services = services
         self._coordinators = coordinators
+        self._with_stages = services.watched(
+            lambda each: bool(each.state.stages) or each.state.stages.published_once > 0
+        )
         # Coordinators' answers since the last pass began: a batch that is over stays so.
         self._statuses: dict[bytes, Sink | Problem] = {}
         services.spawn(self._clean_up())
@@ -79,7 +82,7 @@ class AbandonedStages:
         while True:
             await asyncio.sleep(JANITOR_S)
             self._statuses.clear()
-            led = [partition for partition in self._services.partitions.values() if partition.leads]
+            led = [partition for partition in self._with_stages() if partition.leads]
             await self.forget_published(led)
             for partition in led:
                 if partition.leads and partition.state.stages:
