@@ -134,6 +134,8 @@ class PeerRepair:
         self._rng = rng
         self._by_group: dict[bytes, _Kept] = {}
         self._by_log: dict[int, _Kept] = {}
+        # The ids of logs in which damage may be that no other replica can repair.
+        self._with_gone: dict[int, None] = {}
         self._working = asyncio.Semaphore(AT_ONCE)
         self._answering = asyncio.Semaphore(AT_ONCE)
         self.asked = 0
@@ -183,12 +185,16 @@ class PeerRepair:
 
     def gone(self) -> list[tuple[ReplicaEntry, Damage]]:
         """Return the damage here that no other replica can repair."""
-        return [
-            (kept.entry, damage)
-            for kept in self._by_log.values()
-            for damage in kept.log.quarantine
-            if damage.first_index in kept.gone
-        ]
+        found = []
+        for log_id in list(self._with_gone):
+            kept = self._by_log.get(log_id)
+            if kept is None or not kept.gone:
+                del self._with_gone[log_id]
+                continue
+            found += [
+                (kept.entry, damage) for damage in kept.log.quarantine if damage.first_index in kept.gone
+            ]
+        return found
 
     def is_gone(self, group: bytes, index: int) -> bool:
         """Return whether an entry is damaged here, and every other voter has said that it doesn't have it."""
@@ -348,6 +354,7 @@ class PeerRepair:
             return
         said = ", ".join(f"{node}: {status}" for node, status in sorted(answers.items()))
         kept.gone[damage.first_index] = said
+        self._with_gone[kept.log.log_id] = None
         _log.critical(
             "%s: no other replica has what is damaged here (%s): %s; this is refused, all else is served",
             kept.log.name,

@@ -333,6 +333,7 @@ class Quiescence:
             return False
         self._leave_peers(replica)
         self._quiesce(replica)
+        self.awake.woken(replica.group)  # nothing wakes, but one less is in sync
         return True
 
     def _missed(self, replica: Replica, peer: PeerLiveness) -> list[int]:

@@ -131,6 +131,7 @@ class Shard(Process):
         self.by_group: dict[bytes, Partition] = {}
         self._snapshots = snapshot.SnapshotWriter(storage)
         self._grown = self.watched(self._snapshots.due)
+        self._recovering = self.watched(lambda each: each.replica.core.recovering)
         # Whether there is a new view to reconcile with; and the event that wakes the reconcile loop for it,
         # or for replicas that move.
         self._view_is_new = False
@@ -271,6 +272,10 @@ class Shard(Process):
         """
         return self.driver.awake.list_of(self.by_group, keep).take
 
+    def failed_logs(self) -> set[int]:
+        """Return the ids of logs that take no more entries."""
+        return {log.log_id for log in self.storage.failed_logs()}
+
     def _remind(self) -> None:
         self.driver.awake.remind(self.by_group, passed_s=REMIND_S)
 
@@ -304,7 +309,8 @@ class Shard(Process):
             "node": {
                 "lost_replicas": len(self.lost),
                 "recovering_replicas": sum(
-                    replica.core.recovering for replica in self.driver.replicas.values()
+                    each.replica.core.recovering and self.driver.is_current(each.replica)
+                    for each in self._recovering()
                 ),
                 "disk_free_bytes": self.space.free_bytes,
                 "disk_low_water_bytes": self.space.threshold_bytes,

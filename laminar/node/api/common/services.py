@@ -176,6 +176,10 @@ class HostServices(ShardServices, Protocol):
         """Let a recovering replica vote for logs that reach this entry; return whether that took effect."""
         raise NotImplementedError
 
+    def failed_logs(self) -> set[int]:
+        """Return the ids of logs that take no more entries."""
+        raise NotImplementedError
+
     def histograms(self) -> dict[str, tuple[list[int], float]]:
         """Return the counts and sums of this process's histograms, by the names of their metrics."""
         raise NotImplementedError

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -129,8 +129,10 @@ class ShardNumbers:
         self._parts = parts
         self._refused = refused
         self._requests = requests
-        # By group: the counters of its replica at the last look.
-        self._last: dict[bytes, _Counters] = {}
+        # The counters of each replica at the last look, and what else it found of those without consumers.
+        self._last: dict[Partition, _Counters] = {}
+        self._quiet: dict[Partition, _Found] = {}
+        self._awake = services.watched(lambda partition: False)
         # By topic: what these counters have gained together since the start.
         self._gained: dict[str, list[int]] = {}
         # Consumers in the order in which they were seen first, with how many records each has lost so far,
@@ -152,30 +154,32 @@ class ShardNumbers:
             channel_counts=[*services.deliveries.counts.rows()],
             refused=dict(self._refused()),
         )
-        look = _Look(numbers, self._topics, services)
-        counters: dict[bytes, _Counters] = {}
+        for partition in self._awake():
+            self._quiet.pop(partition, None)
+        look = _Look(numbers, self._topics, services, self._quiet, services.failed_logs())
+        counters: dict[Partition, _Counters] = {}
         overtaken: dict[tuple[bytes, str], int] = {}
 
         last, gained_by = self._last, self._gained
 
         def add(partition: Partition) -> None:
-            group, topic = partition.context.replica.group, partition.context.topic
-            now = counters[group] = _counters(partition)
-            before = last.get(group)
+            now = counters[partition] = _counters(partition)
+            before = last.get(partition)
             if now != before:
+                topic = partition.topic
                 gained = gained_by.get(topic)
                 if gained is None:
                     gained = gained_by[topic] = [0, 0, 0, 0]
                 for place, (count, known) in enumerate(zip(now, before or _NONE, strict=True)):
                     gained[place] += count - known if count >= known else count  # it was opened again
             for name, lacking in look.add(partition):
-                key = topic, name
+                key, group = (partition.topic, name), partition.replica.group
                 more = max(0, lacking - self._overtaken.get((group, name), 0))
                 self._seen[key] = self._seen.get(key, 0) + more
                 overtaken[group, name] = lacking
 
         await in_slices(list(services.partitions.values()), add, clock=services.clock)
-        self._last, self._overtaken = counters, overtaken
+        self._last, self._overtaken, self._quiet = counters, overtaken, look.quiet
         self._gained = {name: gained for name, gained in self._gained.items() if name in numbers.topics}
         for name, gained in self._gained.items():
             row = numbers.topics[name]
@@ -216,10 +220,56 @@ class _OfTopic(NamedTuple):
     min_replicas: int
 
 
-class _Look:
-    """One look at all replicas, and what it has added up."""
+class _Found(NamedTuple):
+    """What a look found of a replica that stays so while its group is quiesced."""
 
-    def __init__(self, numbers: ProcessNumbers, topics: TopicLookup, services: HostServices) -> None:
+    has_leader: bool
+    status: str
+    """Of the partition that is led here; empty: it is led elsewhere."""
+    in_sync: int = 0
+    staged_batches: int = 0
+    staged_bytes: int = 0
+    unread: int = 0
+
+
+def _found_of(partition: Partition) -> _Found:
+    context = partition.context
+    replica, state = context.replica, context.state
+    core = replica.core
+    if not core.is_leader or replica.failure is not None or state.left_out:
+        return _Found(bool(core.leader_id), "")
+    stages, voters = state.stages, len(core.configuration.voters)
+    return _Found(
+        True,
+        state.succession.status,
+        1 if voters == 1 else len(in_sync_of(partition)),
+        len(stages),
+        stages.size_bytes if stages else 0,
+        context.end_offset - context.start_offset,
+    )
+
+
+class _Look:
+    """One look at all replicas, and what it has added up.
+
+    `quiet` has what it found of replicas without consumers, for the next look at those that stay quiesced.
+    """
+
+    def __init__(
+        self,
+        numbers: ProcessNumbers,
+        topics: TopicLookup,
+        services: HostServices,
+        quiet: Mapping[Partition, _Found],
+        failed: Collection[int],
+    ) -> None:
+        """`quiet`: what the look before found of replicas whose groups have been quiesced since.
+
+        `failed`: the ids of logs that take no more entries.
+        """
+        self._quiet = quiet
+        self.quiet: dict[Partition, _Found] = {}
+        self._failed = failed
         self._numbers = numbers
         self._topics = topics
         self._view = services.view
@@ -232,50 +282,66 @@ class _Look:
     def add(self, partition: Partition) -> Sequence[tuple[str, int]]:
         """Add a replica; return by consumer the records before the start of the log that it has not read.
 
-        Of many replicas this takes most of the time of a scrape, so it looks up nothing twice.
+        Of many replicas this takes most of the time of a scrape, and most of that to fetch them from memory.
+        So it looks at nothing twice, and of a quiesced replica only at what changes all the same.
         """
         context = partition.context
-        log, replica, state, states = context.log, context.replica, context.state, self._states
+        log, states = context.log, self._states
         topic = self._of_topics.get(context.topic)
         if topic is None:
             topic = self._of_topics[context.topic] = self._topic(context.topic)
         row = topic.row
         row.log_bytes += log.size_bytes
-        if log.quarantine:
-            states["damaged"] += 1
-        failure = replica.failure
-        if failure is not None or log.failure is not None:
+        if self._failed and log.log_id in self._failed:
             states["stopped"] += 1
+        found = None if log.quarantine else self._quiet.get(partition)
+        if found is None:
+            return self._add_awake(partition, topic)
+        self.quiet[partition] = found
+        self._add_found(found, topic)
+        return ()
+
+    def _add_awake(self, partition: Partition, topic: _OfTopic) -> Sequence[tuple[str, int]]:
+        context = partition.context
+        log, replica, state = context.log, context.replica, context.state
+        if log.quarantine:
+            self._states["damaged"] += 1
+        if replica.failure is not None and log.log_id not in self._failed:
+            self._states["stopped"] += 1
         names: Sequence[str] = ()
         if state.cursors.is_used:
             names = partition.cursor_commands.names()
             for name in names:
                 self.consumers.setdefault((context.topic, name), ConsumerNumbers())
-        core = replica.core
-        if not core.is_leader or failure is not None or state.left_out:
-            if not core.leader_id:
-                states["leaderless"] += 1
+        found = _found_of(partition)
+        self._add_found(found, topic)
+        changes = names or state.channels or state.start_is_moving or state.left_out or log.quarantine
+        if not changes and replica.failure is None:
+            self.quiet[partition] = found
+        if not found.status:
             return ()
-        status = state.succession.status
-        states[status] += 1
-        voters = len(core.configuration.voters)
-        in_sync = 1 if voters == 1 else len(in_sync_of(partition))
-        if in_sync < topic.replicas:
+        if state.channels:
+            self._add_channels(partition, context.end_offset)
+        return self._add_cursors(partition, topic.row, names) if names else ()
+
+    def _add_found(self, found: _Found, topic: _OfTopic) -> None:
+        states, row = self._states, topic.row
+        if not found.status:
+            if not found.has_leader:
+                states["leaderless"] += 1
+            return
+        states[found.status] += 1
+        if found.in_sync < topic.replicas:
             states["under_replicated"] += 1
-        if in_sync < topic.min_replicas:
+        if found.in_sync < topic.min_replicas:
             states["refusing"] += 1
         row.leads += 1
-        if state.stages:
-            row.staged_batches += len(state.stages)
-            row.staged_bytes += state.stages.size_bytes
-        start, end = context.start_offset, context.end_offset
-        unread = end - start
-        if unread:
-            row.unread += unread
-            row.most_unread = max(row.most_unread, unread)
-        if state.channels:
-            self._add_channels(partition, end)
-        return self._add_cursors(partition, row, names) if names else ()
+        if found.staged_batches:
+            row.staged_batches += found.staged_batches
+            row.staged_bytes += found.staged_bytes
+        if found.unread:
+            row.unread += found.unread
+            row.most_unread = max(row.most_unread, found.unread)
 
     def _topic(self, name: str) -> _OfTopic:
         row = self._numbers.topics[name] = TopicNumbers(route=self._topics.version(name))
