@@ -46,7 +46,7 @@ function useTopics(size = PAGE) {
   const pager = (page) => (pages.length > 1 || page.next) && html`<div class="bar">
     <button type="button" disabled=${pages.length === 1} onClick=${() => setPages(pages.slice(0, -1))}>Previous</button>
     <button type="button" disabled=${!page.next} onClick=${() => setPages([...pages, page.next])}>Next</button>
-    <span class="quiet">Page ${pages.length}</span></div>`;
+    <span class="quiet">Page ${pages.length}${page.total === undefined ? "" : ` of ${number(Math.ceil(page.total / size))}, ${number(page.total)} topics`}</span></div>`;
   return { state, controls, pager, filter };
 }
 

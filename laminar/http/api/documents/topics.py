@@ -175,12 +175,13 @@ class Topic(Answer):
 
 
 class TopicPage(Answer):
-    """A page of the list of topics; `next` is there if there are more.
+    """A page of the list of topics; `next` is there if there are more, `total` are those of all pages.
 
     `silent`: the nodes that did not say all that they lead, if sums were asked for.
     """
 
     topics: list[Topic]
+    total: int
     next: str | UnsetType = UNSET
     silent: list[str] | UnsetType = UNSET
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -18,6 +17,7 @@ from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import owner_of, principal_of
 from laminar.node.api.cluster.replica_status import ReplicaStatus
+from laminar.node.api.cluster.topic_pages import Place, page_of
 from laminar.node.api.cluster.topic_sums import TopicSumsRoute
 from laminar.node.api.cluster.topic_sums import document as sums_document
 from laminar.node.api.common.etags import changed, etag, names, required
@@ -25,6 +25,7 @@ from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.query import flag, integer, next_link, one_of
 from laminar.node.api.common.services import ShardServices, check_enabled
+from laminar.node.api.common.slices import in_slices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.catalog.service import (
     CatalogAnswer,
@@ -34,7 +35,7 @@ from laminar.node.catalog.service import (
     TopicSettingsRequest,
 )
 from laminar.node.transport.transport import TransportError
-from membership.records import TopicRecord
+from membership.records import PartitionRecord, TopicRecord
 from membership.requests import AlterTopic, Result
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
@@ -81,17 +82,18 @@ class TopicRoutes:
 
     def _placed(self, record: TopicRecord) -> int:
         """Return the number of replicas of the topic's partition that has the fewest."""
-        partitions = self._services.view.partitions_of(record.name)
-        return min((len(each.replicas) for each in partitions), default=0)
+        return _fewest_replicas(self._services.view.partitions_of(record.name))
 
     def _describe(self, record: TopicRecord) -> documents.Topic:
-        partitions = (self._services.view.partition(record.name, number) for number in record.numbers)
-        is_live = all(each is not None and each.state == "live" for each in partitions)
+        partitions = {each.number: each for each in self._services.view.partitions_of(record.name)}
+        is_live = all(
+            number in partitions and partitions[number].state == "live" for number in record.numbers
+        )
         return documents.Topic(
             topic=record.name,
             partitions=record.partitions,
             replicas=record.replicas,
-            replicas_placed=self._placed(record),
+            replicas_placed=_fewest_replicas(partitions.values()),
             settings=record.settings,
             route=self._topics.route(record).version,
             state="live" if is_live and "importing" not in record.settings else "creating",
@@ -111,18 +113,28 @@ class TopicRoutes:
         if sort != "name":
             begin = _place_in(after, sort) if after else (-MAX_NUMBER, "")
         column = TOPIC_SORTS.index(sort)
-        shown = principal_of(request).among(self._services.view.topics(), "describe", within=prefix)
-        wanted = contains.lower()
-        places = (
-            (0 if sums is None or sort == "name" else -sums.of(name)[column], name)
-            for name in shown
-            if wanted in name.lower()
-        )
-        found = heapq.nsmallest(limit + 1, (place for place in places if place > begin))
-        page = found[:limit]
         topics = self._services.view.topics()
-        described = [self._describe(topics[name]) for _, name in page if name in topics]
-        answer = documents.TopicPage(described)
+        shown = principal_of(request).among(topics, "describe", within=prefix)
+        wanted = contains.lower()
+
+        def place(name: str) -> Place:
+            return (0 if sums is None or sort == "name" else -sums.of(name)[column], name)
+
+        clock = self._services.clock
+        found, total = await page_of(
+            (name for name in shown if wanted in name.lower()), place, begin=begin, limit=limit, clock=clock
+        )
+        page = found[:limit]
+        described: list[documents.Topic] = []
+
+        def describe(place: Place) -> None:
+            # It may have been deleted in the meantime.
+            record = self._services.view.topics().get(place[1])
+            if record is not None:
+                described.append(self._describe(record))
+
+        await in_slices(page, describe, clock=clock)
+        answer = documents.TopicPage(described, total)
         if with_sums and sums is not None:
             answer.silent = sums.silent
             for each in described:
@@ -336,6 +348,10 @@ class TopicRoutes:
                 "no_leader", f"the catalog changed in the meantime: {result.detail}", outcome="not_applied"
             )
         return answer
+
+
+def _fewest_replicas(partitions: Iterable[PartitionRecord]) -> int:
+    return min((len(each.replicas) for each in partitions), default=0)
 
 
 def _place_in(after: str, sort: str) -> tuple[int, str]:
