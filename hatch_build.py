@@ -12,6 +12,7 @@ import os
 import runpy
 import shutil
 import sys
+import sysconfig
 from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
@@ -42,6 +43,13 @@ class CompiledBuild(BuildHookInterface):  # type: ignore[type-arg]
         build_data["infer_tag"] = True
 
 
+def _find_compiler() -> None:
+    """Say what is missing, before mypyc has worked for half a minute. Raises `ValueError`."""
+    command = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(command) is None:
+        raise ValueError(f"LAMINAR_COMPILE is 1, but there is no C compiler: {command!r} is not found")
+
+
 def _is_wanted() -> bool:
     wanted = os.environ.get("LAMINAR_COMPILE", "")
     if wanted not in ("", "0", "1"):
@@ -53,8 +61,9 @@ def compile_modules(root: Path, work: Path) -> list[Path]:
     """Compile the modules in a copy of the sources of `root`; return the extensions, relative to `work`.
 
     Raises:
-        ValueError: A module has what mypyc would compile into something else.
+        ValueError: A module has what mypyc would compile into something else, or there is no C compiler.
     """
+    _find_compiler()
     modules = runpy.run_path(str(root / "laminar" / "compiled.py"))["MODULES"]
     work.mkdir(parents=True, exist_ok=True)
     for package in PACKAGES:
@@ -83,6 +92,7 @@ def check(name: str, source: str) -> None:
       error that is handled: after the wait, `raise` would raise that of another task.
     - `async with`, whose end is such a wait, but for `asyncio.timeout`, whose end does not wait.
     - `yield` in `try` with `finally`, or in `with`: what is left undone is not done when the generator goes.
+    - A value of a class that is not a `ClassVar`: each object would have one of its own, and the class none.
 
     Raises:
         ValueError: with the module, the line and what is there.
@@ -91,6 +101,8 @@ def check(name: str, source: str) -> None:
         what = ""
         if isinstance(node, ast.ClassDef) and node.keywords:
             what = f"class {node.name} has arguments, which mypyc drops"
+        elif isinstance(node, ast.ClassDef) and (value := _value_of(node)):
+            what = f"{node.name}.{value} is not a ClassVar, and the class would not have it"
         elif isinstance(node, ast.Try):
             handled = [*node.finalbody, *(each for handler in node.handlers for each in handler.body)]
             if _has(handled, ast.Await, ast.AsyncFor, ast.AsyncWith, ast.Yield, ast.YieldFrom):
@@ -103,6 +115,20 @@ def check(name: str, source: str) -> None:
             what = "the end of its `async with` waits, where mypyc mixes up the errors of tasks"
         if what:
             raise ValueError(f"{name}, line {getattr(node, 'lineno', 0)}: {what}")
+
+
+def _value_of(node: ast.ClassDef) -> str:
+    """Return what a plain class gives a value to without saying that it is the class's; empty if nothing."""
+    if node.decorator_list or any(
+        ast.unparse(base) in ("Enum", "IntEnum", "enum.Enum", "NamedTuple") for base in node.bases
+    ):
+        return ""
+    for each in node.body:
+        if isinstance(each, ast.Assign) and (name := ast.unparse(each.targets[0])) != "__slots__":
+            return name
+        if isinstance(each, ast.AnnAssign) and each.value and "ClassVar" not in ast.unparse(each.annotation):
+            return ast.unparse(each.target)
+    return ""
 
 
 def _has(body: Sequence[ast.AST], *kinds: type[ast.AST]) -> bool:

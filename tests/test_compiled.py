@@ -68,6 +68,7 @@ def test_to_wait_while_an_error_is_handled_is_refused(handler: str, body: str) -
             "line 2: its `finally` may never come",
         ),
         ("def f(x):\n    with x:\n        yield 1", "line 2: its `with` may never end"),
+        ("class A:\n    MOST = 1", "line 1: A.MOST is not a ClassVar"),
     ],
 )
 def test_an_end_that_may_not_come_is_refused(source: str, why: str) -> None:
@@ -76,8 +77,19 @@ def test_an_end_that_may_not_come_is_refused(source: str, why: str) -> None:
         hatch_build.check("raft.reads", source)
     hatch_build.check(
         "raft.reads",
-        source.replace("async with x", "async with asyncio.timeout(1)").replace("yield 1", "x()"),
+        source.replace("async with x", "async with asyncio.timeout(1)")
+        .replace("yield 1", "x()")
+        .replace("MOST", "MOST: ClassVar"),
     )
+
+
+def test_without_a_compiler_the_build_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it does anything."""
+    monkeypatch.setenv("CC", "no-such-compiler")
+
+    with pytest.raises(ValueError, match="there is no C compiler: 'no-such-compiler' is not found"):
+        hatch_build.compile_modules(ROOT, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
 
 
 def test_what_is_compiled_is_what_runs() -> None:
