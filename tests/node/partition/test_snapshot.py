@@ -16,45 +16,28 @@ from laminar.batch import Header, Kind, build, build_control, stamp
 from laminar.batch.header import set_producer
 from laminar.log import Log, Storage
 from laminar.log.disk.document import Document
-from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.log_start import LogStartRecord
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import Replica, initial_frame, replay
-from laminar.node.host.clock import Clock
 from laminar.node.partition import snapshot
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.cursors import CursorChange
 from laminar.node.partition.state.derived_state import encode_state
 from laminar.node.partition.state.succession import Input, OpenRecord, Output, SealRecord
-from laminar.node.secret.keyring import Keyring
-from laminar.node.transport.transport import Transport
 from raft.values import HardState, Settings
 from tests.disks.fault_disk import FaultDisk, FaultFile
 from tests.log.histories import open_inline
-from tests.node.opened import entry, open_all
+from tests.node.opened import entry, idle_driver, open_all
 from tests.node.trio import CLUSTER, VOTERS
 
 OUTPUT = msgspec.structs.replace(VOTERS, successor_of=7)
 
 
-def failed(error: BaseException) -> None:
-    raise error
-
-
-@cache
-def idle_driver() -> Driver:
-    """A driver of no replica, as the tests do its work; real, as the compiled build takes no other."""
-    return Driver(
-        storage=open_inline(FaultDisk()),
-        transport=Transport(cluster_id=lambda: CLUSTER, node="a", role=1, nonce=b"n" * 16, secrets=Keyring()),
-        clock=Clock(),
-        address_of=lambda node, replica: None,
-        on_fatal=failed,
-    )
+DRIVER = cache(idle_driver)
 
 
 def partition_of(log: Log) -> Partition:
-    partition = Partition(topic="t", number=0, driver=idle_driver(), log=log)
+    partition = Partition(topic="t", number=0, driver=DRIVER(), log=log)
     partition.replica = Replica(
         name="t/0",
         cluster=CLUSTER,
