@@ -17,8 +17,10 @@
 #             make bench-swim: how fast a dead node is found and told, over simulated wires,
 #             make bench-catalog: what a topic more costs a catalog of 100,000; OPTIONS="--nodes 3": with real nodes,
 #             make bench-steer: what it is worth to reach the right shard, and its CPU; needs root)
-# make compiled  an experiment (docs/decisions/0033): the same program with its hot modules compiled by mypyc, a wheel in
-#                dist/, a checkout in build/compiled; make test-compiled: its tests, some of which fail
+# make compiled  the same program with its hot modules compiled by mypyc (docs/decisions/0033): a wheel in dist/, a
+#                checkout in build/compiled; needs a C compiler
+# make test-compiled  the tests of the rooms on a record's way, on the compiled build; in compiled-TARGET another target
+#                runs there: compiled-log-crash, compiled-sim-many, compiled-cluster-faults
 # make models  the models of consensus, births, transactions and routes, with Java; OPTIONS=--mutants: each mutant fails, too
 # make raft-fuzz  SCHEDULES=1000000 short schedules of marks, changes and power losses against the Raft core; SEED is printed
 # make log-mutants  each rule of durability switched off: which test notices
@@ -170,9 +172,10 @@ check: .venv/.core
 bench: .venv/.core
 	$(BIN)/python -m benches
 
-# The wheel's extension modules in a copy of this checkout, for tests and benchmarks. Nothing is compiled here.
-.PHONY: compiled test-compiled bench-compiled
+# The wheel's extension modules in a copy of this checkout, for tests and benchmarks: none comes to lie in this one.
+.PHONY: compiled test-compiled bench-compiled compiled-log-crash compiled-sim-many compiled-cluster-faults
 compiled: .venv/.core
+	@command -v $(firstword $(CC)) >/dev/null || { echo "no C compiler ($(CC)): the compiled build can be neither made nor tested here"; exit 1; }
 	LAMINAR_COMPILE=1 $(BIN)/python -m build --wheel --no-isolation --outdir dist .
 	rm -rf build/compiled
 	mkdir -p build/compiled
@@ -180,11 +183,22 @@ compiled: .venv/.core
 	  | tar -xf - -C build/compiled
 	cd build/mypyc && find . -name '*.so' -not -path './build/*' -print0 | tar --null -T - -cf - | tar -xf - -C ../compiled
 
-# Tests that replace methods of compiled classes, or hand over stand-ins for them, are skipped there.
-COMPILED := tests/raft tests/batch tests/log tests/crash tests/http tests/sim tests/node/consensus tests/node/transport \
-  tests/node/partition tests/node/api tests/cluster/test_api_cluster.py
+# Tests that replace methods of compiled classes, or hand over stand-ins for them, are skipped there, with that reason.
+COMPILED := tests/test_compiled.py tests/raft tests/batch tests/wire tests/log tests/crash tests/http tests/sim \
+  tests/node/consensus tests/node/transport tests/node/partition tests/node/api tests/cluster/test_api_cluster.py
+IN_COMPILED := cd build/compiled && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m
 test-compiled: compiled
-	cd build/compiled && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest -q -n 2 --dist loadscope $(COMPILED)
+	$(IN_COMPILED) pytest -q -n 2 --dist loadscope -m 'not long' $(COMPILED)
+
+# The same runs as without `compiled-`; mutants change source text, so they are left out.
+compiled-log-crash: compiled
+	$(IN_COMPILED) tests.crash --states $(or $(STATES),1000) --mutant none $(OPTIONS)
+
+compiled-sim-many: compiled
+	$(IN_COMPILED) tests.sim --seconds $(or $(SECONDS),60) --first $(or $(FIRST),1)
+
+compiled-cluster-faults: compiled
+	$(IN_COMPILED) tests.cluster.faults --minutes $(or $(MINUTES),3) --workload $(or $(WORKLOAD),records) $(OPTIONS)
 
 bench-compiled: compiled
 	$(BIN)/python -m benches.http.bench_compiled $(OPTIONS)

@@ -12,6 +12,8 @@ import os
 import runpy
 import shutil
 import sys
+import sysconfig
+from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,13 @@ class CompiledBuild(BuildHookInterface):  # type: ignore[type-arg]
         build_data["infer_tag"] = True
 
 
+def _find_compiler() -> None:
+    """Say what is missing, before mypyc has worked for half a minute. Raises `ValueError`."""
+    command = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(command) is None:
+        raise ValueError(f"LAMINAR_COMPILE is 1, but there is no C compiler: {command!r} is not found")
+
+
 def _is_wanted() -> bool:
     wanted = os.environ.get("LAMINAR_COMPILE", "")
     if wanted not in ("", "0", "1"):
@@ -52,8 +61,9 @@ def compile_modules(root: Path, work: Path) -> list[Path]:
     """Compile the modules in a copy of the sources of `root`; return the extensions, relative to `work`.
 
     Raises:
-        ValueError: A module has what mypyc would compile into something else.
+        ValueError: A module has what mypyc would compile into something else, or there is no C compiler.
     """
+    _find_compiler()
     modules = runpy.run_path(str(root / "laminar" / "compiled.py"))["MODULES"]
     work.mkdir(parents=True, exist_ok=True)
     for package in PACKAGES:
@@ -76,17 +86,67 @@ def compile_modules(root: Path, work: Path) -> list[Path]:
 def check(name: str, source: str) -> None:
     """Refuse what mypyc takes without a word and makes something else of.
 
-    It drops the arguments of a class: a `msgspec.Struct` would lose `frozen`, `tag` and `array_like`, and be
-    written as a map where others expect an array.
+    - Arguments of a class, which it drops: a `msgspec.Struct` would lose `frozen`, `tag` and `array_like`,
+      and be written as a map where others expect an array.
+    - To wait while an error is handled, in `except` or `finally`. Compiled coroutines share one place for the
+      error that is handled: after the wait, `raise` would raise that of another task.
+    - `async with`, whose end is such a wait, but for `asyncio.timeout`, whose end does not wait.
+    - `yield` in `try` with `finally`, or in `with`: what is left undone is not done when the generator goes.
+    - A value of a class that is not a `ClassVar`: each object would have one of its own, and the class none.
 
     Raises:
-        ValueError: with the module, the line and the class.
+        ValueError: with the module, the line and what is there.
     """
     for node in ast.walk(ast.parse(source)):
+        what = ""
         if isinstance(node, ast.ClassDef) and node.keywords:
-            raise ValueError(
-                f"{name}, line {node.lineno}: class {node.name} has arguments, which mypyc drops"
-            )
+            what = f"class {node.name} has arguments, which mypyc drops"
+        elif isinstance(node, ast.ClassDef) and (value := _value_of(node)):
+            what = f"{node.name}.{value} is not a ClassVar, and the class would not have it"
+        elif isinstance(node, ast.Try):
+            handled = [*node.finalbody, *(each for handler in node.handlers for each in handler.body)]
+            if _has(handled, ast.Await, ast.AsyncFor, ast.AsyncWith, ast.Yield, ast.YieldFrom):
+                what = "it waits in `except` or `finally`, where mypyc mixes up the errors of tasks"
+            elif node.finalbody and _has(node.body, ast.Yield, ast.YieldFrom):
+                what = "its `finally` may never come, as it yields before"
+        elif isinstance(node, ast.With) and _has(node.body, ast.Yield, ast.YieldFrom):
+            what = "its `with` may never end, as it yields before"
+        elif isinstance(node, ast.AsyncWith) and not all(_is_timeout(each) for each in node.items):
+            what = "the end of its `async with` waits, where mypyc mixes up the errors of tasks"
+        if what:
+            raise ValueError(f"{name}, line {getattr(node, 'lineno', 0)}: {what}")
+
+
+def _value_of(node: ast.ClassDef) -> str:
+    """Return what a plain class gives a value to without saying that it is the class's; empty if nothing."""
+    if node.decorator_list or any(
+        ast.unparse(base) in ("Enum", "IntEnum", "enum.Enum", "NamedTuple") for base in node.bases
+    ):
+        return ""
+    for each in node.body:
+        if isinstance(each, ast.Assign) and (name := ast.unparse(each.targets[0])) != "__slots__":
+            return name
+        if isinstance(each, ast.AnnAssign) and each.value and "ClassVar" not in ast.unparse(each.annotation):
+            return ast.unparse(each.target)
+    return ""
+
+
+def _has(body: Sequence[ast.AST], *kinds: type[ast.AST]) -> bool:
+    """Return whether one of the nodes, or what is in them but for functions, is of one of these kinds."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    return any(
+        isinstance(node, kinds)
+        or (not isinstance(node, functions) and _has(list(ast.iter_child_nodes(node)), *kinds))
+        for node in body
+    )
+
+
+def _is_timeout(item: ast.withitem) -> bool:
+    called = item.context_expr
+    return isinstance(called, ast.Call) and ast.unparse(called.func) in (
+        "asyncio.timeout",
+        "asyncio.timeout_at",
+    )
 
 
 def _mirror(source: Path, copy: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import shutil
+from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -17,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", compiled.MODULES)
-def test_a_module_that_is_compiled_has_no_class_that_would_become_another(name: str) -> None:
-    """A `msgspec.Struct` would lose `array_like`: its bytes would be others than those of the pure build."""
+def test_a_module_that_is_compiled_has_nothing_that_would_become_another_thing(name: str) -> None:
+    """A `msgspec.Struct` would lose `array_like`; a `raise` after a wait would raise another task's error."""
     hatch_build.check(name, ROOT.joinpath(*name.split(".")).with_suffix(".py").read_text())
 
 
@@ -27,6 +28,76 @@ def test_a_class_with_arguments_is_refused_with_its_place() -> None:
     source = "import msgspec\n\nclass Entry(msgspec.Struct, array_like=True):\n    index: int\n"
     with pytest.raises(ValueError, match=r"raft\.entries, line 3: class Entry has arguments"):
         hatch_build.check("raft.entries", source)
+
+
+WAITING = """
+import asyncio
+
+async def load(self):
+    try:
+        return self.rows()
+    {handler}
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "body"),
+    [
+        ("except KeyError:", "await self.read()"),
+        ("except KeyError:", "async for x in self: self.close()"),
+        ("except KeyError:", "yield 1"),
+        ("finally:", "await self.close()"),
+        ("finally:", "async with asyncio.timeout(1): self.close()"),
+        ("finally:", "self.close(await self.x)"),
+    ],
+)
+def test_to_wait_while_an_error_is_handled_is_refused(handler: str, body: str) -> None:
+    """Compiled, all coroutines share the error that is handled: `raise` after it raises another task's."""
+    with pytest.raises(ValueError, match=r"raft\.reads, line 5: it waits in `except` or `finally`"):
+        hatch_build.check("raft.reads", WAITING.format(handler=handler, body=body))
+    hatch_build.check("raft.reads", WAITING.format(handler=handler, body="self.close(lambda: 1)"))
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("async def f(x):\n    async with x:\n        pass", "line 2: the end of its `async with` waits"),
+        (
+            "def f(x):\n    try:\n        yield 1\n    finally:\n        x()",
+            "line 2: its `finally` may never come",
+        ),
+        ("def f(x):\n    with x:\n        yield 1", "line 2: its `with` may never end"),
+        ("class A:\n    MOST = 1", "line 1: A.MOST is not a ClassVar"),
+    ],
+)
+def test_an_end_that_may_not_come_is_refused(source: str, why: str) -> None:
+    """A compiled generator that is left is freed as it stands: what it holds would stay held."""
+    with pytest.raises(ValueError, match=why):
+        hatch_build.check("raft.reads", source)
+    hatch_build.check(
+        "raft.reads",
+        source.replace("async with x", "async with asyncio.timeout(1)")
+        .replace("yield 1", "x()")
+        .replace("MOST", "MOST: ClassVar"),
+    )
+
+
+def test_without_a_compiler_the_build_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it does anything."""
+    monkeypatch.setenv("CC", "no-such-compiler")
+
+    with pytest.raises(ValueError, match="there is no C compiler: 'no-such-compiler' is not found"):
+        hatch_build.compile_modules(ROOT, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_what_is_compiled_is_what_runs() -> None:
+    """A module is loaded from an extension exactly if it is said to be compiled."""
+    for name in compiled.MODULES:
+        file = import_module(name).__file__
+        assert file is not None
+        assert (name in compiled.compiled_modules()) is not file.endswith(".py"), file
 
 
 def test_nobody_refers_weakly_to_a_class_that_is_compiled() -> None:

@@ -151,6 +151,14 @@ def post_request(topic: str, partition: int, *, token: str = "") -> bytes:
     ) % (topic.encode(), partition, proof, VALUE_BYTES, VALUE)
 
 
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """POSTs of one record: median rate, and median CPU of the servers for each."""
+
+    per_s: float
+    cpu_us: float
+
+
 async def posts(
     targets: Sequence[tuple[str, int, bytes]],
     *,
@@ -160,24 +168,40 @@ async def posts(
     tls: ssl.SSLContext | None = None,
 ) -> float:
     """POST/s over `connections`, each sending its target's request (host, port, bytes) again and again."""
+    done = await posted(targets, (), connections=connections, seconds=seconds, rounds=rounds, tls=tls)
+    return done.per_s
+
+
+async def posted(
+    targets: Sequence[tuple[str, int, bytes]],
+    pids: Sequence[int],
+    *,
+    connections: int,
+    seconds: float,
+    rounds: int,
+    tls: ssl.SSLContext | None = None,
+) -> Posted:
+    """Do as `posts`, and return what the processes `pids` used for each POST, too."""
     loop = asyncio.get_running_loop()
     opened: list[tuple[asyncio.BaseTransport, _Poster]] = []
     for number in range(connections):
         host, port, request = targets[number % len(targets)]
         made = loop.create_connection(lambda request=request: _Poster(request), host, port, ssl=tls)
         opened.append(await made)
-    rates = []
+    rates, cpu_us = [], []
     try:
         await asyncio.sleep(min(0.3, seconds))
         for _ in range(rounds):
             before, began = sum(poster.answers for _, poster in opened), time.perf_counter()
+            cpu_before_s = cpu_s(pids)
             await asyncio.sleep(seconds)
             done = sum(poster.answers for _, poster in opened) - before
             rates.append(done / (time.perf_counter() - began))
+            cpu_us.append((cpu_s(pids) - cpu_before_s) / max(1, done) * 1e6)
         failures = [poster.failure for _, poster in opened if poster.failure is not None]
         assert not failures, f"{len(failures)} of {connections} connections failed, the first: {failures[0]}"
     finally:
         for transport, _ in opened:
             cast(asyncio.Transport, transport).abort()
         await asyncio.sleep(0.05)
-    return statistics.median(rates)
+    return Posted(statistics.median(rates), statistics.median(cpu_us))

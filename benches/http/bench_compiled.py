@@ -3,10 +3,10 @@
     python -m benches.http.bench_compiled        (make bench-compiled, which builds both)
 
 Both sides are the same sources. The pure one is this checkout, the compiled one `build/compiled`. Each has a
-process with three members and twelve partitions, without HTTP (`compiled_load`), and one that simulates
-worlds; both live for the whole run, and each load is done by one side and then by the other, so a slow moment
-hits both. The figure of a row is the least of its rounds: others on the machine only add. `--quick` shows
-that everything runs, and measures nothing.
+process with three members and twelve partitions, without HTTP (`compiled_load`), three nodes that get POSTs
+of one record, and a process that simulates worlds. All live for the whole run, and each load is done by one
+side and then by the other, so a slow moment hits both. The figure of a row is the least of its rounds: others
+on the machine only add. `--quick` shows that everything runs, and measures nothing.
 """
 
 from __future__ import annotations
@@ -24,23 +24,26 @@ from benches.common import on_disk
 ROOT = Path(__file__).parents[2]
 # Appends under way, in twelve partitions.
 LOADS = {"one_by_one": 12, "in_flight_64": 64, "in_flight_256": 256}
+POSTS = 64
 SEEDS = (3, 6, 9)
 
 
 class Side:
-    """One build: its process of members, and its process of worlds."""
+    """One build: its process of members, that of its nodes, and that of its worlds."""
 
     def __init__(self, tree: Path, folder: Path) -> None:
         self._tree = tree
-        self._members = self._start(str(folder))
+        self._members = self._start(str(folder / "members"))
+        self._nodes = self._start("http", str(folder / "nodes"))
         self._worlds = self._start("sim")
         self.answer(self._members)
+        self.modules: str = self.answer(self._nodes)["modules"]
 
-    def _start(self, argument: str) -> subprocess.Popen[str]:
+    def _start(self, *arguments: str) -> subprocess.Popen[str]:
         # Fixed hashes: what a set hands out first must not differ between the sides.
         environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(self._tree)}
         return subprocess.Popen(
-            [sys.executable, "-m", "benches.http.compiled_load", argument],
+            [sys.executable, "-m", "benches.http.compiled_load", *arguments],
             cwd=self._tree,
             env=environment,
             text=True,
@@ -51,6 +54,10 @@ class Side:
     def load(self, in_flight: int, seconds: float) -> dict[str, Any]:
         """Do a load; what it cost."""
         return self._ask(self._members, f"{in_flight} {seconds}")
+
+    def post(self, connections: int, seconds: float) -> dict[str, Any]:
+        """POST single records; what each cost the nodes."""
+        return self._ask(self._nodes, f"{connections} {seconds}")
 
     def world(self, seed: int) -> dict[str, Any]:
         """Simulate a world; how fast, and the digest of its trace."""
@@ -72,8 +79,8 @@ class Side:
         return found
 
     def close(self) -> None:
-        """End both processes in good order."""
-        for process in (self._members, self._worlds):
+        """End all processes in good order."""
+        for process in (self._members, self._nodes, self._worlds):
             assert process.stdin is not None
             process.stdin.close()
             process.wait(30)
@@ -102,6 +109,9 @@ def main() -> int:
         print("--quick: these sizes measure nothing")
     with on_disk.folder(given.directory.resolve(), "compiled-") as folder:
         sides = Side(ROOT, folder / "pure"), Side(given.compiled.resolve(), folder / "compiled")
+        assert [side.modules for side in sides] == ["pure", "compiled"], (
+            "a node runs the other side's modules"
+        )
         figures, same = _measure(sides, rounds, seconds, seeds)
         for side in sides:
             side.close()
@@ -124,6 +134,10 @@ def _measure(
             flush=True,
         )
         figures |= {f"{name}_pure": pure, f"{name}_compiled": compiled, f"{name}_ratio": compiled / pure}
+    posts = [[side.post(POSTS, seconds) for side in sides] for _ in range(rounds)]
+    pure, compiled = (min(turn[place]["cpu_us"] for turn in posts) for place in (0, 1))
+    print(f"{POSTS:3} POSTs under way, µs   {pure:10.1f}{compiled:10.1f}{compiled / pure:8.2f}", flush=True)
+    figures |= {"post64_pure": pure, "post64_compiled": compiled, "post64_ratio": compiled / pure}
     same = True
     rates: tuple[list[float], list[float]] = ([], [])
     for seed in seeds:

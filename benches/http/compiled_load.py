@@ -3,7 +3,8 @@
 The members are the product's storage, transport, driver and partitions: twelve groups with three voters each,
 over real files and loopback, without HTTP. Whether the modules are compiled is decided by the folder that
 Python imports them from. Each line of standard input is a number of appends in flight and a number of
-seconds, or `sim` and a seed; each line of standard output is the answer, as JSON.
+seconds; each line of standard output is the answer, as JSON. With `http` before the folder the members are
+three nodes with one shard each, which get POSTs of one record; with `sim` a line is the seed of a world.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ import asyncio
 import gc
 import json
 import random
+import re
 import socket
 import sys
 import time
+import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import uvloop
 
+from benches.common import loads
+from laminar.aio import connect
 from laminar.http.api.records import Records
 from laminar.log import Storage, StorageSettings
 from laminar.log.disk.disk import RealDisk
@@ -31,6 +37,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.runtime.replica_factory import ReplicaFactory
 from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.transport import TcpAddress, Transport
+from laminar.testing.cluster import LocalCluster
 from raft.values import Settings
 
 NODES = ("a", "b", "c")
@@ -174,6 +181,33 @@ async def _serve(folder: Path) -> None:
         await member.close()
 
 
+def _modules_of(url: str) -> str:
+    """Return which modules a node runs, as its metrics tell it."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        build = re.search(r'laminar_build_info\{.*modules="([^"]*)"', answer.read().decode())
+    assert build is not None, url
+    return build[1]
+
+
+async def _post(folder: Path) -> None:
+    with LocalCluster(folder, nodes=len(NODES), shards=1) as cluster:
+        async with connect(cluster.urls) as client:
+            topic = await client.create_topic("load", partitions=PARTITIONS, replicas=len(NODES))
+            targets = []
+            for row in await topic.partitions():
+                url = urlsplit(row.raw["leader"]["url"])
+                assert url.hostname is not None and url.port is not None, row.raw
+                targets.append((url.hostname, url.port, loads.post_request("load", row.partition)))
+        pids = [pid for member in cluster.members for pid in cluster.pids(member.number)]
+        _say({"modules": _modules_of(cluster.urls[0])})
+        loop = asyncio.get_running_loop()
+        while line := (await loop.run_in_executor(None, sys.stdin.readline)).split():
+            done = await loads.posted(
+                targets, pids, connections=int(line[0]), seconds=float(line[1]), rounds=1
+            )
+            _say({"cpu_us": done.cpu_us, "records_per_s": done.per_s})
+
+
 def _simulate(seed: int) -> dict[str, float | str]:
     """Run the world of a seed: what of it a second of CPU shows, and the digest of its trace."""
     import hashlib
@@ -194,11 +228,14 @@ def _say(answer: object) -> None:
 
 
 def main() -> None:
-    """Serve the lines of standard input: worlds with `sim`, else loads over the folder that is named."""
+    """Serve the lines of standard input: worlds with `sim`, nodes with `http`, else members here."""
     if sys.argv[1] == "sim":
         for line in sys.stdin:
             _say(_simulate(int(line)))
             gc.collect()
+        return
+    if sys.argv[1] == "http":
+        asyncio.run(_post(Path(sys.argv[2])))
         return
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(Path(sys.argv[1])))

@@ -85,12 +85,13 @@ class Entry(NamedTuple):
 class Cells(NamedTuple):
     """A column that is to be put into a frame. `parts` are its bytes, which `assemble` joins.
 
+    `column` and `codec` are numbers, as a newer program's column or codec has no name here.
     `width` is 0 for a variable column; `validity` and `offsets` are empty where it has none. Lengths are
     those of the `parts` as stored, and before compression, in bytes.
     """
 
-    column: Column
-    codec: Codec
+    column: int
+    codec: int
     width: int
     validity: bytes
     offsets: bytes

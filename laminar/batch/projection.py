@@ -38,8 +38,8 @@ def cells_of(
             validity = entry.validity_position
             offsets = entry.offsets_position
             yield Cells(
-                entry.column,  # type: ignore[arg-type]  # a newer program's column has no name here
-                entry.codec,  # type: ignore[arg-type]  # nor has its codec
+                entry.column,
+                entry.codec,
                 entry.width,
                 bytes(view[validity : validity + (count + 7) // 8]) if entry.flags & NULLS else b"",
                 bytes(view[offsets : offsets + 4 * (count + 1)]) if entry.flags & VARIABLE else b"",

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
 from laminar.log import Log, Storage
 from laminar.log.format.manifest import ReplicaEntry
+from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.peer_repair import PeerRepair
-from laminar.node.consensus.replica import initial_frame
+from laminar.node.consensus.replica import Replica, initial_frame
 from laminar.node.host.clock import Clock
 from laminar.node.runtime.replica_factory import ReplicaFactory
+from laminar.node.secret.keyring import Keyring
 from laminar.node.shard.replica_startup import ReplicaOpener
 from laminar.node.trace.ring import TraceRing
 from laminar.node.transport.rpc import PeerLost
-from laminar.node.transport.transport import TcpAddress
+from laminar.node.transport.transport import TcpAddress, Transport
 from raft.values import Settings
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import frame_for, open_inline
@@ -40,6 +42,27 @@ def entry(number: int, log_id: int) -> ReplicaEntry:
     )
 
 
+def idle_driver(on_add: Callable[[Replica], None] | None = None) -> Driver:
+    """A driver that is stopped, for tests that do its work: real, as the compiled build takes no other.
+
+    `on_add` is called with each replica that is handed to it.
+    """
+
+    def failed(error: BaseException) -> None:
+        raise error
+
+    driver = Driver(
+        storage=open_inline(FaultDisk()),
+        transport=Transport(cluster_id=lambda: CLUSTER, node="a", role=1, nonce=b"n" * 16, secrets=Keyring()),
+        clock=Clock(),
+        address_of=lambda node, replica: None,
+        on_fatal=failed,
+    )
+    driver.on_add = on_add
+    driver.stop()
+    return driver
+
+
 async def open_all(storage: Storage, entries: list[ReplicaEntry]) -> Any:
     """The part of a shard that opens replicas."""
     driven: list[Any] = []
@@ -55,7 +78,7 @@ async def open_all(storage: Storage, entries: list[ReplicaEntry]) -> Any:
         opened=lambda partition: None,
         partitions={},
         by_group={},
-        driver=SimpleNamespace(add=driven.append, say_stopped=lambda name, error: None),
+        driver=idle_driver(driven.append),
         driven=driven,
         cluster_id=CLUSTER,
         clock=Clock(),

@@ -197,7 +197,7 @@ class Page(Response):
     """A page of the server itself, or a file of one: its headers have a `Content-Security-Policy`."""
 
     __slots__ = ()
-    is_page = True
+    is_page: ClassVar[bool] = True
 
 
 class Application(Protocol):

@@ -10,7 +10,7 @@ targets, so most are parsed once.
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import unquote_to_bytes
 
 import httptools
@@ -271,8 +271,8 @@ def _frame_body(head: RequestHead) -> None:
 class RequestHeads:
     """A cache of parsed heads by their bytes; bounded, and emptied all at once."""
 
-    MOST = 1024
-    LONGEST_BYTES = 2048
+    MOST: ClassVar = 1024
+    LONGEST_BYTES: ClassVar = 2048
 
     def __init__(self) -> None:
         self._heads: dict[bytes, RequestHead] = {}

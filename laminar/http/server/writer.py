@@ -264,8 +264,11 @@ class ResponseWriter:
         if error is not None:
             return self._server.answer_error(error, exchange.head)
         try:
-            response: Response = future.result()
-            return response if exchange.make is None else exchange.make(response)
+            result = future.result()
+            if exchange.make is not None:
+                return exchange.make(result)
+            response: Response = result
+            return response
         except Exception as failed:  # noqa: BLE001  # answered, and logged
             return self._server.answer_error(failed, exchange.head)
 
@@ -430,6 +433,24 @@ class ResponseWriter:
     async def _send_stream(
         self, head: RequestHead, body: AsyncIterator[Buffer], *, chunked: bool, length: int | None
     ) -> None:
+        """Send what the iterator gives, and close it."""
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            await self._send_parts(head, body, chunked=chunked, length=length)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        close = getattr(body, "aclose", None)
+        if close is not None:
+            await close()
+        self._stream = None
+        self._endless = False
+        if cancelled is not None:
+            raise cancelled
+        self._write_due()
+
+    async def _send_parts(
+        self, head: RequestHead, body: AsyncIterator[Buffer], *, chunked: bool, length: int | None
+    ) -> None:
         """Send what the iterator gives. A failure cuts the connection: a body that just ends looks whole."""
         sent = 0
         try:
@@ -451,13 +472,6 @@ class ResponseWriter:
         except Exception:
             log.exception("streaming the answer to %s %s failed", head.method, head.target)
             self.abort()
-        finally:
-            close = getattr(body, "aclose", None)
-            if close is not None:
-                await close()
-            self._stream = None
-            self._endless = False
-        self._write_due()
 
     def _write_pieces(self, pieces: Sequence[Buffer]) -> None:
         for piece in pieces:

@@ -210,7 +210,8 @@ class LogEntries:
         try:
             return self._offset_nowait(offset)
         except IndexNotCached:
-            return await self._find(lambda: self._offset_nowait(offset))
+            pass
+        return await self._find(lambda: self._offset_nowait(offset))
 
     def _offset_nowait(self, offset: int) -> int | None:
         if not self.start.offset <= offset < self.next_offset:
@@ -304,13 +305,14 @@ class LogEntries:
         while True:
             try:
                 return lookup()
-            except IndexNotCached as cold:
-                before = self.truncations
-                try:
-                    await self._readers.load(cold, reader=self.log_id)
-                except StorageError:
-                    if before == self.truncations:
-                        raise
+            except IndexNotCached as missing:
+                cold = missing
+            before = self.truncations
+            try:
+                await self._readers.load(cold, reader=self.log_id)
+            except StorageError:
+                if before == self.truncations:
+                    raise
 
 
 def _here_and_now(lookup: Callable[[], T]) -> T:

@@ -288,6 +288,7 @@ class LogReader:
         """Return frames read by a thread; an empty list if only rows were read or rebuilt: try again then."""
         entries = self._entries
         wide = self._sequences.bytes_at(first_index) if max_bytes < AHEAD_BYTES else 0
+        cold: IndexNotCached | None = None
         try:
             piece = self._piece(
                 first_index,
@@ -295,7 +296,9 @@ class LogReader:
                 max(max_bytes, wide),
                 at_least_one=True,
             )
-        except IndexNotCached as cold:
+        except IndexNotCached as missing:
+            cold = missing
+        if cold is not None:
             await self._readers.load(cold, reader=entries.log_id)
             return []
         before = entries.truncations

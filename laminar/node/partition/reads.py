@@ -285,14 +285,15 @@ class ReadView:
         while index <= bounds.committed_index:
             try:
                 row = await log.find_index_entry(index)
-            except EntriesTrimmed:
-                # The entry found was trimmed meanwhile: search for the time again in what is left.
-                bounds = self.bounds()
-                index = await log.find_time(time_ms)
+                if row.kind in (Kind.DATA, Kind.PUBLISH) and row.count:
+                    return row.base_offset, row.append_time_ms
+                index += 1
                 continue
-            if row.kind in (Kind.DATA, Kind.PUBLISH) and row.count:
-                return row.base_offset, row.append_time_ms
-            index += 1
+            except EntriesTrimmed:
+                pass
+            # The entry found was trimmed meanwhile: search for the time again in what is left.
+            bounds = self.bounds()
+            index = await log.find_time(time_ms)
         return bounds.end, None
 
     async def frames(self, offset: int, *, max_bytes: int, before: int | None = None) -> list[Buffer]:

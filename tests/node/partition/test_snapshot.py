@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from types import SimpleNamespace
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -18,27 +18,42 @@ from laminar.log import Log, Storage
 from laminar.log.disk.document import Document
 from laminar.node.consensus.log_start import LogStartRecord
 from laminar.node.consensus.raft_wire import ConfigurationRecord
-from laminar.node.consensus.replica import initial_frame, replay
+from laminar.node.consensus.replica import Replica, initial_frame, replay
 from laminar.node.partition import snapshot
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.cursors import CursorChange
 from laminar.node.partition.state.derived_state import encode_state
 from laminar.node.partition.state.succession import Input, OpenRecord, Output, SealRecord
+from raft.values import HardState, Settings
 from tests.disks.fault_disk import FaultDisk, FaultFile
 from tests.log.histories import open_inline
-from tests.node.opened import entry, open_all
-from tests.node.trio import VOTERS
-
-NOBODY: Any = None
-
+from tests.node.opened import entry, idle_driver, open_all
+from tests.node.trio import CLUSTER, VOTERS
 
 OUTPUT = msgspec.structs.replace(VOTERS, successor_of=7)
 
 
+DRIVER = cache(idle_driver)
+
+
 def partition_of(log: Log) -> Partition:
-    partition = Partition(topic="t", number=0, driver=NOBODY, log=log)
-    replica: Any = SimpleNamespace(configuration=VOTERS.configuration())
-    partition.replica = replica
+    partition = Partition(topic="t", number=0, driver=DRIVER(), log=log)
+    partition.replica = Replica(
+        name="t/0",
+        cluster=CLUSTER,
+        group=b"g" * 16,
+        replica_id=VOTERS.voters[0][0],
+        incarnation=1,
+        log=log,
+        machine=partition,
+        hard_state=HardState(1, 0),
+        committed_index=log.start.index,
+        configurations=[(0, VOTERS)],
+        settings=Settings(),
+        rng=random.Random(1),
+        now_ms=0,
+        wall_ms=lambda: 0,
+    )
     return partition
 
 

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 import laminar
+from laminar.compiled import described
 from laminar.node.api.metrics import names
 from laminar.node.api.metrics.shard_numbers import ProcessNumbers
 from laminar.node.api.metrics.text import figures_of
@@ -56,6 +57,19 @@ def test_openmetrics_is_answered_to_those_who_ask(http: httpx.Client, partition:
     shown = {family.name for family in openmetrics(answer.text)}  # type: ignore[no-untyped-call]  # no types
     assert shown == {family.name for family in prometheus(plain.text)}
     assert shown <= {family.name for family in names.ALL}
+
+
+def test_a_node_tells_whether_its_modules_are_compiled(http: httpx.Client) -> None:
+    """As the files beside it say; each process by itself."""
+    builds = [
+        sample.labels
+        for family in prometheus(http.get("/metrics").text)
+        for sample in family.samples
+        if sample.name == names.BUILD.name
+    ]
+
+    assert builds
+    assert {(laminar.__version__, described())} == {(each["version"], each["modules"]) for each in builds}
 
 
 def test_partitions_are_shown_for_one_topic(http: httpx.Client, new_topic: Callable[..., str]) -> None:
