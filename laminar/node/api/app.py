@@ -259,6 +259,7 @@ class Api:
         current = CurrentReplicas(host, self._exchange)
         cluster = ClusterRoutes(host, watch, lagging=current.reasons)
         shard_health = ShardHealth(host, watch)
+        self._imports = shard_health.imports
         health = ClusterHealth(host, self._exchange, shard_health, led)
         console = ConsoleRoutes(is_on=settings.console == "on")
         cursor_places = CursorPlaces(host, leaders, topics, steps)
@@ -624,6 +625,8 @@ class Api:
             topic = request.query.get("topic")
         if topic is not None and operation not in _WHILE_IMPORTING:
             self._topics.check_import(topic, request.headers)
+        if topic is not None:
+            self._imports.note(topic, request.headers)
 
     def _match(self, head: RequestHead) -> _Matched:
         if head.memo is None:
