@@ -135,6 +135,7 @@ def test_a_record_is_followed_with_who_did_what(node: Traced) -> None:
     assert {(each["trace_id"], each["key"], each["channel"]) for each in found[1:]} == {
         (TRACE_ID, "order-1", "c")
     }
+    assert {PARENT[36:52]} == {each["parent_id"] for each in found}
     assert found == node.events(trace_id=TRACE_ID) == node.events(key="order-1")
     assert found == node.events(trace_id=TRACE_ID, limit=3)
     history = node.done("app", "GET", f"/v1/topics/{topic}/partitions/0/records/0/history")["events"]
