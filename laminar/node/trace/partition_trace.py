@@ -462,7 +462,7 @@ class PartitionTrace:
         if self.mode.reads_flags and headers is not None:
             found = found._replace(sampled=[each is not None and each.is_sampled for each in parents])
         if any(parents):
-            found = found._replace(**_in_traces(parents, trace_ids))
+            found = _in_traces(found, parents)
         return found
 
 
@@ -489,18 +489,16 @@ def _parent(headers: Mapping[str, bytes]) -> TraceParent | None:
     return None if value is None else parse_traceparent(bytes(value).decode("ascii", "replace"))
 
 
-def _in_traces(
-    parents: Sequence[TraceParent | None], trace_ids: Sequence[bytes | None] | None
-) -> dict[str, list[bytes | None]]:
-    """Return the trace ids of records, which count more than their `traceparent`, and the spans in these."""
+def _in_traces(found: _Columns, parents: Sequence[TraceParent | None]) -> _Columns:
+    """Return columns with what each `traceparent` says. Of another trace than its record's it says nothing."""
     traces, spans = list[bytes | None](), list[bytes | None]()
     for row, parent in enumerate(parents):
-        trace_id = None if trace_ids is None else trace_ids[row]
+        trace_id = None if found.trace_ids is None else found.trace_ids[row]
         if trace_id is None and parent is not None:
             trace_id = parent.trace_id
         traces.append(trace_id)
         spans.append(parent.parent_id if parent is not None and parent.trace_id == trace_id else None)
-    return {"trace_ids": traces, "parent_ids": spans}
+    return found._replace(trace_ids=traces, parent_ids=spans)
 
 
 def _each(shares: Shares, count: int) -> list[Who | None]:

@@ -132,7 +132,7 @@ def test_a_damaged_batch_that_no_other_replica_has_is_critical(
     assert f"rot/0 is damaged on {node.members[0].name}: offsets 0 to 0" == found["text"]
 
 
-def test_a_topic_whose_import_was_given_up_is_named(http: httpx.Client) -> None:
+def test_a_topic_whose_import_was_abandoned_is_named(http: httpx.Client) -> None:
     """With how to go on, and how to drop it; not while its import goes on, nor once it is open."""
     import_id = "c" * 32
     assert 201 == http.put("/v1/topics/back", json={"settings": {"importing": import_id}}).status_code
