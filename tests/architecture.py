@@ -377,6 +377,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.embedded": ("laminar.client.*", "laminar.node.*", "laminar.log.*"),
     "laminar.outbox": ("laminar.client.*",),
     "laminar.once": ("laminar.client.*", "laminar.outbox"),
+    # It names its version as the scope of its spans.
+    "laminar.otel": ("laminar.client.*", "laminar.wire"),
     "laminar": (
         *("laminar.aio", "laminar.client.*", "laminar.log.*", "laminar.testing", "laminar.embedded"),
         *("laminar.outbox", "laminar.once"),
@@ -395,7 +397,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.*", "laminar.log.*", "router", "ebpf", *BELOW_THE_CLIENT),
     ),
     "laminar.cli.commands.backup": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
-    "laminar.cli.commands.find": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
+    "laminar.cli.commands.find": ("laminar.cli", "laminar.client.*", "laminar.otel", *BELOW_THE_CLIENT),
     "laminar.cli.commands.doctor": (
         *("laminar.cli", "laminar.cli.commands", "laminar.cli.commands.admin", "laminar.client.*"),
         # The settings of this machine, and which of them may be shown.
@@ -426,7 +428,7 @@ ASKED_FOR = ("laminar.embedded",)
 # What a user's own program imports.
 USERS = (
     *("laminar", "laminar.aio", "laminar.client.*", "laminar.log.*", "laminar.spark.*", "laminar.testing"),
-    *("laminar.outbox", "laminar.once"),
+    *("laminar.outbox", "laminar.once", "laminar.otel"),
     *BELOW_THE_CLIENT,
 )
 

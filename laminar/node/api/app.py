@@ -152,6 +152,8 @@ _ON_THE_SYSTEMS = frozenset(
 
 # And what changes nothing, although its method is POST.
 _SYSTEMS_TAKE = _ON_THE_SYSTEMS | {"search"}
+# By internal topic what else is allowed: the cursors of those who export the trace.
+_TAKES_TOO = {TRACE_TOPIC: frozenset(("set_cursor", "delete_cursor"))}
 
 # Operations that a topic permits to all while it is imported: where it is, what it has, and to delete it.
 _WHILE_IMPORTING = frozenset(
@@ -650,7 +652,10 @@ class Api:
                 found.params,
                 most_document_bytes(found.operation),
                 is_counted=NEEDS[found.operation] not in (PUBLIC, METRICS, ADMIN_OF_ALL),
-                is_systems=topic in SYSTEM_TOPICS and not reads and found.operation not in _SYSTEMS_TAKE,
+                is_systems=topic in SYSTEM_TOPICS
+                and not reads
+                and found.operation not in _SYSTEMS_TAKE
+                and found.operation not in _TAKES_TOO.get(topic, ()),
             )
         matched: _Matched = head.memo
         return matched

@@ -490,7 +490,7 @@ def _parent(headers: Mapping[str, bytes]) -> TraceParent | None:
 
 
 def _in_traces(found: _Columns, parents: Sequence[TraceParent | None]) -> _Columns:
-    """Return columns with what each `traceparent` says. Of another trace than its record's it says nothing."""
+    """Return columns with what each `traceparent` says; nothing if the record is of another trace."""
     traces, spans = list[bytes | None](), list[bytes | None]()
     for row, parent in enumerate(parents):
         trace_id = None if found.trace_ids is None else found.trace_ids[row]

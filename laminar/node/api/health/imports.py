@@ -1,6 +1,7 @@
 """When the import of each topic that is being imported asked for something last, at this shard.
 
-A topic stays closed until its import is done. If that was abandoned no one opens it, and nothing else says so.
+A topic stays closed until its import is done. If that was abandoned, no one opens it, and nothing else says
+so.
 """
 
 from __future__ import annotations
