@@ -136,6 +136,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.client.backup": (
         *("laminar.client.errors", "laminar.client.net", "laminar.client.produce", "laminar.client.consume"),
         *("laminar.client.policy", "laminar.client.route_changes", "laminar.batch", "laminar.http.api"),
+        "laminar.batch.arrow",
     ),
     "laminar.client.search": (
         *("laminar.client.trace_id", "laminar.client.delivery_time"),

@@ -16,14 +16,14 @@ from laminar.client.errors import Error
 FORMAT = 1
 MANIFEST = "manifest.json"
 VALUE = ".value"
-Form = Literal["batch", "jsonl"]
-ENDINGS: dict[Form, str] = {"batch": ".batches", "jsonl": ".jsonl"}
+Form = Literal["batch", "jsonl", "csv", "parquet"]
+ENDINGS: dict[Form, str] = {"batch": ".batches", "jsonl": ".jsonl", "csv": ".csv", "parquet": ".parquet"}
 """By form the ending of the files that have records."""
 HIGHEST_PARTITION = 10**9
 # As `OFFSET_LIMIT` of the API.
 HIGHEST_OFFSET = 10**16
 
-_NAME = re.compile(r"(0|[1-9][0-9]{0,8})/([0-9]{20})\.(batches|jsonl|value)\Z", re.ASCII)
+_NAME = re.compile(r"(0|[1-9][0-9]{0,8})/([0-9]{20})\.(batches|jsonl|csv|parquet|value)\Z", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 
 
@@ -40,7 +40,7 @@ class LastBatch(msgspec.Struct, frozen=True):
 class BatchFile(msgspec.Struct, frozen=True):
     """A file with the records from `first_offset` to before `next_offset`.
 
-    Of form `batch` it has frames as stored, back to back, of form `jsonl` a JSON object a line.
+    Of form `batch` it has frames as stored, back to back; of others what `forms` makes of them.
     """
 
     name: str
