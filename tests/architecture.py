@@ -382,7 +382,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.otel": ("laminar.client.*", "laminar.wire"),
     "laminar": (
         *("laminar.aio", "laminar.client.*", "laminar.log.*", "laminar.testing", "laminar.embedded"),
-        *("laminar.outbox", "laminar.once"),
+        *("laminar.outbox", "laminar.once", "laminar.otel"),
     ),
     "laminar.spark.read": ("laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.spark.write": ("laminar.spark.read", "laminar.client.*", *BELOW_THE_CLIENT),

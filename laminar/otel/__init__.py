@@ -1,25 +1,11 @@
-"""Laminar and OpenTelemetry: the trace of records as spans (docs/trace.md). It needs the extra `otel`.
+"""Laminar and OpenTelemetry (docs/trace.md): traces of a program that go on in its records, and back.
 
-Nothing of OpenTelemetry is imported here; `check_installed` says what is missing before another module is.
+It needs the extra `otel`; what is missing is said when it is used. The trace of records as spans is in
+`laminar.otel.export`, for `laminar trace export`.
 """
 
 from __future__ import annotations
 
-from laminar.client.errors import ConfigError
+from laminar.otel.instrumentation import context_of, instrument
 
-__all__ = ["check_installed"]
-
-
-def check_installed() -> None:
-    """Raise `ConfigError` if the libraries of the extra `otel` are not there."""
-    try:
-        import opentelemetry.exporter.otlp.proto.http.trace_exporter
-        import opentelemetry.sdk.trace  # noqa: F401  # optional: asked for before it is used
-    except ImportError as missing:
-        raise ConfigError(
-            f"this needs OpenTelemetry ({missing})",
-            code="missing_extra",
-            field="extra",
-            value="otel",
-            hint="pip install 'laminar-mq[otel]'",
-        ) from None
+__all__ = ["context_of", "instrument"]

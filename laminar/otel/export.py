@@ -55,7 +55,8 @@ async def export_trace(
 ) -> Sent:
     """Send what is in `_trace` behind a cursor, up to its present end, or for ever; return what was sent.
 
-    While the receiver does not take spans the same are sent again, for `patience_s` seconds; `waits` hears of it.
+    While the receiver does not take spans the same are sent again, for `patience_s` seconds; `waits` hears
+    of it.
 
     Raises:
         Unavailable: the receiver took nothing for so long. The cursor is where it was taken up to.

@@ -36,7 +36,7 @@ class Sink:
     """A file of records that is written: `write` its parts, then `finish` or `discard`."""
 
     least_bytes = 0
-    """So many bytes of parts are gathered before they are written."""
+    """How many bytes of parts are gathered before they are written."""
 
     def __init__(self, writer: Writer, head: bytes = b"") -> None:
         self._writer = writer

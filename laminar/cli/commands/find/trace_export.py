@@ -14,7 +14,7 @@ from laminar.cli.errors import UsageError, complain, line_of
 from laminar.cli.options import ANY_CLUSTER, Cluster
 from laminar.cli.output import ProgressLine
 from laminar.client.errors import Error
-from laminar.otel import check_installed
+from laminar.otel.installed import check_installed
 
 if TYPE_CHECKING:
     from laminar.otel.export import Sent
