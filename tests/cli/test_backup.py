@@ -465,6 +465,10 @@ def test_a_damaged_backup_is_refused_before_anything_is_written(
         at("partitions", 0, "partition", value=7),
         at("cursors", "bill", "0", value=-1),
         at("cursors", "bill", "9", value=1),
+        at("cursors", "bill", "0", value=180),
+        at("cursors", "a/b", value={"0": 1}),
+        at("created_with", value=0),
+        at("created_with", value=10**8),
     ):
         refused = changed(wrong)
         assert 1 == refused.code and ("damaged" in refused.err or "unsupported" in refused.err), refused
@@ -648,6 +652,54 @@ def test_an_export_to_parquet_that_ends_in_the_middle_leaves_no_half_file(
     assert not [name for name, _ in stored(folder) if ".writing-" in name]
     monkeypatch.undo()
     assert exported(on_node, topic, folder, form="parquet")[0].records
+
+
+def test_a_full_disk_is_named_and_the_export_goes_on_later(
+    topic: str, on_node: str, laminar: Command, tmp_path: Path
+) -> None:
+    """The limit of a file's length is that of a disk: what does not fit is neither there nor in the way."""
+    folder = tmp_path / "a"
+    command = [sys.executable, "-m", "laminar.cli", "topic", "export", topic, str(folder)]
+    limited = "import resource, signal, os, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += (
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    environment = {**os.environ, "LAMINAR_URL": on_node}
+    ran = subprocess.run(
+        [sys.executable, "-c", limited, *command], env=environment, capture_output=True, text=True
+    )
+    assert 1 == ran.returncode
+    assert str(folder) in ran.stderr and "File too large" in ran.stderr, ran.stderr
+    assert not [name for name, _ in stored(folder) if "writing" in name or name == "manifest.json"]
+
+    assert 0 == laminar("topic", "export", topic, str(folder)).code
+    assert 0 == laminar("topic", "import", str(folder), "--as", f"{topic}-back", "--dry-run").code
+
+
+def test_a_topic_that_is_deleted_while_it_is_imported_ends_the_import(
+    topic: str, on_node: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported(on_node, topic, tmp_path / "a")
+    name = f"{topic}-back"
+    assert begun(on_node, tmp_path / "a", name, monkeypatch, dies_after=14)
+    call, deleted = Session.call, False
+
+    async def delete_first(session: Session, method: str, target: str, **more: Any) -> Any:
+        nonlocal deleted
+        if method == "POST" and not deleted:
+            deleted = True
+            await asyncio.to_thread(client.delete_topic, name)
+        return await call(session, method, target, **more)
+
+    manifest, _, import_id = plan_import(tmp_path / "a", name)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "call", delete_first)
+        with pytest.raises(library.PreconditionFailed, match="not being filled by this import"):
+            in_session(
+                on_node,
+                lambda session: restore.import_topic(session, tmp_path / "a", manifest, name, import_id),
+            )
+    assert name not in client.topics()
 
 
 def test_parquet_needs_its_library(

@@ -310,6 +310,13 @@ def test_events_are_for_those_who_may_read_the_topic_and_of_deleted_ones_for_adm
     assert 403 == node.ask("app", "GET", "/v1/topics/_trace/partitions/0/records").status_code
     assert 422 == node.ask("admin", "POST", "/v1/topics/_trace/records", content=b"x").status_code
 
+    # Its export has a cursor, which is for admins; those of `_audit` are nobody's.
+    cursor = {"positions": {"0": 0}}
+    assert 403 == node.ask("app", "PUT", "/v1/topics/_trace/cursors/otlp", json=cursor).status_code
+    node.done("admin", "PUT", "/v1/topics/_trace/cursors/otlp", json=cursor)
+    assert node.ask("admin", "DELETE", "/v1/topics/_trace/cursors/otlp").is_success
+    assert 422 == node.ask("admin", "PUT", "/v1/topics/_audit/cursors/otlp", json=cursor).status_code
+
     node.done("admin", "DELETE", f"/v1/topics/{mine}", headers={"if-match": "*"})
     node.topic(mine)
     assert [] == node.events("app", trace_id=trace_id)
