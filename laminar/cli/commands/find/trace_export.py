@@ -48,7 +48,7 @@ def export(
     # What it has to say of an answer is said below.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     receiver = Receiver(otlp)
-    shown = _Shown()
+    shown = _Shown(receiver)
     try:
         asyncio.run(_run(receiver, cluster, shown, cursor=cursor, follow=follow, patience_s=patience))
     except KeyboardInterrupt:
@@ -57,8 +57,6 @@ def export(
     finally:
         shown.end()
         receiver.close()
-        if receiver.rejected:
-            complain(f"{receiver.url} rejected {receiver.rejected:,} spans: {receiver.why_rejected}")
 
 
 async def _run(
@@ -84,7 +82,9 @@ async def _run(
 class _Shown:
     """How far the export is, on standard error if that is a terminal; and once what it waits for."""
 
-    def __init__(self) -> None:
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._rejected = 0
         self._line = ProgressLine()
         self._next_s = time.monotonic() + SHOWN_EACH_S
         self._left_out = 0
@@ -92,6 +92,8 @@ class _Shown:
 
     def progress(self, sent: Sent) -> None:
         self._is_waiting = False
+        if not self._rejected:  # the first are said at once, all of them at the end
+            self._say_rejected()
         left_out = sent.skipped + sent.unreadable
         if left_out > self._left_out:
             complain(
@@ -109,3 +111,10 @@ class _Shown:
 
     def end(self) -> None:
         self._line.end()
+        self._say_rejected()
+
+    def _say_rejected(self) -> None:
+        receiver = self._receiver
+        if receiver.rejected > self._rejected:
+            self._rejected = receiver.rejected
+            complain(f"{receiver.url} rejected {receiver.rejected:,} spans: {receiver.why_rejected}")

@@ -132,8 +132,12 @@ def test_a_damaged_batch_that_no_other_replica_has_is_critical(
     assert f"rot/0 is damaged on {node.members[0].name}: offsets 0 to 0" == found["text"]
 
 
-def test_a_topic_whose_import_was_abandoned_is_named(http: httpx.Client) -> None:
-    """With how to go on, and how to drop it; not while its import goes on, nor once it is open."""
+def test_a_topic_whose_import_was_abandoned_is_named(
+    node: LocalCluster, http: httpx.Client, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With how to go on, and how to drop it; not while its import goes on."""
+    from laminar.cli import run
+
     import_id = "c" * 32
     assert 201 == http.put("/v1/topics/back", json={"settings": {"importing": import_id}}).status_code
 
@@ -144,6 +148,9 @@ def test_a_topic_whose_import_was_abandoned_is_named(http: httpx.Client) -> None
     assert ["laminar topic import FOLDER --as back", "laminar topic delete back"] == [
         each["command"] for each in found["do"]
     ]
+    assert "T" in found["since"]
+    run(["cluster", "status", "--url", node.urls[0]])
+    assert "`laminar topic import FOLDER --as back`" in capfd.readouterr().out
     going_on = {"Laminar-Import": import_id}
     answer = http.get("/v1/topics/back/partitions/0/offsets?at=latest", headers=going_on)
     assert 200 == answer.status_code, answer.text
