@@ -1,7 +1,7 @@
 """Clients that carry the trace of the program: into what they append, and on from what they work off.
 
 The methods of one client, and of what it opens, are replaced on these objects alone: other clients, and the
-path of records in this one, stay as they are. What is carried is that of whoever calls, in its own thread.
+path of records in this one, stay as they are. What is carried is that of the caller, in its own thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What spans an event makes, whoever reads it, and what it is not lost by."""
+"""What spans an event makes in any process, and what it is not lost by."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from laminar.batch import Batch, Buffer, Header, split_headers
 from laminar.batch.header import verify_body
 from laminar.batch.large_record import checksum_of, size_of
 from laminar.checksum import crc32c
+from laminar.client.backup.contents import plain_bytes
 from laminar.client.backup.folder import READ_BYTES, BackupFolder, frames_of, open_plain
 from laminar.client.backup.forms import Sink, check_form, encode, open_sink
 from laminar.client.backup.manifest import (
@@ -42,6 +43,8 @@ from laminar.client.policy.lineage import Lineage
 
 FILE_BYTES = 256 << 20
 FETCH_BYTES = 4 << 20
+MOST_PENDING = 64 << 20
+"""Bytes of a partition that are gathered in memory at most, but for one batch more."""
 PAGE = 1000
 YEAR_MS = 365 * 24 * 3_600_000
 OPENED_RETRY_S = 0.2
@@ -432,8 +435,11 @@ class _Files:
             self._sink = open_sink(self._form, self._folder.writer(self._name))
         self._parts.append(part)
         self._size += len(part)
-        self._pending += len(part)
+        # A table of batches takes what they are decompressed.
+        self._pending += plain_bytes(batch) if self._form == "parquet" else len(part)
         self._held.end, self._held.last = batch.next_offset, _last(batch.header)
+        if self._pending >= MOST_PENDING:
+            await self.flush()
 
     @property
     def _name(self) -> str:

@@ -21,7 +21,7 @@ from laminar.client.errors import ConfigError
 from laminar.http.api.fetch_body import record_document
 
 ROW_GROUP_BYTES: Final = 16 << 20
-"""Bytes of batches that a row group of Parquet has at least, but for the last of a file."""
+"""Bytes of batches, decompressed, that a row group of Parquet has at least, but for the last of a file."""
 
 _CSV_COLUMNS: Final = (
     *("offset", "timestamp", "key", "key_base64", "value", "value_base64", "value_bytes"),
