@@ -275,7 +275,7 @@ clean:
 pins:
 	rm -rf build/pins
 	$(PYTHON) -m venv build/pins
-	build/pins/bin/pip install --quiet --disable-pip-version-check '.[arrow,spark,lz4,tls,demo,dev,fuzz,site]'
+	build/pins/bin/pip install --quiet --disable-pip-version-check '.[arrow,spark,lz4,tls,otel,demo,dev,fuzz,site]'
 	{ sed -n '/^#/p' constraints.txt; build/pins/bin/pip freeze --all --exclude pip --exclude laminar-mq; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/pins
@@ -288,7 +288,7 @@ pins:
 # built with setuptools, which a new environment has only before Python 3.12, and there too old to build a wheel.
 .venv/.core: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) hatchling setuptools
-	$(PIP) --no-build-isolation --editable '.[dev,arrow,lz4]'
+	$(PIP) --no-build-isolation --editable '.[dev,arrow,lz4,otel]'
 	@touch $@
 
 # Schemathesis has an environment of its own: its plugin for pytest stays out of the other tests.

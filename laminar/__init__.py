@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from laminar import aio, log, once, outbox, testing
+    from laminar import aio, log, once, otel, outbox, testing
     from laminar.client import errors
     from laminar.client.codecs import Codec, json
     from laminar.client.delayed import DelayedCount, DelayedRecord, DelayedState
@@ -75,6 +75,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "log": ("laminar.log", None),
     "embed": ("laminar.embedded", "embed"),
     "once": ("laminar.once", None),
+    "otel": ("laminar.otel", None),
     "outbox": ("laminar.outbox", None),
     "testing": ("laminar.testing", None),
     "errors": ("laminar.client.errors", None),
@@ -208,6 +209,7 @@ __all__ = [
     "json",
     "log",
     "once",
+    "otel",
     "outbox",
     "testing",
 ]

@@ -136,6 +136,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.client.backup": (
         *("laminar.client.errors", "laminar.client.net", "laminar.client.produce", "laminar.client.consume"),
         *("laminar.client.policy", "laminar.client.route_changes", "laminar.batch", "laminar.http.api"),
+        "laminar.batch.arrow",
     ),
     "laminar.client.search": (
         *("laminar.client.trace_id", "laminar.client.delivery_time"),
@@ -377,9 +378,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.embedded": ("laminar.client.*", "laminar.node.*", "laminar.log.*"),
     "laminar.outbox": ("laminar.client.*",),
     "laminar.once": ("laminar.client.*", "laminar.outbox"),
+    # It names its version as the scope of its spans.
+    "laminar.otel": ("laminar.client.*", "laminar.wire"),
     "laminar": (
         *("laminar.aio", "laminar.client.*", "laminar.log.*", "laminar.testing", "laminar.embedded"),
-        *("laminar.outbox", "laminar.once"),
+        *("laminar.outbox", "laminar.once", "laminar.otel"),
     ),
     "laminar.spark.read": ("laminar.client.*", *BELOW_THE_CLIENT),
     "laminar.spark.write": ("laminar.spark.read", "laminar.client.*", *BELOW_THE_CLIENT),
@@ -395,7 +398,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.*", "laminar.log.*", "router", "ebpf", *BELOW_THE_CLIENT),
     ),
     "laminar.cli.commands.backup": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
-    "laminar.cli.commands.find": ("laminar.cli", "laminar.client.*", *BELOW_THE_CLIENT),
+    "laminar.cli.commands.find": ("laminar.cli", "laminar.client.*", "laminar.otel", *BELOW_THE_CLIENT),
     "laminar.cli.commands.doctor": (
         *("laminar.cli", "laminar.cli.commands", "laminar.cli.commands.admin", "laminar.client.*"),
         # The settings of this machine, and which of them may be shown.
@@ -426,7 +429,7 @@ ASKED_FOR = ("laminar.embedded",)
 # What a user's own program imports.
 USERS = (
     *("laminar", "laminar.aio", "laminar.client.*", "laminar.log.*", "laminar.spark.*", "laminar.testing"),
-    *("laminar.outbox", "laminar.once"),
+    *("laminar.outbox", "laminar.once", "laminar.otel"),
     *BELOW_THE_CLIENT,
 )
 

@@ -314,6 +314,12 @@ COMMANDS = (
         "laminar trace show --record flights/2/812",
     ),
     Command(
+        "trace export",
+        "find.trace_export:export",
+        "Send the trace as spans to a receiver of OpenTelemetry.",
+        "laminar trace export --otlp http://localhost:4318 --follow",
+    ),
+    Command(
         "sink list",
         "sink:list_sinks",
         "Show sinks and the last batch that each committed.",

@@ -20,7 +20,7 @@ class TraceEvent(NamedTuple):
     `entry` is the Raft index of the entry that says so. `principal`, `address` and `node`: who asked, from
     where, and which node; the first two are empty where the cluster did it by itself. `due`: until when a
     consumer has it, or when it is given out, or delivered. `delayed`: of a delayed record, the partition that
-    took it and the count there.
+    took it and the count there. `parent_id`: of the record's ``traceparent``, the span that appended it.
     """
 
     event: str
@@ -41,6 +41,7 @@ class TraceEvent(NamedTuple):
     trace_id: str | None
     member: str
     delayed: str | None
+    parent_id: str | None = None
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> TraceEvent:
@@ -65,6 +66,7 @@ class TraceEvent(NamedTuple):
             trace_id=answer.get("trace_id"),
             member=answer.get("member", ""),
             delayed=answer.get("delayed"),
+            parent_id=answer.get("parent_id"),
         )
 
 

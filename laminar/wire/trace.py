@@ -37,23 +37,24 @@ KEY_HEADER: Final = "key"
 """The header of a record of `_trace` that has the key of the record it is about."""
 
 _TRACEPARENT: Final = re.compile(
-    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.*)?\Z", re.DOTALL
+    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z", re.DOTALL
 )
 
 
 class TraceParent(NamedTuple):
-    """What a `traceparent` says: the trace id, and whether the trace is sampled."""
+    """What a `traceparent` says: trace id, id of the span (8 bytes), and whether the trace is sampled."""
 
     trace_id: bytes
+    parent_id: bytes
     is_sampled: bool
 
 
 def parse_traceparent(text: str) -> TraceParent | None:
     """Return what a `traceparent` says; None if it is none, which W3C has ignored."""
     found = _TRACEPARENT.match(text)
-    if found is None or (found[1] == "00" and found[4] is not None):
+    if found is None or (found[1] == "00" and found[5] is not None):
         return None
-    return TraceParent(bytes.fromhex(found[2]), bool(int(found[3], 16) & 1))
+    return TraceParent(bytes.fromhex(found[2]), bytes.fromhex(found[3]), bool(int(found[4], 16) & 1))
 
 
 def event_key(group: bytes, offset: int) -> str:
@@ -94,6 +95,8 @@ class TraceRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     key_base64: str | None = None
     """The record's key if it is no UTF-8."""
     trace_id: str | None = None
+    parent_id: str | None = None
+    """Of the record's `traceparent`: the span that appended it, in hexadecimal."""
     principal: str = ""
     address: str = ""
     member: str = ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import errno
 import hashlib
 import json
 import os
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow.parquet
 import pytest
 
 import laminar as library
@@ -462,6 +465,10 @@ def test_a_damaged_backup_is_refused_before_anything_is_written(
         at("partitions", 0, "partition", value=7),
         at("cursors", "bill", "0", value=-1),
         at("cursors", "bill", "9", value=1),
+        at("cursors", "bill", "0", value=180),
+        at("cursors", "a/b", value={"0": 1}),
+        at("created_with", value=0),
+        at("created_with", value=10**8),
     ):
         refused = changed(wrong)
         assert 1 == refused.code and ("damaged" in refused.err or "unsupported" in refused.err), refused
@@ -545,6 +552,165 @@ def test_lines_are_for_other_programs(
     assert 2 == other.code and "of form jsonl" in other.err
     refused = laminar("topic", "import", str(folder), "--as", f"{topic}-lines")
     assert 1 == refused.code and "unsupported" in refused.err
+
+
+def test_csv_has_each_record_and_nothing_that_a_spreadsheet_calculates(
+    topic: str, client: Client, laminar: Command, tmp_path: Path
+) -> None:
+    values = ["=1+1", "+1", "-1", "@A1", "\t=1", "1", 'a "b",\r\nc', "'=1"]
+    for value in values:
+        client.topic(topic).append(value.encode(), key="=k", headers={"h": b"=h"}, partition=3)
+    assert 0 == laminar("topic", "export", topic, str(tmp_path / "a"), "--format", "csv").code
+
+    rows = csv_rows(tmp_path / "a", 3)
+    assert ["'=1+1", "'+1", "'-1", "'@A1", "'\t=1", "1", 'a "b",\r\nc', "'=1"] == [
+        each["value"] for each in rows
+    ]
+    assert {("'=k", '{"h":"=h"}')} == {(each["key"], each["headers"]) for each in rows}
+    rows = csv_rows(tmp_path / "a", 0)
+    assert list(map(str, range(100, 179))) == [each["offset"] for each in rows]
+    first = rows[50]
+    assert ("k", "", "täg", '{"h":"AP8="}', bytes(range(16)).hex(), "2020-09-13T12:26:40.000Z") == tuple(
+        first[name] for name in ("key", "value", "tag", "headers_base64", "trace_id", "timestamp")
+    )
+    [large] = [each for each in rows if each["value_bytes"]]
+    assert (str(len(LARGE)), "") == (large["value_bytes"], large["value"])
+
+
+def csv_rows(folder: Path, partition: int) -> list[dict[str, str]]:
+    found = []
+    for path in sorted(folder.glob(f"{partition}/*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            found += list(csv.DictReader(file))
+    return found
+
+
+def test_parquet_has_each_record(
+    topic: str, client: Client, on_node: str, laminar: Command, tmp_path: Path
+) -> None:
+    """Read back by another reader of the format it is what a consumer reads; run again it goes on."""
+    folder = tmp_path / "a"
+    exported(on_node, topic, folder, form="parquet")
+    client.topic(topic).append(b"later", partition=1)
+    again = laminar("topic", "export", topic, str(folder), "--format", "parquet")
+    assert 0 == again.code and b"new are 1 records" in again.out, again
+
+    found = {
+        (partition, each["offset"]): each
+        for partition in range(4)
+        for path in sorted(folder.glob(f"{partition}/*.parquet"))
+        for each in pyarrow.parquet.read_table(path, partitioning=None).to_pylist()
+    }
+
+    assert len(list(folder.glob("1/*.parquet"))) > 2, "one file would show little"
+    read = {
+        (each.partition, each.offset): (
+            each.key,
+            None if each.large_bytes is not None else each.value,
+            each.tag,
+            dict(each.headers),
+            each.timestamp,
+            each.trace_id,
+            each.large_bytes,
+        )
+        for each in client.topic(topic).read()
+    }
+    assert read == {
+        place: (
+            each["key"],
+            each["value"],
+            each["tag"],
+            dict(each["headers"] or ()),
+            round(each["timestamp"].timestamp() * 1000),
+            each["trace_id"],
+            each["value_bytes"],
+        )
+        for place, each in found.items()
+    }
+    refused = laminar("topic", "import", str(folder), "--as", f"{topic}-parquet")
+    assert 1 == refused.code and "unsupported" in refused.err
+
+
+def test_an_export_to_parquet_that_ends_in_the_middle_leaves_no_half_file(
+    topic: str, on_node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a"
+    write = Writer.write
+    left = 4
+
+    def fail(writer: Writer, data: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(writer, data)
+
+    monkeypatch.setattr(Writer, "write", fail)
+    with pytest.raises(OSError, match="No space"):
+        exported(on_node, topic, folder, form="parquet")
+    assert all(b"PAR1" == data[-4:] for name, data in stored(folder) if name.endswith(".parquet"))
+    assert not [name for name, _ in stored(folder) if ".writing-" in name]
+    monkeypatch.undo()
+    assert exported(on_node, topic, folder, form="parquet")[0].records
+
+
+def test_a_full_disk_is_named_and_the_export_goes_on_later(
+    topic: str, on_node: str, laminar: Command, tmp_path: Path
+) -> None:
+    """The limit of a file's length is that of a disk: what does not fit is neither there nor in the way."""
+    folder = tmp_path / "a"
+    command = [sys.executable, "-m", "laminar.cli", "topic", "export", topic, str(folder)]
+    limited = "import resource, signal, os, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += (
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    environment = {**os.environ, "LAMINAR_URL": on_node}
+    ran = subprocess.run(
+        [sys.executable, "-c", limited, *command], env=environment, capture_output=True, text=True
+    )
+    assert 1 == ran.returncode
+    assert str(folder) in ran.stderr and "File too large" in ran.stderr, ran.stderr
+    assert not [name for name, _ in stored(folder) if "writing" in name or name == "manifest.json"]
+
+    assert 0 == laminar("topic", "export", topic, str(folder)).code
+    assert 0 == laminar("topic", "import", str(folder), "--as", f"{topic}-back", "--dry-run").code
+
+
+def test_a_topic_that_is_deleted_while_it_is_imported_ends_the_import(
+    topic: str, on_node: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported(on_node, topic, tmp_path / "a")
+    name = f"{topic}-back"
+    assert begun(on_node, tmp_path / "a", name, monkeypatch, dies_after=14)
+    call, deleted = Session.call, False
+
+    async def delete_first(session: Session, method: str, target: str, **more: Any) -> Any:
+        nonlocal deleted
+        if method == "POST" and not deleted:
+            deleted = True
+            await asyncio.to_thread(client.delete_topic, name)
+        return await call(session, method, target, **more)
+
+    manifest, _, import_id = plan_import(tmp_path / "a", name)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "call", delete_first)
+        with pytest.raises(library.PreconditionFailed, match="not being filled by this import"):
+            in_session(
+                on_node,
+                lambda session: restore.import_topic(session, tmp_path / "a", manifest, name, import_id),
+            )
+    assert name not in client.topics()
+
+
+def test_parquet_needs_its_library(
+    laminar: Command, on_node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+
+    ran = laminar("topic", "export", "any", str(tmp_path / "a"), "--format", "parquet")
+
+    assert 2 == ran.code and "pip install 'laminar-mq[arrow]'" in ran.err
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_dry_run_changes_nothing(

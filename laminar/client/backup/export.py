@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
 from laminar.batch import Batch, Buffer, Header, split_headers
 from laminar.batch.header import verify_body
 from laminar.batch.large_record import checksum_of, size_of
 from laminar.checksum import crc32c
-from laminar.client.backup.folder import READ_BYTES, BackupFolder, Writer, frames_of, open_plain
+from laminar.client.backup.contents import plain_bytes
+from laminar.client.backup.folder import READ_BYTES, BackupFolder, frames_of, open_plain
+from laminar.client.backup.forms import Sink, check_form, encode, open_sink
 from laminar.client.backup.manifest import (
     ENDINGS,
     FORMAT,
@@ -40,10 +40,11 @@ from laminar.client.consume.large_values import Value
 from laminar.client.errors import ConfigError, Error, OffsetExpired, Unavailable
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.lineage import Lineage
-from laminar.http.api.fetch_body import record_document
 
 FILE_BYTES = 256 << 20
 FETCH_BYTES = 4 << 20
+MOST_PENDING = 64 << 20
+"""Bytes of a partition that are gathered in memory at most, but for one batch more."""
 PAGE = 1000
 YEAR_MS = 365 * 24 * 3_600_000
 OPENED_RETRY_S = 0.2
@@ -96,6 +97,7 @@ async def export_topic(
             that are not what was written. Then the manifest is as before. Else as `Session.call`.
         OSError: the folder cannot be written.
     """
+    check_form(form)
     with BackupFolder(path) as folder:
         known = folder.manifest()
         if known is not None and known.topic != topic:
@@ -416,60 +418,57 @@ class _Files:
         self._held = held
         self._form = form
         self._file_bytes = file_bytes
-        self._writer: Writer | None = None
+        self._sink: Sink | None = None
         self._first = 0
         self._parts: list[Buffer] = []
+        self._pending = 0
         self._size = 0
         self.finished = 0
 
     async def add(self, batch: Batch) -> None:
         """Add a batch, to a new file if it would make this one too large."""
-        part = batch.frame if self._form == "batch" else _lines(batch)
-        if self._writer is not None and self._size + len(part) > self._file_bytes:
+        part = encode(self._form, batch)
+        if self._sink is not None and self._size + len(part) > self._file_bytes:
             await self.finish()
-        if self._writer is None:
+        if self._sink is None:
             self._first, self._size = self._held.end, 0
-            self._writer = self._folder.writer(self._name)
+            self._sink = open_sink(self._form, self._folder.writer(self._name))
         self._parts.append(part)
         self._size += len(part)
+        # A table of batches takes what they are decompressed.
+        self._pending += plain_bytes(batch) if self._form == "parquet" else len(part)
         self._held.end, self._held.last = batch.next_offset, _last(batch.header)
+        if self._pending >= MOST_PENDING:
+            await self.flush()
 
     @property
     def _name(self) -> str:
         return records_name(self._held.partition, self._first, ENDINGS[self._form])
 
-    async def flush(self) -> None:
-        """Write what was added."""
-        if self._writer is not None and self._parts:
-            parts, self._parts = self._parts, []
-            await asyncio.to_thread(self._writer.write, b"".join(parts))
+    async def flush(self, *, is_end: bool = False) -> None:
+        """Write what was added, if it is as much as files of this form want, or the end of the file."""
+        sink = self._sink
+        if sink is not None and self._parts and (is_end or self._pending >= sink.least_bytes):
+            parts, self._parts, self._pending = self._parts, [], 0
+            await asyncio.to_thread(sink.write, parts)
 
     async def finish(self) -> None:
         """Give the file its name, if there is one."""
-        await self.flush()
-        writer, self._writer = self._writer, None
-        if writer is None:
+        await self.flush(is_end=True)
+        sink, self._sink = self._sink, None
+        if sink is None:
             return
         try:
-            digest = await asyncio.to_thread(writer.finish)
+            digest = await asyncio.to_thread(sink.finish)
         finally:
-            writer.discard()
-        self._held.files.append(BatchFile(self._name, writer.bytes, digest, self._first, self._held.end))
+            sink.discard()
+        self._held.files.append(BatchFile(self._name, sink.bytes, digest, self._first, self._held.end))
         self.finished += 1
 
     def discard(self) -> None:
         """Remove a file that is not whole."""
-        if self._writer is not None:
-            self._writer.discard()
-
-
-def _lines(batch: Batch) -> bytes:
-    """Return the records of a batch as answers have them in JSON, one a line.
-
-    Raises:
-        BatchError: its producer wrote it so that it cannot be read.
-    """
-    return b"".join([msgspec.json.encode(record_document(each, batch)) + b"\n" for each in batch])
+        if self._sink is not None:
+            self._sink.discard()
 
 
 def _checked(body: Buffer) -> list[tuple[memoryview, Header]]:

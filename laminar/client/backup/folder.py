@@ -130,16 +130,24 @@ class Writer:
         self.bytes = 0
 
     def write(self, data: Buffer) -> None:
-        """Add bytes."""
-        self._file.write(data)
+        """Add bytes. Raises `OSError`, with the file's name."""
+        try:
+            self._file.write(data)
+        except OSError as error:  # a write to an open file does not say to which
+            error.filename = str(self._place)
+            raise
         self._hash.update(data)
         self.bytes += len(data)
 
     def finish(self) -> str:
-        """Give the file its name, durably, and return its SHA-256."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        """Give the file its name, durably, and return its SHA-256. Raises `OSError`, with the file's name."""
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        except OSError as error:
+            error.filename = str(self._place)
+            raise
         os.rename(self._temporary, self._place)
         folder = os.open(self._place.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -151,7 +159,10 @@ class Writer:
     def discard(self) -> None:
         """Remove what was written. Idempotent, and nothing after `finish`."""
         if not self._file.closed:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError:
+                pass  # the disk is full: what could not be written goes anyway
             self._temporary.unlink(missing_ok=True)
 
 

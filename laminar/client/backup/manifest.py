@@ -12,18 +12,21 @@ from typing import Any, Literal
 import msgspec
 
 from laminar.client.errors import Error
+from laminar.http.api.documents.shared import MAX_PARTITIONS
+from laminar.http.api.names import TOPIC_PATTERN
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 VALUE = ".value"
-Form = Literal["batch", "jsonl"]
-ENDINGS: dict[Form, str] = {"batch": ".batches", "jsonl": ".jsonl"}
+Form = Literal["batch", "jsonl", "csv", "parquet"]
+ENDINGS: dict[Form, str] = {"batch": ".batches", "jsonl": ".jsonl", "csv": ".csv", "parquet": ".parquet"}
 """By form the ending of the files that have records."""
 HIGHEST_PARTITION = 10**9
 # As `OFFSET_LIMIT` of the API.
 HIGHEST_OFFSET = 10**16
 
-_NAME = re.compile(r"(0|[1-9][0-9]{0,8})/([0-9]{20})\.(batches|jsonl|value)\Z", re.ASCII)
+_NAME = re.compile(r"(0|[1-9][0-9]{0,8})/([0-9]{20})\.(batches|jsonl|csv|parquet|value)\Z", re.ASCII)
+_CURSOR = re.compile(rf"{TOPIC_PATTERN}\Z", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 
 
@@ -40,7 +43,7 @@ class LastBatch(msgspec.Struct, frozen=True):
 class BatchFile(msgspec.Struct, frozen=True):
     """A file with the records from `first_offset` to before `next_offset`.
 
-    Of form `batch` it has frames as stored, back to back, of form `jsonl` a JSON object a line.
+    Of form `batch` it has frames as stored, back to back; of others what `forms` makes of them.
     """
 
     name: str
@@ -130,14 +133,20 @@ def decode(data: bytes, *, where: str) -> Manifest:
         raise wrong(where, "format", str(error), FORMAT) from None
     if manifest.format != FORMAT:
         raise wrong(where, "format", manifest.format, FORMAT)
+    if not 1 <= manifest.created_with <= MAX_PARTITIONS:
+        raise wrong(where, "created_with", manifest.created_with, f"1 to {MAX_PARTITIONS}")
     numbers = [each.partition for each in manifest.partitions]
     if numbers != sorted(set(numbers)):
         raise wrong(where, "partitions", numbers[:20], "rising numbers")
     for each in manifest.partitions:
         _check_partition(each, where, ENDINGS[manifest.form])
+    # A cursor that cannot be set would be found when all else is imported, and the topic never be opened.
+    ends = {str(each.partition): each.end_offset for each in manifest.partitions}
     for cursor, positions in manifest.cursors.items():
+        if _CURSOR.match(cursor) is None:
+            raise wrong(where, "cursors", cursor, TOPIC_PATTERN)
         for number, position in positions.items():
-            if not number.isdecimal() or int(number) not in numbers or not 0 <= position < HIGHEST_OFFSET:
+            if not 0 <= position <= ends.get(number, -1):
                 raise wrong(where, f"cursors.{cursor}.{number}", position, "an offset in a partition of it")
     return manifest
 

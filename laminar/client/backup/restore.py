@@ -76,7 +76,7 @@ def plan_import(path: Path, topic: str | None) -> tuple[Manifest, str, str]:
     changes_of(manifest, where=where)
     whole = whole_of(manifest, where=where)
     check(path, manifest)
-    name = topic or manifest.topic
+    name = manifest.topic if topic is None else topic
     return whole, name, hashlib.sha256(data + b"\0" + name.encode()).hexdigest()[:32]
 
 

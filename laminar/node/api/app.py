@@ -152,6 +152,8 @@ _ON_THE_SYSTEMS = frozenset(
 
 # And what changes nothing, although its method is POST.
 _SYSTEMS_TAKE = _ON_THE_SYSTEMS | {"search"}
+# By internal topic what else is allowed: the cursors of those who export the trace.
+_TAKES_TOO = {TRACE_TOPIC: frozenset(("set_cursor", "delete_cursor"))}
 
 # Operations that a topic permits to all while it is imported: where it is, what it has, and to delete it.
 _WHILE_IMPORTING = frozenset(
@@ -259,6 +261,7 @@ class Api:
         current = CurrentReplicas(host, self._exchange)
         cluster = ClusterRoutes(host, watch, lagging=current.reasons)
         shard_health = ShardHealth(host, watch)
+        self._imports = shard_health.imports
         health = ClusterHealth(host, self._exchange, shard_health, led)
         console = ConsoleRoutes(is_on=settings.console == "on")
         cursor_places = CursorPlaces(host, leaders, topics, steps)
@@ -628,6 +631,8 @@ class Api:
             topic = request.query.get("topic")
         if topic is not None and operation not in _WHILE_IMPORTING:
             self._topics.check_import(topic, request.headers)
+        if topic is not None:
+            self._imports.note(topic, request.headers)
 
     def _match(self, head: RequestHead) -> _Matched:
         if head.memo is None:
@@ -651,7 +656,10 @@ class Api:
                 found.params,
                 most_document_bytes(found.operation),
                 is_counted=NEEDS[found.operation] not in (PUBLIC, METRICS, ADMIN_OF_ALL),
-                is_systems=topic in SYSTEM_TOPICS and not reads and found.operation not in _SYSTEMS_TAKE,
+                is_systems=topic in SYSTEM_TOPICS
+                and not reads
+                and found.operation not in _SYSTEMS_TAKE
+                and found.operation not in _TAKES_TOO.get(topic, ()),
             )
         matched: _Matched = head.memo
         return matched

@@ -42,7 +42,7 @@ from laminar.node.partition.state.staged_batches import publish_record
 from laminar.node.partition.state.state import PartitionState
 from laminar.node.trace.mode import Mode, mode_of
 from laminar.node.trace.ring import Event, Known, Place, TraceRing, Who, place_of, shortened
-from laminar.wire.trace import TRACEPARENT, parse_traceparent
+from laminar.wire.trace import TRACEPARENT, TraceParent, parse_traceparent
 
 Shares = Sequence[tuple[int, Who | None]]
 """Numbers of records that follow each other, with who asked for them."""
@@ -52,6 +52,8 @@ MOST_READ: Final = 10_000
 MOST_HELD: Final = 2 * MOST_READ
 """Events of one partition, and records with keys, that wait for a commit; more events are dropped."""
 
+_READ: Final = (Column.KEY, Column.TRACE_ID, Column.HEADERS)
+"""What events have of a record is in these columns."""
 _KINDS: Final = frozenset((Kind.DATA, Kind.DELAYED, Kind.CHANNEL, Kind.PUBLISH))
 
 
@@ -61,6 +63,7 @@ class _Columns(NamedTuple):
     keys: list[bytes | None] | None = None
     trace_ids: list[bytes | None] | None = None
     sampled: list[bool] | None = None
+    parent_ids: list[bytes | None] | None = None
 
     def known(self, row: int) -> Known | None:
         """Return what is to be remembered of one record; None: nothing."""
@@ -70,6 +73,7 @@ class _Columns(NamedTuple):
             None if self.trace_ids is None else self.trace_ids[row],
             None if self.keys is None else self.keys[row],
             self.sampled is not None and self.sampled[row],
+            None if self.parent_ids is None else self.parent_ids[row],
         )
 
 
@@ -447,19 +451,19 @@ class PartitionTrace:
 
     def _columns(self, frame: Buffer) -> _Columns:
         """Return what events have of a batch's records. It is read only while there is room for events."""
-        has_flags = self.mode.reads_flags and has_column(frame, Column.HEADERS)
-        has_keys, has_traces = has_column(frame, Column.KEY), has_column(frame, Column.TRACE_ID)
-        if not self._room or not (has_flags or has_keys or has_traces):
+        if not self._room or not any(has_column(frame, each) for each in _READ):
             return _NOTHING
         batch = Batch(frame, verified=True)
         if len(batch) > MOST_READ:
             return _NOTHING
-        keys, trace_ids = batch.keys, batch.trace_ids
-        return _Columns(
-            None if keys is None else shortened(keys),
-            trace_ids,
-            [_is_sampled(headers) for headers in batch.headers or ()] if has_flags else None,
-        )
+        keys, trace_ids, headers = batch.keys, batch.trace_ids, batch.headers
+        found = _Columns(None if keys is None else shortened(keys), trace_ids)
+        parents = [_parent(each) for each in headers or ()]
+        if self.mode.reads_flags and headers is not None:
+            found = found._replace(sampled=[each is not None and each.is_sampled for each in parents])
+        if any(parents):
+            found = _in_traces(found, parents)
+        return found
 
 
 def _size(pending: _Batch | list[Event]) -> int:
@@ -480,10 +484,21 @@ def _named_by(change: Change) -> int:
     return len(change.items) // 2 if isinstance(change, Retried) else 1
 
 
-def _is_sampled(headers: Mapping[str, bytes]) -> bool:
+def _parent(headers: Mapping[str, bytes]) -> TraceParent | None:
     value = headers.get(TRACEPARENT)
-    parent = None if value is None else parse_traceparent(bytes(value).decode("ascii", "replace"))
-    return parent is not None and parent.is_sampled
+    return None if value is None else parse_traceparent(bytes(value).decode("ascii", "replace"))
+
+
+def _in_traces(found: _Columns, parents: Sequence[TraceParent | None]) -> _Columns:
+    """Return columns with what each `traceparent` says; nothing if the record is of another trace."""
+    traces, spans = list[bytes | None](), list[bytes | None]()
+    for row, parent in enumerate(parents):
+        trace_id = None if found.trace_ids is None else found.trace_ids[row]
+        if trace_id is None and parent is not None:
+            trace_id = parent.trace_id
+        traces.append(trace_id)
+        spans.append(parent.parent_id if parent is not None and parent.trace_id == trace_id else None)
+    return found._replace(trace_ids=traces, parent_ids=spans)
 
 
 def _each(shares: Shares, count: int) -> list[Who | None]:

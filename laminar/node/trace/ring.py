@@ -40,11 +40,12 @@ class Place(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is remembered of a record: its trace id and key, and whether its `traceparent` is sampled."""
+    """What is remembered of a record: trace id, key; of its `traceparent` if it is sampled, and the span."""
 
     trace_id: bytes | None
     key: bytes | None
     is_sampled: bool
+    parent_id: bytes | None = None
 
 
 class Event(NamedTuple):

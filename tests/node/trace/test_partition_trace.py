@@ -254,6 +254,27 @@ async def test_a_change_of_the_setting_holds_from_then_on(tmp_path: Path) -> Non
         assert partition.context.trace is None
 
 
+async def test_of_a_traceparent_events_have_the_trace_and_its_span(tmp_path: Path) -> None:
+    """A record's own trace id counts more; then the span, which is of another trace, is left out."""
+    parent = b"00-%s-00f067aa0ba902b7-00"
+    headers = [{"traceparent": parent % (b"a" * 32)}] * 3 + [{"traceparent": b"00-zz"}]
+    own = [None, bytes.fromhex("aa" * 16), bytes.fromhex("bb" * 16), None]
+    async with lone_partition(tmp_path) as partition:
+        ring, _ = followed(partition)
+        await partition.appends.append_frame(*_frame(build([b"v"] * 4, headers=headers, trace_ids=own)))
+
+        known = [known for _, known in ring.take()]
+
+    assert [
+        None if each is None else (each.trace_id and each.trace_id[:1], each.parent_id) for each in known
+    ] == [
+        (b"\xaa", bytes.fromhex("00f067aa0ba902b7")),
+        (b"\xaa", bytes.fromhex("00f067aa0ba902b7")),
+        (b"\xbb", None),
+        None,
+    ]
+
+
 def _frame(frame: bytearray) -> tuple[bytearray, Header]:
     return frame, Header.unpack(frame)
 

@@ -30,7 +30,10 @@ def export(
     *,
     form: Annotated[
         Form,
-        Parameter(name="--format", help="batch: as stored, to be imported; jsonl: text for other programs."),
+        Parameter(
+            name="--format",
+            help="batch: as stored, to be imported. For other programs: jsonl, csv, parquet (extra arrow).",
+        ),
     ] = "batch",
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,

@@ -47,6 +47,7 @@ def trace(
             "entry": each.entry,
             "key": None if each.key is None else each.key.decode(errors="replace"),
             "trace_id": each.trace_id,
+            "parent_id": each.parent_id,
             "member": each.member or None,
             "delayed": each.delayed,
         }

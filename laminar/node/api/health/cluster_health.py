@@ -22,6 +22,7 @@ from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.node_call import NodeCall, of_siblings
 from laminar.node.api.common.services import HostServices
 from laminar.node.api.common.slices import Kept, in_slices
+from laminar.node.api.health.imports import merge_ages, stopped_import
 from laminar.node.api.health.problems import (
     CATALOG,
     MOST_LEADERLESS,
@@ -34,7 +35,7 @@ from laminar.node.api.health.problems import (
 from laminar.node.api.health.shard_health import ShardHealth, ShardReport, added
 from laminar.node.runtime.boot import role_name
 from laminar.node.transport.transport import Peer
-from membership.records import CatalogState, PartitionRecord
+from membership.records import CatalogState, PartitionRecord, TopicRecord
 
 MORE_LEADERS: Final = 2
 """A node may lead a tenth more than its share by weight, and these."""
@@ -47,6 +48,8 @@ class NodeReport(msgspec.Struct, frozen=True, array_like=True):
     left_out: dict[str, int]
     leads: int
     is_whole: bool
+    imports: dict[str, int] = {}
+    """By topic how long ago, in ms, its import asked this node for something."""
 
 
 class _Seen(msgspec.Struct, frozen=True):
@@ -125,11 +128,14 @@ class ClusterHealth:
             )
             for name in silent
         ]
+        imports = dict[str, int]()
         for report in reports:
             found += report.found
             added(left, report.left_out)
+            merge_ages(imports, report.imports)
         kept, more = limited(merged(found), most={"no_leader": MOST_LEADERLESS})
-        return NodeReport(kept, dict(left + more), sum(each.leads for each in reports), not silent)
+        leads = sum(each.leads for each in reports)
+        return NodeReport(kept, dict(left + more), leads, not silent, imports)
 
     # -- all nodes -----------------------------------------------------------------------
 
@@ -162,6 +168,7 @@ class ClusterHealth:
         own += self._old_programs()
         own += await self._changes()
         own += self._uneven(reports)
+        own += await self._stopped_imports(reports)
         found += self._since.noted(own)
         return _Seen(merged(found), left, silent, await self._nodes(reports))
 
@@ -274,6 +281,20 @@ class ClusterHealth:
             if count > 1.1 * share + MORE_LEADERS:
                 text = f"node {name} leads {count} partitions, its share is {share:.0f}"
                 yield Found("leaders_uneven", name, text)
+
+    async def _stopped_imports(self, reports: Mapping[str, NodeReport | None]) -> list[Found]:
+        """Return the topics that are closed for an import that asks no node for anything."""
+        ages, found = dict[str, int](), list[Found]()
+        for report in reports.values():
+            if report is not None:
+                merge_ages(ages, report.imports)
+        now_ms = self._services.clock.wall_ms()
+
+        def look(record: TopicRecord) -> None:
+            found.extend(stopped_import(record, ages.get(record.name), now_ms=now_ms))
+
+        await in_slices(list(self._services.view.topics().values()), look, clock=self._services.clock)
+        return found
 
     async def _nodes(self, reports: Mapping[str, NodeReport | None]) -> list[documents.NodeHealth]:
         message, held = self._services.view.message, Counter[str]()

@@ -91,6 +91,10 @@ REMEDIES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("or skip, which loses jobs", "laminar channel seek {topic} CHANNEL --at latest --drop"),
     ),
     "change_waiting": (("see what it waits for", "laminar operations list"),),
+    "import_stopped": (
+        ("run the import again: it goes on", "laminar topic import FOLDER --as {topic}"),
+        ("or remove the topic, and begin again", "laminar topic delete {topic}"),
+    ),
     "program_old": (("end the upgrade: start the node with the newer program", ""),),
 }
 """By code, what to do: texts, each with a command. ``{subject}`` and its parts are filled in."""

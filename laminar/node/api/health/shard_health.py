@@ -18,6 +18,7 @@ from laminar.http.api.names import AUDIT_TOPIC
 from laminar.node.api.cluster.health import Watch, in_sync_of
 from laminar.node.api.common.services import HostServices
 from laminar.node.api.common.slices import Kept, in_slices
+from laminar.node.api.health.imports import SeenImports
 from laminar.node.api.health.problems import (
     CATALOG,
     MOST_LEADERLESS,
@@ -47,6 +48,8 @@ class ShardReport(msgspec.Struct, frozen=True, array_like=True):
     found: list[Found]
     left_out: dict[str, int] = {}
     leads: int = 0
+    imports: dict[str, int] = {}
+    """By topic how long ago, in ms, its import asked this shard for something."""
 
 
 class ShardHealth:
@@ -55,6 +58,7 @@ class ShardHealth:
     def __init__(self, services: HostServices, watch: Watch) -> None:
         self._services = services
         self._watch = watch
+        self.imports = SeenImports(services.view, services.clock.monotonic_ms)
         self._since = Since(services.clock.wall_ms)
         self._report = Kept(self._look, clock=services.clock, version=lambda: services.view.version)
         services.every(CHECK_S, self._check)
@@ -91,7 +95,7 @@ class ShardHealth:
             found += self._of_cluster()
         noted = self._since.noted(found)
         kept, left = limited(noted, most={"no_leader": MOST_LEADERLESS})
-        return ShardReport(kept, dict(left), leads)
+        return ShardReport(kept, dict(left), leads, self.imports.ages_ms())
 
     # -- replicas ------------------------------------------------------------------------
 

@@ -186,6 +186,8 @@ def _describe(record: TraceRecord, known: Known) -> None:
     """Let an event have the trace id and the key of the record it is about."""
     if known.trace_id is not None:
         record.trace_id = known.trace_id.hex()
+    if known.parent_id is not None:
+        record.parent_id = known.parent_id.hex()
     if known.key is not None:
         try:
             record.key = known.key.decode()

@@ -53,6 +53,13 @@ def until_found(http: httpx.Client, code: str, subject: str) -> dict[str, Any]:
         time.sleep(0.1)
 
 
+def until_gone(http: httpx.Client, code: str) -> None:
+    deadline = time.monotonic() + 60
+    while code in {each["code"] for each in health(http)["problems"]}:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_a_node_without_a_problem_is_well(node: LocalCluster, http: httpx.Client) -> None:
     told = health(http)
     name = node.members[0].name
@@ -123,6 +130,32 @@ def test_a_damaged_batch_that_no_other_replica_has_is_critical(
 
     assert ("critical", "critical") == (found["severity"], health(http)["status"])
     assert f"rot/0 is damaged on {node.members[0].name}: offsets 0 to 0" == found["text"]
+
+
+def test_a_topic_whose_import_was_abandoned_is_named(
+    node: LocalCluster, http: httpx.Client, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With how to go on, and how to drop it; not while its import goes on."""
+    from laminar.cli import run
+
+    import_id = "c" * 32
+    assert 201 == http.put("/v1/topics/back", json={"settings": {"importing": import_id}}).status_code
+
+    found = until_found(http, "import_stopped", "back")
+
+    assert "warning" == found["severity"]
+    assert "topic back is closed: no node that answers knows of a request of its import" == found["text"]
+    assert ["laminar topic import FOLDER --as back", "laminar topic delete back"] == [
+        each["command"] for each in found["do"]
+    ]
+    assert "T" in found["since"]
+    run(["cluster", "status", "--url", node.urls[0]])
+    assert "`laminar topic import FOLDER --as back`" in capfd.readouterr().out
+    going_on = {"Laminar-Import": import_id}
+    answer = http.get("/v1/topics/back/partitions/0/offsets?at=latest", headers=going_on)
+    assert 200 == answer.status_code, answer.text
+    until_gone(http, "import_stopped")
+    assert 202 == http.delete("/v1/topics/back", headers={"If-Match": "*"}).status_code
 
 
 def test_the_client_and_the_command_line_say_the_same(

@@ -135,6 +135,7 @@ def test_a_record_is_followed_with_who_did_what(node: Traced) -> None:
     assert {(each["trace_id"], each["key"], each["channel"]) for each in found[1:]} == {
         (TRACE_ID, "order-1", "c")
     }
+    assert {PARENT[36:52]} == {each["parent_id"] for each in found}
     assert found == node.events(trace_id=TRACE_ID) == node.events(key="order-1")
     assert found == node.events(trace_id=TRACE_ID, limit=3)
     history = node.done("app", "GET", f"/v1/topics/{topic}/partitions/0/records/0/history")["events"]
@@ -308,6 +309,13 @@ def test_events_are_for_those_who_may_read_the_topic_and_of_deleted_ones_for_adm
     assert 403 == node.ask("other", "GET", "/v1/trace", params={"record": f"{mine}/0/0"}).status_code
     assert 403 == node.ask("app", "GET", "/v1/topics/_trace/partitions/0/records").status_code
     assert 422 == node.ask("admin", "POST", "/v1/topics/_trace/records", content=b"x").status_code
+
+    # Its export has a cursor, which is for admins; those of `_audit` are nobody's.
+    cursor = {"positions": {"0": 0}}
+    assert 403 == node.ask("app", "PUT", "/v1/topics/_trace/cursors/otlp", json=cursor).status_code
+    node.done("admin", "PUT", "/v1/topics/_trace/cursors/otlp", json=cursor)
+    assert node.ask("admin", "DELETE", "/v1/topics/_trace/cursors/otlp").is_success
+    assert 422 == node.ask("admin", "PUT", "/v1/topics/_audit/cursors/otlp", json=cursor).status_code
 
     node.done("admin", "DELETE", f"/v1/topics/{mine}", headers={"if-match": "*"})
     node.topic(mine)

@@ -55,7 +55,7 @@ async def topic() -> Topic:
 
 
 async def test_an_event_is_a_record_that_is_found_by_the_record_it_is_about(topic: Topic) -> None:
-    topic.ring.know(PLACE.group, 0, Known(b"t" * 16, b"order-1", False))
+    topic.ring.know(PLACE.group, 0, Known(b"t" * 16, b"order-1", False, b"s" * 8))
     await topic.put_and_write(events=2)
 
     (append,) = topic.tries
@@ -73,6 +73,7 @@ async def test_an_event_is_a_record_that_is_found_by_the_record_it_is_about(topi
         "offset": 0,
         "key": "order-1",
         "trace_id": (b"t" * 16).hex(),
+        "parent_id": (b"s" * 8).hex(),
         "principal": "app",
         "address": "10.0.0.1",
         "node": "n2",

@@ -13,6 +13,7 @@ class TraceEvent(Answer):
 
     `group`: id of the partition. `entry`: Raft index of the entry that says so. `principal`, `address` and
     `node`: who asked, from where, and which node; without the first two the cluster did it by itself.
+    `parent_id`: of the record's `traceparent`.
     """
 
     event: str
@@ -32,6 +33,7 @@ class TraceEvent(Answer):
     key: str | UnsetType = UNSET
     key_base64: str | UnsetType = UNSET
     trace_id: str | UnsetType = UNSET
+    parent_id: str | UnsetType = UNSET
     principal: str | UnsetType = UNSET
     address: str | UnsetType = UNSET
     member: str | UnsetType = UNSET

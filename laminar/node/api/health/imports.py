@@ -1,0 +1,77 @@
+"""When the import of each topic that is being imported asked for something last, at this shard.
+
+A topic stays closed until its import is done. If that was abandoned, no one opens it, and nothing else says
+so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from laminar.http.api.parameters import IMPORT
+from laminar.node.api.health.problems import Found
+from laminar.node.runtime.cluster_view import View
+from membership.records import TopicRecord
+
+QUIET_MS: Final = 60_000
+"""An import that asks for nothing for so long is taken for one that has stopped."""
+FIRST_MS: Final = 5_000
+"""A topic may be this old before any request of its import is known."""
+
+_HEADER: Final = IMPORT.name.lower()
+_SETTING: Final = "importing"
+
+
+class SeenImports:
+    """The last requests of imports that this shard has answered."""
+
+    def __init__(self, view: View, now_ms: Callable[[], int]) -> None:
+        """`now_ms` returns the time of the monotonic clock."""
+        self._view = view
+        self._now_ms = now_ms
+        # By topic. Only topics that are being imported come in, and `ages_ms` forgets those that are open.
+        self._last_ms: dict[str, int] = {}
+
+    def note(self, topic: str, headers: Mapping[str, str]) -> None:
+        """Note a request, if it is of the import of this topic."""
+        said = headers.get(_HEADER)
+        if said is None:
+            return
+        record = self._view.topics().get(topic)
+        if record is not None and record.settings.get(_SETTING) == said:
+            self._last_ms[topic] = self._now_ms()
+
+    def ages_ms(self) -> dict[str, int]:
+        """Return how long ago each import that goes on asked for something here."""
+        topics, now_ms = self._view.topics(), self._now_ms()
+        self._last_ms = {
+            name: last_ms
+            for name, last_ms in self._last_ms.items()
+            if name in topics and _SETTING in topics[name].settings
+        }
+        return {name: now_ms - last_ms for name, last_ms in self._last_ms.items()}
+
+
+def merge_ages(ages: dict[str, int], more: Mapping[str, int]) -> None:
+    """Add `more` to ages by topic, of which the lowest counts."""
+    for topic, age_ms in more.items():
+        ages[topic] = min(age_ms, ages.get(topic, age_ms))
+
+
+def stopped_import(record: TopicRecord, age_ms: int | None, *, now_ms: int) -> Iterator[Found]:
+    """Yield the problem of a topic whose import seems to have stopped.
+
+    `age_ms` is how long ago the import asked any node for something; None: no node knows of a request.
+    """
+    if _SETTING not in record.settings:
+        return
+    if age_ms is None:
+        if now_ms - record.created_ms < FIRST_MS:
+            return
+        said = "no node that answers knows of a request of its import"
+    elif age_ms < QUIET_MS:
+        return
+    else:
+        said = f"its import has asked for nothing for {age_ms // 1000:,} s"
+    yield Found("import_stopped", record.name, f"topic {record.name} is closed: {said}", record.name)
