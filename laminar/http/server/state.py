@@ -15,6 +15,7 @@ import msgspec
 from laminar.http.protocol.messages import Application, Response
 from laminar.http.protocol.request_head import RequestHead, RequestHeads
 from laminar.http.server.budget import Budget
+from laminar.http.server.mutes import Mutes
 from laminar.http.server.turns import Turns
 
 _T = TypeVar("_T")
@@ -129,6 +130,7 @@ class ServerState(Protocol):
     bodies: Budget
     answers: Budget
     turns: Turns
+    mutes: Mutes
     draining: bool
     # What all answers have in their heads, and what those have that are a `Page`.
     date_block: bytes
