@@ -33,6 +33,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.api.roles import ADMIN_OF_ALL, METRICS, PUBLIC
 from laminar.http.api.routes import NEEDS, ROUTES, check_query, match
+from laminar.http.protocol.flows import Flow
 from laminar.http.protocol.messages import WAIT, Later, Request, Response
 from laminar.http.protocol.request_head import (
     LONGEST_HEAD_BYTES,
@@ -76,12 +77,14 @@ from laminar.node.api.common.forwarding import (
     IN_TURNS,
     Exchange,
     Forwarder,
+    Step,
     answering,
+    ask_for,
+    asking,
     decode_for_principal,
     decode_passed,
-    encode_problem,
     encode_response,
-    working_for,
+    requester_of,
 )
 from laminar.node.api.common.json_body import most_document_bytes
 from laminar.node.api.common.leader_call import LeaderCall
@@ -429,32 +432,36 @@ class Api:
             "openapi": cluster.openapi,
             "docs": cluster.docs,
         }
+        # What clients' requests make other shards do.
+        self._steps: dict[str, Step] = {
+            "describe": states.on_describe,
+            "cursor": steps.on_cursor,
+            "take_cursor": cursor_places.on_take_cursor,
+            "group": groups.on_group,
+            "channel_states": channel_states.on_channel_states,
+            "channel_receive": channel_steps.on_receive,
+            "channel_settle": channel_steps.on_settle,
+            "channel_ended": channel_steps.on_ended,
+            "channel_seek": channel_steps.on_seek,
+            "channel_aside": channel_steps.on_aside,
+            "delayed": delayed_steps.on_delayed,
+            "delayed_list": delayed_steps.on_delayed_list,
+            "search_bounds": search_steps.on_bounds,
+            "search_scan": search_steps.on_scan,
+            "sinks": sinks.on_sinks,
+            "look_up": to_topics.on_look_up,
+        }
+        assert self._steps.keys() == IN_TURNS, self._steps.keys() ^ IN_TURNS
         self.methods: dict[str, Method] = {
             "http": answering(self._on_http),
-            FOR_PRINCIPAL: self._on_for_principal,
+            FOR_PRINCIPAL: answering(self._on_for_principal),
             "leader": answering(self._locator.on_leader),
-            "describe": answering(states.on_describe),
             "cuts": answering(cut_points.on_cuts),
-            "cursor": answering(steps.on_cursor),
             "drained": answering(gates.on_drained),
-            "take_cursor": answering(cursor_places.on_take_cursor),
             "reclaim": answering(reclaims.on_reclaim),
-            "group": answering(groups.on_group),
-            "channel_states": answering(channel_states.on_channel_states),
             "channel_drained": answering(channel_gates.on_channel_drained),
-            "channel_receive": answering(channel_steps.on_receive),
-            "channel_settle": answering(channel_steps.on_settle),
-            "channel_ended": answering(channel_steps.on_ended),
-            "channel_seek": answering(channel_steps.on_seek),
-            "channel_aside": answering(channel_steps.on_aside),
-            "delayed": answering(delayed_steps.on_delayed),
             "delayed_batch": answering(delayed_sends.on_delayed_batch),
-            "delayed_list": answering(delayed_steps.on_delayed_list),
-            "search_bounds": answering(search_steps.on_bounds),
-            "search_scan": answering(search_steps.on_scan),
             "accept_loss": answering(recover.on_accept_loss),
-            "sinks": answering(sinks.on_sinks),
-            "look_up": answering(to_topics.on_look_up),
             "led": answering(led.on_led),
             VIEW_SEEN: answering(seen.on_view_seen),
             "stats": metrics.on_stats,
@@ -468,7 +475,7 @@ class Api:
             "node_health": answering(health.on_node_health),
             "shard_bundle": bundle.on_shard_bundle,
             "node_bundle": answering(bundle.on_node_bundle),
-        }
+        } | {name: answering(handler) for name, handler in self._steps.items()}
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"
         host.every(COMMIT_CHECK_S, self._sweep, to_the_end=True)
@@ -569,9 +576,9 @@ class Api:
             answer = self._audited(request, matched)
         else:
             answer = self._carry_out(request, matched)
-        if self._guard is None or type(answer) is Later or not asyncio.iscoroutine(answer):
+        if type(answer) is Later or not asyncio.iscoroutine(answer):
             return answer
-        return working_for(principal_of(request).name, answer)
+        return asking(requester_of(request, self._host.node), answer)
 
     async def _audited(self, request: Request, matched: _Matched) -> Response:
         """Answer a request of which the audit has how it ended. The answer does not wait for that."""
@@ -786,26 +793,30 @@ class Api:
         if passed.principal or self._guard is not None:
             head.memo = matched = matched._replace(principal=Principal(passed.principal or ANONYMOUS))
         request = Request(head, passed.body, Forwarder(peer, passed.address))
-        if self._guard is None:
+        who = requester_of(request, self._host.node)
+        ask_for(who)
+        flow = self._flow_of(who.principal)
+        if flow is None:
             answer = self._carry_out(request, matched)
             return encode_response(answer if isinstance(answer, Response) else await answer)
-        flow = self._guard.meter_of(passed.principal or ANONYMOUS).flow
         return encode_response(
             await self._passed.answer(flow, len(passed.body), lambda: self._carry_out(request, matched))
         )
 
-    async def _on_for_principal(self, peer: Peer, payload: bytes) -> bytes:
+    async def _on_for_principal(self, peer: Peer, payload: bytes) -> Any:
         asked = decode_for_principal(payload)
-        if asked.method not in IN_TURNS:
-            raise LookupError(f"{asked.method!r} takes no turns")
-        method = self.methods[asked.method]
-        if self._guard is None:
-            return await method(peer, asked.payload)
-        flow = self._guard.meter_of(asked.principal).flow
-        try:
-            return await self._passed.call(flow, len(payload), lambda: method(peer, asked.payload))
-        except Problem as problem:
-            return encode_problem(problem)
+        step = self._steps.get(asked.method)
+        if step is None:
+            raise LookupError(f"{asked.method!r} is asked for no client")
+        ask_for(asked.who(peer))
+        flow = self._flow_of(asked.principal)
+        if flow is None:
+            return await step(peer, asked.payload)
+        return await self._passed.call(flow, len(payload), lambda: step(peer, asked.payload))
+
+    def _flow_of(self, principal: str) -> Flow | None:
+        """Return whose turns a request takes that another shard has let in; None: this one has none."""
+        return None if self._guard is None else self._guard.meter_of(principal).flow
 
     async def _append_to_audit(self, lines: bytes, key: str) -> None:
         """Append records to `_audit`, here or at its leader; with the same key again they are there once."""

@@ -27,9 +27,9 @@ from laminar.node.access.principals import Principal, unauthorized
 from laminar.node.api.channels.job_documents import HEARTBEAT, events_of, problem_event
 from laminar.node.api.channels.lookup import ChannelLookup, no_such_channel
 from laminar.node.api.channels.steps import ASK_S, ChannelSteps, EndedAnswer, EndedRequest, Given
+from laminar.node.api.common.forwarding import ask_for
 from laminar.node.api.common.services import ShardServices, check_enabled
 from laminar.node.partition.state.channels import runs_of
-from laminar.node.trace.mode import is_traced
 from laminar.node.trace.ring import Who
 from laminar.wire.channels import CHANNEL_HEADER, STREAM_TYPE, Named
 from membership.records import TopicRecord
@@ -48,9 +48,7 @@ STREAMS_SINCE: Final = 5
 class Jobs(Protocol):
     """What a stream needs of the requests for jobs."""
 
-    async def receive_from(
-        self, topic: TopicRecord, channel: int, asked: documents.Receive, *, who: Who | None = None
-    ) -> list[Given]:
+    async def receive_from(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
         """Return what the leaders give, [] if none has anything in time; cancelled, it gives all back."""
         raise NotImplementedError
 
@@ -169,9 +167,9 @@ class JobStreams:
         channel_id: int,
         asked: documents.Receive,
         principal: Principal,
-        who: Who | None = None,
+        who: Who,
     ) -> Response:
-        """Return the answer of a stream, which begins when it is sent; `who` asks, for the trace."""
+        """Return the answer of a stream, which begins when it is sent; `who` asks."""
         headers = [
             ("Content-Type", STREAM_TYPE),
             ("Cache-Control", "no-store"),
@@ -188,9 +186,10 @@ class JobStreams:
         channel_id: int,
         asked: documents.Receive,
         principal: Principal,
-        who: Who | None,
+        who: Who,
     ) -> AsyncIterator[bytes]:
         """Yield the events of a stream until it is closed; the last one may be a problem."""
+        ask_for(who)  # the task that sends the answer is not the one of the request
         try:
             await self.check()  # again: others may have begun since
         except Problem as problem:
@@ -219,8 +218,7 @@ class JobStreams:
                         more = documents.Receive(
                             max=held.free, wait_ms=round(1000 * ASK_S), timeout_ms=asked.timeout_ms
                         )
-                        by = who if is_traced(record.settings, known.settings) else None
-                        given = await self._jobs.receive_from(record, channel_id, more, who=by)
+                        given = await self._jobs.receive_from(record, channel_id, more)
                     else:
                         await self._until_one_ends(topic, channel_id, number, held)
                 except Problem as problem:

@@ -20,6 +20,7 @@ from laminar.node.api.channels.jobs import JobRoutes
 from laminar.node.api.channels.steps import Given, ReceiveRequest, SettleRequest
 from laminar.node.channels.jobs import Run
 from laminar.node.host.clock import Clock
+from laminar.node.trace.ring import Who
 from membership.records import ChannelRecord, TopicRecord
 
 CHANNEL = 7
@@ -148,7 +149,7 @@ async def test_a_stream_says_now_and_then_that_it_stands(monkeypatch: pytest.Mon
     )
     channels = SimpleNamespace(record=record, topic=lambda name: topic())
     jobs = JobRoutes(services, channels, leaders)  # type: ignore[arg-type]
-    body = jobs._streams.response("t", "c", CHANNEL, Receive(credit=1), ANYONE).body
+    body = jobs._streams.response("t", "c", CHANNEL, Receive(credit=1), ANYONE, Who()).body
     assert isinstance(body, AsyncGenerator)
 
     async with asyncio.timeout(20):
