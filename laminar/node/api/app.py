@@ -569,8 +569,12 @@ class Api:
     def handle(self, request: Request) -> Response | Awaitable[Response]:
         """Answer a request by its route's handler."""
         matched = self._match(request.head)
-        if self._guard is not None and matched.principal is None and request.connection.context is None:
-            raise AssertionError(f"{matched.operation} was not permitted to any principal")
+        if self._guard is not None:
+            principal = matched.principal or request.connection.context
+            if principal is None:
+                raise AssertionError(f"{matched.operation} was not permitted to any principal")
+            if principal.found_in is not None and not self._guard.holds(principal):
+                matched = self._permitted_again(self._guard, request, matched)
         answer: Response | Awaitable[Response]
         if matched.operation in _AUDITED:
             answer = self._audited(request, matched)
@@ -579,6 +583,20 @@ class Api:
         if type(answer) is Later or not asyncio.iscoroutine(answer):
             return answer
         return asking(requester_of(request, self._host.node), answer)
+
+    def _permitted_again(self, guard: Guard, request: Request, matched: _Matched) -> _Matched:
+        """Check a request once more whose head was checked by an older view: its body may come minutes later.
+
+        Raises:
+            Problem: 401 `unauthorized`, 403 `forbidden`, 503 `not_ready`. Nothing was carried out.
+        """
+        try:
+            self._permit(guard, request, matched)
+        except Problem as problem:
+            if problem.status in REFUSED:
+                self._audit.failed(self._refused(request), problem, is_call=False)
+            raise
+        return self._match(request.head)
 
     async def _audited(self, request: Request, matched: _Matched) -> Response:
         """Answer a request of which the audit has how it ended. The answer does not wait for that."""
