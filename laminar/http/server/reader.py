@@ -30,6 +30,7 @@ from laminar.http.protocol.flows import REQUEST, REQUEST_SHIFT, Flow
 from laminar.http.protocol.messages import (
     CONTINUE,
     OFF_LOOP_BYTES,
+    USUAL_ANSWER_BYTES,
     WAIT,
     Application,
     Later,
@@ -54,6 +55,8 @@ LINGER_BYTES: Final = 16 << 20
 UNCOUNTED_BODY_BYTES: Final = 4096
 # Bytes that are read at once for a flow that has used up its turn, or on a connection that was muted.
 WAITING_BYTES: Final = 4096
+# Reads in progress that a flow may have, for each that there is room for.
+FREE_SHARE: Final = 4
 # Most bytes of a refused body that are awaited and discarded.
 SKIPPED_BYTES: Final = 65536
 # Substitute for a head that could not be read, for which an answer is due.
@@ -225,6 +228,16 @@ class Connection(asyncio.BufferedProtocol):
         """Begin requests that have come, as long as the flow has a share of this turn left."""
         self._waits_turn = False
         self._go_on()
+
+    def reads(self) -> tuple[int, int]:
+        """Return how many reads of the connection's flow are under way, and how many may be.
+
+        Alone it may have four fifths of all that there is room for.
+        """
+        server, flow = self._server, self.flow
+        if flow is None:
+            return server.reads, server.limits.max_reads
+        return flow.reads, FREE_SHARE * max(0, server.limits.max_reads - server.reads)
 
     @property
     def peer(self) -> str:
@@ -561,9 +574,8 @@ class Connection(asyncio.BufferedProtocol):
         self._writer.pending.append(exchange)
         if head.close:
             self._writer.stopped = True
-        if head.method == "GET" or head.method == "HEAD":
-            exchange.expected = request.answer_bytes
-            self._writer.expected_bytes += request.answer_bytes
+        if request.answer_bytes or head.method == "GET" or head.method == "HEAD":
+            self._writer.begin_read(exchange, request.answer_bytes or USUAL_ANSWER_BYTES)
             future.add_done_callback(lambda done: self._writer.made(exchange))
         else:
             future.add_done_callback(self._writer.write_callback)

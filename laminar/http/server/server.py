@@ -82,6 +82,7 @@ class HttpServer:
         self.answers = Budget(self.limits.answer_budget_bytes, self.limits.answer_share_bytes)
         self.turns = Turns()
         self.mutes = Mutes()
+        self.reads = 0
         self._listeners: list[asyncio.Server] = []
         # Two threads: large bodies and answers wait for each other, and never for the loop.
         self._off_loop = ThreadPoolExecutor(2, "http-large")

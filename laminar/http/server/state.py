@@ -39,6 +39,8 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 10_000
     # Requests of one connection that may wait for their answers.
     max_pipelined: int = 1024
+    # Reads that are not answered yet, beyond which none is let in that waits for something to come.
+    max_reads: int = 4096
     write_high_bytes: int = 1 << 20
     idle_timeout_s: float = 75.0
     head_timeout_s: float = 10.0
@@ -130,6 +132,7 @@ class ServerState(Protocol):
     bodies: Budget
     answers: Budget
     turns: Turns
+    reads: int  # that have begun and have no answer yet
     mutes: Mutes
     draining: bool
     # What all answers have in their heads, and what those have that are a `Page`.

@@ -116,7 +116,7 @@ from laminar.node.api.records.append import AppendRoutes
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
 from laminar.node.api.records.delete_records import DeleteRecordsRoute
-from laminar.node.api.records.fetch import FetchRoutes, expected_bytes
+from laminar.node.api.records.fetch import DEFAULT_BYTES, FetchRoutes, expected_bytes
 from laminar.node.api.records.new_ids import NewIds
 from laminar.node.api.records.producer_progress import ProducerProgressRoutes
 from laminar.node.api.records.record_value import RecordValueRoutes
@@ -178,6 +178,12 @@ _AUDIT_TARGET = f"/v1/topics/{AUDIT_TOPIC}/partitions/0/records"
 # Operations whose bodies are records. A large one is parsed in a thread.
 _PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})
 
+# Reads whose method is POST: how many bytes their answers may have, of what waits as of a fetch.
+_READ_BY_POST = {"search": MOST_ANSWER_BYTES, "receive_jobs": DEFAULT_BYTES}
+
+NO_ROOM_MS = 1000
+"""When to ask again for what waits, if too much does."""
+
 Handler = Callable[..., Response | Awaitable[Response]]
 
 
@@ -191,6 +197,8 @@ class _Matched(NamedTuple):
     """Who asks by a token, if this shard asks; None before that is checked, and of a request without one."""
     is_counted: bool = False
     """Whether the rates of principals count it. They do not for those of operators, and of their monitors."""
+    may_wait: bool = False
+    """Whether it may wait for something to come, or take long to look for it."""
     is_systems: bool = False
     """Whether only nodes may do this, as it changes a topic of the system."""
 
@@ -549,8 +557,6 @@ class Api:
                 )
         if operation == "fetch":
             request.answer_bytes = expected_bytes(request.query)
-        elif operation == "search":
-            request.answer_bytes = MOST_ANSWER_BYTES
         if operation == "append_to_partition" and self._append.replica(**params) is None:
             if not self._known(params):
                 return None
@@ -614,6 +620,11 @@ class Api:
     def _carry_out(self, request: Request, matched: _Matched) -> Response | Awaitable[Response]:
         operation, params = matched.operation, matched.params
         matched.check_document(len(request.body))
+        if matched.may_wait:
+            under_way, most = request.connection.reads()
+            if under_way >= most:
+                raise _no_room(under_way, most)
+            request.answer_bytes = _READ_BY_POST.get(operation) or request.answer_bytes
         answer: Response | Awaitable[Response]
         if "topic" in params and operation != "create_topic" and not self._known(params):
             answer = self._handle_after_refresh(request, operation, params)
@@ -672,6 +683,7 @@ class Api:
                 found.params,
                 most_document_bytes(found.operation),
                 is_counted=NEEDS[found.operation] not in (PUBLIC, METRICS, ADMIN_OF_ALL),
+                may_wait="wait_ms" in head.query or found.operation in _READ_BY_POST,
                 is_systems=topic in SYSTEM_TOPICS and not reads and found.operation not in _SYSTEMS_TAKE,
             )
         matched: _Matched = head.memo
@@ -858,6 +870,18 @@ class Api:
         """Answer all appends that wait too long for a majority. One pass for all saves a timer for each."""
         for partition in self._host.partitions.values():
             partition.appends.expire(older_than_s=COMMIT_WAIT_S)
+
+
+def _no_room(under_way: int, most: int) -> Problem:
+    return Problem(
+        "overloaded",
+        "too many requests of this client wait at this shard",
+        field="requests",
+        value=under_way + 1,
+        limit=most,
+        retry_after_ms=NO_ROOM_MS,
+        outcome="not_applied",
+    )
 
 
 def _asked(request: Request, matched: _Matched) -> Asked:

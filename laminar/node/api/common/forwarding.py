@@ -222,6 +222,10 @@ class Forwarder:
     def join(self, flow: Flow) -> None:
         """Do nothing: the request has had its turn at the shard that took it."""
 
+    def reads(self) -> tuple[int, int]:
+        """Return none, of more: the shard that took the request has looked for room."""
+        return 0, 1
+
     @property
     def node(self) -> str:
         """The node that passed the request on."""
