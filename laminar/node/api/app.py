@@ -824,7 +824,7 @@ class Api:
             head.memo = matched = matched._replace(principal=Principal(passed.principal or ANONYMOUS))
         request = Request(head, passed.body, Forwarder(peer, passed.address))
         who = requester_of(request, self._host.node)
-        ask_for(who)
+        ask_for(who, is_passed=True)
         flow = self._flow_of(who.principal)
         if flow is None:
             answer = self._carry_out(request, matched)
@@ -838,7 +838,7 @@ class Api:
         step = self._steps.get(asked.method)
         if step is None:
             raise LookupError(f"{asked.method!r} is asked for no client")
-        ask_for(asked.who(peer))
+        ask_for(asked.who(peer), is_passed=True)
         flow = self._flow_of(asked.principal)
         if flow is None:
             return await step(peer, asked.payload)

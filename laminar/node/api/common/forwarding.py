@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar, copy_context
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -81,26 +81,41 @@ IN_TURNS: Final = frozenset(
 
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
-# Whose request a task works on; None: no client's. Not the request: a link that a task opens, or what it
-# leaves behind, keeps its context.
-_asking: ContextVar[Who | None] = ContextVar("asking", default=None)
 
 
-def ask_for(who: Who | None) -> None:
-    """Have all that this task does from now on be done for a client; None: for no one."""
-    _asking.set(who)
+class _Asking(NamedTuple):
+    """Whose request a task works on, and whether another shard has passed that on.
+
+    Not the request itself: a link that a task opens, or what it leaves behind, keeps its context.
+    """
+
+    who: Who
+    is_passed: bool
+
+
+_asking: ContextVar[_Asking | None] = ContextVar("asking", default=None)
+
+
+def ask_for(who: Who | None, *, is_passed: bool = False) -> None:
+    """Have all that this task does from now on be done for a client; None: for no one.
+
+    What `is_passed` has had its turn: the calls that it needs are made without one, or many that wait for
+    each other at two shards could use up the client's share of both.
+    """
+    _asking.set(None if who is None else _Asking(who, is_passed))
 
 
 def asking(who: Who, answer: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Return a task for an answer to a client, which asks other shards on its behalf."""
     context = copy_context()
-    context.run(_asking.set, who)
+    context.run(ask_for, who)
     return asyncio.get_running_loop().create_task(answer, context=context)
 
 
 def who_asks() -> Who | None:
     """Return the client on whose behalf this task works; None: a node does so of its own accord."""
-    return _asking.get()
+    asks = _asking.get()
+    return None if asks is None else asks.who
 
 
 class ForPrincipal(msgspec.Struct, frozen=True, array_like=True):
@@ -307,7 +322,9 @@ class Exchange:
                 came in `timeout_s`.
         """
         encoded = payload if isinstance(payload, bytes) else _encoder.encode(payload)
-        if method in IN_TURNS and self._code_version() >= LIMITS_SINCE and (who := who_asks()) is not None:
+        asks = _asking.get() if method in IN_TURNS else None
+        if asks is not None and not asks.is_passed and self._code_version() >= LIMITS_SINCE:
+            who = asks.who
             encoded = _encoder.encode(ForPrincipal(who.principal, method, encoded, who.address, who.node))
             method = FOR_PRINCIPAL
         try:

@@ -15,6 +15,7 @@ from laminar.node.api.common.forwarding import (
     FOR_PRINCIPAL,
     Exchange,
     answering,
+    ask_for,
     asking,
     decode_for_principal,
     who_asks,
@@ -146,6 +147,9 @@ async def test_only_what_a_clients_request_asks_for_names_its_principal() -> Non
 
     async def nested() -> None:
         await answering(on_call)(peer, b"")
+        ask_for(MANY, is_passed=True)
+        await callee.ask("sinks")
+        assert who_asks() == MANY
 
     await asking(MANY, callee.ask("cursor"))
     await asking(MANY, callee.ask("accept_loss"))
@@ -158,6 +162,7 @@ async def test_only_what_a_clients_request_asks_for_names_its_principal() -> Non
         ("", "accept_loss"),
         ("", "cursor"),
         ("", "group"),
+        ("", "sinks"),
         ("", "cursor"),
     ] == callee.asked
     assert [MANY] == callee.who
