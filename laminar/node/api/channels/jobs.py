@@ -94,7 +94,7 @@ class JobRoutes:
         record = self._channels.topic(topic)
         streams = STREAM_TYPE in request.headers.get("accept", "")
         if streams:
-            await self._streams.check()
+            await self._streams.check(principal_of(request).name)
         elif asked.credit is not None:
             raise Problem(
                 "invalid",
