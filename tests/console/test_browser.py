@@ -33,26 +33,21 @@ def scenes() -> list[str]:
     ]
 
 
-def chromium() -> str | None:
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+def browser_or_skip() -> str:
+    """Return the path of Chromium; skip the test, or fail it, where that or Playwright is not there."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    absent = "no Chromium" if program is None else "no build/browser (make build/browser/ready)"
+    if program is not None and AXE.exists():
+        return program
+    if os.environ.get("REQUIRE") == "browser":
+        pytest.fail(absent)
+    pytest.skip(absent)
 
 
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[str]]]:
     """What was wrong in each scene that ran."""
-    program = chromium()
-    absent = (
-        "no Chromium"
-        if program is None
-        else ""
-        if AXE.exists()
-        else "no build/browser (make build/browser/ready)"
-    )
-    if absent and os.environ.get("REQUIRE") == "browser":
-        pytest.fail(absent)
-    if absent:
-        pytest.skip(absent)
-    assert program is not None
+    program = browser_or_skip()
     shots = Path(os.environ.get("CONSOLE_SHOTS") or tmp_path_factory.mktemp("shots"))
     settings = {"access": "tokens"}
     with LocalCluster(tmp_path_factory.mktemp("node"), nodes=1, shards=1, settings=settings) as cluster:

@@ -60,6 +60,7 @@ from laminar.http.api.parameters import (
     KEY_TIME,
     LISTING,
     LOGICAL,
+    MAX_NUMBER,
     METRICS_DETAIL,
     OFFSETS,
     ONCE,
@@ -1137,5 +1138,8 @@ def _check(params: Mapping[str, str]) -> None:
     for name, value in params.items():
         if name in ("topic", "cursor", "channel", "sink", "group", "member", "upload"):
             check_name(value, field=name)
-        elif name in ("partition", "offset", "number", "part", "version") and not _NUMBER.match(value):
-            raise Problem("invalid", f"{name} is a decimal number", field=name, value=value)
+        elif name in ("partition", "offset", "number", "part", "version"):
+            if not _NUMBER.match(value):
+                raise Problem("invalid", f"{name} is a decimal number", field=name, value=value)
+            if name in ("number", "version") and int(value) > MAX_NUMBER:
+                raise Problem("invalid", f"{name} is too large", field=name, value=value, limit=MAX_NUMBER)

@@ -11,6 +11,9 @@ TURN: Final = 4
 REQUEST: Final = 8
 """What a request counts, in answers that were waited for: making and sending these costs about as much."""
 
+REFUSED_TURN: Final = 1
+"""The same of a flow that is at its limit, as long as one of its connections is muted."""
+
 ALONE: Final = 64
 """The same while no other flow has a connection."""
 
@@ -29,12 +32,24 @@ class Waiting(Protocol):
 class Flow:
     """What a flow has left of the present turn, in answers; its open connections; and what waits for a turn.
 
+    `muted` are those of its connections on which nothing is begun for a while, as it was over its limit;
+    `reads` its requests by its own connections that have begun, are reads, and have no answer yet.
     A server makes none: its application says to which flow a connection belongs. `passed` are its requests in
     progress that came on no connection of its own, `woken` those of them that have their turn and have not
     gone on yet.
     """
 
-    __slots__ = ("are_strangers", "connections", "is_spent", "left", "passed", "waiting", "woken")
+    __slots__ = (
+        "are_strangers",
+        "connections",
+        "is_spent",
+        "left",
+        "muted",
+        "passed",
+        "reads",
+        "waiting",
+        "woken",
+    )
 
     def __init__(self, *, are_strangers: bool = False) -> None:
         """Make one without connections; those of strangers end first when there are too many."""
@@ -42,7 +57,9 @@ class Flow:
         self.left = TURN * REQUEST
         self.is_spent = False
         self.connections = 0
+        self.muted = 0
         self.passed = 0
+        self.reads = 0
         self.woken = 0
         self.waiting: deque[Waiting] = deque()
 

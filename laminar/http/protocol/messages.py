@@ -61,10 +61,11 @@ class Request:
 
     `body` is empty in `Application.head`; in `Application.handle` it is complete and decoded from its
     ``Content-Encoding``. `connection` has `peer` and an attribute `context` for the application. `parsed` is
-    the result of `Application.parse` for a large body, else None. `Application.head` sets `answer_bytes` if a
-    read may have a large answer: then the requests pipelined after it wait until there is room for more
-    answers. `Application.handle` sets `ends_with_peer` if its coroutine is to be cancelled when the peer is
-    gone, as that of a read always is, or closes its side.
+    the result of `Application.parse` for a large body, else None. `Application` sets `answer_bytes` if a read
+    may have a large answer: then the requests pipelined after it wait until there is room for more answers.
+    Without it reads by GET and HEAD count as `USUAL_ANSWER_BYTES`, and no other request is a read.
+    `Application.handle` sets `ends_with_peer` if its coroutine is to be cancelled when the peer is gone, as
+    that of a read by GET always is, or closes its side.
     """
 
     __slots__ = (
@@ -93,7 +94,7 @@ class Request:
         self.body = body
         self.connection = connection
         self.parsed: Any = None
-        self.answer_bytes = USUAL_ANSWER_BYTES
+        self.answer_bytes = 0
         self.ends_with_peer = False
 
     @property
@@ -121,6 +122,9 @@ class Connection(Protocol):
 
     def join(self, flow: Flow) -> None:
         """Have the connection belong to a flow, and no longer to the one before."""
+
+    def reads(self) -> tuple[int, int]:
+        """Return how many reads of the connection's flow are under way, and how many may be."""
 
     @property
     def peer(self) -> str:

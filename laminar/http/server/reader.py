@@ -30,6 +30,7 @@ from laminar.http.protocol.flows import REQUEST, REQUEST_SHIFT, Flow
 from laminar.http.protocol.messages import (
     CONTINUE,
     OFF_LOOP_BYTES,
+    USUAL_ANSWER_BYTES,
     WAIT,
     Application,
     Later,
@@ -54,10 +55,10 @@ LINGER_BYTES: Final = 16 << 20
 UNCOUNTED_BODY_BYTES: Final = 4096
 # Bytes that are read at once for a flow that has used up its turn, or on a connection that was muted.
 WAITING_BYTES: Final = 4096
+# Reads in progress that a flow may have, for each that there is room for.
+FREE_SHARE: Final = 4
 # Most bytes of a refused body that are awaited and discarded.
 SKIPPED_BYTES: Final = 65536
-# Limits may be raised or removed meanwhile, and its client may have gone.
-LONGEST_MUTE_S: Final = 1.0
 # Substitute for a head that could not be read, for which an answer is due.
 _NO_HEAD: Final = RequestHead("GET", "/", {})
 
@@ -118,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
         self._tail = b""  # bytes that came and aren't used yet
         self._paused_reading = False
         self._waits_turn = False
-        self._muted: asyncio.TimerHandle | None = None  # until then no request is begun: one was too many
+        self._muted = False  # no request is begun for a while: one was too many
         self._was_muted = False
         self._phase = Phase.HEAD
         self._head: RequestHead | None = None  # of the body being received
@@ -152,10 +153,10 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = self._writer.transport = None
         self._body_view = None
         self._tail = b""
-        if self._muted is not None:
-            self._muted.cancel()
-            self._muted = None
         if self.flow is not None:
+            if self._muted:
+                self._muted = False
+                self._server.mutes.drop(self.flow, self)
             self._server.turns.leave(self.flow)
             self.flow = self._writer.flow = None
         self._writer.abandon()
@@ -228,6 +229,16 @@ class Connection(asyncio.BufferedProtocol):
         self._waits_turn = False
         self._go_on()
 
+    def reads(self) -> tuple[int, int]:
+        """Return how many reads of the connection's flow are under way, and how many may be.
+
+        Alone it may have four fifths of all that there is room for.
+        """
+        server, flow = self._server, self.flow
+        if flow is None:
+            return server.reads, server.limits.max_reads
+        return flow.reads, FREE_SHARE * max(0, server.limits.max_reads - server.reads)
+
     @property
     def peer(self) -> str:
         """``host:port`` of the other end, or ``unix``."""
@@ -260,7 +271,7 @@ class Connection(asyncio.BufferedProtocol):
             not writer.paused
             and not self._preparing
             and not self._waits_turn
-            and self._muted is None
+            and not self._muted
             and len(writer.pending) < limits.max_pipelined
             and writer.reserved_bytes < limits.connection_budget_bytes
             and writer.answer_bytes < limits.connection_answer_bytes
@@ -317,21 +328,21 @@ class Connection(asyncio.BufferedProtocol):
         self._waits_turn = True
         self._server.turns.wait(flow, self)
 
-    def _mute(self, wait_s: float) -> None:
+    def _mute(self, flow: Flow, wait_s: float) -> None:
         """Begin no request for a while: one was refused, and its client does not seem to wait.
 
         What comes until then pauses reading, so a client that waits as the answer says notices nothing. Each
         refusal costs the loop; without this a client that ignores them would keep it busy.
         """
-        self._was_muted = True
+        self._muted = self._was_muted = True
         self._server.counts.muted += 1
-        self._muted = asyncio.get_running_loop().call_later(min(wait_s, LONGEST_MUTE_S), self._unmute)
+        self._server.mutes.mute(flow, self, wait_s)
 
-    def _unmute(self) -> None:
+    def unmute(self) -> None:
         """Go on with what came meanwhile."""
-        if self._muted is not None:
-            self._muted.cancel()
-            self._muted = None
+        if self._muted and self.flow is not None:
+            self._muted = False
+            self._server.mutes.drop(self.flow, self)
             self._go_on()
 
     def _parse(self, raw: bytes) -> RequestHead:
@@ -418,8 +429,12 @@ class Connection(asyncio.BufferedProtocol):
         self._writer.answer(head, refusal)
         self._to_skip = max(0, -rest)
         # Who has sent more than is kept gets its other refusals at once. What others ask waits for no one.
-        if stays and rest <= WAITING_BYTES and not self._is_shared:
-            self._mute(refusal.mute_s)
+        flow = self.flow
+        if stays and flow is not None and not self._is_shared:
+            if flow.left > 0:  # its other connections go on in later turns
+                self._server.turns.take(flow, flow.left)
+            if rest <= WAITING_BYTES:
+                self._mute(flow, refusal.mute_s)
         return min(len(data), position + head.content_length)
 
     def _await_body(self, head: RequestHead, phase: Phase) -> None:
@@ -559,9 +574,8 @@ class Connection(asyncio.BufferedProtocol):
         self._writer.pending.append(exchange)
         if head.close:
             self._writer.stopped = True
-        if head.method == "GET" or head.method == "HEAD":
-            exchange.expected = request.answer_bytes
-            self._writer.expected_bytes += request.answer_bytes
+        if request.answer_bytes or head.method == "GET" or head.method == "HEAD":
+            self._writer.begin_read(exchange, request.answer_bytes or USUAL_ANSWER_BYTES)
             future.add_done_callback(lambda done: self._writer.made(exchange))
         else:
             future.add_done_callback(self._writer.write_callback)
@@ -598,7 +612,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.idle and self.transport is not None:
             self._writer.stopped = True
             self.transport.close()
-        self._unmute()
+        self.unmute()
         self._writer.end_stream()
 
     def _pause_reading(self) -> None:
@@ -660,7 +674,7 @@ class Connection(asyncio.BufferedProtocol):
                 floor = max(floor, self._head.content_length / limits.transfer_timeout_s)
             if stalls.over_body(now_s, received=received, window_s=window_s, floor_bytes_per_s=floor):
                 self._time_out("body", window_s)
-        elif self._writer.busy or self._waits_turn or self._muted is not None:
+        elif self._writer.busy or self._waits_turn or self._muted:
             stalls.restart(now_s, received=received)
         elif self._tail:
             if stalls.over_head(now_s, limit_s=limits.head_timeout_s):

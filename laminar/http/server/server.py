@@ -28,6 +28,7 @@ from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.messages import SAFE_BLOCK, SANDBOX_BLOCK, Application, Response
 from laminar.http.protocol.request_head import RequestHead, RequestHeads
 from laminar.http.server.budget import Budget
+from laminar.http.server.mutes import Mutes
 from laminar.http.server.reader import Connection
 from laminar.http.server.state import Counts, ServedConnection, ServerLimits
 from laminar.http.server.turns import Turns
@@ -80,6 +81,8 @@ class HttpServer:
         self.bodies = Budget(self.limits.body_budget_bytes, self.limits.body_share_bytes)
         self.answers = Budget(self.limits.answer_budget_bytes, self.limits.answer_share_bytes)
         self.turns = Turns()
+        self.mutes = Mutes()
+        self.reads = 0
         self._listeners: list[asyncio.Server] = []
         # Two threads: large bodies and answers wait for each other, and never for the loop.
         self._off_loop = ThreadPoolExecutor(2, "http-large")

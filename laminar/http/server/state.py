@@ -15,6 +15,7 @@ import msgspec
 from laminar.http.protocol.messages import Application, Response
 from laminar.http.protocol.request_head import RequestHead, RequestHeads
 from laminar.http.server.budget import Budget
+from laminar.http.server.mutes import Mutes
 from laminar.http.server.turns import Turns
 
 _T = TypeVar("_T")
@@ -38,6 +39,8 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 10_000
     # Requests of one connection that may wait for their answers.
     max_pipelined: int = 1024
+    # Reads that are not answered yet, beyond which none is let in that waits for something to come.
+    max_reads: int = 4096
     write_high_bytes: int = 1 << 20
     idle_timeout_s: float = 75.0
     head_timeout_s: float = 10.0
@@ -129,6 +132,8 @@ class ServerState(Protocol):
     bodies: Budget
     answers: Budget
     turns: Turns
+    reads: int  # that have begun and have no answer yet
+    mutes: Mutes
     draining: bool
     # What all answers have in their heads, and what those have that are a `Page`.
     date_block: bytes

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 
-from laminar.http.protocol.flows import ALONE, REQUEST, TURN, Flow, Waiting
+from laminar.http.protocol.flows import ALONE, REFUSED_TURN, REQUEST, TURN, Flow, Waiting
 
 
 class _Passed:
@@ -108,8 +108,9 @@ class Turns:
         """Begin a turn: what waits of each flow goes on in the order in which it began to."""
         self.turns += 1
         spent, self._spent = self._spent, []
-        share = REQUEST * (TURN if self.flows > 1 else ALONE)
+        is_alone = self.flows <= 1
         for flow in spent:
+            share = REQUEST * (ALONE if is_alone else REFUSED_TURN if flow.muted else TURN)
             # What a large body took of coming turns is given back turn by turn.
             flow.left = min(share, flow.left + share)
             flow.is_spent = False

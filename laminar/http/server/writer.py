@@ -42,12 +42,15 @@ class Exchange:
     """A request that waits for its turn to be answered: its head, and the answer or the future of the answer.
 
     In bytes: `reserved` is counted in the budget for its body, `expected` is how large the answer of a read
-    may be, and `held` is counted in the budget for the answer once it is made. With `ends_with_peer` the
-    future is cancelled if the peer is gone before, or sends nothing more. `make` makes the answer of the
-    future's result; None: it is the result.
+    may be that a `flow` has begun, and `held` is counted in the budget for the answer once it is made. With
+    `ends_with_peer` the future is cancelled if the peer is gone before, or sends nothing more. `make` makes
+    the answer of the future's result; None: it is the result.
     """
 
-    __slots__ = ("began_s", "ends_with_peer", "expected", "head", "held", "make", "reserved", "result")
+    __slots__ = (
+        *("began_s", "ends_with_peer", "expected", "flow", "head", "held"),
+        *("make", "reserved", "result"),
+    )
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Exchange:
         self.reserved = reserved
         self.ends_with_peer = False
         self.expected = 0
+        self.flow: Flow | None = None
         self.held = 0
 
 
@@ -191,6 +195,25 @@ class ResponseWriter:
         self._held -= held
         self._server.answers.give(self.address, held)
 
+    def begin_read(self, exchange: Exchange, expected: int) -> None:
+        """Count a read that has begun, whose answer may have this many bytes."""
+        exchange.expected, exchange.flow = expected, self.flow
+        self.expected_bytes += expected
+        self._server.reads += 1
+        if exchange.flow is not None:
+            exchange.flow.reads += 1
+
+    def _end_read(self, exchange: Exchange) -> None:
+        """Count a read no more: its answer is made, or no one waits for it."""
+        if not exchange.expected:
+            return
+        self.expected_bytes -= exchange.expected
+        exchange.expected = 0
+        self._server.reads -= 1
+        if exchange.flow is not None:
+            exchange.flow.reads -= 1
+            exchange.flow = None
+
     def made(self, exchange: Exchange) -> None:
         """Count the answer of a read as soon as it is made, as its turn may come much later."""
         future = exchange.result
@@ -199,8 +222,7 @@ class ResponseWriter:
         self._write_due()
 
     def _take_made(self, exchange: Exchange, future: asyncio.Future[Any]) -> Response:
-        self.expected_bytes -= exchange.expected
-        exchange.expected = 0
+        self._end_read(exchange)
         return self._hold(exchange, self._outcome(exchange, future))
 
     def take_turn(self) -> None:
@@ -242,6 +264,7 @@ class ResponseWriter:
         """Abandon what is owed to a peer that is gone: changes run to their end, all else is cancelled."""
         pending, self.pending = self.pending, deque()
         for exchange in pending:
+            self._end_read(exchange)
             result = exchange.result
             if isinstance(result, asyncio.Future):
                 if exchange.ends_with_peer or exchange.head.method in ("GET", "HEAD"):

@@ -24,6 +24,9 @@ LONGEST_WAIT_MS: Final = 60_000
 SPREAD_MS: Final = 1000
 """How far apart the times are at which those that are refused at once may ask again."""
 
+APART_MS: Final = 2.0
+"""How far apart they are at least: a server has muted connections go on one after the other."""
+
 CONNECTION_WAIT_MS: Final = 1000
 MOST_COUNTED: Final = 100
 """Most principals whose refusals are counted apart, for the metrics."""
@@ -150,7 +153,7 @@ class Meter:
     def _over(self, what: str, rate: Rate, wait_ms: float, now_ms: int) -> Problem:
         self._count()
         wait_ms = max(wait_ms, min(self._next_ms - now_ms, wait_ms + SPREAD_MS))
-        self._next_ms = now_ms + wait_ms + max(1.0, rate.per_ms)
+        self._next_ms = now_ms + wait_ms + max(APART_MS, rate.per_ms)
         return over_limit(
             what,
             rate.used(now_ms),

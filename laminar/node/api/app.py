@@ -33,6 +33,7 @@ from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.api.roles import ADMIN_OF_ALL, METRICS, PUBLIC
 from laminar.http.api.routes import NEEDS, ROUTES, check_query, match
+from laminar.http.protocol.flows import Flow
 from laminar.http.protocol.messages import WAIT, Later, Request, Response
 from laminar.http.protocol.request_head import (
     LONGEST_HEAD_BYTES,
@@ -76,12 +77,14 @@ from laminar.node.api.common.forwarding import (
     IN_TURNS,
     Exchange,
     Forwarder,
+    Step,
     answering,
+    ask_for,
+    asking,
     decode_for_principal,
     decode_passed,
-    encode_problem,
     encode_response,
-    working_for,
+    requester_of,
 )
 from laminar.node.api.common.json_body import most_document_bytes
 from laminar.node.api.common.leader_call import LeaderCall
@@ -113,7 +116,7 @@ from laminar.node.api.records.append import AppendRoutes
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
 from laminar.node.api.records.delete_records import DeleteRecordsRoute
-from laminar.node.api.records.fetch import FetchRoutes, expected_bytes
+from laminar.node.api.records.fetch import DEFAULT_BYTES, FetchRoutes, expected_bytes
 from laminar.node.api.records.new_ids import NewIds
 from laminar.node.api.records.producer_progress import ProducerProgressRoutes
 from laminar.node.api.records.record_value import RecordValueRoutes
@@ -177,6 +180,12 @@ _AUDIT_TARGET = f"/v1/topics/{AUDIT_TOPIC}/partitions/0/records"
 # Operations whose bodies are records. A large one is parsed in a thread.
 _PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})
 
+# Reads whose method is POST: how many bytes their answers may have, of what waits as of a fetch.
+_READ_BY_POST = {"search": MOST_ANSWER_BYTES, "receive_jobs": DEFAULT_BYTES}
+
+NO_ROOM_MS = 1000
+"""When to ask again for what waits, if too much does."""
+
 Handler = Callable[..., Response | Awaitable[Response]]
 
 
@@ -190,6 +199,8 @@ class _Matched(NamedTuple):
     """Who asks by a token, if this shard asks; None before that is checked, and of a request without one."""
     is_counted: bool = False
     """Whether the rates of principals count it. They do not for those of operators, and of their monitors."""
+    may_wait: bool = False
+    """Whether it may wait for something to come, or take long to look for it."""
     is_systems: bool = False
     """Whether only nodes may do this, as it changes a topic of the system."""
 
@@ -432,32 +443,36 @@ class Api:
             "openapi": cluster.openapi,
             "docs": cluster.docs,
         }
+        # What clients' requests make other shards do.
+        self._steps: dict[str, Step] = {
+            "describe": states.on_describe,
+            "cursor": steps.on_cursor,
+            "take_cursor": cursor_places.on_take_cursor,
+            "group": groups.on_group,
+            "channel_states": channel_states.on_channel_states,
+            "channel_receive": channel_steps.on_receive,
+            "channel_settle": channel_steps.on_settle,
+            "channel_ended": channel_steps.on_ended,
+            "channel_seek": channel_steps.on_seek,
+            "channel_aside": channel_steps.on_aside,
+            "delayed": delayed_steps.on_delayed,
+            "delayed_list": delayed_steps.on_delayed_list,
+            "search_bounds": search_steps.on_bounds,
+            "search_scan": search_steps.on_scan,
+            "sinks": sinks.on_sinks,
+            "look_up": to_topics.on_look_up,
+        }
+        assert self._steps.keys() == IN_TURNS, self._steps.keys() ^ IN_TURNS
         self.methods: dict[str, Method] = {
             "http": answering(self._on_http),
-            FOR_PRINCIPAL: self._on_for_principal,
+            FOR_PRINCIPAL: answering(self._on_for_principal),
             "leader": answering(self._locator.on_leader),
-            "describe": answering(states.on_describe),
             "cuts": answering(cut_points.on_cuts),
-            "cursor": answering(steps.on_cursor),
             "drained": answering(gates.on_drained),
-            "take_cursor": answering(cursor_places.on_take_cursor),
             "reclaim": answering(reclaims.on_reclaim),
-            "group": answering(groups.on_group),
-            "channel_states": answering(channel_states.on_channel_states),
             "channel_drained": answering(channel_gates.on_channel_drained),
-            "channel_receive": answering(channel_steps.on_receive),
-            "channel_settle": answering(channel_steps.on_settle),
-            "channel_ended": answering(channel_steps.on_ended),
-            "channel_seek": answering(channel_steps.on_seek),
-            "channel_aside": answering(channel_steps.on_aside),
-            "delayed": answering(delayed_steps.on_delayed),
             "delayed_batch": answering(delayed_sends.on_delayed_batch),
-            "delayed_list": answering(delayed_steps.on_delayed_list),
-            "search_bounds": answering(search_steps.on_bounds),
-            "search_scan": answering(search_steps.on_scan),
             "accept_loss": answering(recover.on_accept_loss),
-            "sinks": answering(sinks.on_sinks),
-            "look_up": answering(to_topics.on_look_up),
             "led": answering(led.on_led),
             VIEW_SEEN: answering(seen.on_view_seen),
             "stats": metrics.on_stats,
@@ -471,7 +486,7 @@ class Api:
             "node_health": answering(health.on_node_health),
             "shard_bundle": bundle.on_shard_bundle,
             "node_bundle": answering(bundle.on_node_bundle),
-        }
+        } | {name: answering(handler) for name, handler in self._steps.items()}
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"
         # What waits for the fate of a seal wakes no group.
@@ -549,8 +564,6 @@ class Api:
                 )
         if operation == "fetch":
             request.answer_bytes = expected_bytes(request.query)
-        elif operation == "search":
-            request.answer_bytes = MOST_ANSWER_BYTES
         if operation == "append_to_partition" and self._append.replica(**params) is None:
             if not self._known(params):
                 return None
@@ -569,16 +582,34 @@ class Api:
     def handle(self, request: Request) -> Response | Awaitable[Response]:
         """Answer a request by its route's handler."""
         matched = self._match(request.head)
-        if self._guard is not None and matched.principal is None and request.connection.context is None:
-            raise AssertionError(f"{matched.operation} was not permitted to any principal")
+        if self._guard is not None:
+            principal = matched.principal or request.connection.context
+            if principal is None:
+                raise AssertionError(f"{matched.operation} was not permitted to any principal")
+            if principal.found_in is not None and not self._guard.holds(principal):
+                matched = self._permitted_again(self._guard, request, matched)
         answer: Response | Awaitable[Response]
         if matched.operation in _AUDITED:
             answer = self._audited(request, matched)
         else:
             answer = self._carry_out(request, matched)
-        if self._guard is None or type(answer) is Later or not asyncio.iscoroutine(answer):
+        if type(answer) is Later or not asyncio.iscoroutine(answer):
             return answer
-        return working_for(principal_of(request).name, answer)
+        return asking(requester_of(request, self._host.node), answer)
+
+    def _permitted_again(self, guard: Guard, request: Request, matched: _Matched) -> _Matched:
+        """Check a request once more whose head was checked by an older view: its body may come minutes later.
+
+        Raises:
+            Problem: 401 `unauthorized`, 403 `forbidden`, 503 `not_ready`. Nothing was carried out.
+        """
+        try:
+            self._permit(guard, request, matched)
+        except Problem as problem:
+            if problem.status in REFUSED:
+                self._audit.failed(self._refused(request), problem, is_call=False)
+            raise
+        return self._match(request.head)
 
     async def _audited(self, request: Request, matched: _Matched) -> Response:
         """Answer a request of which the audit has how it ended. The answer does not wait for that."""
@@ -596,6 +627,11 @@ class Api:
     def _carry_out(self, request: Request, matched: _Matched) -> Response | Awaitable[Response]:
         operation, params = matched.operation, matched.params
         matched.check_document(len(request.body))
+        if matched.may_wait:
+            under_way, most = request.connection.reads()
+            if under_way >= most:
+                raise _no_room(under_way, most)
+            request.answer_bytes = _READ_BY_POST.get(operation) or request.answer_bytes
         answer: Response | Awaitable[Response]
         if "topic" in params and operation != "create_topic" and not self._known(params):
             answer = self._handle_after_refresh(request, operation, params)
@@ -656,6 +692,7 @@ class Api:
                 found.params,
                 most_document_bytes(found.operation),
                 is_counted=NEEDS[found.operation] not in (PUBLIC, METRICS, ADMIN_OF_ALL),
+                may_wait="wait_ms" in head.query or found.operation in _READ_BY_POST,
                 is_systems=topic in SYSTEM_TOPICS
                 and not reads
                 and found.operation not in _SYSTEMS_TAKE
@@ -798,26 +835,30 @@ class Api:
         if passed.principal or self._guard is not None:
             head.memo = matched = matched._replace(principal=Principal(passed.principal or ANONYMOUS))
         request = Request(head, passed.body, Forwarder(peer, passed.address))
-        if self._guard is None:
+        who = requester_of(request, self._host.node)
+        ask_for(who, is_passed=True)
+        flow = self._flow_of(who.principal)
+        if flow is None:
             answer = self._carry_out(request, matched)
             return encode_response(answer if isinstance(answer, Response) else await answer)
-        flow = self._guard.meter_of(passed.principal or ANONYMOUS).flow
         return encode_response(
             await self._passed.answer(flow, len(passed.body), lambda: self._carry_out(request, matched))
         )
 
-    async def _on_for_principal(self, peer: Peer, payload: bytes) -> bytes:
+    async def _on_for_principal(self, peer: Peer, payload: bytes) -> Any:
         asked = decode_for_principal(payload)
-        if asked.method not in IN_TURNS:
-            raise LookupError(f"{asked.method!r} takes no turns")
-        method = self.methods[asked.method]
-        if self._guard is None:
-            return await method(peer, asked.payload)
-        flow = self._guard.meter_of(asked.principal).flow
-        try:
-            return await self._passed.call(flow, len(payload), lambda: method(peer, asked.payload))
-        except Problem as problem:
-            return encode_problem(problem)
+        step = self._steps.get(asked.method)
+        if step is None:
+            raise LookupError(f"{asked.method!r} is asked for no client")
+        ask_for(asked.who(peer), is_passed=True)
+        flow = self._flow_of(asked.principal)
+        if flow is None:
+            return await step(peer, asked.payload)
+        return await self._passed.call(flow, len(payload), lambda: step(peer, asked.payload))
+
+    def _flow_of(self, principal: str) -> Flow | None:
+        """Return whose turns a request takes that another shard has let in; None: this one has none."""
+        return None if self._guard is None else self._guard.meter_of(principal).flow
 
     async def _append_to_audit(self, lines: bytes, key: str) -> None:
         """Append records to `_audit`, here or at its leader; with the same key again they are there once."""
@@ -841,6 +882,18 @@ class Api:
         """Answer all appends that wait too long for a majority. One pass for all saves a timer for each."""
         for partition in self._appending():
             partition.appends.expire(older_than_s=COMMIT_WAIT_S)
+
+
+def _no_room(under_way: int, most: int) -> Problem:
+    return Problem(
+        "overloaded",
+        "too many requests of this client wait at this shard",
+        field="requests",
+        value=under_way + 1,
+        limit=most,
+        retry_after_ms=NO_ROOM_MS,
+        outcome="not_applied",
+    )
 
 
 def _asked(request: Request, matched: _Matched) -> Asked:

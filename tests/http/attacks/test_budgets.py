@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable
 
 import pytest
 
+from laminar.http.protocol.flows import Flow
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.server.budget import SMALL_BYTES, Budget, address_of
-from tests.http.serving import connect, exchange, read_answer, serving, until
+from tests.http.serving import connect, exchange, read_answer, reset, serving, until
 
 MIB = 1 << 20
 GET = b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -186,3 +188,54 @@ async def test_announced_bodies_leave_room_for_small_ones() -> None:
         for writer in held:
             writer.transport.abort()
         await until(lambda: server.statistics()["reserved_bytes"] == 0)
+
+
+class Waiting:
+    """Answers reads when it is told to; a POST is one, too. The path says of which flow a connection is."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.flows: dict[str, Flow] = {}
+        self.said: list[tuple[int, int]] = []
+
+    def head(self, request: Request) -> Response | None:
+        flow = self.flows.setdefault(request.path, Flow())
+        if request.connection.flow is None:
+            request.connection.join(flow)
+        return None
+
+    def parse(self, request: Request) -> None:
+        return None
+
+    def handle(self, request: Request) -> Awaitable[Response]:
+        self.said.append(request.connection.reads())
+        request.answer_bytes = 1 if request.method == "POST" else 0
+        return self._answer()
+
+    async def _answer(self) -> Response:
+        await self.gate.wait()
+        return Response(200)
+
+
+async def test_reads_under_way_are_counted_for_their_flow() -> None:
+    """Also those by POST; until they are answered, or their client is gone. One flow leaves room."""
+    app = Waiting()
+    async with serving(app, max_reads=10) as (server, url):
+        stays, gone = await connect(url), await connect(url)
+        stays[1].write(GET % b"many" * 3)
+        gone[1].write(b"POST /many HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n" * 3)
+        await until(lambda: len(app.said) == 6)
+        many = app.flows["/many"]
+        assert [(0, 40), (1, 36), (2, 32), (3, 28), (4, 24), (5, 20)] == app.said
+        reset(gone[1])
+        await until(lambda: many.reads == 3)
+        other = await connect(url)
+        other[1].write(GET % b"other")
+        await until(lambda: len(app.said) == 7)
+        assert (0, 28) == app.said[-1]
+        app.gate.set()
+        for reader in [stays[0]] * 3 + [other[0]]:
+            assert 200 == (await read_answer(reader))[0]
+        assert (0, 0, 0) == (server.reads, many.reads, app.flows["/other"].reads)
+        for _, writer in (stays, other):
+            writer.transport.abort()

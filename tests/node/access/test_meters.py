@@ -71,7 +71,7 @@ def test_those_that_are_refused_at_once_come_back_one_after_the_other() -> None:
     assert 250 == refusal(meter, 0, 2000).retry_after_ms
     fast = Meter("m", {"bytes_in_per_s": 10**9}, {})
     fast.admit(2 * 10**9, 0)
-    assert [1000, 1001, 1002] == [refusal(fast, 0, 0).retry_after_ms for _ in range(3)]
+    assert [1000, 1002, 1004] == [refusal(fast, 0, 0).retry_after_ms for _ in range(3)]
 
 
 def test_a_large_body_passes_and_the_next_waits_for_it() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -383,6 +384,25 @@ def test_a_stream_of_jobs_ends_with_its_token(guarded: Guarded) -> None:
         said = answer.read().decode()  # to its end
 
     assert "event: problem" in said and '"unauthorized"' in said and "was revoked" in said
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 5", "Transfer-Encoding: chunked"])
+def test_a_token_that_ends_before_the_body_is_there_proves_nothing(guarded: Guarded, framing: str) -> None:
+    """Else a client could keep requests that are let in, for minutes, and use them when its token is gone."""
+    guarded.make("slow", ("write", "mine"))
+    member = guarded.cluster.members[0]
+    path = f"/v1/topics/{MINE}/partitions/0/records"
+    before = guarded.ask("all", "GET", f"{path[: -len('/records')]}").json()["end_offset"]
+    body = [b"hel", b"lo"] if "Length" in framing else [b"5\r\nhel", b"lo\r\n0\r\n\r\n"]
+    with socket.create_connection((member.host, member.port + 1), timeout=20) as client:
+        head = f"Host: localhost\r\nAuthorization: Bearer {guarded.tokens['slow']}\r\n{framing}\r\n\r\n"
+        client.sendall(f"POST {path} HTTP/1.1\r\n{head}".encode() + body[0])
+        assert 200 == guarded.ask("slow", "GET", "/v1/whoami").status_code  # so the shard has read the head
+        assert 204 == guarded.ask("all", "DELETE", f"/v1/admin/tokens/{guarded.ids['slow']}").status_code
+        client.sendall(body[1])
+        answer = client.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 401 ") and b'"unauthorized"' in answer
+    assert before == guarded.ask("all", "GET", f"{path[: -len('/records')]}").json()["end_offset"]
 
 
 def test_what_a_probe_is_told_has_names_for_an_admin_only(guarded: Guarded) -> None:

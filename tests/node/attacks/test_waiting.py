@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import httpx
+import pytest
 
 from tests.node.attacks.victim import victim
 
@@ -13,20 +14,27 @@ POLL = (
     b"GET /v1/topics/polled/partitions/0/records?offset=%d&max_bytes=1&wait_ms=30000 HTTP/1.1\r\n"
     b"Host: localhost\r\n\r\n"
 )
+_BODY = b'{"max":1,"wait_ms":30000}'
+RECEIVE = (
+    b"POST /v1/topics/polled/channels/c/receive HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
+)
 CONNECTIONS, PIPELINED = 20, 500
 
 
-async def test_an_append_that_many_reads_wait_for_is_answered_at_once() -> None:
-    """Twenty connections with 500 long polls each: no more are begun than one may wait for, and these
-    are woken in parts, so that another client is served between them.
+@pytest.mark.parametrize("request_bytes", [POLL % 0, RECEIVE], ids=["fetch", "receive"])
+async def test_an_append_that_many_reads_wait_for_is_answered_at_once(request_bytes: bytes) -> None:
+    """Twenty connections with 500 long polls each, of records or of jobs: no more are begun than one may
+    wait for, and these are woken in parts, so that another client is served between them.
     """
     with victim() as node:
         url = node.http.base_url
         assert 201 == node.http.put("/v1/topics/polled", json={"partitions": 1}).status_code
+        assert 201 == node.http.put("/v1/topics/polled/channels/c", json={}).status_code
         connections = [await asyncio.open_connection(url.host, url.port) for _ in range(CONNECTIONS)]
         async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
             for _, writer in connections:
-                writer.write(POLL % 0 * PIPELINED)
+                writer.write(request_bytes * PIPELINED)
                 await writer.drain()
             # They were sent before this one, which is answered after their heads were read.
             assert 200 == (await client.get("/v1/topics/polled")).status_code
@@ -40,7 +48,8 @@ async def test_an_append_that_many_reads_wait_for_is_answered_at_once() -> None:
 
         assert 201 == made.status_code
         for reader, writer in connections:
-            await reader.readuntil(b"\r\n\r\n")
+            if request_bytes is not RECEIVE:  # a job is given to one of them
+                await reader.readuntil(b"\r\n\r\n")
             writer.close()
         print(f"append {append_s * 1000:.0f} ms, another {other_s * 1000:.0f} ms")
         assert append_s < 3

@@ -353,5 +353,9 @@ class Source:
         """None: the audit waits for no turn."""
         return None
 
+    def reads(self) -> tuple[int, int]:
+        """Return none, of more: the audit reads nothing."""
+        return 0, 1
+
     def join(self, flow: Flow) -> None:
         """Do nothing, as it is no connection of a server."""

@@ -39,14 +39,13 @@ from laminar.node.api.channels.steps import (
     SettleRequest,
 )
 from laminar.node.api.channels.streams import JobStreams
-from laminar.node.api.common.forwarding import requester_if_traced, requester_of
+from laminar.node.api.common.forwarding import requester_of
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.channels.jobs import MAX_BYTES
 from laminar.node.channels.requests import Step
 from laminar.node.channels.search import Budget, Wanted
-from laminar.node.trace.ring import Who
 from laminar.wire.channels import (
     CHANNEL_HEADER,
     JOBS_TYPE,
@@ -95,7 +94,7 @@ class JobRoutes:
         record = self._channels.topic(topic)
         streams = STREAM_TYPE in request.headers.get("accept", "")
         if streams:
-            await self._streams.check()
+            await self._streams.check(principal_of(request).name)
         elif asked.credit is not None:
             raise Problem(
                 "invalid",
@@ -110,8 +109,7 @@ class JobRoutes:
         if streams:
             by = requester_of(request, self._services.node)
             return self._streams.response(topic, channel, known.id, asked, principal_of(request), by)
-        who = self._who(request, record, known)
-        given = await self.receive_from(record, known.id, asked, who=who)
+        given = await self.receive_from(record, known.id, asked)
         if JOBS_TYPE in request.headers.get("accept", ""):
             body = msgspec.msgpack.encode(
                 [[[each.partition, each.floor, each.runs, each.frames] for each in given], settled]
@@ -127,10 +125,8 @@ class JobRoutes:
             answer.settled = settled
         return Response.json(answer)
 
-    async def receive_from(
-        self, topic: TopicRecord, channel: int, asked: documents.Receive, *, who: Who | None = None
-    ) -> list[Given]:
-        """Return what the leaders give, of the partition whose turn it is first; `who` is for the trace."""
+    async def receive_from(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
+        """Return what the leaders give, of the partition whose turn it is first."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(asked.wait_ms, MAX_WAIT_MS) / 1000
         numbers = list(topic.numbers)
@@ -140,7 +136,7 @@ class JobRoutes:
         # what it gives after others have given goes back.
         first = numbers[:1] if len(numbers) > 1 else numbers
         is_all = len(numbers) == 1
-        asking_first = self._begin(topic.name, first, channel, asked, who, is_all=is_all)
+        asking_first = self._begin(topic.name, first, channel, asked, is_all=is_all)
         asking: asyncio.Task[list[Given]] | None = asking_first
         pause_s = PAUSE_S
         try:
@@ -156,7 +152,7 @@ class JobRoutes:
                 ready = await self._ready(topic.name, others, channel, wait_s, asking)
                 if asking is not None and asking.done():
                     continue
-                given = await self._take(topic.name, ready, channel, asked, who)
+                given = await self._take(topic.name, ready, channel, asked)
                 if given or loop.time() >= deadline:
                     return given
                 if not ready and loop.time() - began_s < pause_s:
@@ -176,7 +172,6 @@ class JobRoutes:
         numbers: Sequence[int],
         channel: int,
         asked: documents.Receive,
-        who: Who | None = None,
         *,
         is_all: bool = True,
     ) -> list[Given]:
@@ -184,7 +179,7 @@ class JobRoutes:
 
         It goes on to its end when the request is cancelled, as a leader that was asked may have given.
         """
-        taking = self._begin(topic, numbers, channel, asked, who, is_all=is_all)
+        taking = self._begin(topic, numbers, channel, asked, is_all=is_all)
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -197,11 +192,10 @@ class JobRoutes:
         numbers: Sequence[int],
         channel: int,
         asked: documents.Receive,
-        who: Who | None,
         *,
         is_all: bool,
     ) -> asyncio.Task[list[Given]]:
-        return asyncio.create_task(self._taken(topic, numbers, channel, asked, who, is_all=is_all))
+        return asyncio.create_task(self._taken(topic, numbers, channel, asked, is_all=is_all))
 
     def _release_of(self, topic: str, channel: int, taking: asyncio.Task[list[Given]]) -> None:
         if not taking.cancelled() and taking.exception() is None:
@@ -237,14 +231,13 @@ class JobRoutes:
         numbers: Sequence[int],
         channel: int,
         asked: documents.Receive,
-        who: Who | None,
         *,
         is_all: bool,
     ) -> list[Given]:
         found: list[Given] = []
         left, size = asked.max, 0
         for number in numbers:
-            request = ReceiveRequest(topic, number, channel, left, 0, asked.timeout_ms, who)
+            request = ReceiveRequest(topic, number, channel, left, 0, asked.timeout_ms)
             try:
                 given = await self._steps.receive(request)
             except Problem as problem:
@@ -322,7 +315,7 @@ class JobRoutes:
     async def _settle(
         self, request: Request, topic: TopicRecord, known: ChannelRecord, asked: documents.Acks
     ) -> documents.Settled:
-        who, channel = self._who(request, topic, known), known.id
+        channel = known.id
         steps = _steps(asked)
         _check_partitions(topic, [step.named for step in steps], "tokens")
         by_partition: dict[int, list[Step]] = {}
@@ -330,7 +323,7 @@ class JobRoutes:
             by_partition.setdefault(step.named.partition, []).append(step)
         answers = await asyncio.gather(
             *(
-                self._steps.settle(SettleRequest(topic.name, number, channel, each, who))
+                self._steps.settle(SettleRequest(topic.name, number, channel, each))
                 for number, each in by_partition.items()
             ),
             return_exceptions=True,
@@ -347,10 +340,6 @@ class JobRoutes:
             raise failure
         return documents.Settled(done, late)
 
-    def _who(self, request: Request, topic: TopicRecord, channel: ChannelRecord) -> Who | None:
-        """Return who asks, for the trace; None if nothing of the channel is traced."""
-        return requester_if_traced(request, self._services.node, topic.settings, channel.settings)
-
     # -- for people ----------------------------------------------------------------------
 
     async def seek(self, request: Request, topic: str, channel: str) -> Response:
@@ -366,10 +355,9 @@ class JobRoutes:
             places = {_partition_of(record, name): place for name, place in asked.positions.items()}
         else:
             raise Problem("invalid", "give either a place or positions", field="at", outcome="not_applied")
-        who = self._who(request, record, known)
         offsets = await asyncio.gather(
             *(
-                self._steps.seek(PlaceRequest(topic, number, known.id, place, asked.drop, who))
+                self._steps.seek(PlaceRequest(topic, number, known.id, place, asked.drop))
                 for number, place in places.items()
             )
         )
@@ -445,10 +433,9 @@ class JobRoutes:
                 offsets = named[each.partition]
                 assert offsets is not None
                 offsets += range(each.first, min(each.end, each.first + documents.MAX_NAMED_RECORDS))
-        who = self._who(request, record, known)
         answers = await asyncio.gather(
             *(
-                self._steps.aside(AsideRequest(topic, number, known.id, what, offsets, who=who))
+                self._steps.aside(AsideRequest(topic, number, known.id, what, offsets))
                 for number, offsets in named.items()
                 if number in set(record.numbers)
             )

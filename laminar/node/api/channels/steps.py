@@ -13,6 +13,7 @@ import msgspec
 from laminar.http.api.deadlines import FORWARDED_APPEND_S, STEP_ATTEMPTS_S, STEP_PAUSE_S
 from laminar.http.api.problems import Problem
 from laminar.node.api.common.attempts import keep_code
+from laminar.node.api.common.forwarding import requester_for
 from laminar.node.api.common.leader_call import STEP, LeaderCall, RetryPolicy
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.channels.jobs import Run
@@ -20,7 +21,6 @@ from laminar.node.channels.requests import Step
 from laminar.node.channels.search import Budget, Found, Page, Wanted, offsets_of, page_of
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.channels import Why
-from laminar.node.trace.ring import Who
 from laminar.node.transport.transport import Peer
 from laminar.wire.channels import Named
 
@@ -42,8 +42,6 @@ class ReceiveRequest(msgspec.Struct, frozen=True, array_like=True):
     wanted: int
     wait_ms: int
     timeout_ms: int | None = None
-    who: Who | None = None
-    """Who asks, for the trace; None: the topic has none."""
 
 
 class Given(msgspec.Struct, frozen=True, array_like=True):
@@ -63,8 +61,6 @@ class SettleRequest(msgspec.Struct, frozen=True, array_like=True):
     partition: int
     channel: int
     steps: list[Step]
-    who: Who | None = None
-    """As of a `ReceiveRequest`."""
 
 
 class SettleAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -100,7 +96,6 @@ class PlaceRequest(msgspec.Struct, frozen=True, array_like=True):
     channel: int
     place: int | str
     drop: bool = False
-    who: Who | None = None
 
 
 class AsideRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -120,7 +115,6 @@ class AsideRequest(msgspec.Struct, frozen=True, array_like=True):
     limit: int = 0
     wanted: Wanted = Wanted()
     budget: Budget | None = None
-    who: Who | None = None
 
 
 class AsideRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -180,7 +174,7 @@ class ChannelSteps:
             wanted=request.wanted,
             wait_s=request.wait_ms / 1000,
             timeout_ms=request.timeout_ms,
-            who=request.who,
+            who=requester_for(partition),
         )
         if jobs is None:
             return None
@@ -206,7 +200,9 @@ class ChannelSteps:
         )
 
     async def _settle(self, partition: Partition, request: SettleRequest) -> SettleAnswer:
-        settled = await self._deliveries.of(partition).settle(request.channel, request.steps, who=request.who)
+        settled = await self._deliveries.of(partition).settle(
+            request.channel, request.steps, who=requester_for(partition)
+        )
         return SettleAnswer(settled.done, settled.late)
 
     async def on_settle(self, peer: Peer, payload: bytes) -> SettleAnswer:
@@ -266,7 +262,9 @@ class ChannelSteps:
             )
         else:
             offset = place
-        await self._deliveries.of(partition).seek(request.channel, offset, drop=request.drop, who=request.who)
+        await self._deliveries.of(partition).seek(
+            request.channel, offset, drop=request.drop, who=requester_for(partition)
+        )
         return offset
 
     async def on_seek(self, peer: Peer, payload: bytes) -> int:
@@ -285,10 +283,10 @@ class ChannelSteps:
     async def _aside(self, partition: Partition, request: AsideRequest) -> AsideAnswer:
         delivery = self._deliveries.of(partition)
         if request.what == "retry":
-            count = await delivery.retry_dead(request.channel, request.offsets, who=request.who)
+            count = await delivery.retry_dead(request.channel, request.offsets, who=requester_for(partition))
             return AsideAnswer(count, [])
         if request.what == "drop":
-            count = await delivery.drop_dead(request.channel, request.offsets, who=request.who)
+            count = await delivery.drop_dead(request.channel, request.offsets, who=requester_for(partition))
             return AsideAnswer(count, [])
         await partition.reader.confirmed_bounds()
         held = partition.state.channels.by_id.get(request.channel)

@@ -17,19 +17,20 @@ leaders takes an end back, so no credit is given twice.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, Protocol
 
 from laminar.http.api.documents import jobs as documents
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Response
-from laminar.node.access.principals import Principal, unauthorized
+from laminar.node.access.principals import ANONYMOUS, Principal, unauthorized
 from laminar.node.api.channels.job_documents import HEARTBEAT, events_of, problem_event
 from laminar.node.api.channels.lookup import ChannelLookup, no_such_channel
 from laminar.node.api.channels.steps import ASK_S, ChannelSteps, EndedAnswer, EndedRequest, Given
+from laminar.node.api.common.forwarding import ask_for
 from laminar.node.api.common.services import ShardServices, check_enabled
 from laminar.node.partition.state.channels import runs_of
-from laminar.node.trace.mode import is_traced
 from laminar.node.trace.ring import Who
 from laminar.wire.channels import CHANNEL_HEADER, STREAM_TYPE, Named
 from membership.records import TopicRecord
@@ -40,6 +41,8 @@ PAUSE_S: Final = 0.5
 """The pause after a leader could not be asked."""
 LATE_ROUNDS: Final = 3
 """A stream ends when, one after the other, this many times as many jobs are late as it had at a time."""
+SHARE: Final = 4
+"""Streams that a principal may have, for each that there is room for."""
 DEFAULT_CREDIT: Final = 100
 STREAMS_SINCE: Final = 5
 """The code version at which all leaders can be asked which deliveries are over."""
@@ -48,9 +51,7 @@ STREAMS_SINCE: Final = 5
 class Jobs(Protocol):
     """What a stream needs of the requests for jobs."""
 
-    async def receive_from(
-        self, topic: TopicRecord, channel: int, asked: documents.Receive, *, who: Who | None = None
-    ) -> list[Given]:
+    async def receive_from(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
         """Return what the leaders give, [] if none has anything in time; cancelled, it gives all back."""
         raise NotImplementedError
 
@@ -142,18 +143,23 @@ class JobStreams:
         self._steps = steps
         self._jobs = jobs
         self.open = 0
+        self._open_of: Counter[str] = Counter()
 
-    async def check(self) -> None:
+    async def check(self, principal: str) -> None:
         """Refuse a stream that there is no room for, or that a leader would not understand.
+
+        Of all principals one alone may have four fifths, so none keeps out the others.
 
         Raises:
             Problem: 429 `quota`; 503 `not_enabled`.
         """
         limit = self._services.settings.max_job_streams
-        if self.open >= limit:
+        own = self._open_of[principal] if principal != ANONYMOUS else 0
+        if self.open >= limit or own >= SHARE * (limit - self.open):
+            of_these = f", {own} of them of {principal!r}" if own else ""
             raise Problem(
                 "quota",
-                f"this process of the node serves {self.open} streams of jobs",
+                f"this process of the node serves {self.open} streams of jobs{of_these}",
                 field="max_job_streams",
                 value=self.open + 1,
                 limit=limit,
@@ -169,9 +175,9 @@ class JobStreams:
         channel_id: int,
         asked: documents.Receive,
         principal: Principal,
-        who: Who | None = None,
+        who: Who,
     ) -> Response:
-        """Return the answer of a stream, which begins when it is sent; `who` asks, for the trace."""
+        """Return the answer of a stream, which begins when it is sent; `who` asks."""
         headers = [
             ("Content-Type", STREAM_TYPE),
             ("Cache-Control", "no-store"),
@@ -188,15 +194,17 @@ class JobStreams:
         channel_id: int,
         asked: documents.Receive,
         principal: Principal,
-        who: Who | None,
+        who: Who,
     ) -> AsyncIterator[bytes]:
         """Yield the events of a stream until it is closed; the last one may be a problem."""
+        ask_for(who)  # the task that sends the answer is not the one of the request
         try:
-            await self.check()  # again: others may have begun since
+            await self.check(principal.name)  # again: others may have begun since
         except Problem as problem:
             yield problem_event(problem)
             return
         self.open += 1
+        self._open_of[principal.name] += 1
         held = Held(asked.credit or DEFAULT_CREDIT)
         # Of this stream alone, at every leader.
         number = self._services.rng.getrandbits(63)
@@ -219,8 +227,7 @@ class JobStreams:
                         more = documents.Receive(
                             max=held.free, wait_ms=round(1000 * ASK_S), timeout_ms=asked.timeout_ms
                         )
-                        by = who if is_traced(record.settings, known.settings) else None
-                        given = await self._jobs.receive_from(record, channel_id, more, who=by)
+                        given = await self._jobs.receive_from(record, channel_id, more)
                     else:
                         await self._until_one_ends(topic, channel_id, number, held)
                 except Problem as problem:
@@ -243,6 +250,9 @@ class JobStreams:
                     said_s = loop.time()
         finally:
             self.open -= 1
+            self._open_of[principal.name] -= 1
+            if not self._open_of[principal.name]:
+                del self._open_of[principal.name]
             for named in held.named().values():
                 self._jobs.release(topic, channel_id, named)
 

@@ -4,9 +4,10 @@ A shard that is asked for a partition of another shard passes the request on: ov
 inside the node, over TCP to another node, both by the node transport. The answer, or the `Problem`, comes
 back as the other shard gave it.
 
-What a client's request makes another shard do has the name of its principal with it, so that it takes the
-principal's turns there (`laminar.node.api.common.passed_turns`): an HTTP request in itself, and the steps of
-cursors, groups and the like (`IN_TURNS`) in an envelope, `for_principal`.
+What a client's request makes another shard do has with it who asks: so it takes the principal's turns there
+(`laminar.node.api.common.passed_turns`), and the trace has who it was. An HTTP request has it in itself, the
+steps of cursors, groups and the like (`IN_TURNS`) in an envelope, `for_principal`; no message has it besides.
+Where a step is carried out, here or there, `who_asks` says it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar, copy_context
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -23,6 +24,7 @@ from laminar.http.api.problems import Outcome, Problem
 from laminar.http.protocol.flows import Flow
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import ANYONE, principal_of
+from laminar.node.partition.partition import Partition
 from laminar.node.trace.mode import is_traced
 from laminar.node.trace.ring import Who
 from laminar.node.transport.transport import (
@@ -79,23 +81,59 @@ IN_TURNS: Final = frozenset(
 
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
-# The principal whose request a task works on; empty: no client's.
-_asking: ContextVar[str] = ContextVar("asking", default="")
 
 
-def working_for(principal: str, answer: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return a task for an answer, whose calls of other shards take the turns of a principal there."""
+class _Asking(NamedTuple):
+    """Whose request a task works on, and whether another shard has passed that on.
+
+    Not the request itself: a link that a task opens, or what it leaves behind, keeps its context.
+    """
+
+    who: Who
+    is_passed: bool
+
+
+_asking: ContextVar[_Asking | None] = ContextVar("asking", default=None)
+
+
+def ask_for(who: Who | None, *, is_passed: bool = False) -> None:
+    """Have all that this task does from now on be done for a client; None: for no one.
+
+    What `is_passed` has had its turn: the calls that it needs are made without one, or many that wait for
+    each other at two shards could use up the client's share of both.
+    """
+    _asking.set(None if who is None else _Asking(who, is_passed))
+
+
+def asking(who: Who, answer: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Return a task for an answer to a client, which asks other shards on its behalf."""
     context = copy_context()
-    context.run(_asking.set, principal)
+    context.run(ask_for, who)
     return asyncio.get_running_loop().create_task(answer, context=context)
 
 
+def who_asks() -> Who | None:
+    """Return the client on whose behalf this task works; None: a node does so of its own accord."""
+    asks = _asking.get()
+    return None if asks is None else asks.who
+
+
 class ForPrincipal(msgspec.Struct, frozen=True, array_like=True):
-    """A call of a method that a principal's request makes."""
+    """A call of a method that a principal's request makes.
+
+    `address` is where that came from, without the port, and `node` the one that was asked; empty: the one
+    that passes it on.
+    """
 
     principal: str
     method: str
     payload: bytes
+    address: str = ""
+    node: str = ""
+
+    def who(self, peer: Peer) -> Who:
+        """Return who asks, as the process `peer` says."""
+        return Who(self.principal, self.address, self.node or peer.node)
 
 
 _for_principal_decoder = msgspec.msgpack.Decoder(ForPrincipal)
@@ -199,6 +237,10 @@ class Forwarder:
     def join(self, flow: Flow) -> None:
         """Do nothing: the request has had its turn at the shard that took it."""
 
+    def reads(self) -> tuple[int, int]:
+        """Return none, of more: the shard that took the request has looked for room."""
+        return 0, 1
+
     @property
     def node(self) -> str:
         """The node that passed the request on."""
@@ -228,14 +270,19 @@ def requester_if_traced(request: Request, node: str, *settings: Mapping[str, obj
     return requester_of(request, node) if is_traced(*settings) else None
 
 
-Handler = Callable[[Peer, bytes], Awaitable[Any]]
+def requester_for(partition: Partition) -> Who | None:
+    """Return who asks for a step on a partition, for its trace; None if it has none."""
+    return None if partition.context.trace is None else who_asks()
 
 
-def answering(handler: Handler) -> Callable[[Peer, bytes], Awaitable[bytes]]:
+Step = Callable[[Peer, bytes], Awaitable[Any]]
+
+
+def answering(handler: Step) -> Callable[[Peer, bytes], Awaitable[bytes]]:
     """Make a transport method of `handler`: encode its result, or the `Problem` that it raises."""
 
     async def method(peer: Peer, payload: bytes) -> bytes:
-        _asking.set("")  # a request may have opened the link, and what comes on that runs in its context
+        ask_for(None)  # a request may have opened the link, and what comes on that runs in its context
         try:
             result = await handler(peer, payload)
         except Problem as problem:
@@ -275,8 +322,10 @@ class Exchange:
                 came in `timeout_s`.
         """
         encoded = payload if isinstance(payload, bytes) else _encoder.encode(payload)
-        if method in IN_TURNS and (principal := _asking.get()) and self._code_version() >= LIMITS_SINCE:
-            encoded = _encoder.encode(ForPrincipal(principal, method, encoded))
+        asks = _asking.get() if method in IN_TURNS else None
+        if asks is not None and not asks.is_passed and self._code_version() >= LIMITS_SINCE:
+            who = asks.who
+            encoded = _encoder.encode(ForPrincipal(who.principal, method, encoded, who.address, who.node))
             method = FOR_PRINCIPAL
         try:
             answer = await self._transport.call(address, method, encoded, timeout=timeout_s)

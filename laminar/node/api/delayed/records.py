@@ -16,7 +16,6 @@ from laminar.http.api.parameters import LONGEST_MS, MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.api.timestamps import LATEST_MS, format_time, parse_time
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.common.forwarding import requester_if_traced
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
@@ -32,7 +31,6 @@ from laminar.node.api.delayed.steps import (
 from laminar.node.delay.publisher import State
 from laminar.node.partition.state.delayed_records import CANCELLED
 from laminar.node.routes.lineage import descendants_of
-from laminar.node.trace.ring import Who
 from laminar.wire.delayed import DelayedId, id_of, parse_id
 from membership.records import TopicRecord
 
@@ -60,8 +58,7 @@ class DelayedRoutes:
     async def cancel(self, request: Request, topic: str, delayed: str) -> Response:
         """Answer DELETE /v1/topics/{topic}/delayed/{delayed}."""
         record, found = self._topics.record(topic), _id(delayed)
-        who = requester_if_traced(request, self._services.node, record.settings)
-        answer = await self._ask(record, found, CANCELLED, who=who)
+        answer = await self._ask(record, found, CANCELLED)
         if answer.state != State.PENDING.value:
             return Response.json(documents.DelayedState(str(found), _known(found, answer, topic)))
         return Response.json(documents.DelayedState(str(found), State.CANCELLED.value))
@@ -80,9 +77,7 @@ class DelayedRoutes:
             changed.deliver_at = format_time(due_ms)
         return Response.json(changed)
 
-    async def _ask(
-        self, topic: TopicRecord, named: DelayedId, due_ms: int | None, *, who: Who | None = None
-    ) -> DelayedAnswer:
+    async def _ask(self, topic: TopicRecord, named: DelayedId, due_ms: int | None) -> DelayedAnswer:
         """Return what the partition that has the record, or had it last, says of it."""
         there = set(topic.all_numbers)
         followers = descendants_of(topic, named.partition)
@@ -95,7 +90,7 @@ class DelayedRoutes:
                 forgotten_ms = named.due_ms
                 continue
             answer = await self._steps.ask(
-                DelayedQuestion(topic.name, number, named.number, named.due_ms, due_ms, who)
+                DelayedQuestion(topic.name, number, named.number, named.due_ms, due_ms)
             )
             forgotten_ms = max(forgotten_ms, answer.forgotten_ms)
             if answer.state == State.ELSEWHERE.value and not descendants_of(topic, number):

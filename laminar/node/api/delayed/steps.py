@@ -16,6 +16,7 @@ from laminar.http.api.deadlines import FORWARDED_STEP_S
 from laminar.http.api.documents.delayed import MAX_BUCKETS
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import EntriesTrimmed, StorageError
+from laminar.node.api.common.forwarding import requester_for
 from laminar.node.api.common.leader_call import STEP, LeaderCall
 from laminar.node.delay.contents import Due, value_bytes, written_ms
 from laminar.node.delay.publisher import Publisher, State
@@ -41,8 +42,6 @@ class DelayedQuestion(msgspec.Struct, frozen=True, array_like=True):
     number: int
     was_ms: int
     due_ms: int | None = None
-    who: Who | None = None
-    """Who asks, for the trace; None: the topic has none."""
 
 
 class DelayedAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -121,15 +120,18 @@ class DelayedSteps:
 
     async def _answer(self, partition: Partition, question: DelayedQuestion) -> DelayedAnswer:
         publisher = self._publishers.of(partition)
-        return await _reading(self._changed(publisher, question))
+        who = None if question.due_ms is None else requester_for(partition)
+        return await _reading(self._changed(publisher, question, who))
 
-    async def _changed(self, publisher: Publisher, question: DelayedQuestion) -> DelayedAnswer:
+    async def _changed(
+        self, publisher: Publisher, question: DelayedQuestion, who: Who | None
+    ) -> DelayedAnswer:
         number, was_ms = question.number, question.was_ms
         written = await publisher.written_ms(number)
         if written is not None and written != was_ms:
             return DelayedAnswer(State.UNKNOWN.value)
         if question.due_ms is not None:
-            state = await publisher.change(number, question.due_ms, was_ms=was_ms, who=question.who)
+            state = await publisher.change(number, question.due_ms, was_ms=was_ms, who=who)
             return DelayedAnswer(state.value, question.due_ms, publisher.delayed.forgotten_ms)
         state = await publisher.state(number)
         moved = publisher.delayed.moved.get(number)

@@ -12,7 +12,7 @@ import pytest
 
 from laminar.http.api.documents.jobs import Receive
 from laminar.http.api.problems import Problem
-from laminar.node.access.principals import ANYONE
+from laminar.node.access.principals import ANONYMOUS, ANYONE
 from laminar.node.api.channels import jobs as module
 from laminar.node.api.channels import streams
 from laminar.node.api.channels.job_documents import HEARTBEAT
@@ -20,6 +20,7 @@ from laminar.node.api.channels.jobs import JobRoutes
 from laminar.node.api.channels.steps import Given, ReceiveRequest, SettleRequest
 from laminar.node.channels.jobs import Run
 from laminar.node.host.clock import Clock
+from laminar.node.trace.ring import Who
 from membership.records import ChannelRecord, TopicRecord
 
 CHANNEL = 7
@@ -148,14 +149,36 @@ async def test_a_stream_says_now_and_then_that_it_stands(monkeypatch: pytest.Mon
     )
     channels = SimpleNamespace(record=record, topic=lambda name: topic())
     jobs = JobRoutes(services, channels, leaders)  # type: ignore[arg-type]
-    body = jobs._streams.response("t", "c", CHANNEL, Receive(credit=1), ANYONE).body
+    body = jobs._streams.response("t", "c", CHANNEL, Receive(credit=1), ANYONE, Who()).body
     assert isinstance(body, AsyncGenerator)
 
     async with asyncio.timeout(20):
         assert HEARTBEAT == await anext(body)
         with pytest.raises(Problem, match="quota"):
-            await jobs._streams.check()
+            await jobs._streams.check(ANONYMOUS)
         led = True
         assert [HEARTBEAT] * 2 == [await anext(body), await anext(body)]
     await body.aclose()
     assert 0 == jobs._streams.open
+
+
+async def test_no_principal_has_all_streams() -> None:
+    """Alone it may have four fifths; the others find room. Where no one is asked for all are for anyone."""
+    services = SimpleNamespace(
+        settings=SimpleNamespace(max_job_streams=10),
+        view=SimpleNamespace(code_version=streams.STREAMS_SINCE, credentials={}),
+        clock=Clock(),
+        rng=random.Random(1),
+    )
+    opened = streams.JobStreams(services, None, None, None)  # type: ignore[arg-type]
+    opened.open = 8
+    opened._open_of["many"] = 8
+    with pytest.raises(Problem, match="8 of them of 'many'"):
+        await opened.check("many")
+    await opened.check("other")
+    opened._open_of[ANONYMOUS] = 8
+    await opened.check(ANONYMOUS)
+    opened.open = 10
+    for name in ("other", ANONYMOUS):
+        with pytest.raises(Problem, match="quota"):
+            await opened.check(name)

@@ -11,8 +11,17 @@ from laminar.http.api.problems import Problem
 from laminar.http.protocol.flows import REQUEST, TURN, Flow
 from laminar.http.protocol.messages import Later, Response
 from laminar.http.server.turns import Turns
-from laminar.node.api.common.forwarding import FOR_PRINCIPAL, Exchange, answering, working_for
+from laminar.node.api.common.forwarding import (
+    FOR_PRINCIPAL,
+    Exchange,
+    answering,
+    ask_for,
+    asking,
+    decode_for_principal,
+    who_asks,
+)
 from laminar.node.api.common.passed_turns import SHARE, PassedTurns
+from laminar.node.trace.ring import Who
 from laminar.node.transport.rpc import MAX_CALLS_IN_PROGRESS
 from laminar.node.transport.transport import Address, Peer, TcpAddress
 from membership.catalog_rules import LIMITS_SINCE
@@ -102,11 +111,15 @@ async def test_a_problem_is_answered_as_it_is() -> None:
     assert not flow.is_used and 0 == leader.turns.flows
 
 
+MANY = Who("many", "10.0.0.7", "n7")
+
+
 class Callee:
     """Another shard, which notes the methods that it is asked for, each with its principal."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
+        self.who: list[Who] = []
         self.version = LIMITS_SINCE
         self.exchange = Exchange(self, code_version=lambda: self.version)
 
@@ -114,7 +127,9 @@ class Callee:
         """Answer with null."""
         principal = ""
         if method == FOR_PRINCIPAL:
-            principal, method, _ = msgspec.msgpack.decode(payload)
+            asked = decode_for_principal(payload)
+            principal, method = asked.principal, asked.method
+            self.who.append(asked.who(Peer("passes", 1, b"n" * 16)))
         self.asked.append((principal, method))
         return msgspec.msgpack.encode((0, None))
 
@@ -132,17 +147,37 @@ async def test_only_what_a_clients_request_asks_for_names_its_principal() -> Non
 
     async def nested() -> None:
         await answering(on_call)(peer, b"")
+        ask_for(MANY, is_passed=True)
+        await callee.ask("sinks")
+        assert who_asks() == MANY
 
-    await working_for("many", callee.ask("cursor"))
-    await working_for("many", callee.ask("accept_loss"))
+    await asking(MANY, callee.ask("cursor"))
+    await asking(MANY, callee.ask("accept_loss"))
     await callee.ask("cursor")
-    await working_for("many", nested())
+    await asking(MANY, nested())
     callee.version -= 1
-    await working_for("many", callee.ask("cursor"))
+    await asking(MANY, callee.ask("cursor"))
     assert [
         ("many", "cursor"),
         ("", "accept_loss"),
         ("", "cursor"),
         ("", "group"),
+        ("", "sinks"),
         ("", "cursor"),
     ] == callee.asked
+    assert [MANY] == callee.who
+
+
+async def test_who_asks_is_known_where_a_step_is_carried_out() -> None:
+    """In the tasks that it begins as well. What an older program passes on came from its node."""
+
+    async def step() -> list[Who | None]:
+        return [who_asks(), *await asyncio.gather(asyncio.create_task(_who()))]
+
+    async def _who() -> Who | None:
+        return who_asks()
+
+    assert [MANY] * 2 == await asking(MANY, step())
+    assert [None] * 2 == await step()
+    older = decode_for_principal(msgspec.msgpack.encode(["many", "cursor", b""]))
+    assert Who("many", "", "n1") == older.who(Peer("n1", 1, b"n" * 16))

@@ -279,6 +279,18 @@ def test_numbers_that_cannot_be_are_refused(
     assert answer.status_code in (400, 422), answer.text
 
 
+def test_the_number_of_a_batch_is_one_that_json_can_say(http: httpx.Client) -> None:
+    """A larger one would be committed, and then read as another by clients with 53 bits."""
+    epoch = begin(http, "s-large")
+    for answer in (
+        commit(http, "s-large", 2**53, epoch),
+        stage(http, "s-large", 2**53, "any", 0, "1", epoch=epoch),
+        http.post(f"/v1/sinks/s-large/batches/{2**53}/prepared", json={}),
+    ):
+        problem(answer, 422, "invalid", field="number", value=str(2**53), limit=2**53 - 1)
+    assert "applied" == commit(http, "s-large", 2**53 - 1, epoch).json()["result"]
+
+
 @pytest.mark.parametrize("path", ["/v1/sinks/s-twice", "/v1/producers"])
 def test_a_beginning_with_a_key_is_one_however_often_it_is_sent(http: httpx.Client, path: str) -> None:
     """An answer that was lost costs no epoch; without a key each is one of its own."""

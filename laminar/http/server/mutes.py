@@ -1,0 +1,88 @@
+"""Connections on which nothing is begun for a while: their client asks more than its rate, and does not wait.
+
+Of a flow one goes on at a time, `GAP_S` after the one before, in the order in which they were refused. Each
+costs the loop what its rate lets in by then, and one more refusal. Many at once would hold up all others for
+as long as that takes, and with ever more connections a client would cost ever more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+from laminar.http.protocol.flows import Flow
+
+GAP_S: Final = 0.002
+"""How long after one connection of a flow the next one goes on, at least."""
+
+LONGEST_S: Final = 1.0
+"""Longest pause of one connection: limits may be raised or removed, or its client may have gone."""
+
+# A timer of the loop has whole milliseconds: it may come that much before its time.
+_ROUNDING_S: Final = 0.001
+
+
+class Muted(Protocol):
+    """A connection that is muted."""
+
+    def unmute(self) -> None:
+        """Go on with what came meanwhile."""
+        ...
+
+
+class _Line:
+    """The muted connections of one flow: when each may go on, the first refused first."""
+
+    __slots__ = ("free_s", "pauses", "timer")
+
+    def __init__(self) -> None:
+        self.pauses: dict[Muted, float] = {}
+        self.free_s = 0.0  # none goes on before
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Mutes:
+    """The muted connections of one server, by their flows."""
+
+    __slots__ = ("_lines",)
+
+    def __init__(self) -> None:
+        self._lines: dict[Flow, _Line] = {}
+
+    def mute(self, flow: Flow, connection: Muted, wait_s: float) -> None:
+        """Have a connection of a flow go on after a while, by its `unmute`."""
+        line = self._lines.get(flow)
+        if line is None:
+            line = self._lines[flow] = _Line()
+        until_s = asyncio.get_running_loop().time() + min(wait_s, LONGEST_S)
+        assert connection not in line.pauses, "a connection that is muted began a request"
+        line.pauses[connection] = until_s
+        flow.muted = len(line.pauses)
+        if line.timer is None:
+            self._await_first(flow, line)
+
+    def drop(self, flow: Flow, connection: Muted) -> None:
+        """Forget a connection that is not to go on, or goes on now."""
+        pauses = self._lines[flow].pauses
+        del pauses[connection]
+        flow.muted = len(pauses)
+
+    def _await_first(self, flow: Flow, line: _Line) -> None:
+        until_s = next(iter(line.pauses.values()))
+        loop = asyncio.get_running_loop()
+        line.timer = loop.call_at(max(until_s, line.free_s), self._wake_first, flow, line)
+
+    def _wake_first(self, flow: Flow, line: _Line) -> None:
+        """Have the first connection go on, unless it is another one than that of the timer."""
+        line.timer = None
+        try:
+            now_s = asyncio.get_running_loop().time()
+            connection, until_s = next(iter(line.pauses.items()), (None, 0.0))
+            if connection is not None and until_s <= now_s + _ROUNDING_S:
+                line.free_s = now_s + GAP_S
+                connection.unmute()  # drops it, and may mute it once more
+        finally:
+            if not line.pauses:
+                del self._lines[flow]
+            elif line.timer is None:
+                self._await_first(flow, line)
