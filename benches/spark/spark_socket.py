@@ -63,7 +63,7 @@ class SocketSource(DataSource):
 class SocketReader(DataSourceReader):
     def __init__(self, schema: StructType, rows: int, partitions: int, port: int) -> None:
         self._schema = schema
-        self._blocks = rows // partitions // (BATCH_ROWS * BATCHES_A_BLOCK)
+        self._batches = rows // partitions // BATCH_ROWS
         self._partitions = partitions
         self._port = port
 
@@ -81,23 +81,29 @@ class SocketReader(DataSourceReader):
         ends = pattern.column(at).buffers()[1]
         tune()
         with socket.create_connection((_HOST, self._port)) as peer:
-            peer.sendall(self._blocks.to_bytes(_COUNT_BYTES, "big"))
-            for _ in range(self._blocks):
-                block = memoryview(bytearray(BLOCK_BYTES))
+            peer.sendall(self._batches.to_bytes(_COUNT_BYTES, "big"))
+            for size in block_sizes(self._batches):
+                block = memoryview(bytearray(size))
                 filled = 0
-                while filled < BLOCK_BYTES:
+                while filled < size:
                     filled += peer.recv_into(block[filled:])
-                for first in range(0, BLOCK_BYTES, BATCH_BYTES):
+                for first in range(0, size, BATCH_BYTES):
                     data = pyarrow.py_buffer(block[first : first + BATCH_BYTES])
                     columns = pattern.columns
                     columns[at] = pyarrow.Array.from_buffers(pyarrow.binary(), BATCH_ROWS, [None, ends, data])
                     yield pyarrow.RecordBatch.from_arrays(columns, schema=pattern.schema)
 
 
+def block_sizes(batches: int) -> Iterator[int]:
+    """Yield the bytes of each block that holds some of `batches` batches."""
+    for sent in range(0, batches, BATCHES_A_BLOCK):
+        yield min(BATCHES_A_BLOCK, batches - sent) * BATCH_BYTES
+
+
 def _send(peer: socket.socket, block: bytes) -> None:
-    with peer:
-        for _ in range(int.from_bytes(peer.recv(_COUNT_BYTES, socket.MSG_WAITALL), "big")):
-            peer.sendall(block)
+    with peer, memoryview(block) as whole:
+        for size in block_sizes(int.from_bytes(peer.recv(_COUNT_BYTES, socket.MSG_WAITALL), "big")):
+            peer.sendall(whole[:size])
 
 
 def _serve() -> None:
