@@ -531,7 +531,7 @@ def _at_publish(batch: Buffer, publish: Header, flags: int) -> bytearray:
 
 
 class SplitFrame:
-    """A frame whose header was made anew: the header, and a view of the body where that lies."""
+    """A frame with a new header: the header, and a view of the body where that lies."""
 
     __slots__ = ("body", "head")
 

@@ -143,7 +143,7 @@ class HeldStager:
         attempt = self._cluster.session.rng.getrandbits(ATTEMPT_BITS)
         number = first_stage(run[0].task, attempt)
         last = number + (1 << COUNT_BITS) - 1
-        placed = joined(placed_anew(run, routes, spread=attempt))
+        placed = joined(placed_by(run, routes, spread=attempt))
         staged: dict[tuple[str, int], list[int]] = {}
         records = 0
         while placed:
@@ -199,7 +199,7 @@ class HeldStager:
         return None
 
 
-def placed_anew(run: Sequence[HeldRows], routes: Mapping[str, Route], *, spread: int) -> Iterator[Placed]:
+def placed_by(run: Sequence[HeldRows], routes: Mapping[str, Route], *, spread: int) -> Iterator[Placed]:
     """Yield the frames of a run, those of rows that name no partition all cut by the same routes."""
     for held in run:
         for stage in held.stages:

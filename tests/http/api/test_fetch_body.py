@@ -227,9 +227,7 @@ def test_what_was_fetched_can_be_appended(rows: list[tuple[bytes, bytes | None, 
 
 @pytest.mark.parametrize("format_", FetchFormat)
 @pytest.mark.parametrize("wanted", [None, "offset,value"])
-def test_frames_whose_header_was_made_anew_are_shown_as_any_others(
-    format_: FetchFormat, wanted: str | None
-) -> None:
+def test_frames_with_a_new_header_are_shown_as_any_others(format_: FetchFormat, wanted: str | None) -> None:
     """Whole batches are sent as header and view of the body, without a copy."""
     asked: dict[str, Any] = {"offset": 10, "to": 15, "limit": 100, "tag": "red", "wanted": wanted}
     in_two = [
