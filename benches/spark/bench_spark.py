@@ -166,7 +166,7 @@ def _reads(rig: Rig, sizes: Sizes) -> None:
 
 
 def _by_turns(rig: Rig, sizes: Sizes, topic: str, parquet: str, port: int, pid: int) -> dict[str, Timed]:
-    """Read the topic, and what it is held against; the bare socket has its server at `port`, process `pid`."""
+    """Read the topic, and what it is held against; the bare socket is served at `port` by process `pid`."""
     stored = rig.spark.read.parquet(parquet)
     rows = {"rows": str(sizes.rows), "partitions": str(PARTITIONS), "port": str(port)}
     values = {"columns": "value"}
