@@ -24,7 +24,7 @@ GENERIC = ("raft", "membership", "router", "ebpf")
 JOINING = ("laminar", "laminar.http", "laminar.log", "laminar.client", "laminar.node")
 
 # What every module of `laminar` may import: it only computes, and imports nothing of ours.
-FOR_ALL = ("laminar.checksum", "laminar.compiled", "laminar.histogram")
+FOR_ALL = ("laminar.checksum", "laminar.compiled", "laminar.histogram", "laminar.unzeroed")
 
 BELOW_THE_CLIENT = ("laminar.batch.*", "laminar.wire", "laminar.http.*")
 
@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.checksum": (),
     "laminar.histogram": (),
     "laminar.compiled": (),
+    "laminar.unzeroed": (),
     # One batch, and what client and node compute alike.
     "laminar.batch": (),
     "laminar.batch.arrow": ("laminar.batch",),

@@ -1,8 +1,9 @@
 """Spark and a live cluster, beside what it could do at best: ``python -m benches.spark.bench_spark``.
 
 Three nodes, Spark with two cores and everything else share this machine. A topic of 1 KiB values is read into
-Spark's `noop`, by value alone and with all columns of the Kafka source; beside it, in turns, the same batches
-from memory, the same records as tuples, and an uncompressed Parquet file of them. Then the fixed cost of a
+Spark's `noop`, by value alone and with all columns of the Kafka source; beside it, in turns, the least that a
+source with a connection can be (a bare socket), the same batches from memory, the same records as tuples, and
+an uncompressed Parquet file of them. Then the fixed cost of a
 micro-batch beside Spark's own rate source, and what a query that waits costs the nodes. In the end the sink,
 which is `spark_sink`'s. `--quick` is the same with tiny sizes: it shows that everything runs and measures
 nothing.
@@ -25,6 +26,7 @@ import laminar
 from benches.common import on_disk, usage
 from benches.spark import spark_sink
 from benches.spark.spark_rig import CORES, Timed, interleaved, largest_worker_mib, session
+from benches.spark.spark_socket import SocketSource, server
 from benches.spark.spark_sources import BATCH_ROWS, VALUE_BYTES, LeastSource, MemorySource, TupleSource
 from laminar.aio import connect
 from laminar.testing.cluster import LocalCluster
@@ -36,7 +38,7 @@ NODES, PARTITIONS = 3, 4
 # As in `make bench`.
 MOST_ELSEWHERE = 0.15
 # What is to be reached, both sides measured in one run.
-OF_MEMORY, OVER_TUPLES_VALUE, OVER_TUPLES_ALL, FIXED_MS, IDLE_SHARE, WORKER_MIB = 0.7, 2, 5, 15, 0.02, 300
+OF_SOCKET, OVER_TUPLES_VALUE, OVER_TUPLES_ALL, FIXED_MS, IDLE_SHARE, WORKER_MIB = 0.9, 2, 5, 15, 0.02, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,40 +139,22 @@ def _reads(rig: Rig, sizes: Sizes) -> None:
     topic = rig.topic("bench", rows=sizes.rows, value=os.urandom(VALUE_BYTES)).name
     parquet = str(rig.folder / "parquet")
     rig.read("laminar", topic).write.option("compression", "none").parquet(parquet)
-    for source in (MemorySource, TupleSource):
+    for source in (MemorySource, TupleSource, SocketSource):
         rig.spark.dataSource.register(source)
-    stored = rig.spark.read.parquet(parquet)
-    rows = {"rows": str(sizes.rows), "partitions": str(PARTITIONS)}
-    memory = rig.spark.read.format("bench-memory").options(**rows)
-    values = {"columns": "value"}
-    cases = {
-        "laminar, value": rig.read("laminar", topic, **values),
-        "memory, value": memory.options(**values).load(),
-        "tuples, value": rig.read("bench-tuples", topic, **values),
-        "Parquet, value": stored.select("value"),
-        "laminar, all columns": rig.read("laminar", topic),
-        "memory, all columns": rig.spark.read.format("bench-memory").options(**rows).load(),
-        "tuples, all columns": rig.read("bench-tuples", topic),
-        "Parquet, all columns": stored,
-        "laminar, all but value": rig.read(
-            "laminar", topic, columns="key,topic,partition,offset,timestamp,timestampType"
-        ),
-    }
-    counted = cases["laminar, all columns"].count()
-    assert counted == sizes.rows, f"{counted} of {sizes.rows} records were read"
-    found = interleaved(
-        cases, rounds=sizes.rounds, warm=sizes.warm_rounds, spark=rig.spark, nodes=rig.nodes_cpu_s
-    )
+    with server() as (port, pid):
+        found = _by_turns(rig, sizes, topic, parquet, port, pid)
     gb = sizes.rows * VALUE_BYTES / 1e9
     for name, timed in found.items():
         say(_line(name, timed, sizes.rows, gb))
     for columns, wanted in (("value", OVER_TUPLES_VALUE), ("all columns", OVER_TUPLES_ALL)):
         took = found[f"laminar, {columns}"].median_s
+        of_socket = found[f"socket, {columns}"].median_s / took
         of_memory = found[f"memory, {columns}"].median_s / took
         over_tuples = found[f"tuples, {columns}"].median_s / took
         of_parquet = found[f"Parquet, {columns}"].median_s / took
         say(
-            f"{columns}: {of_memory:.2f} of the same from memory ({aim(of_memory, OF_MEMORY, '>')}),"
+            f"{columns}: {of_socket:.2f} of a bare socket ({aim(of_socket, OF_SOCKET, '>')}),"
+            f" {of_memory:.2f} of the same from memory,"
             f" {over_tuples:.1f} x tuples ({aim(over_tuples, wanted, '>')}), {of_parquet:.2f} of Parquet"
         )
 
@@ -179,6 +163,41 @@ def _reads(rig: Rig, sizes: Sizes) -> None:
     say(f"others, and the kernel's own threads, used {others:.0%} of the CPUs meanwhile")
     if others > MOST_ELSEWHERE:
         say(f"NOT QUIET: more than {MOST_ELSEWHERE:.0%}; every rate above is too low: run it again")
+
+
+def _by_turns(rig: Rig, sizes: Sizes, topic: str, parquet: str, port: int, pid: int) -> dict[str, Timed]:
+    """Read the topic, and what it is held against; the bare socket is served at `port` by process `pid`."""
+    stored = rig.spark.read.parquet(parquet)
+    rows = {"rows": str(sizes.rows), "partitions": str(PARTITIONS), "port": str(port)}
+    values = {"columns": "value"}
+
+    def made(form: str, **options: str) -> DataFrame:
+        return rig.spark.read.format(form).options(**rows, **options).load()
+
+    cases = {
+        "laminar, value": rig.read("laminar", topic, **values),
+        "socket, value": made("bench-socket", **values),
+        "memory, value": made("bench-memory", **values),
+        "tuples, value": rig.read("bench-tuples", topic, **values),
+        "Parquet, value": stored.select("value"),
+        "laminar, all columns": rig.read("laminar", topic),
+        "socket, all columns": made("bench-socket"),
+        "memory, all columns": made("bench-memory"),
+        "tuples, all columns": rig.read("bench-tuples", topic),
+        "Parquet, all columns": stored,
+        "laminar, all but value": rig.read(
+            "laminar", topic, columns="key,topic,partition,offset,timestamp,timestampType"
+        ),
+    }
+    counted = cases["laminar, all columns"].count()
+    assert counted == sizes.rows, f"{counted} of {sizes.rows} records were read"
+    return interleaved(
+        cases,
+        rounds=sizes.rounds,
+        warm=sizes.warm_rounds,
+        spark=rig.spark,
+        nodes=lambda: rig.nodes_cpu_s() + usage.cpu_s([pid]),
+    )
 
 
 def _line(name: str, timed: Timed, rows: int, gb: float) -> str:

@@ -29,6 +29,7 @@ from laminar.batch.header import (
     Flag,
     Header,
     Kind,
+    SplitFrame,
     as_due,
     as_large,
     as_published,
@@ -36,6 +37,7 @@ from laminar.batch.header import (
     body_of,
     build_control,
     build_part,
+    header_of,
     kind_of,
     split,
     split_headers,
@@ -43,6 +45,7 @@ from laminar.batch.header import (
     term_of,
     verify,
     verify_header,
+    whole,
 )
 from laminar.batch.single_value import verified_value
 from laminar.batch.validation import CellLimits, check_batch, check_directory, takes_long
@@ -65,6 +68,7 @@ __all__ = [
     "Header",
     "Kind",
     "Record",
+    "SplitFrame",
     "as_due",
     "as_large",
     "as_published",
@@ -76,6 +80,7 @@ __all__ = [
     "check_batch",
     "check_directory",
     "has_column",
+    "header_of",
     "kind_of",
     "merge",
     "mergeable",
@@ -90,4 +95,5 @@ __all__ = [
     "verified_value",
     "verify",
     "verify_header",
+    "whole",
 ]

@@ -530,18 +530,45 @@ def _at_publish(batch: Buffer, publish: Header, flags: int) -> bytearray:
     return frame
 
 
-def as_published(staged: Buffer, *, publish: Header, base_offset: int) -> bytearray:
+class SplitFrame:
+    """A frame with a new header: the header, and a view of the body where that lies."""
+
+    __slots__ = ("body", "head")
+
+    def __init__(self, head: bytearray, body: memoryview) -> None:
+        self.head = head
+        self.body = body
+
+    def __len__(self) -> int:
+        return HEADER_SIZE + len(self.body)
+
+    def joined(self) -> bytearray:
+        """Return the frame as one buffer, a copy."""
+        return self.head + self.body
+
+
+def header_of(frame: Buffer | SplitFrame) -> Buffer:
+    """Return the buffer that begins with the frame's header."""
+    return frame.head if isinstance(frame, SplitFrame) else frame
+
+
+def whole(frame: Buffer | SplitFrame) -> Buffer:
+    """Return the frame as one buffer; a copy if it is none."""
+    return frame.joined() if isinstance(frame, SplitFrame) else frame
+
+
+def as_published(staged: Buffer, *, publish: Header, base_offset: int) -> SplitFrame:
     """Return a staged batch as readers get it: records from `base_offset` on, at its publish's place."""
-    header = Header.unpack(staged)
-    frame = bytearray(staged)
-    _KIND_AND_FLAGS.pack_into(frame, _KIND_AT, Kind.DATA, 0)
-    _PLACE.pack_into(frame, _PLACE_AT, publish.index, publish.term, publish.prev_term, base_offset)
-    _COUNT.pack_into(frame, _COUNT_AT, header.floor)
-    _CLOCK.pack_into(frame, _CLOCK_AT, publish.append_time_ms, publish.committed_index)
-    _PRODUCER.pack_into(frame, _PRODUCER_AT, NO_PRODUCER, 0, 0, 0)
-    _NUMBERS.pack_into(frame, _NUMBERS_AT, 0, 0)
-    _CRC.pack_into(frame, HEADER_CRC_AT, crc32c(memoryview(frame)[:HEADER_CRC_AT]))
-    return frame
+    records: int = _NUMBERS.unpack_from(staged, _NUMBERS_AT)[1]
+    head = bytearray(memoryview(staged)[:HEADER_SIZE])
+    _KIND_AND_FLAGS.pack_into(head, _KIND_AT, Kind.DATA, 0)
+    _PLACE.pack_into(head, _PLACE_AT, publish.index, publish.term, publish.prev_term, base_offset)
+    _COUNT.pack_into(head, _COUNT_AT, records)
+    _CLOCK.pack_into(head, _CLOCK_AT, publish.append_time_ms, publish.committed_index)
+    _PRODUCER.pack_into(head, _PRODUCER_AT, NO_PRODUCER, 0, 0, 0)
+    _NUMBERS.pack_into(head, _NUMBERS_AT, 0, 0)
+    _CRC.pack_into(head, HEADER_CRC_AT, crc32c(memoryview(head)[:HEADER_CRC_AT]))
+    return SplitFrame(head, body_of(staged))
 
 
 def replace_body(frame: Buffer, changed: bytearray) -> bytearray:

@@ -14,12 +14,17 @@ from laminar.batch import (
     MAGIC,
     Header,
     Kind,
+    as_published,
+    as_staged,
     body_of,
     build,
     build_control,
+    header_of,
     kind_of,
     stamp,
     term_of,
+    verify,
+    whole,
 )
 from laminar.batch.header import LOG_FIELDS, OFFSETS, SEALED_PLACE_FIELDS, fields
 
@@ -92,3 +97,22 @@ def test_no_other_module_has_the_size_of_a_header_or_its_magic() -> None:
 def test_a_copy_is_found() -> None:
     source = 'SIZE = 128\nbody = frame[128:]\nMAGIC = b"LMNB"\nroom = 128 << 20\n'
     assert sorted(copies(source)) == [1, 2, 3]
+
+
+def test_a_published_stage_is_a_new_header_and_a_view_of_its_body() -> None:
+    """Nothing of the body is copied; joined it is a whole batch with the place of its publish."""
+    frame = build([b"a", b"b"], keys=[b"k", None])
+    as_staged(frame, sink=b"s" * 16, epoch=3, number=4, stage=5, records=2)
+    stamp(frame, index=7, term=1, prev_term=1, base_offset=0, append_time_ms=1, committed_index=6)
+    publish = build_control(Kind.PUBLISH)
+    stamp(publish, index=9, term=2, prev_term=1, base_offset=40, append_time_ms=50, committed_index=8)
+
+    made = as_published(memoryview(frame), publish=Header.unpack(publish), base_offset=41)
+
+    assert made.body.obj is frame and len(made) == len(frame)
+    assert header_of(made) is made.head
+    header = verify(whole(made))
+    place = (header.kind, header.index, header.term, header.base_offset, header.count, header.append_time_ms)
+    assert place == (Kind.DATA, 9, 2, 41, 2, 50)
+    assert (header.producer_id, header.checkpoint, header.floor) == (bytes(16), 0, 0)
+    assert Kind.STAGED == Header.unpack(frame).kind, "the log's own bytes are as they were"

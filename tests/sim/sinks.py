@@ -79,7 +79,7 @@ class Ledger:
 
     def staged(self, group: str, header: Header, frame: Buffer) -> None:
         """A `staged` entry is committed."""
-        seen = as_published(frame, publish=header, base_offset=0)
+        seen = as_published(frame, publish=header, base_offset=0).joined()
         self._staged[(group, header.index)] = [bytes(value) for value in Batch(seen).values]
 
     def changed(self, who: str, frame: Buffer) -> None:

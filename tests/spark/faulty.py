@@ -60,7 +60,7 @@ class FaultyWriter(StreamWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         staged = [each for each in messages if isinstance(each, StagedMessage)]
-        staged = [each for each in staged if each.staged is not None and each.staged.records]
+        staged = [each for each in staged if each.has_rows]
         if staged:
             if self._meets("before"):
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 FIGURES = (
     *(
         rf"{source}, {columns} +[\d.]+ s +[\d,]+ rows/s .*CPU s a GB: nodes [\d.]+, Spark [\d.]+"
-        for source in ("laminar", "memory", "tuples", "Parquet")
+        for source in ("laminar", "socket", "memory", "tuples", "Parquet")
         for columns in ("value", "all columns")
     ),
     r"laminar, all but value .*",
-    r"value: [\d.]+ of the same from memory .*",
-    r"all columns: [\d.]+ of the same from memory .*",
+    r"value: [\d.]+ of a bare socket .* of the same from memory.*",
+    r"all columns: [\d.]+ of a bare socket .* of the same from memory.*",
     r"a micro-batch: \d+ ms against the rate source's \d+ ms.*",
     r"an idle query costs the nodes -?[\d.]+% of a core .*",
     r"largest Python process of Spark: \d+ MiB.*",

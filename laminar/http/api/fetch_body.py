@@ -10,7 +10,18 @@ from typing import Any, Final
 
 import msgspec
 
-from laminar.batch import BATCH_TYPE, Batch, Buffer, Column, Header, Record, tag_bit
+from laminar.batch import (
+    BATCH_TYPE,
+    Batch,
+    Buffer,
+    Column,
+    Header,
+    Record,
+    SplitFrame,
+    header_of,
+    tag_bit,
+    whole,
+)
 from laminar.batch.arrow.ipc_writer import END, FIELDS, batch_parts, fields, schema_message
 from laminar.batch.large_record import size_of
 from laminar.batch.projection import project
@@ -104,7 +115,7 @@ def _weight(parameters: Sequence[str]) -> float:
 
 def encode_fetch(
     format_: FetchFormat,
-    frames: Sequence[Buffer],
+    frames: Sequence[Buffer | SplitFrame],
     *,
     offset: int,
     to: int,
@@ -132,29 +143,32 @@ def encode_fetch(
     """
     columns = _columns(wanted, format_)
     if format_ is FetchFormat.BATCH:
-        fetched = _as_batches(frames, offset=offset, to=to, limit=limit, tag=tag, examined_to=examined_to)
-        return fetched if columns is None else _narrowed(fetched, columns)
-    batches = [Batch(frame, verified=True) for frame in frames]
-    picked, next_offset = _pick(
+        picked, next_offset = _whole_batches(
+            frames, offset=offset, to=to, limit=limit, tag=tag, examined_to=examined_to
+        )
+        body = _as_they_are(picked) if columns is None else _narrowed(picked, columns)
+        return Fetched(BATCH_TYPE, body, next_offset)
+    batches = [Batch(whole(frame), verified=True) for frame in frames]
+    rows, next_offset = _pick(
         batches, offset=offset, to=to, limit=limit, tag=tag, examined_to=examined_to, most_bytes=most_bytes
     )
     if format_ is FetchFormat.ARROW:
-        return Fetched(format_.value, _as_arrow(picked, columns), next_offset)
-    lines, next_offset = _lines(picked, columns, next_offset, most_bytes)
+        return Fetched(format_.value, _as_arrow(rows, columns), next_offset)
+    lines, next_offset = _lines(rows, columns, next_offset, most_bytes)
     if format_ is FetchFormat.NDJSON:
         return Fetched(format_.value, [b"\n".join([*lines, b""])], next_offset)
     text = b'{"records":[%b],"next_offset":%d}\n' % (b",".join(lines), next_offset)
     return Fetched(format_.value, [text], next_offset)
 
 
-def shows_long(format_: FetchFormat, frames: Sequence[Buffer], wanted: str | None) -> bool:
+def shows_long(format_: FetchFormat, frames: Sequence[Buffer | SplitFrame], wanted: str | None) -> bool:
     """Return whether `encode_fetch` may take more than a millisecond or two: then call it in a thread."""
     if format_ is FetchFormat.BATCH:
         return wanted is not None
     return (
         sum(map(len, frames)) > _SHOWN_HERE_BYTES
-        or sum(Header.unpack(frame).count for frame in frames) > _SHOWN_HERE_RECORDS
-        or any(map(takes_long, frames))
+        or sum(Header.unpack(header_of(frame)).count for frame in frames) > _SHOWN_HERE_RECORDS
+        or any(takes_long(whole(frame)) for frame in frames)
     )
 
 
@@ -194,29 +208,46 @@ def _columns(wanted: str | None, format_: FetchFormat) -> list[str] | None:
     return names
 
 
-def _narrowed(fetched: Fetched, columns: Sequence[str]) -> Fetched:
-    keep = {column for name in columns for column in _OF_BATCH[name]}
-    body = [project(frame, keep) for frame in fetched.body]
-    return Fetched(fetched.content_type, body, fetched.next_offset)
-
-
-def _as_batches(
-    frames: Sequence[Buffer], *, offset: int, to: int, limit: int, tag: str | None, examined_to: int
-) -> Fetched:
-    bit = tag_bit(tag) if tag is not None else 0
+def _as_they_are(frames: Sequence[Buffer | SplitFrame]) -> list[Buffer]:
+    """Return the buffers of frames; no bytes are copied."""
     body: list[Buffer] = []
+    for frame in frames:
+        if isinstance(frame, SplitFrame):
+            body += frame.head, frame.body
+        else:
+            body.append(frame)
+    return body
+
+
+def _narrowed(frames: Sequence[Buffer | SplitFrame], columns: Sequence[str]) -> list[Buffer]:
+    keep = {column for name in columns for column in _OF_BATCH[name]}
+    return [project(whole(frame), keep) for frame in frames]
+
+
+def _whole_batches(
+    frames: Sequence[Buffer | SplitFrame],
+    *,
+    offset: int,
+    to: int,
+    limit: int,
+    tag: str | None,
+    examined_to: int,
+) -> tuple[list[Buffer | SplitFrame], int]:
+    """Return the batches to be sent, and the offset after all records that were examined."""
+    bit = tag_bit(tag) if tag is not None else 0
+    picked: list[Buffer | SplitFrame] = []
     next_offset = offset
     for frame in frames:
-        header = Header.unpack(frame)
+        header = Header.unpack(header_of(frame))
         if header.base_offset >= to or limit <= 0:
             break
         next_offset = header.next_offset
         if tag is None or header.tag_mask & bit:
-            body.append(frame)
+            picked.append(frame)
             limit -= header.count
     else:
         next_offset = max(next_offset, min(examined_to, to))
-    return Fetched(BATCH_TYPE, body, max(offset, next_offset))
+    return picked, max(offset, next_offset)
 
 
 _Picked = list[tuple[Batch, Sequence[int]]]

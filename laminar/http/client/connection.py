@@ -26,6 +26,7 @@ from laminar.http.client.tls import SYSTEM, Trust
 from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, OnAnswer, Target
 from laminar.http.protocol.chunked import ChunkedDecoder
 from laminar.http.protocol.response_head import ResponseHead, parse_response_head
+from laminar.unzeroed import new_bytearray
 
 # Bytes received of an answer before its body's length is known; no head is longer.
 HEAD_BUFFER_BYTES: Final = 64 << 10
@@ -255,8 +256,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._finish(bytes(self._buffer_view[position : position + length]))
             return position + length
         else:
-            # What is still to come is received into the body's own buffer, without a copy.
-            self._body = memoryview(bytearray(length))
+            # What is still to come is received into the body's own buffer, without a copy. No one sees the
+            # buffer before it is full.
+            self._body = memoryview(new_bytearray(length))
             self._body_filled = self._held - position
             self._body[: self._body_filled] = self._buffer_view[position : self._held]
             return self._held

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 from laminar.log.disk.errors import DiskError
+from laminar.unzeroed import new_bytearray
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -172,7 +173,7 @@ class RealFile:
 
     def pread_nowait(self, size: int, position: int) -> Buffer | None:
         """Return the bytes if `preadv2` finds all of them in the page cache (RWF_NOWAIT), else None."""
-        buffer = bytearray(size) if size < _ZEROED_BYTES else _new_bytearray(None, size)
+        buffer = new_bytearray(size)
         try:
             got = _preadv(self._fd, (buffer,), position, _RWF_NOWAIT)
         except BlockingIOError:
@@ -473,10 +474,3 @@ def _find(name: str, *arguments: Any) -> ctypes._NamedFuncPointer | None:
 
 _fallocate = _find("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _sync_file_range = _find("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-
-# `bytearray(size)` writes zeros first, which takes as long as the read itself. A large buffer is made
-# uninitialised instead, through the C API; nothing sees it before the kernel has filled it.
-_new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
-_new_bytearray.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t]
-_new_bytearray.restype = ctypes.py_object
-_ZEROED_BYTES = 32 * 1024

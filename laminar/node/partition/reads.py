@@ -13,7 +13,19 @@ import sys
 from collections import deque
 from typing import NamedTuple
 
-from laminar.batch import Buffer, Header, Kind, as_due, as_large, as_published, kind_of, tag_bit
+from laminar.batch import (
+    Buffer,
+    Header,
+    Kind,
+    SplitFrame,
+    as_due,
+    as_large,
+    as_published,
+    header_of,
+    kind_of,
+    tag_bit,
+    whole,
+)
 from laminar.batch.header import fields
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, EntriesTrimmed
@@ -60,6 +72,8 @@ async def frames(
 ) -> list[Buffer]:
     """Return committed data batches from the one that holds `offset` on, at least one if there is one.
 
+    What was published from stages is copied, as its header is new; `split_frames` copies nothing.
+
     Nothing after the entry that holds the offset `before` is read, for requests with a limit of records.
     With `most_frames` no more batches than these are returned, and other tasks have their turn after each
     such number of entries.
@@ -68,6 +82,19 @@ async def frames(
         Problem: 410 `offset_expired`, also when the start moves past `offset` while its batch is read.
         DamagedRange: when the first batch is damaged.
     """
+    found = await split_frames(context, offset, max_bytes=max_bytes, before=before, most_frames=most_frames)
+    return list(map(whole, found))
+
+
+async def split_frames(
+    context: PartitionContext,
+    offset: int,
+    *,
+    max_bytes: int,
+    before: int | None = None,
+    most_frames: int | None = None,
+) -> list[Buffer | SplitFrame]:
+    """Return what `frames` does, what was published from stages as new headers and views of the bodies."""
     if offset < context.log.start.offset:
         raise expired(context, offset)
     last = context.state.committed_index
@@ -77,7 +104,7 @@ async def frames(
     end = await context.log.find_offset(max(offset, before)) if before is not None else None
     if end is not None:
         last = min(last, end)
-    found: list[Buffer] = []
+    found: list[Buffer | SplitFrame] = []
     size = 0
     staged = False
     most = sys.maxsize if most_frames is None else most_frames
@@ -137,8 +164,8 @@ async def frames(
 
 async def tagged_frames(
     context: PartitionContext, offset: int, *, tag: str, max_bytes: int
-) -> tuple[list[Buffer], int]:
-    """Return the batches that may hold records with a tag, as `frames` does, and an offset to continue at.
+) -> tuple[list[Buffer | SplitFrame], int]:
+    """Return batches that may hold records with a tag, as `split_frames` does, and an offset to continue at.
 
     Other batches are not read at all. The offset is that after the last entry examined, which may lie far
     after the last batch; after damage it may lie before the end of the batches.
@@ -148,7 +175,7 @@ async def tagged_frames(
     bit = tag_bit(tag)
     index = await context.log.find_offset(offset)
     last = min(context.committed_index, (index or 0) + TAGGED_ROWS - 1)
-    found: list[Buffer] = []
+    found: list[Buffer | SplitFrame] = []
     size = 0
     try:
         while index is not None and index <= last and (not found or size < max_bytes):
@@ -170,13 +197,13 @@ async def tagged_frames(
                         size += len(frame)
                     elif kind == Kind.PUBLISH:
                         if found and size >= max_bytes:
-                            return found, Header.unpack(found[-1]).next_offset
+                            return found, Header.unpack(header_of(found[-1])).next_offset
                         published, whole = await _published(
                             context, frame, offset, max_bytes=max_bytes - size
                         )
                         found += published
                         if not whole:
-                            return found, Header.unpack(found[-1]).next_offset
+                            return found, Header.unpack(header_of(found[-1])).next_offset
                         size += sum(map(len, published))
                     index += 1
         if index is not None and index > context.log.first_index:
@@ -197,7 +224,7 @@ async def _published(
     *,
     max_bytes: int,
     most_frames: int = sys.maxsize,
-) -> tuple[list[Buffer], bool]:
+) -> tuple[list[Buffer | SplitFrame], bool]:
     """Return the batches that a `publish` entry gives offsets, from `offset` on, and whether these are all.
 
     At least one is returned if there is one, and no more than `most_frames` and `max_bytes`. A record larger
@@ -209,7 +236,7 @@ async def _published(
     """
     header = Header.unpack(publish)
     log = context.log
-    found: list[Buffer] = []
+    found: list[Buffer | SplitFrame] = []
     size = 0
     base_offset = header.base_offset
     record = publish_record(publish)
@@ -298,23 +325,32 @@ class ReadView:
 
     async def frames(self, offset: int, *, max_bytes: int, before: int | None = None) -> list[Buffer]:
         """Return committed batches from `offset` on; see `frames`."""
-        found = await frames(self._context, offset, max_bytes=max_bytes, before=before)
+        return list(map(whole, await self.split_frames(offset, max_bytes=max_bytes, before=before)))
+
+    async def split_frames(
+        self, offset: int, *, max_bytes: int, before: int | None = None
+    ) -> list[Buffer | SplitFrame]:
+        """Return committed batches from `offset` on; see `split_frames`."""
+        found = await split_frames(self._context, offset, max_bytes=max_bytes, before=before)
         self._count(found)
         return found
 
-    async def tagged_frames(self, offset: int, *, tag: str, max_bytes: int) -> tuple[list[Buffer], int]:
+    async def tagged_frames(
+        self, offset: int, *, tag: str, max_bytes: int
+    ) -> tuple[list[Buffer | SplitFrame], int]:
         """Return committed batches that may hold records with a tag; see `tagged_frames`."""
         found, searched = await tagged_frames(self._context, offset, tag=tag, max_bytes=max_bytes)
         self._count(found)
         return found, searched
 
-    def _count(self, found: list[Buffer]) -> None:
+    def _count(self, found: list[Buffer | SplitFrame]) -> None:
         """Count batches that were read, which follow each other."""
         self.fetches += 1
         if found:
             self.fetched_bytes += sum(map(len, found))
-            last_offset, last_count = _OFFSETS.unpack_from(found[-1])
-            self.fetched_records += last_offset + last_count - _OFFSETS.unpack_from(found[0])[0]
+            last_offset, last_count = _OFFSETS.unpack_from(header_of(found[-1]))
+            first_offset = _OFFSETS.unpack_from(header_of(found[0]))[0]
+            self.fetched_records += last_offset + last_count - first_offset
 
     async def wait_past(self, offset: int, wait_s: float) -> bool:
         """Wait until a record at `offset` is committed here; return False after `wait_s`.

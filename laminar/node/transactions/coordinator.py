@@ -280,6 +280,7 @@ class Coordinator:
         of it again.
         """
         await self.partition.reader.confirmed_end()
+        await self._recorded(sinks)
         table = self.partition.state.sinks
         states = [(sink_id, table.get(sink_id), table.committed_at(sink_id)) for sink_id in sinks]
         return [
@@ -356,10 +357,26 @@ class Coordinator:
         return begun
 
     async def status(self, sink_id: bytes) -> Sink:
-        """Return the sink as it is committed, confirmed by a majority after this call."""
+        """Return the sink as it is committed, confirmed by a majority after this call.
+
+        A batch whose commit was answered is not shown as under way.
+        """
         await self.partition.reader.confirmed_end()
+        await self._recorded([sink_id])
         sinks = self.partition.state.sinks
         return sinks.committed_at(sink_id) or sinks.unknown
+
+    async def _recorded(self, sinks: Sequence[bytes]) -> None:
+        """Wait until it is committed that what was published of these sinks is.
+
+        The commit of a batch is answered before that, and it is not to be shown as under way then.
+        """
+        table = self.partition.state.sinks
+        for sink_id in sinks:
+            known, last = table.committed_at(sink_id), table.get(sink_id)
+            if known is not None and known.undone is not None and (last is None or last.undone is None):
+                await self._committed()
+                return
 
     async def commit(
         self, sink_id: bytes, number: int, epoch: int, parts: Sequence[Part], fingerprint: str = ""
@@ -561,9 +578,13 @@ class Coordinator:
                         self._lost.pop(sink_id, None)
                         now = self._sink(sink_id)
                         if now.undone == decision:
-                            # Awaited, so that no client sees the batch as under way after its commit was
-                            # answered.
-                            await self._change(sink_id, msgspec.structs.replace(now, undone=None), ends=True)
+                            # Not awaited: all readers see the batch, so its commit is answered. If this entry
+                            # is lost with the leadership, the next leader publishes again, which changes
+                            # nothing.
+                            noted = self._change(
+                                sink_id, msgspec.structs.replace(now, undone=None), ends=True
+                            )
+                            noted.add_done_callback(_note_lost)
                         return
                 except Problem as problem:
                     failed = [problem]
@@ -572,6 +593,12 @@ class Coordinator:
                 pause_s = min(2 * pause_s, SLOWEST_RETRY_S)
         finally:
             self._finishing.pop(sink_id).set_result(None)
+
+
+def _note_lost(noted: asyncio.Future[Receipt]) -> None:
+    """Log that the end of a decision was not recorded: `finish_all` does that again, here or elsewhere."""
+    if not noted.cancelled() and noted.exception() is not None:
+        _log.info("the end of a decision is not recorded yet: %s", noted.exception())
 
 
 def refuse_epoch(sink: Sink, epoch: int) -> None:

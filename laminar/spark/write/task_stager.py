@@ -76,6 +76,19 @@ def first_stage(task: int, attempt: int) -> int:
     return (large | task << bits | attempt >> ATTEMPT_BITS - bits) << COUNT_BITS
 
 
+def partitioner_of(cluster: Cluster, topic: str, *, first: int) -> Partitioner:
+    """Return a partitioner by the topic's route, as it is known here; `first`: see `Partitioner`.
+
+    Raises:
+        ValueError: there is no such topic.
+    """
+    try:
+        known = cluster.run(cluster.session.topic_map(topic))
+    except NotFound:
+        raise ValueError(f"there is no topic {topic!r} to write to: create it first") from None
+    return Partitioner(known.route, first=first)
+
+
 class TaskStager:
     """One attempt at a `task`: it stages rows for batch `number` of the sink `name` under `epoch`."""
 
@@ -135,12 +148,9 @@ class TaskStager:
         return Staged(self._name, self._number, self._epoch, parts, self._records)
 
     def _partitioner(self, topic: str) -> Partitioner:
-        try:
-            known = self._cluster.run(self._cluster.session.topic_map(topic))
-        except NotFound:
-            raise ValueError(f"there is no topic {topic!r} to write to: create it first") from None
-        self._routes[topic] = known.route
-        return Partitioner(known.route, first=self._attempt)
+        found = partitioner_of(self._cluster, topic, first=self._attempt)
+        self._routes[topic] = found.route
+        return found
 
     def _send(self, stage: Stage) -> None:
         while len(self._under_way) >= WIDTH:

@@ -6,23 +6,29 @@ a task reads the sink's epoch and stages under the next one; afterwards the driv
 epoch and commits. That fails if another driver of the same checkpoint has begun it since. A batch write
 begins its sink in the driver, before its tasks.
 
+A task of a stream with few rows stages nothing: they travel in its message, and the driver stages them while
+it begins the epoch (`held_rows`). Such a task need not know the epoch either. Only the first task of a run of
+the query in each process asks for it; later the driver knows it: it is the one after that of its last batch.
+
 Spark pickles a writer into each task, and for a stream makes another one for each commit. So a writer keeps
 nothing that it learns after it was made.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from laminar.client.errors import Error, Fenced
 from laminar.client.net.endpoints import Endpoints
-from laminar.client.records import Staged
+from laminar.client.records import SinkInfo, Staged
 from laminar.spark.write.fingerprints import Fingerprint, committed_before, journal_of, older_than_its_sink
 from laminar.spark.write.options import SinkOptions, check_sink_schema
 
@@ -38,6 +44,9 @@ if TYPE_CHECKING:
 
     from laminar.client.transact.sinks import Sink
     from laminar.spark.read.cluster import Cluster
+    from laminar.spark.write.held_rows import HeldRows
+
+T = TypeVar("T")
 
 STREAM_PREFIX = "spark-"
 WRITE_PREFIX = "spark-write-"
@@ -45,18 +54,40 @@ WRITE_PREFIX = "spark-write-"
 ABORT_S = 10.0
 
 
+# Runs of queries that a process remembers: the last ones.
+_REMEMBERED = 64
+# In a process of tasks: by sink, the run of the query in which it asked for the sink's epoch.
+_asked: dict[str, str] = {}
+# In a process of the driver: by sink, the run, the number and the epoch of the last batch committed here.
+_committed: dict[str, tuple[str, int, int]] = {}
+
+
 @dataclass(frozen=True)
 class StagedMessage(WriterCommitMessage):
-    """A task's message to its driver: how many rows (`records`) it had, and what it staged.
+    """A task's message to its driver: how many rows (`records`) it had, and where they are.
 
-    `staged` is None if the batch was committed before, so that nothing is staged.
+    They are in `staged` or in `held`; in neither if the batch was committed `before`. `epoch` is that of the
+    stages, None if the task did not ask for it. `run` is the query's run, "" if it has none.
     """
 
     sink: str
     number: int
-    epoch: int
+    epoch: int | None
     records: int
-    staged: Staged | None
+    staged: Staged | None = None
+    held: HeldRows | None = None
+    task: int = 0
+    run: str = ""
+
+    @property
+    def before(self) -> bool:
+        """Whether the batch was committed before, so that nothing of it is staged."""
+        return self.staged is None and self.held is None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is something to commit."""
+        return bool(self.held.stages if self.held is not None else self.staged and self.staged.parts)
 
 
 class _Writer:
@@ -89,15 +120,16 @@ class _Writer:
         here = self._cluster()
         if self._options.gc_freeze:
             tune()
-        stager = TaskStager(here, name, number=number, epoch=epoch, task=_context().partitionId())
+        task = _context().partitionId()
+        stager = TaskStager(here, name, number=number, epoch=epoch, task=task)
         staged = stager.stage(rows, self._positions, topic=self._options.topic)
-        return StagedMessage(name, number, epoch, stager.rows, staged)
+        return StagedMessage(name, number, epoch, stager.rows, staged, task=task, run=_run_of_task())
 
     def _committed_before(
         self, rows: Iterable[pyarrow.RecordBatch], name: str, *, number: int, epoch: int
     ) -> StagedMessage:
         # The rows are read to the end, because Spark waits for that.
-        return StagedMessage(name, number, epoch, sum(each.num_rows for each in rows), None)
+        return StagedMessage(name, number, epoch, sum(each.num_rows for each in rows))
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -156,67 +188,172 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
-        """Stage the rows of a task, under the epoch after the sink's present one.
+        """Hold the rows of a task, or stage them under the epoch after the sink's present one.
 
-        Stage nothing if the batch is committed already.
+        Do neither if the batch is known to be committed already.
+
+        Raises:
+            OtherBatch: when a later batch is committed.
+        """
+        from laminar.spark.write.held_rows import HELD_TASKS, take_small
+
+        name, number = _batch_of_task()
+        run, task = _run_of_task(), _context().partitionId()
+        first, all_of_them = take_small(iterator)
+        rows = chain(first, iterator)
+        epoch = None
+        small = all_of_them and task < HELD_TASKS
+        if not (small and run and _asked.get(name) == run):
+            epoch = self._next_epoch(name, number)
+            if epoch is None:
+                return self._committed_before(rows, name, number=number, epoch=0)
+            _remember(_asked, name, run)
+        if small:
+            held = self._hold(first, task)
+            if held is not None:
+                records = sum(batch.num_rows for batch in first)
+                return StagedMessage(name, number, epoch, records, held=held, task=task, run=run)
+            epoch = epoch or self._next_epoch(name, number)
+            if epoch is None:
+                return self._committed_before(rows, name, number=number, epoch=0)
+        assert epoch is not None, "rows are staged under an epoch"
+        return self._stage(rows, name, number=number, epoch=epoch)
+
+    def _next_epoch(self, name: str, number: int) -> int | None:
+        """Return the epoch after the sink's present one; None if the batch is committed already.
 
         Raises:
             OtherBatch: when a later batch is committed.
         """
         from laminar.spark.write.task_stager import sink_info
 
-        name, number = _batch_of_task()
         here = self._cluster()
-        known = here.run(sink_info(here, name))
-        if known.committed is not None and known.committed > number:
-            raise older_than_its_sink(name, number, known.committed)
-        already = known.committed is not None and known.committed >= number
-        do = self._committed_before if already else self._stage
-        return do(iterator, name, number=number, epoch=known.epoch + 1)
+        return _epoch_after(here.run(sink_info(here, name)), number)
+
+    def _hold(self, rows: Sequence[pyarrow.RecordBatch], task: int) -> HeldRows | None:
+        """Return the rows as a message holds them; None if their frames are too large for one."""
+        from laminar.spark.read.cluster import tune
+        from laminar.spark.write.held_rows import MOST_FRAME_BYTES, hold
+
+        if self._options.gc_freeze:
+            tune()
+        held = hold(self._cluster(), rows, self._positions, topic=self._options.topic, task=task)
+        return held if held.size_bytes <= MOST_FRAME_BYTES else None
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Commit what the tasks of batch `batchId` staged, in the driver.
+        """Commit what the tasks of batch `batchId` staged or hold, in the driver.
 
         Raises:
             OtherBatch: when another batch is committed under this number.
             Fenced: when another driver of this checkpoint took over.
         """
         reported = _staged_messages(messages)
-        staged = [each.staged for each in reported if each.staged is not None]
-        if len(staged) == len(reported) and not any(each.parts for each in staged):
+        if not any(each.before or each.has_rows for each in reported):
             return
         fingerprint = Fingerprint(
             sum(each.records for each in reported), journal_of(self._options.checkpoint, batchId)
         )
-        self._cluster().run(self._commit(reported, staged, batchId, fingerprint))
+        self._cluster().run(self._commit(reported, batchId, fingerprint))
 
-    async def _commit(
-        self, reported: list[StagedMessage], staged: list[Staged], number: int, fingerprint: Fingerprint
-    ) -> None:
-        sink = self._sink(reported[0].sink)
-        if len(staged) < len(reported):
-            # The batch was committed in an earlier run, but some partitions may not have published it yet. To
-            # commit its number once more has them publish it, and writes nothing.
-            epoch = await sink.begin()
-            # Otherwise this would commit an empty batch.
-            assert sink.committed is not None and sink.committed >= number, (sink.committed, number)
-            committed_before(await sink.describe(), number, fingerprint)
-            await sink.commit(number, [], epoch=epoch)
-            return
-        epochs = {each.epoch for each in reported}
+    async def _commit(self, reported: list[StagedMessage], number: int, fingerprint: Fingerprint) -> None:
+        name, run = reported[0].sink, reported[0].run
+        sink = self._sink(name)
+        # Only a commit that succeeds is remembered.
+        last = _committed.pop(name, None)
+        epoch = None
+        if not any(each.before for each in reported):
+            epoch = await self._epoch_of(reported, number, last)
+        if epoch is None:
+            epoch = await self._commit_again(sink, number, fingerprint)
+        else:
+            staged = await self._begin_and_stage(sink, reported, number, epoch)
+            await sink.commit(number, staged, epoch=epoch, fingerprint=str(fingerprint))
+        if run:
+            _remember(_committed, name, (run, number, epoch))
+
+    async def _epoch_of(
+        self, reported: list[StagedMessage], number: int, last: tuple[str, int, int] | None
+    ) -> int | None:
+        """Return the epoch to begin for a batch; None if it is committed already.
+
+        It is the one that tasks read, or that after the batch before, if this process committed that in the
+        same run of the query; else the sink is asked. Whichever it is, it is begun only if it is the next.
+
+        Raises:
+            OtherBatch: when a later batch is committed.
+            Fenced: when the tasks read different epochs.
+        """
+        from laminar.spark.write.task_stager import sink_info
+
+        name = reported[0].sink
+        epochs = {each.epoch for each in reported if each.epoch is not None}
         if len(epochs) > 1:
-            raise _fenced(sink.name, number, f"its epoch rose to {max(epochs)} while tasks were staging")
-        epoch = epochs.pop()
+            raise _fenced(name, number, f"its epoch rose to {max(epochs)} while tasks were staging")
+        if epochs:
+            return epochs.pop()
+        if last is not None and last[:2] == (reported[0].run, number - 1):
+            return last[2] + 1
+        return _epoch_after(await sink_info(self._cluster(), name), number)
+
+    async def _begin_and_stage(
+        self, sink: Sink, reported: list[StagedMessage], number: int, epoch: int
+    ) -> list[Staged]:
+        """Begin the epoch and stage the held rows, at the same time; return all that is staged.
+
+        Raises:
+            Fenced: when another driver has begun this epoch. What was staged under it is dropped.
+        """
+        from laminar.spark.write.held_rows import HeldStager
+
+        staged = [each.staged for each in reported if each.staged is not None]
+        held = [each.held for each in reported if each.held is not None and each.held.stages]
+        others = [each.task for each in reported if each.staged is not None]
+        stager = HeldStager(self._cluster(), sink.name, number=number, epoch=epoch)
+        staging = asyncio.ensure_future(stager.stage(held, others))
         try:
-            await sink.begin(epoch=epoch)
-        except Fenced as error:
-            raise _fenced(sink.name, number, f"its epoch is {error.limit}") from error
-        if sink.committed is not None and sink.committed >= number:
-            raise _fenced(sink.name, number, f"batch {sink.committed} is committed")
-        await sink.commit(number, staged, epoch=epoch, fingerprint=str(fingerprint))
+            try:
+                await sink.begin(epoch=epoch)
+            except Fenced as error:
+                raise _fenced(sink.name, number, f"its epoch is {error.limit}") from error
+            if sink.committed is not None and sink.committed >= number:
+                raise _fenced(sink.name, number, f"batch {sink.committed} is committed")
+            return [*staged, *await staging]
+        finally:
+            staging.cancel()
+            await asyncio.gather(staging, return_exceptions=True)
+
+    async def _commit_again(self, sink: Sink, number: int, fingerprint: Fingerprint) -> int:
+        """Have all partitions publish a batch that was committed in an earlier run; return the epoch begun.
+
+        To commit its number once more writes nothing.
+        """
+        epoch = await sink.begin()
+        # Otherwise this would commit an empty batch.
+        assert sink.committed is not None and sink.committed >= number, (sink.committed, number)
+        committed_before(await sink.describe(), number, fingerprint)
+        await sink.commit(number, [], epoch=epoch)
+        return epoch
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: stages that are not committed are dropped, and what is committed stays."""
+
+
+def _epoch_after(known: SinkInfo, number: int) -> int | None:
+    """Return the epoch after the sink's present one; None if batch `number` is committed.
+
+    Raises:
+        OtherBatch: when a later batch is committed.
+    """
+    if known.committed is not None and known.committed > number:
+        raise older_than_its_sink(known.sink, number, known.committed)
+    return None if known.committed == number else known.epoch + 1
+
+
+def _remember(known: dict[str, T], sink: str, what: T) -> None:
+    known.pop(sink, None)
+    known[sink] = what
+    while len(known) > _REMEMBERED:
+        del known[next(iter(known))]
 
 
 def _staged_messages(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
@@ -239,6 +376,11 @@ def _batch_of_task() -> tuple[str, int]:
     if query is None or number is None:
         raise RuntimeError("this task has no query id and batch number: continuous mode is not supported")
     return STREAM_PREFIX + query, int(number)
+
+
+def _run_of_task() -> str:
+    """Return the id of this run of the query, another one after each start; "" if Spark gives none."""
+    return _context().getLocalProperty("spark.jobGroup.id") or ""
 
 
 def _fenced(sink: str, number: int, why: str) -> Fenced:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.batch import Batch, build, split, stamp
+from laminar.batch import HEADER_SIZE, Batch, SplitFrame, build, split, stamp
 from laminar.http.api.append_body import ENVELOPES_TYPE, parse_append
 from laminar.http.api.fetch_body import FetchFormat, encode_fetch, fetch_format
 from laminar.http.api.problems import Problem
@@ -223,3 +223,22 @@ def test_what_was_fetched_can_be_appended(rows: list[tuple[bytes, bytes | None, 
     assert batch.values == found.values
     assert batch.keys == found.keys
     assert batch.tags == found.tags
+
+
+@pytest.mark.parametrize("format_", FetchFormat)
+@pytest.mark.parametrize("wanted", [None, "offset,value"])
+def test_frames_with_a_new_header_are_shown_as_any_others(format_: FetchFormat, wanted: str | None) -> None:
+    """Whole batches are sent as header and view of the body, without a copy."""
+    asked: dict[str, Any] = {"offset": 10, "to": 15, "limit": 100, "tag": "red", "wanted": wanted}
+    in_two = [
+        SplitFrame(bytearray(each[:HEADER_SIZE]), memoryview(each)[HEADER_SIZE:]) for each in FRAMES[:2]
+    ]
+
+    made = encode_fetch(format_, [*in_two, FRAMES[2]], **asked)
+    plain = encode_fetch(format_, FRAMES, **asked)
+
+    assert b"".join(made.body) == b"".join(plain.body)
+    assert (made.content_type, made.next_offset) == (plain.content_type, plain.next_offset)
+    if format_ is FetchFormat.BATCH and wanted is None:
+        assert made.body[:2] == [in_two[0].head, in_two[0].body]
+        assert made.body[1] is in_two[0].body

@@ -30,8 +30,8 @@ from laminar.node.transactions.participant import Batch as StagedBatch
 from laminar.node.transactions.participant import Participant
 from tests.node.alone import lone_partition
 from tests.node.services import TOPIC, Services, exchange, no_topic
+from tests.node.trio import Member, send, trio
 from tests.node.trio import batch as batch_of
-from tests.node.trio import send, trio
 
 SINK = b"s" * 16
 PART = Part(topic="t", partition=0, stages=[0])
@@ -421,3 +421,35 @@ async def test_what_a_deposed_leader_took_is_rolled_back() -> None:
                 await future
         assert not old.partition.state.stages and not old.partition.state.sinks
         cluster.check_equal()
+
+
+async def test_a_commit_is_answered_when_all_have_published_and_the_next_leader_records_its_end() -> None:
+    """The entry that records it may be lost with its leader: all is published again and nothing changes."""
+    async with trio() as cluster:
+        old = await cluster.leader()
+        targets = Targets()
+        coordinator = Coordinator(old.partition, targets, spawn=Spawned())
+        epoch = (await coordinator.begin(SINK, "s")).epoch
+        commit = asyncio.ensure_future(coordinator.commit(SINK, 0, epoch, [PART]))
+        await until(lambda: len(targets.prepares) == 1)
+        targets.prepares[0].set_result(PINNED)
+        await until(lambda: bool(old.partition.state.sinks.undone()) and _decision_of(old) is not None)
+        cluster.cut_off(old.node)
+        targets.may_publish.set()
+
+        assert await commit
+        assert _decision_of(old) is not None, "the end is recorded, and the test shows nothing"
+
+        new = await cluster.leader(among=[member.node for member in cluster.followers(old)])
+        later = Coordinator(new.partition, targets, spawn=Spawned())
+        later.finish_all()
+        await until(lambda: _decision_of(new) is None)
+        assert [0, 0] == targets.published
+        assert (0, None) == ((known := await later.status(SINK)).number, known.undone)
+        cluster.heal()
+
+
+def _decision_of(member: Member) -> Decision | None:
+    """The decision that a member's table of what is committed has as not published everywhere."""
+    known = member.partition.state.sinks.committed_at(SINK)
+    return known.undone if known is not None else None

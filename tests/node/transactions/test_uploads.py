@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from laminar.batch import Batch, Header, Kind, build_part, verify
+from laminar.batch import Batch, Header, Kind, build_part, verify, whole
 from laminar.batch.large_record import build_stub, checksum_of, size_of
 from laminar.http.api.parameters import MAX_UPLOAD_PARTS
 from laminar.http.api.problems import Problem
@@ -302,7 +302,7 @@ async def test_a_reader_of_a_tag_finds_a_large_record_that_has_it(tmp_path: Path
 
         frames, behind = await partition.reader.tagged_frames(0, tag="big", max_bytes=1 << 20)
         assert 2 == behind
-        assert [True] == [Batch(frame).is_large for frame in frames]
+        assert [True] == [Batch(whole(frame)).is_large for frame in frames]
 
 
 async def test_parts_between_records_cost_their_reader_nothing(tmp_path: Path, monkeypatch: Any) -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from laminar.batch import BatchError, Buffer, Header
+from laminar.batch import BatchError, Buffer, Header, SplitFrame, header_of, whole
 from laminar.http.api.deadlines import FORWARDED_READ_S, SECOND_HOP_WAIT_S
 from laminar.http.api.documents import records as documents
 from laminar.http.api.fetch_body import FetchFormat, check_fields, encode_fetch, fetch_format, shows_long
@@ -223,7 +223,7 @@ class FetchRoutes:
             await served.reader.wait_past(offset, max(0.0, deadline - asyncio.get_running_loop().time()))
             bounds = served.reader.bounds()
         tag = query.get("tag")
-        frames: list[Buffer] = []
+        frames: Sequence[Buffer | SplitFrame] = []
         examined_to = 0
         skipped: list[str] = []
         limited = min(to, offset + limit) < bounds.end
@@ -242,7 +242,7 @@ class FetchRoutes:
             try:
                 if tag is None:
                     before = min(to, offset + limit) if limited else None
-                    frames = await served.reader.frames(offset, max_bytes=max_bytes, before=before)
+                    frames = await served.reader.split_frames(offset, max_bytes=max_bytes, before=before)
                 else:
                     frames, examined_to = await served.reader.tagged_frames(
                         offset, tag=tag, max_bytes=max_bytes
@@ -263,11 +263,11 @@ class FetchRoutes:
                 response = await answered(frames, offset=offset, examined_to=examined_to)
             except BatchError:
                 frames, offset, bad = await self._services.off_loop(
-                    partial(without_bad_batches, frames, offset, read=shown, skip=skip)
+                    partial(without_bad_batches, list(map(whole, frames)), offset, read=shown, skip=skip)
                 )
                 skipped += bad
                 if frames:
-                    examined_to = Header.unpack(frames[-1]).next_offset
+                    examined_to = Header.unpack(header_of(frames[-1])).next_offset
                     response = await answered(frames, offset=offset, examined_to=examined_to)
                     break
             else:
@@ -375,7 +375,7 @@ class FetchRoutes:
         partition: Partition,
         bounds: Bounds,
         format_: FetchFormat,
-        frames: Sequence[Buffer],
+        frames: Sequence[Buffer | SplitFrame],
         *,
         offset: int,
         to: int,

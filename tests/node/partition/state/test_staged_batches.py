@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from laminar.batch import Batch, Header, Kind, build, tag_bit, verify
+from laminar.batch import Batch, Header, Kind, build, tag_bit, verify, whole
 from laminar.batch.header import HEADER_SIZE, seal
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
@@ -193,11 +193,11 @@ async def test_a_reader_of_a_tag_finds_published_batches_that_have_it(tmp_path: 
             frames, behind = await partition.reader.tagged_frames(offset, tag="a", max_bytes=200)
             assert frames or behind > offset
             for frame in frames:
-                batch = Batch(frame)
+                batch = Batch(whole(frame))
                 assert bool(batch.header.tag_mask & (tag_bit("a") | tag_bit("b")))
                 if batch.tags is not None and "a" in batch.tags:
                     found += batch.values
-            offset = max([behind, *(Batch(frame).header.next_offset for frame in frames)])
+            offset = max([behind, *(Batch(whole(frame)).header.next_offset for frame in frames)])
 
         assert [b"0", b"2", b"4"] == found
 
