@@ -73,11 +73,13 @@ class Append:
         self.places: list[int | None] | None = None
 
 
-def parse_append(request: Request, *, limits: Limits, now_ms: int, keyed: bool = False) -> Append:
+def parse_append(
+    request: Request, *, limits: Limits, now_ms: Callable[[], int], keyed: bool = False
+) -> Append:
     """Read a body by its content type. Raises 400, 413 or 422 naming the field, the value and the limit.
 
     `keyed` says that the request comes from another shard: then batches keep their idempotency keys. From the
-    batches of a client they are removed. `now_ms` is the node's time, which delays count from.
+    batches of a client they are removed. `now_ms` returns the node's time, which delays count from.
     """
     kind = media_type(request)
     if kind == BATCH_TYPE:
@@ -212,7 +214,7 @@ def _plain(limit: object) -> object:
     return limit if limit is None or isinstance(limit, (int, float, str)) else str(limit)
 
 
-def _value(request: Request, limits: Limits, now_ms: int) -> Records:
+def _value(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Records:
     """Return one record: the body as it is; key, tag, times and headers from the query and the head."""
     query = request.query
     headers = request.headers
@@ -240,7 +242,8 @@ def _value(request: Request, limits: Limits, now_ms: int) -> Records:
                 value=delay[:80],
                 limit=MAX_DELAY_MS,
             )
-        due_ms = delivery_time(query.get("deliver_at"), None if delay is None else int(delay), now_ms=now_ms)
+        delay_ms = None if delay is None else int(delay)
+        due_ms = delivery_time(query.get("deliver_at"), delay_ms, now_ms=now_ms())
     return Records(
         [request.body],
         keys=None if key is None else [key.encode()],
@@ -252,13 +255,13 @@ def _value(request: Request, limits: Limits, now_ms: int) -> Records:
     )
 
 
-def _json(request: Request, limits: Limits, now_ms: int) -> Records:
+def _json(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Records:
     """Return one record: the JSON text as sent, once it is known to be JSON."""
     check_json(request.body, field="body")
     return _value(request, limits, now_ms)
 
 
-def _ndjson(request: Request, limits: Limits, now_ms: int) -> Records:
+def _ndjson(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Records:
     return parse_lines(
         request.body,
         key_from=request.query.get("key_from"),
@@ -267,7 +270,7 @@ def _ndjson(request: Request, limits: Limits, now_ms: int) -> Records:
     )
 
 
-def _arrow(request: Request, limits: Limits, now_ms: int) -> Records:
+def _arrow(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Records:
     """Return the records of an Arrow stream.
 
     Its columns are `value` and, if there, `key`, `tag`, `timestamp` and `headers`.
@@ -289,12 +292,12 @@ def _arrow(request: Request, limits: Limits, now_ms: int) -> Records:
     return Records.concat(parts) if parts else Records([])
 
 
-_PARSERS: Final[Mapping[str, Callable[[Request, Limits, int], Records]]] = {
+_PARSERS: Final[Mapping[str, Callable[[Request, Limits, Callable[[], int]], Records]]] = {
     JSON_TYPE: _json,
     NDJSON_TYPE: _ndjson,
-    ENVELOPES_TYPE: lambda request, limits, now_ms: parse_envelopes(request.body, limits, now_ms=now_ms),
+    ENVELOPES_TYPE: lambda request, limits, now_ms: parse_envelopes(request.body, limits, now_ms=now_ms()),
     ENVELOPE_LINES_TYPE: lambda request, limits, now_ms: parse_envelope_lines(
-        request.body, limits, now_ms=now_ms
+        request.body, limits, now_ms=now_ms()
     ),
     ARROW_TYPE: _arrow,
 }

@@ -90,15 +90,17 @@ class AppendPath:
     # -- commands --------------------------------------------------------------------------
 
     def append_records(self, records: Records) -> asyncio.Future[Receipt]:
-        """Append records without a producer id, together with what else arrives this turn."""
-        self._context.check_leads()
+        """Append records without a producer id, together with what else arrives this turn.
+
+        Only if this replica leads, by `PartitionContext.leads` in this turn. Whether the storage has room,
+        and the topic its copies, is asked once for the batch that the records get into.
+        """
         if not self._context.state.succession.takes_records and (closed := self.closed()) is not None:
             return closed
         if records.delivery_times is not None:
             frame = records.build()
             return self.append_frame(frame, Header.unpack(frame))
-        self.check_room()
-        self._copies.check()
+        self._check_uncommitted()
         future = self._batcher.add(records)
         if self._context.trace is not None:
             self._context.trace.waits(future)
@@ -394,6 +396,10 @@ class AppendPath:
         refusal = self.no_room(of_consumers=of_consumers)
         if refusal is not None:
             raise refusal
+        self._check_uncommitted()
+
+    def _check_uncommitted(self) -> None:
+        """Raise 503 `overloaded` while too many bytes of this partition wait to be committed."""
         used = self.uncommitted_bytes + self._batcher.size_bytes
         if used > UNCOMMITTED_BYTES:
             raise too_much_uncommitted(self._context.name, used, UNCOMMITTED_BYTES)
@@ -412,9 +418,14 @@ class AppendPath:
         Raises `Problem`. With `even_if_full` room and copies are not checked.
         """
         if not even_if_full:
-            self.check_room()
-            self._copies.check()
+            self._check_takes()
         self.flush()
+
+    def _check_takes(self) -> None:
+        """Raise `Problem` while the storage has no room, or the topic fewer copies than it asks for."""
+        self.check_room()
+        if self._copies.wanted > 1:
+            self._copies.check()
 
     def flush(self) -> None:
         """Propose the appends that wait for their batch. Raises 503 `not_leader` if it leads no more then."""
@@ -550,5 +561,6 @@ class AppendPath:
         return index
 
     def _propose_batch(self, frame: bytearray, appends: Appends) -> int | None:
+        self._check_takes()
         index = self.propose(frame, appends, copied=True)
         return index if index > self._context.state.committed_index else None

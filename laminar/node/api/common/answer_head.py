@@ -1,19 +1,20 @@
-"""The headers that begin each JSON answer of a leader: its node and shard, and the topic's route.
+"""The headers of each answer of a partition's leader: where it is, the topic's route, what is acknowledged.
 
-They are encoded once for each version of a route, as every append is answered with them.
+Those that stay are encoded once for each version of a route, as every append is answered with them.
 """
 
 from __future__ import annotations
 
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.partition.receipts import Window
 
 # Versions whose headers are kept.
 MOST_VERSIONS = 1024
 
 
 class AnswerHead:
-    """The encoded headers `Content-Type`, `Laminar-Node`, `Laminar-Shard` and `Laminar-Route`."""
+    """The encoded headers `Content-Type`, and `Laminar-` with Node, Shard, Route, Term and Committed."""
 
     def __init__(self, services: ShardServices, topics: TopicLookup) -> None:
         self._topics = topics
@@ -23,12 +24,15 @@ class AnswerHead:
         ).encode()
         self._blocks: dict[int, bytes] = {}
 
-    def block(self, topic: str) -> bytes:
-        """Return the headers of an answer about a partition of this topic."""
+    def block(self, topic: str, window: Window) -> bytes:
+        """Return the headers of an answer about a partition of this topic, and what is acknowledged in it.
+
+        Acknowledged means committed and on `min_replicas` voters, as for a receipt.
+        """
         version = self._topics.version(topic)
         block = self._blocks.get(version)
         if block is None:
             if len(self._blocks) >= MOST_VERSIONS:
                 self._blocks.clear()
             block = self._blocks[version] = b"%sLaminar-Route: %d\r\n" % (self._place, version)
-        return block
+        return b"%sLaminar-Term: %d\r\nLaminar-Committed: %d\r\n" % (block, window.term, window.end)
