@@ -91,6 +91,7 @@ class Replica:
         "name",
         "nodes",
         "on_match",
+        "quiesced",
         "replica_id",
         "wall_ms",
     )
@@ -126,7 +127,9 @@ class Replica:
         # Called after each input while a caller waits for more members to have an entry.
         self.on_match: Callable[[], None] | None = None
         self.failure: Exception | None = None
+        # As of the last `Ready`.
         self.leading = False
+        self.quiesced = False
         self.core = Core(
             cluster=cluster,
             group=group,
@@ -152,25 +155,24 @@ class Replica:
         frame: bytearray | memoryview,
         place: Place,
         *,
-        base_offset: int,
         opens_segment: bool = False,
         not_before_ms: int = 0,
     ) -> None:
-        log = self.log
+        log, now_ms = self.log, self.wall_ms()
         stamp(
             frame,
             index=place.index,
             term=place.term,
             prev_term=place.prev_term,
-            base_offset=base_offset,
-            append_time_ms=max(self.wall_ms(), log.last_append_time_ms, not_before_ms),
+            base_offset=log.next_offset,
+            append_time_ms=max(now_ms, log.last_append_time_ms, not_before_ms),
             committed_index=place.committed_index,
             opens_segment=opens_segment or log.segment_full or place.index == log.start.index + 1,
         )
 
     def _noop(self, place: Place) -> Entry:
         frame = build_control(Kind.NOOP, b"")
-        self._stamp(frame, place, base_offset=self.log.next_offset)
+        self._stamp(frame, place)
         return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
 
     def stamped(
@@ -183,13 +185,7 @@ class Replica:
         log's end is always the end the next stamp continues from.
         """
         place = self.core.place()
-        self._stamp(
-            frame,
-            place,
-            base_offset=self.log.next_offset,
-            opens_segment=opens_segment,
-            not_before_ms=not_before_ms,
-        )
+        self._stamp(frame, place, opens_segment=opens_segment, not_before_ms=not_before_ms)
         return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
 
     def propose_configuration(self, record: ConfigurationRecord, *, now_ms: int) -> Place:
@@ -197,7 +193,7 @@ class Replica:
         self.nodes.update(record.nodes())
         place = self.core.place()
         frame = build_control(Kind.CONFIGURATION, record.encoded())
-        self._stamp(frame, place, base_offset=self.log.next_offset)
+        self._stamp(frame, place)
         entry = Entry(
             index=place.index,
             term=place.term,
@@ -221,7 +217,7 @@ class Replica:
 
         def make(place: Place) -> Entry:
             frame = build_control(Kind.CONFIGURATION, record.encoded())
-            self._stamp(frame, place, base_offset=self.log.next_offset)
+            self._stamp(frame, place)
             return Entry(place.index, place.term, frame, len(frame), record.configuration())
 
         self.core.go_on_alone(make, term=self.core.term + TERMS_PASSED, now_ms=now_ms)

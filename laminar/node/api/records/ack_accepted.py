@@ -15,7 +15,6 @@ from laminar.batch import NO_PRODUCER, Flag, Header
 from laminar.http.api.append_body import Append
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
-from laminar.log.format.flush_policy import FlushPolicy
 from laminar.node.api.common.answer_head import AnswerHead
 from laminar.node.partition.partition import Partition
 
@@ -24,9 +23,9 @@ _SYNCED = '"synced":true,"flush":"commit"'
 _WRITTEN = '"synced":false,"flush":"interval"'
 
 
-def durability(policy: FlushPolicy) -> str:
+def durability(partition: Partition) -> str:
     """Return what a receipt's JSON says of durability, beside the number of replicas."""
-    return _WRITTEN if policy.interval_ms else _SYNCED
+    return _WRITTEN if partition.log.policy.interval_ms else _SYNCED
 
 
 def accepted(
@@ -66,7 +65,7 @@ def accepted(
     body = (
         f'{{"durable":false,"partition":{receipt.partition},"offset":{receipt.offset},"count":{receipt.count},'
         f'"term":{window.term},"route":{route},"committed":{window.end},'
-        f'"when_durable":{{"replicas":{window.voters},{durability(partition.log.policy)}}}}}\n'
+        f'"when_durable":{{"replicas":{window.voters},{durability(partition)}}}}}\n'
     ).encode()
     headers = [("Laminar-Replayed", "1")] if receipt.duplicate else []
     return Response(202, headers, body, header_block=head.block(partition.topic, window))

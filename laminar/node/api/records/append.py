@@ -273,7 +273,7 @@ class AppendRoutes:
         ids = f',"scheduled":{msgspec.json.encode(delayed).decode()}' if delayed else ""
         body = (
             f'{{"appended":{appended},"placed":[{",".join(placed)}],'
-            f'"durable":{{"replicas":{window.voters},{durability(partition.log.policy)}}}{ids}}}\n'
+            f'"durable":{{"replicas":{window.voters},{durability(partition)}}}{ids}}}\n'
         ).encode()
         block = self._head.block(partition.topic, window)
         headers = [("Laminar-Replayed", "1")] if replayed else []
