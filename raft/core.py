@@ -718,8 +718,10 @@ class Core:
         if candidacy.recovering and (leadership or candidacy.following).is_complete:
             self._finish_recovery("complete")
         recovered, self._recovered = self._recovered, False
-        truncate_from, entries = log.take()
-        hard_state = committed_index = became = configuration = None
+        entries: Sequence[Entry] = ()
+        truncate_from = hard_state = committed_index = became = configuration = None
+        if log.pending or log.truncate_from is not None:
+            truncate_from, entries = log.take()
         if candidacy.hard_state_changed:
             candidacy.hard_state_changed = False
             hard_state = HardState(candidacy.term, candidacy.vote)

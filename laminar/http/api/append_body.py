@@ -81,7 +81,18 @@ def parse_append(
     `keyed` says that the request comes from another shard: then batches keep their idempotency keys. From the
     batches of a client they are removed. `now_ms` returns the node's time, which delays count from.
     """
+    return _parse(request, media_type(request), limits, now_ms, keyed)
+
+
+def parse_if_short(
+    request: Request, *, limits: Limits, now_ms: Callable[[], int], keyed: bool = False
+) -> Append | None:
+    """Return and raise as `parse_append`; None if that may take more than a millisecond or two."""
     kind = media_type(request)
+    return None if _takes_long(request.body, kind) else _parse(request, kind, limits, now_ms, keyed)
+
+
+def _parse(request: Request, kind: str, limits: Limits, now_ms: Callable[[], int], keyed: bool) -> Append:
     if kind == BATCH_TYPE:
         return Append(None, read_batches(request.body, limits, keyed=keyed))
     records = _PARSERS.get(kind, _value)(request, limits, now_ms)
@@ -94,16 +105,18 @@ def parse_append(
 
 def parses_long(request: Request) -> bool:
     """Return whether `parse_append` may take more than a millisecond or two: then call it in a thread."""
-    if request.parsed is not None:
-        return False
-    if media_type(request) != BATCH_TYPE:
-        return len(request.body) > OFF_LOOP_BYTES
-    if len(request.body) > _PARSED_HERE_BYTES:
+    return request.parsed is None and _takes_long(request.body, media_type(request))
+
+
+def _takes_long(body: Buffer, kind: str) -> bool:
+    if kind != BATCH_TYPE:
+        return len(body) > OFF_LOOP_BYTES
+    if len(body) > _PARSED_HERE_BYTES:
         return True
-    if is_one_frame(request.body) and says_only_values(request.body):
+    if is_one_frame(body) and says_only_values(body):
         return False  # as most are; if that is wrong, it is refused before anything is decoded
     try:
-        return any(takes_long(frame, header) for frame, header in split_headers(request.body))
+        return any(takes_long(frame, header) for frame, header in split_headers(body))
     except BatchError:
         return False
 

@@ -250,8 +250,7 @@ class Driver:
         if not self.is_current(replica):
             raise NotLeader(0)
         # A batch that cannot be stamped is refused alone: nothing has changed yet.
-        base_offset = replica.log.next_offset
-        entry = replica.stamped(frame, opens_segment=opens_segment, not_before_ms=not_before_ms)
+        entry, base_offset = replica.stamped(frame, opens_segment=opens_segment, not_before_ms=not_before_ms)
         place = entry.index, entry.term, base_offset
         try:
             replica.core.propose([entry], now_ms=self._clock.monotonic_ms())
@@ -701,7 +700,8 @@ class Driver:
                 else:
                     self.process_ready(replica)
             # Answers to what just became durable leave now, not at the end of another turn.
-            self._outbox.flush()
+            if self._turn_scheduled:
+                self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
             self._fail_process(error)
 

@@ -319,16 +319,18 @@ class AppendPath:
             if waiters is None:
                 continue
             self.uncommitted_bytes -= self._sizes.pop(done, 0)
+            if not waiters:
+                continue
+            if window is None and done <= acknowledged:
+                window = self._copies.window_up_to(acknowledged)
             term = log.term(done)
-            if waiters:
-                commit_times.observe(now_s - waiters[0].since_s)
+            commit_times.observe(now_s - waiters[0].since_s)
             for waiter in waiters:
                 if waiter.term != term:
                     fail(waiter.future, truncated(self._context.name, self._outcome_of_truncated))
                 elif not waiter.copied:
                     waiter.acknowledge(None)
                 elif done <= acknowledged:
-                    window = window or self._copies.window_up_to(acknowledged)
                     waiter.acknowledge(window)
                 elif not waiter.future.done():
                     self._copies.await_them(done, waiter)

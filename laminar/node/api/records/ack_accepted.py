@@ -15,17 +15,10 @@ from laminar.batch import NO_PRODUCER, Flag, Header
 from laminar.http.api.append_body import Append
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
-from laminar.node.api.common.answer_head import AnswerHead
+from laminar.node.api.common.answer_head import AnswerHead, durability
 from laminar.node.partition.partition import Partition
 
 ACKS = ("committed", "accepted")
-_SYNCED = '"synced":true,"flush":"commit"'
-_WRITTEN = '"synced":false,"flush":"interval"'
-
-
-def durability(partition: Partition) -> str:
-    """Return what a receipt's JSON says of durability, beside the number of replicas."""
-    return _WRITTEN if partition.log.policy.interval_ms else _SYNCED
 
 
 def accepted(

@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Sequence
 import msgspec
 
 from laminar.batch import BATCH_TYPE, Column, Header, has_column
-from laminar.http.api.append_body import Append, all_marked, parse_append
+from laminar.http.api.append_body import Append, all_marked, parse_append, parse_if_short
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Later, Request, Response
 from laminar.node.access.principals import owner_of
-from laminar.node.api.common.answer_head import AnswerHead
+from laminar.node.api.common.answer_head import AnswerHead, durability
 from laminar.node.api.common.attempts import merge_receipts
 from laminar.node.api.common.forwarding import (
     FORWARDED,
@@ -37,7 +37,7 @@ from laminar.node.api.common.leader_call import LeaderCall, append_policy
 from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
-from laminar.node.api.records.ack_accepted import accepted, durability
+from laminar.node.api.records.ack_accepted import accepted
 from laminar.node.api.records.background_decoding import BackgroundDecoding
 from laminar.node.api.records.idempotency import (
     EPOCH,
@@ -114,8 +114,10 @@ class AppendRoutes:
         return self._elsewhere(request, topic, record.number)
 
     def _here(self, request: Request, partition: Partition) -> Response | Awaitable[Response]:
-        if self._decoding.at_once(request, partition):
-            return self._appended(request, partition, self.parse(request))
+        if self._decoding.is_free(partition):
+            append = self._parse(request, if_short=True)
+            if append is not None:
+                return self._appended(request, partition, append)
 
         def decoded(append: Append) -> Response | Awaitable[Response]:
             partition.context.check_leads()  # it may have been deposed since it was asked
@@ -199,14 +201,20 @@ class AppendRoutes:
         Raises:
             Problem: 400, 413 or 422.
         """
+        append = self._parse(request)
+        assert append is not None, "a body that was to be read whatever it takes"
+        return append
+
+    def _parse(self, request: Request, *, if_short: bool = False) -> Append | None:
+        """Return what a body holds; with `if_short` None if to decode it takes long."""
         if request.parsed is not None:
             append: Append = request.parsed
             return append
-        now_ms = self._services.clock.wall_ms
-        if not _is_part(request):
-            return parse_append(request, limits=self.limits, now_ms=now_ms)
-        keyed = request.headers[PART] == KEYED
-        return parse_append(request, limits=self._part_limits, now_ms=now_ms, keyed=keyed)
+        limits, keyed = self.limits, False
+        if _is_part(request):
+            limits, keyed = self._part_limits, request.headers[PART] == KEYED
+        parse = parse_if_short if if_short else parse_append
+        return parse(request, limits=limits, now_ms=self._services.clock.wall_ms, keyed=keyed)
 
     def _append_frames(
         self,
@@ -279,12 +287,10 @@ class AppendRoutes:
         headers = [("Laminar-Replayed", "1")] if replayed else []
         if appended != 1:
             return Response(200, headers, body, header_block=block)
-        path = f"/v1/topics/{partition.topic}"
+        place = f"partitions/{partition.number}/records/{receipts[0].offset}"
         if delayed:
-            headers.append(("Location", f"{path}/delayed/{delayed[0]}"))
-        else:
-            offset = receipts[0].offset
-            headers.append(("Location", f"{path}/partitions/{partition.number}/records/{offset}"))
+            place = f"delayed/{delayed[0]}"
+        block += f"Location: /v1/topics/{partition.topic}/{place}\r\n".encode()
         return Response(201, headers, body, header_block=block)
 
     async def _elsewhere(self, request: Request, topic: str, number: int) -> Response:

@@ -38,9 +38,9 @@ class BackgroundDecoding:
             return await self._off_loop(self._parse, request)
         return self._parse(request)
 
-    def at_once(self, request: Request, partition: Partition) -> bool:
-        """Return whether to decode now: a short body, and no earlier one of the partition is in a thread."""
-        return partition not in self._last and not parses_long(request)
+    def is_free(self, partition: Partition) -> bool:
+        """Return whether no body of the partition is in a thread: then a short one may be decoded now."""
+        return partition not in self._last
 
     def in_turn(self, request: Request, partition: Partition, then: Then) -> asyncio.Task[Response]:
         """Return the answer of `then`, called with the body decoded in a thread, after all earlier bodies."""
