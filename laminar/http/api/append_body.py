@@ -62,14 +62,18 @@ _CODES: Final = {"bad_checksum": "bad_checksum", "too_large": "too_large"}
 class Append:
     """The content of an append: records to be joined by the append batcher, or whole batches.
 
-    An append to a topic has records, with the logical partitions of their keys if any has one.
+    An append to a topic has records, with the logical partitions of their keys if any has one. The batches
+    may come with their `headers`.
     """
 
-    __slots__ = ("frames", "places", "records")
+    __slots__ = ("frames", "headers", "places", "records")
 
-    def __init__(self, records: Records | None, frames: list[memoryview]) -> None:
+    def __init__(
+        self, records: Records | None, frames: list[memoryview], headers: Sequence[Header] = ()
+    ) -> None:
         self.records = records
         self.frames = frames
+        self.headers = headers
         self.places: list[int | None] | None = None
 
 
@@ -94,7 +98,7 @@ def parse_if_short(
 
 def _parse(request: Request, kind: str, limits: Limits, now_ms: Callable[[], int], keyed: bool) -> Append:
     if kind == BATCH_TYPE:
-        return Append(None, read_batches(request.body, limits, keyed=keyed))
+        return Append(None, *read_batches(request.body, limits, keyed=keyed))
     records = _PARSERS.get(kind, _value)(request, limits, now_ms)
     parent = request.headers.get(TRACEPARENT)
     if parent is not None or records.headers is not None:
@@ -129,8 +133,10 @@ def media_type(request: Request) -> str:
     return kind
 
 
-def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[memoryview]:
-    """Return the whole frames of a body, each verified, decoded once and within the limits.
+def read_batches(
+    body: Buffer, limits: Limits, *, keyed: bool = False
+) -> tuple[list[memoryview], list[Header]]:
+    """Return the whole frames of a body and their headers, each verified, decoded once and within the limits.
 
     Decompressed, all batches together may not be larger than a body may be, because readers, followers and
     later leaders hold the decompressed bytes in memory. Raises 400, 413 or 422 naming the field. `keyed` is
@@ -143,10 +149,11 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
         max_headers_bytes=limits.max_headers_bytes,
     )
     try:
-        frames = []
+        frames, headers = [], []
         for place, (frame, header) in enumerate(split_headers(body)):
             verify_body(frame, header)
             frames.append(frame)
+            headers.append(header)
             if header.kind != Kind.DATA:
                 raise Problem(
                     "invalid", "only batches of records are appended", field="kind", value=int(header.kind)
@@ -171,11 +178,12 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
                 # The batch was fetched and is appended again. Its idempotency key is that of the first
                 # append, not of this request.
                 frames[place] = _without_key(frame)
+                headers[place] = Header.unpack(frames[place])
     except BatchError as error:
         raise batch_problem(error) from error
     if not frames:
         raise Problem("invalid", "an append has at least one batch", field="body", value=0, limit=1)
-    return frames
+    return frames, headers
 
 
 def all_marked(body: Buffer) -> bool:

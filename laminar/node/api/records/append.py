@@ -167,7 +167,7 @@ class AppendRoutes:
             return self._accepted(request, partition, append, at)
         if records is None:
             principal = self._limited(request)
-            receipts = self._append_frames(partition, append.frames, at, mark, made_ms, principal)
+            receipts = self._append_frames(partition, append, at, mark, made_ms, principal)
         else:
             if at is not None:
                 _check_end(partition, at)
@@ -219,7 +219,7 @@ class AppendRoutes:
     def _append_frames(
         self,
         partition: Partition,
-        frames: Sequence[memoryview],
+        append: Append,
         at: int | None = None,
         mark: BatchIdentity | None = None,
         made_ms: int | None = None,
@@ -236,11 +236,11 @@ class AppendRoutes:
             Problem: the first batch is refused.
         """
         # A leader stamps batches in place, so it needs writable copies of its own.
-        frames = [memoryview(bytearray(frame)) if frame.readonly else frame for frame in frames]
+        frames = [memoryview(bytearray(frame)) if frame.readonly else frame for frame in append.frames]
+        headers = append.headers or [Header.unpack(frame) for frame in frames]
         receipts: list[asyncio.Future[Receipt]] = []
-        for frame in frames:
+        for frame, header in zip(frames, headers, strict=True):
             try:
-                header = Header.unpack(frame)
                 if at is not None:
                     if not is_duplicate(partition.context, header):
                         _check_end(partition, at)
