@@ -301,7 +301,7 @@ async def test_readers_who_gave_up_are_forgotten(tmp_path: Path) -> None:
             task.cancel()
         await asyncio.gather(*gone, return_exceptions=True)
 
-        assert not partition.reader._waiting
+        assert not partition.reader.waiting
 
 
 async def test_a_log_read_at_a_start_piles_up_no_way_back(tmp_path: Path) -> None:
