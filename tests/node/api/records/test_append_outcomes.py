@@ -12,6 +12,7 @@ import pytest
 
 from laminar.batch import BATCH_TYPE, Header, build
 from laminar.http.api.problem_response import answer_error
+from laminar.http.api.append_body import Append
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
 from laminar.http.protocol.messages import Request, Response
@@ -76,9 +77,8 @@ async def answer(partition: Partition, frames: Sequence[bytearray]) -> Problem:
     """The problem that a request with these batches is answered with."""
     served = routes()
     with pytest.raises(Problem) as problem:
-        await served._answer_many(
-            served._append_frames(partition, [memoryview(frame) for frame in frames]), partition
-        )
+        append = Append(None, [memoryview(frame) for frame in frames])
+        await served._answer_many(served._append_frames(partition, append), partition)
     return problem.value
 
 
