@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from laminar.batch import BATCH_TYPE, Header, build
-from laminar.http.api.problem_response import answer_error
 from laminar.http.api.append_body import Append
+from laminar.http.api.problem_response import answer_error
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
 from laminar.http.protocol.messages import Request, Response
