@@ -114,7 +114,7 @@ class AppendRoutes:
         return self._elsewhere(request, topic, record.number)
 
     def _here(self, request: Request, partition: Partition) -> Response | Awaitable[Response]:
-        if self._decoding.is_free(partition):
+        if partition not in self._decoding.last:
             append = self._parse(request, if_short=True)
             if append is not None:
                 return self._appended(request, partition, append)
