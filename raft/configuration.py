@@ -121,9 +121,8 @@ class History:
 
     def committed(self, index: int) -> None:
         """Forget all configurations up to `index` but the newest: they can never be in force again."""
-        if len(self._stack) > 1:
-            while len(self._stack) > 1 and self._stack[1][0] <= index:
-                del self._stack[0]
+        while len(self._stack) > 1 and self._stack[1][0] <= index:
+            del self._stack[0]
 
     def may_count(self, replica_id: int) -> bool:
         """Return whether `replica_id` is a voter of a configuration that is in force, or may be again."""

@@ -713,12 +713,15 @@ class Core:
                 self._tracer.note("removed from the group", term=self.term)
                 # Any instant will do: once its removal is committed, a replica has no deadline.
                 candidacy.become_follower(candidacy.term, 0, now_ms=candidacy.timer.last_contact_ms)
+                leadership = candidacy.leadership
         log = self._log
-        if candidacy.recovering and (candidacy.leadership or candidacy.following).is_complete:
+        if candidacy.recovering and (leadership or candidacy.following).is_complete:
             self._finish_recovery("complete")
         recovered, self._recovered = self._recovered, False
-        truncate_from, entries = log.take()
-        hard_state = committed_index = became = configuration = None
+        entries: Sequence[Entry] = ()
+        truncate_from = hard_state = committed_index = became = configuration = None
+        if log.pending or log.truncate_from is not None:
+            truncate_from, entries = log.take()
         if candidacy.hard_state_changed:
             candidacy.hard_state_changed = False
             hard_state = HardState(candidacy.term, candidacy.vote)
@@ -739,4 +742,5 @@ class Core:
             became=became,
             configuration=configuration,
             recovered=recovered,
+            quiesced=candidacy.following.quiesced if leadership is None else leadership.quiescence.quiesced,
         )

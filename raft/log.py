@@ -19,8 +19,6 @@ class RaftLog:
     """A log whose tail is pending; `last_index` and `last_term` include that tail."""
 
     __slots__ = (
-        "_pending",
-        "_truncate_from",
         "_uncommitted",
         "_view",
         "_view_last",
@@ -29,6 +27,8 @@ class RaftLog:
         "durable_index",
         "last_index",
         "last_term",
+        "pending",
+        "truncate_from",
         "truncations",
         "uncommitted_bytes",
     )
@@ -44,8 +44,9 @@ class RaftLog:
         self._view = view
         self._view_last = self.last_index = view.last_index
         self.last_term = view.last_term
-        self._pending: list[Entry] = []
-        self._truncate_from: int | None = None
+        # What `take` hands out.
+        self.pending: list[Entry] = []
+        self.truncate_from: int | None = None
         assert view.first_index - 1 <= committed_index <= view.last_index, (
             f"committed {committed_index} outside of the log {view.first_index}..{view.last_index}"
         )
@@ -71,13 +72,13 @@ class RaftLog:
         if index <= self._view_last:
             return self._view.term(index)
         place = index - self._view_last - 1
-        return self._pending[place].term if place < len(self._pending) else None
+        return self.pending[place].term if place < len(self.pending) else None
 
     def size(self, index: int) -> int:
         """Return the size of entry `index` in bytes; it must be there."""
         if index <= self._view_last:
             return self._view.size(index)
-        return self._pending[index - self._view_last - 1].size
+        return self.pending[index - self._view_last - 1].size
 
     def last_at_or_below_term(self, bound: int, term: int) -> int:
         """Return the last index at or below `bound` whose term is at most `term`.
@@ -111,7 +112,7 @@ class RaftLog:
         """Add `entries` after the last one; the next `Ready` hands them out."""
         index, term = self.last_index, self.last_term
         size_bytes = 0
-        if not self._pending and self._truncate_from is None:
+        if not self.pending and self.truncate_from is None:
             assert self._view.last_index == index, (
                 f"the driver's log ends at {self._view.last_index}, ours at {index}: a Ready was not applied"
             )
@@ -123,7 +124,7 @@ class RaftLog:
             size_bytes += entry.size
             if entry.configuration is not None:
                 self.configurations.appended(index, entry.configuration)
-        self._pending.extend(entries)
+        self.pending.extend(entries)
         self.last_index, self.last_term = index, term
         self._uncommitted.append((index, size_bytes))
         self.uncommitted_bytes += size_bytes
@@ -137,12 +138,12 @@ class RaftLog:
         self._uncount_from(index)
         if index <= self._view_last:
             self.truncations += 1
-            self._pending.clear()
+            self.pending.clear()
             self._view_last = index - 1
-            if self._truncate_from is None or index < self._truncate_from:
-                self._truncate_from = index
+            if self.truncate_from is None or index < self.truncate_from:
+                self.truncate_from = index
         else:
-            del self._pending[index - self._view_last - 1 :]
+            del self.pending[index - self._view_last - 1 :]
         self.last_index, self.last_term = index - 1, last_term
         self.durable_index = min(self.durable_index, index - 1)
         self.configurations.truncated(index)
@@ -166,11 +167,12 @@ class RaftLog:
         assert self.committed_index <= index <= self.last_index, (
             f"commit moves from {self.committed_index} to {index}, last is {self.last_index}"
         )
+        if self.configurations.index > self.committed_index:
+            self.configurations.committed(index)
         self.committed_index = index
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[0][0] <= index:
             self.uncommitted_bytes -= uncommitted.popleft()[1]
-        self.configurations.committed(index)
 
     def persisted(self, index: int, term: int, *, truncations: int) -> bool:
         """Note that our disk holds the log up to (index, term); return False if that is out of date.
@@ -196,12 +198,10 @@ class RaftLog:
 
         The driver applies both before the next input.
         """
-        truncate_from, entries = self._truncate_from, self._pending
-        if truncate_from is None and not entries:
-            return None, ()
-        self._truncate_from = None
+        truncate_from, entries = self.truncate_from, self.pending
+        self.truncate_from = None
         self._view_last = self.last_index
-        self._pending = []
+        self.pending = []
         return truncate_from, entries
 
 

@@ -167,7 +167,7 @@ class Ready(msgspec.Struct, frozen=True):
     `committed_index` is the new one. `reads` are (context, index): the commit index of the group at some
     instant after the request. `reads_failed` are contexts to be asked again elsewhere. `recovered`: record,
     with the next sync, that this replica is not recovering any more; a crash before that only leaves it
-    recovering.
+    recovering. `quiesced` is `Core.quiesced`.
     """
 
     hard_state: HardState | None = None
@@ -182,3 +182,4 @@ class Ready(msgspec.Struct, frozen=True):
     became: Became | None = None
     configuration: Configuration | None = None
     recovered: bool = False
+    quiesced: bool = False

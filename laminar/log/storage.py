@@ -85,6 +85,12 @@ class Storage:
             hand_over=self._hand_over,
         )
         self._commits.on_failure = self._failed
+        # The two that a driver calls in each turn. `schedule_turn_end()`: let this turn of the loop end like
+        # one that has recorded something. `when_stored(stored)`: call `stored` when `sync`, called now, would
+        # be done, with None or the `StorageClosed`; it raises nothing. That is a pass of the loop earlier
+        # than a callback of that future.
+        self.schedule_turn_end = self._commits.schedule_turn_end
+        self.when_stored = self._commits.when_stored
         self._executor = StorageExecutor(
             self._commits,
             journal=self._journal_worker,
@@ -261,10 +267,6 @@ class Storage:
         """
         self._commits.on_turn_end = on_turn_end
 
-    def schedule_turn_end(self) -> None:
-        """Let this turn of the loop end like one that has recorded something."""
-        self._commits.schedule_turn_end()
-
     def sync(self, *, durable: bool = False) -> asyncio.Future[None]:
         """Return a future that is done when everything recorded before this call may be acknowledged.
 
@@ -273,13 +275,6 @@ class Storage:
         returns another future, which fails with `StorageClosed` if the journal fails.
         """
         return self._commits.sync(durable=durable)
-
-    def when_stored(self, stored: Callable[[BaseException | None], None]) -> None:
-        """Call `stored` when `sync`, called now, would be done: with None, or with the `StorageClosed`.
-
-        It is called a pass of the loop earlier than a callback of that future, and must raise nothing.
-        """
-        self._commits.when_stored(stored)
 
     def _hand_over(self, gathered: list[Frame]) -> None:
         """Hand durable frames to the segment writer. The journal's thread."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import pytest
 
-from laminar.log.storage import Storage
+from laminar.log.commit.group_commit import GroupCommit
 from tests.long_examples import long
 from tests.sim.loop import Life, SimLoop
 from tests.sim.rot import rot_journal
@@ -130,13 +130,13 @@ def test_a_world_that_is_over_says_no_last_words(monkeypatch: pytest.MonkeyPatch
 
 def test_an_acknowledgement_before_the_sync_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkers can fail: with this bug switched on, some seed must find it."""
-    when_stored = Storage.when_stored
+    when_stored = GroupCommit.when_stored
 
-    def hasty(storage: Storage, stored: Callable[[BaseException | None], None]) -> None:
-        when_stored(storage, lambda failure: None)
+    def hasty(commits: GroupCommit, stored: Callable[[BaseException | None], None]) -> None:
+        when_stored(commits, lambda failure: None)
         asyncio.get_running_loop().call_soon(stored, None)
 
-    monkeypatch.setattr(Storage, "when_stored", hasty)
+    monkeypatch.setattr(GroupCommit, "when_stored", hasty)
     busy = Options(seed=0, clients=3, client_pause_s=0.05, disk_s=0.3, fault_pause_s=3.0, trouble_s=60.0)
     for seed in range(7, 30):  # one in five of these worlds finds it
         try:

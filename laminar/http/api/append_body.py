@@ -62,26 +62,43 @@ _CODES: Final = {"bad_checksum": "bad_checksum", "too_large": "too_large"}
 class Append:
     """The content of an append: records to be joined by the append batcher, or whole batches.
 
-    An append to a topic has records, with the logical partitions of their keys if any has one.
+    An append to a topic has records, with the logical partitions of their keys if any has one. The batches
+    may come with their `headers`.
     """
 
-    __slots__ = ("frames", "places", "records")
+    __slots__ = ("frames", "headers", "places", "records")
 
-    def __init__(self, records: Records | None, frames: list[memoryview]) -> None:
+    def __init__(
+        self, records: Records | None, frames: list[memoryview], headers: Sequence[Header] = ()
+    ) -> None:
         self.records = records
         self.frames = frames
+        self.headers = headers
         self.places: list[int | None] | None = None
 
 
-def parse_append(request: Request, *, limits: Limits, now_ms: int, keyed: bool = False) -> Append:
+def parse_append(
+    request: Request, *, limits: Limits, now_ms: Callable[[], int], keyed: bool = False
+) -> Append:
     """Read a body by its content type. Raises 400, 413 or 422 naming the field, the value and the limit.
 
     `keyed` says that the request comes from another shard: then batches keep their idempotency keys. From the
-    batches of a client they are removed. `now_ms` is the node's time, which delays count from.
+    batches of a client they are removed. `now_ms` returns the node's time, which delays count from.
     """
+    return _parse(request, media_type(request), limits, now_ms, keyed)
+
+
+def parse_if_short(
+    request: Request, *, limits: Limits, now_ms: Callable[[], int], keyed: bool = False
+) -> Append | None:
+    """Return and raise as `parse_append`; None if that may take more than a millisecond or two."""
     kind = media_type(request)
+    return None if _takes_long(request.body, kind) else _parse(request, kind, limits, now_ms, keyed)
+
+
+def _parse(request: Request, kind: str, limits: Limits, now_ms: Callable[[], int], keyed: bool) -> Append:
     if kind == BATCH_TYPE:
-        return Append(None, read_batches(request.body, limits, keyed=keyed))
+        return Append(None, *read_batches(request.body, limits, keyed=keyed))
     records = _PARSERS.get(kind, _value)(request, limits, now_ms)
     parent = request.headers.get(TRACEPARENT)
     if parent is not None or records.headers is not None:
@@ -92,16 +109,18 @@ def parse_append(request: Request, *, limits: Limits, now_ms: int, keyed: bool =
 
 def parses_long(request: Request) -> bool:
     """Return whether `parse_append` may take more than a millisecond or two: then call it in a thread."""
-    if request.parsed is not None:
-        return False
-    if media_type(request) != BATCH_TYPE:
-        return len(request.body) > OFF_LOOP_BYTES
-    if len(request.body) > _PARSED_HERE_BYTES:
+    return request.parsed is None and _takes_long(request.body, media_type(request))
+
+
+def _takes_long(body: Buffer, kind: str) -> bool:
+    if kind != BATCH_TYPE:
+        return len(body) > OFF_LOOP_BYTES
+    if len(body) > _PARSED_HERE_BYTES:
         return True
-    if is_one_frame(request.body) and says_only_values(request.body):
+    if is_one_frame(body) and says_only_values(body):
         return False  # as most are; if that is wrong, it is refused before anything is decoded
     try:
-        return any(takes_long(frame, header) for frame, header in split_headers(request.body))
+        return any(takes_long(frame, header) for frame, header in split_headers(body))
     except BatchError:
         return False
 
@@ -114,8 +133,10 @@ def media_type(request: Request) -> str:
     return kind
 
 
-def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[memoryview]:
-    """Return the whole frames of a body, each verified, decoded once and within the limits.
+def read_batches(
+    body: Buffer, limits: Limits, *, keyed: bool = False
+) -> tuple[list[memoryview], list[Header]]:
+    """Return the whole frames of a body and their headers, each verified, decoded once and within the limits.
 
     Decompressed, all batches together may not be larger than a body may be, because readers, followers and
     later leaders hold the decompressed bytes in memory. Raises 400, 413 or 422 naming the field. `keyed` is
@@ -128,10 +149,11 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
         max_headers_bytes=limits.max_headers_bytes,
     )
     try:
-        frames = []
+        frames, headers = [], []
         for place, (frame, header) in enumerate(split_headers(body)):
             verify_body(frame, header)
             frames.append(frame)
+            headers.append(header)
             if header.kind != Kind.DATA:
                 raise Problem(
                     "invalid", "only batches of records are appended", field="kind", value=int(header.kind)
@@ -156,11 +178,12 @@ def read_batches(body: Buffer, limits: Limits, *, keyed: bool = False) -> list[m
                 # The batch was fetched and is appended again. Its idempotency key is that of the first
                 # append, not of this request.
                 frames[place] = _without_key(frame)
+                headers[place] = Header.unpack(frames[place])
     except BatchError as error:
         raise batch_problem(error) from error
     if not frames:
         raise Problem("invalid", "an append has at least one batch", field="body", value=0, limit=1)
-    return frames
+    return frames, headers
 
 
 def all_marked(body: Buffer) -> bool:
@@ -212,7 +235,7 @@ def _plain(limit: object) -> object:
     return limit if limit is None or isinstance(limit, (int, float, str)) else str(limit)
 
 
-def _value(request: Request, limits: Limits, now_ms: int) -> Records:
+def _value(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Records:
     """Return one record: the body as it is; key, tag, times and headers from the query and the head."""
     query = request.query
     headers = request.headers
@@ -240,7 +263,8 @@ def _value(request: Request, limits: Limits, now_ms: int) -> Records:
                 value=delay[:80],
                 limit=MAX_DELAY_MS,
             )
-        due_ms = delivery_time(query.get("deliver_at"), None if delay is None else int(delay), now_ms=now_ms)
+        delay_ms = None if delay is None else int(delay)
+        due_ms = delivery_time(query.get("deliver_at"), delay_ms, now_ms=now_ms())
     return Records(
         [request.body],
         keys=None if key is None else [key.encode()],
@@ -252,13 +276,13 @@ def _value(request: Request, limits: Limits, now_ms: int) -> Records:
     )
 
 
-def _json(request: Request, limits: Limits, now_ms: int) -> Records:
+def _json(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Records:
     """Return one record: the JSON text as sent, once it is known to be JSON."""
     check_json(request.body, field="body")
     return _value(request, limits, now_ms)
 
 
-def _ndjson(request: Request, limits: Limits, now_ms: int) -> Records:
+def _ndjson(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Records:
     return parse_lines(
         request.body,
         key_from=request.query.get("key_from"),
@@ -267,7 +291,7 @@ def _ndjson(request: Request, limits: Limits, now_ms: int) -> Records:
     )
 
 
-def _arrow(request: Request, limits: Limits, now_ms: int) -> Records:
+def _arrow(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Records:
     """Return the records of an Arrow stream.
 
     Its columns are `value` and, if there, `key`, `tag`, `timestamp` and `headers`.
@@ -289,12 +313,12 @@ def _arrow(request: Request, limits: Limits, now_ms: int) -> Records:
     return Records.concat(parts) if parts else Records([])
 
 
-_PARSERS: Final[Mapping[str, Callable[[Request, Limits, int], Records]]] = {
+_PARSERS: Final[Mapping[str, Callable[[Request, Limits, Callable[[], int]], Records]]] = {
     JSON_TYPE: _json,
     NDJSON_TYPE: _ndjson,
-    ENVELOPES_TYPE: lambda request, limits, now_ms: parse_envelopes(request.body, limits, now_ms=now_ms),
+    ENVELOPES_TYPE: lambda request, limits, now_ms: parse_envelopes(request.body, limits, now_ms=now_ms()),
     ENVELOPE_LINES_TYPE: lambda request, limits, now_ms: parse_envelope_lines(
-        request.body, limits, now_ms=now_ms
+        request.body, limits, now_ms=now_ms()
     ),
     ARROW_TYPE: _arrow,
 }

@@ -130,14 +130,15 @@ class Records:
         """Return the records of all `parts`, in order."""
         if len(parts) == 1:
             return parts[0]
+        counts = [len(part.values) for part in parts]
         return cls(
             [value for part in parts for value in part.values],
-            keys=_column([(part.keys, len(part)) for part in parts]),
-            tags=_column([(part.tags, len(part)) for part in parts]),
-            headers=_column([(part.headers, len(part)) for part in parts]),
-            timestamps=_column([(part.timestamps, len(part)) for part in parts]),
-            delivery_times=_column([(part.delivery_times, len(part)) for part in parts]),
-            trace_ids=_column([(part.trace_ids, len(part)) for part in parts]),
+            keys=_joined([part.keys for part in parts], counts),
+            tags=_joined([part.tags for part in parts], counts),
+            headers=_joined([part.headers for part in parts], counts),
+            timestamps=_joined([part.timestamps for part in parts], counts),
+            delivery_times=_joined([part.delivery_times for part in parts], counts),
+            trace_ids=_joined([part.trace_ids for part in parts], counts),
         )
 
     def check(self, limits: Limits) -> None:
@@ -186,10 +187,11 @@ def _take(column: list[_T] | None, rows: Sequence[int]) -> list[_T] | None:
     return None if column is None else [column[row] for row in rows]
 
 
-def _column(parts: Sequence[tuple[list[_T | None] | None, int]]) -> list[_T | None] | None:
-    if all(part is None for part, _ in parts):
+def _joined(columns: Sequence[list[_T | None] | None], counts: Sequence[int]) -> list[_T | None] | None:
+    """Return one column of those of several parts, with as many records each; None if no part has one."""
+    if not any(columns):
         return None
-    column: list[_T | None] = []
-    for part, count in parts:
-        column.extend([None] * count if part is None else part)
-    return column
+    joined: list[_T | None] = []
+    for column, count in zip(columns, counts, strict=True):
+        joined.extend([None] * count if column is None else column)
+    return joined

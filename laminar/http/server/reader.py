@@ -274,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
             and not self._muted
             and len(writer.pending) < limits.max_pipelined
             and writer.reserved_bytes < limits.connection_budget_bytes
-            and writer.answer_bytes < limits.connection_answer_bytes
+            and writer.expected_bytes + writer.held_bytes < limits.connection_answer_bytes
         )
 
     def _consume(self, data: bytes) -> None:

@@ -88,7 +88,6 @@ class ResponseWriter:
     __slots__ = (
         "_end",
         "_endless",
-        "_held",
         "_resume",
         "_room",
         "_server",
@@ -99,6 +98,7 @@ class ResponseWriter:
         "address",
         "expected_bytes",
         "flow",
+        "held_bytes",
         "out",
         "paused",
         "pending",
@@ -121,7 +121,7 @@ class ResponseWriter:
         self._end = on_end
         self.pending: deque[Exchange] = deque()
         self.expected_bytes = 0  # the sum of `Exchange.expected`, over reads whose answer is not made
-        self._held = 0  # bytes of large answers that are made and not sent
+        self.held_bytes = 0  # bytes of large answers that are made and not sent
         self.out: list[bytes] = []
         self._unwritten: deque[Buffer] = deque()  # rest of a large answer, its exchange done
         self._unwritten_held = 0
@@ -143,11 +143,6 @@ class ResponseWriter:
     def ends_with_peer(self) -> bool:
         """True while an answer is owed, or sent, that is useless once the peer sends nothing more."""
         return self._endless or any(exchange.ends_with_peer for exchange in self.pending)
-
-    @property
-    def answer_bytes(self) -> int:
-        """Bytes that answers of this connection may take: those made, and those that reads may yet make."""
-        return self.expected_bytes + self._held
 
     @property
     def unwritten_bytes(self) -> int:
@@ -185,14 +180,14 @@ class ResponseWriter:
                 response = self._server.answer_error(error, exchange.head)
             else:
                 self._server.answers.take(self.address, size)
-                self._held += size
+                self.held_bytes += size
                 exchange.held = size
         exchange.result = response
         return response
 
     def _let_go(self, held: int) -> None:
         """Stop counting a large answer that was sent or abandoned."""
-        self._held -= held
+        self.held_bytes -= held
         self._server.answers.give(self.address, held)
 
     def begin_read(self, exchange: Exchange, expected: int) -> None:
@@ -278,8 +273,8 @@ class ResponseWriter:
         self._unwritten.clear()
         if self.reserved_bytes:
             self.release(self.reserved_bytes)
-        if self._held:
-            self._let_go(self._held)
+        if self.held_bytes:
+            self._let_go(self.held_bytes)
 
     def _outcome(self, exchange: Exchange, future: asyncio.Future[Any]) -> Response:
         """Return the answer of a done future, or the answer to its error."""

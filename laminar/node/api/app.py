@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from laminar.http.api.append_body import NDJSON_TYPE, Append
-from laminar.http.api.cross_site import Sites, check_body_type
+from laminar.http.api.cross_site import Sites
 from laminar.http.api.deadlines import COMMIT_CHECK_S, COMMIT_WAIT_S
 from laminar.http.api.documents import server as documents
 from laminar.http.api.documents.shared import MAX_PARTITIONS, MAX_REPLICAS
 from laminar.http.api.documents.transactions import MAX_STAGES
 from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS, TRACE_TOPIC
 from laminar.http.api.parameters import (
-    GUARANTEES,
     IMPORT,
     MAX_FETCH_BYTES,
     MAX_FETCH_RECORDS,
@@ -31,8 +30,7 @@ from laminar.http.api.parameters import (
 from laminar.http.api.problem_response import problem_response
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
-from laminar.http.api.roles import ADMIN_OF_ALL, METRICS, PUBLIC
-from laminar.http.api.routes import NEEDS, ROUTES, check_query, match
+from laminar.http.api.routes import NEEDS, ROUTES
 from laminar.http.protocol.flows import Flow
 from laminar.http.protocol.messages import WAIT, Later, Request, Response
 from laminar.http.protocol.request_head import (
@@ -86,7 +84,6 @@ from laminar.node.api.common.forwarding import (
     encode_response,
     requester_of,
 )
-from laminar.node.api.common.json_body import most_document_bytes
 from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.passed_turns import PassedTurns
@@ -104,11 +101,11 @@ from laminar.node.api.delayed.sends import DelayedSends
 from laminar.node.api.delayed.steps import DelayedSteps
 from laminar.node.api.find.history import HistoryRoutes
 from laminar.node.api.find.search import SearchRoutes
-from laminar.node.api.find.step import MOST_ANSWER_BYTES
 from laminar.node.api.find.steps import SearchSteps
 from laminar.node.api.health.cluster_health import ClusterHealth
 from laminar.node.api.health.current import CurrentReplicas
 from laminar.node.api.health.shard_health import ShardHealth
+from laminar.node.api.matched import Matched, matched_of
 from laminar.node.api.metrics.durations import Durations
 from laminar.node.api.metrics.route import MetricsRoute
 from laminar.node.api.metrics.shard_numbers import ShardNumbers
@@ -116,11 +113,10 @@ from laminar.node.api.records.append import AppendRoutes
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
 from laminar.node.api.records.delete_records import DeleteRecordsRoute
-from laminar.node.api.records.fetch import DEFAULT_BYTES, FetchRoutes, expected_bytes
+from laminar.node.api.records.fetch import FetchRoutes, expected_bytes
 from laminar.node.api.records.new_ids import NewIds
 from laminar.node.api.records.producer_progress import ProducerProgressRoutes
 from laminar.node.api.records.record_value import RecordValueRoutes
-from laminar.node.api.records.stale_routes import route_said
 from laminar.node.api.records.topic_append import TopicAppends
 from laminar.node.api.records.uploads import UploadRoutes
 from laminar.node.api.trace.trace_route import TraceRoute
@@ -137,35 +133,9 @@ if TYPE_CHECKING:
     from laminar.node.runtime.process import Method
 
 
-# By header that makes a request safe to repeat: the operations that honour it. Others refuse a request with
-# it: if they ignored it, a client would repeat the request, and it would be carried out twice.
-_IDEMPOTENCY_HEADERS = {
-    header.name.lower(): frozenset(route.operation for route in ROUTES if header in route.parameters)
-    for header in GUARANTEES
-}
 # Operations that only a partition's leader carries out, and for which a client may ask to be redirected to
 # it.
 _REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_upload"})
-
-# The changes of an internal topic that are allowed: operators' decisions on where it is, and to accept a
-# loss. Of `update_topic` only the number of replicas is, and retention of `_audit` (`TopicRoutes.update`).
-_ON_THE_SYSTEMS = frozenset(
-    ("recover_partition", "update_topic", "pin_partition", "unpin_partition", "prefer_leader")
-)
-
-# And what changes nothing, although its method is POST.
-_SYSTEMS_TAKE = _ON_THE_SYSTEMS | {"search"}
-# By internal topic what else is allowed: the cursors of those who export the trace.
-_TAKES_TOO = {TRACE_TOPIC: frozenset(("set_cursor", "delete_cursor"))}
-
-# Operations that a topic permits to all while it is imported: where it is, what it has, and to delete it.
-_WHILE_IMPORTING = frozenset(
-    (
-        *("create_topic", "describe_topic", "delete_topic", "list_partitions", "describe_partition"),
-        *("list_routes", "describe_route", "digest", "recover_partition"),
-        *("pin_partition", "unpin_partition", "prefer_leader"),
-    )
-)
 
 _IMPORT = IMPORT.name.lower()
 
@@ -180,55 +150,10 @@ _AUDIT_TARGET = f"/v1/topics/{AUDIT_TOPIC}/partitions/0/records"
 # Operations whose bodies are records. A large one is parsed in a thread.
 _PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})
 
-# Reads whose method is POST: how many bytes their answers may have, of what waits as of a fetch.
-_READ_BY_POST = {"search": MOST_ANSWER_BYTES, "receive_jobs": DEFAULT_BYTES}
-
 NO_ROOM_MS = 1000
 """When to ask again for what waits, if too much does."""
 
 Handler = Callable[..., Response | Awaitable[Response]]
-
-
-class _Matched(NamedTuple):
-    """The operation that a head asks for: the same for each request with the same head."""
-
-    operation: str
-    params: dict[str, str]
-    most_document_bytes: int | None
-    principal: Principal | None = None
-    """Who asks by a token, if this shard asks; None before that is checked, and of a request without one."""
-    is_counted: bool = False
-    """Whether the rates of principals count it. They do not for those of operators, and of their monitors."""
-    may_wait: bool = False
-    """Whether it may wait for something to come, or take long to look for it."""
-    is_systems: bool = False
-    """Whether only nodes may do this, as it changes a topic of the system."""
-
-    def check_system(self) -> None:
-        """Refuse what only nodes may do.
-
-        Raises:
-            Problem: 422 `invalid`.
-        """
-        if self.is_systems:
-            topic = self.params["topic"]
-            raise Problem(
-                "invalid",
-                f"{topic} is an internal topic and cannot be created, changed or appended to",
-                field="topic",
-                value=topic,
-                outcome="not_applied",
-            )
-
-    def check_document(self, size: int) -> None:
-        """Refuse a JSON body that is too large to be decoded on the event loop.
-
-        Raises:
-            Problem: 413 `too_large`.
-        """
-        most = self.most_document_bytes
-        if most is not None and size > most:
-            raise Problem("too_large", "the document is too large", field="body", value=size, limit=most)
 
 
 class Api:
@@ -500,7 +425,8 @@ class Api:
     def head(self, request: Request) -> Response | None:
         """Check a head before its body is read: who asks for what, the body's size, whether to redirect."""
         try:
-            matched = self._admit(request)
+            # An equal head has been admitted.
+            matched: Matched = request.head.memo or self._admit(request.head)
             refusal = None if self._guard is None else self._let_in(self._guard, request, matched)
         except Problem as problem:
             if problem.status in REFUSED:
@@ -515,22 +441,21 @@ class Api:
                 self._audit.failed(_asked(request, matched), problem, is_call=True)
             raise
 
-    def _admit(self, request: Request) -> _Matched:
-        """Return what a head asks for, if this shard may be asked."""
-        if request.head.memo is None:  # otherwise an equal head has passed these checks
-            self._sites.check(request.head)
-            if FORWARDED in request.head.headers:
-                raise Problem(
-                    "invalid",
-                    "this header is reserved for requests between nodes",
-                    field=FORWARDED,
-                    value="1",
-                )
-        return self._match(request.head)
+    def _admit(self, head: RequestHead) -> Matched:
+        """Return what a head asks for that came for the first time, if this shard may be asked."""
+        self._sites.check(head)
+        if FORWARDED in head.headers:
+            raise Problem(
+                "invalid",
+                "this header is reserved for requests between nodes",
+                field=FORWARDED,
+                value="1",
+            )
+        return matched_of(head)
 
     def _refused(self, request: Request) -> Asked:
         """Return who was refused, and what, as far as it is known."""
-        matched: _Matched | None = request.head.memo
+        matched: Matched | None = request.head.memo
         if self._guard is None or matched is None:
             return Asked(request, UNPROVEN)
         certificate = getattr(request.connection, "certificate", None)
@@ -546,14 +471,14 @@ class Api:
             asked = by_datagram(topic, partition, Principal(record.name, credential=record.id), peer)
             self._audit.failed(asked, problem, is_call=topic in SYSTEM_TOPICS)
 
-    def _check(self, request: Request, matched: _Matched) -> Response | None:
+    def _check(self, request: Request, matched: Matched) -> Response | None:
         """Check a permitted request: its topic, the size of its body, and whether to redirect it."""
         if matched.is_systems:
             matched.check_system()
         operation, params = matched.operation, matched.params
-        length = request.content_length
+        length = request.head.content_length  # 0 of a body that comes chunked
         if length:
-            matched.check_document(length)
+            _check_document(matched, length)
             if length > self.limits.max_body_bytes:
                 raise Problem(
                     "too_large",
@@ -564,24 +489,24 @@ class Api:
                 )
         if operation == "fetch":
             request.answer_bytes = expected_bytes(request.query)
-        if operation == "append_to_partition" and self._append.replica(**params) is None:
-            if not self._known(params):
+        if operation == "append_to_partition" and matched.place not in self._host.partitions:
+            if not self._known(matched):
                 return None
             self._topics.partition_record(params["topic"], params["partition"])
         if "laminar-redirect" in request.headers:
-            return self._redirect(request, operation, params)
+            return self._redirect(request, matched)
         return None
 
     def parse(self, request: Request) -> Append | None:
         """Return the decoded records of an append or stage; None for other requests. Called in a thread."""
-        operation = self._match(request.head).operation
+        operation = matched_of(request.head).operation
         if operation == "append_to_topic":
             return self._to_topics.parse(request)
         return self._append.parse(request) if operation in _PARSED else None
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:
         """Answer a request by its route's handler."""
-        matched = self._match(request.head)
+        matched: Matched = request.head.memo or matched_of(request.head)
         if self._guard is not None:
             principal = matched.principal or request.connection.context
             if principal is None:
@@ -597,7 +522,7 @@ class Api:
             return answer
         return asking(requester_of(request, self._host.node), answer)
 
-    def _permitted_again(self, guard: Guard, request: Request, matched: _Matched) -> _Matched:
+    def _permitted_again(self, guard: Guard, request: Request, matched: Matched) -> Matched:
         """Check a request once more whose head was checked by an older view: its body may come minutes later.
 
         Raises:
@@ -609,9 +534,9 @@ class Api:
             if problem.status in REFUSED:
                 self._audit.failed(self._refused(request), problem, is_call=False)
             raise
-        return self._match(request.head)
+        return matched_of(request.head)
 
-    async def _audited(self, request: Request, matched: _Matched) -> Response:
+    async def _audited(self, request: Request, matched: Matched) -> Response:
         """Answer a request of which the audit has how it ended. The answer does not wait for that."""
         is_call = matched.operation in _OF_ADMINS
         try:
@@ -624,84 +549,51 @@ class Api:
             self._audit.answered(_asked(request, matched), response)
         return response
 
-    def _carry_out(self, request: Request, matched: _Matched) -> Response | Awaitable[Response]:
-        operation, params = matched.operation, matched.params
-        matched.check_document(len(request.body))
+    def _carry_out(self, request: Request, matched: Matched) -> Response | Awaitable[Response]:
+        _check_document(matched, len(request.body))
         if matched.may_wait:
             under_way, most = request.connection.reads()
             if under_way >= most:
                 raise _no_room(under_way, most)
-            request.answer_bytes = _READ_BY_POST.get(operation) or request.answer_bytes
+            request.answer_bytes = matched.answer_bytes or request.answer_bytes
         answer: Response | Awaitable[Response]
-        if "topic" in params and operation != "create_topic" and not self._known(params):
-            answer = self._handle_after_refresh(request, operation, params)
+        if matched.is_of_topic and not self._known(matched):
+            answer = self._handle_after_refresh(request, matched)
         else:
-            self._check_import(request, operation, params)
-            answer = self._handlers[operation](request, **params)
+            self._check_import(request, matched)
+            answer = self._handlers[matched.operation](request, **matched.params)
         if self._guard is not None and matched.is_counted:
             meter = (matched.principal or request.connection.context).meter
             if meter is not None and meter.is_limited:
                 return metered(answer, request, meter, self._host.clock)
         return answer
 
-    def _known(self, params: dict[str, str]) -> bool:
+    def _known(self, matched: Matched) -> bool:
         """Return whether the view, which may be old, can say if what a path names exists."""
-        topic, partition = params["topic"], params.get("partition")
-        if partition is not None and self._append.replica(topic, partition) is not None:
+        if matched.place in self._host.partitions:
             return True
-        return self._topics.knows(topic, partition)
+        return self._topics.knows(matched.params["topic"], matched.params.get("partition"))
 
-    async def _handle_after_refresh(
-        self, request: Request, operation: str, params: dict[str, str]
-    ) -> Response:
+    async def _handle_after_refresh(self, request: Request, matched: Matched) -> Response:
         """Handle a request for what is unknown after a refresh of the view, which may have been old."""
         await self._host.refresh_view()
-        self._check_import(request, operation, params)
-        answer = self._handlers[operation](request, **params)
+        self._check_import(request, matched)
+        answer = self._handlers[matched.operation](request, **matched.params)
         return answer if isinstance(answer, Response) else await answer
 
-    def _check_import(self, request: Request, operation: str, params: dict[str, str]) -> None:
+    def _check_import(self, request: Request, matched: Matched) -> None:
         """Refuse what only the importer of a topic may ask. Raises as `TopicLookup.check_import`."""
-        topic = params.get("topic")
-        if topic is None and operation == "stage":
+        if not matched.waits_for_import:
+            return
+        topic = matched.params.get("topic")
+        if topic is None and matched.operation == "stage":
             topic = request.query.get("topic")
-        if topic is not None and operation not in _WHILE_IMPORTING:
+        if topic is not None:
             self._topics.check_import(topic, request.headers)
         if topic is not None:
             self._imports.note(topic, request.headers)
 
-    def _match(self, head: RequestHead) -> _Matched:
-        if head.memo is None:
-            found = match(head.method, head.path)
-            for name, operations in _IDEMPOTENCY_HEADERS.items():
-                if name in head.headers and found.operation not in operations:
-                    supported = ", ".join(sorted(operations))
-                    raise Problem(
-                        "invalid",
-                        f"{name} is not supported on this route; it is supported on: {supported}",
-                        field=name,
-                        value=head.headers[name],
-                    )
-            route_said(head.headers)
-            if head.query:
-                check_query(found.operation, head.query)
-            check_body_type(head, found.operation)
-            topic, reads = found.params.get("topic"), head.method in ("GET", "HEAD")
-            head.memo = _Matched(
-                found.operation,
-                found.params,
-                most_document_bytes(found.operation),
-                is_counted=NEEDS[found.operation] not in (PUBLIC, METRICS, ADMIN_OF_ALL),
-                may_wait="wait_ms" in head.query or found.operation in _READ_BY_POST,
-                is_systems=topic in SYSTEM_TOPICS
-                and not reads
-                and found.operation not in _SYSTEMS_TAKE
-                and found.operation not in _TAKES_TOO.get(topic, ()),
-            )
-        matched: _Matched = head.memo
-        return matched
-
-    def _let_in(self, guard: Guard, request: Request, matched: _Matched) -> Response | None:
+    def _let_in(self, guard: Guard, request: Request, matched: Matched) -> Response | None:
         """Count a request for its principal; return None to go on, or what `head` is to return.
 
         Raises:
@@ -737,7 +629,7 @@ class Api:
         return None
 
     @staticmethod
-    def _permit(guard: Guard, request: Request, matched: _Matched) -> Principal:
+    def _permit(guard: Guard, request: Request, matched: Matched) -> Principal:
         """Return the principal of a request, which may make it.
 
         A principal by a token is kept with the head, which has the token. Any other, by a certificate or by
@@ -760,20 +652,21 @@ class Api:
             connection.context = principal
         return principal
 
-    def _redirect(self, request: Request, operation: str, params: dict[str, str]) -> Response | None:
+    def _redirect(self, request: Request, matched: Matched) -> Response | None:
         """Return a 307 to the shard that serves the request: the leader's, or that of any replica.
 
         None if this shard serves it, no such shard is known, or the operation has no redirects.
         """
+        operation, params = matched.operation, matched.params
         appends = operation in _REDIRECTED_APPENDS
         if not appends and operation not in ("fetch", "fetch_one", "offsets"):
             return None
         topic = params["topic"]
-        replica = self._append.replica(topic, params["partition"])
+        replica = None if matched.place is None else self._host.partitions.get(matched.place)
         needs_leader = appends or request.query.get("read") == "leader" or operation == "offsets"
         if replica is not None and (not needs_leader or replica.context.leads):
             return None
-        if LOCAL in request.headers or FORWARDED in request.headers or not self._known(params):
+        if LOCAL in request.headers or FORWARDED in request.headers or not self._known(matched):
             return None
         try:
             number = self._topics.partition_record(topic, params["partition"]).number
@@ -829,7 +722,7 @@ class Api:
         passed = decode_passed(payload)
         head = RequestHead(passed.method, passed.target, passed.headers)
         # The node that took the request has checked what its principal may do, and has it in its audit.
-        matched = self._match(head)
+        matched = matched_of(head)
         if matched.operation != "append_to_partition" or matched.params["topic"] not in _WRITTEN_BY_NODES:
             matched.check_system()
         if passed.principal or self._guard is not None:
@@ -864,7 +757,7 @@ class Api:
         """Append records to `_audit`, here or at its leader; with the same key again they are there once."""
         head = RequestHead("POST", _AUDIT_TARGET, {"content-type": NDJSON_TYPE, "idempotency-key": key})
         params = {"topic": AUDIT_TOPIC, "partition": "0"}
-        head.memo = _Matched("append_to_partition", params, None, Principal("(audit)"))
+        head.memo = Matched("append_to_partition", params, None, Principal("(audit)"))
         answer = self._append.partition(Request(head, lines, Source()), **params)
         if not isinstance(answer, Response):
             await answer
@@ -873,7 +766,7 @@ class Api:
         """Append events to `_trace`, here or at its leaders: once, as they have no idempotency key."""
         head = RequestHead("POST", f"/v1/topics/{TRACE_TOPIC}/records", {})
         params = {"topic": TRACE_TOPIC}
-        head.memo = _Matched("append_to_topic", params, None, Principal("(trace)"))
+        head.memo = Matched("append_to_topic", params, None, Principal("(trace)"))
         request = Request(head, b"", Source("trace"))
         request.parsed = append
         await self._to_topics.topic(request, **params)
@@ -896,5 +789,16 @@ def _no_room(under_way: int, most: int) -> Problem:
     )
 
 
-def _asked(request: Request, matched: _Matched) -> Asked:
+def _check_document(matched: Matched, size: int) -> None:
+    """Refuse a JSON body that is too large to be decoded on the event loop.
+
+    Raises:
+        Problem: 413 `too_large`.
+    """
+    most = matched.most_document_bytes
+    if most is not None and size > most:
+        raise Problem("too_large", "the document is too large", field="body", value=size, limit=most)
+
+
+def _asked(request: Request, matched: Matched) -> Asked:
     return Asked(request, principal_of(request), matched.operation, matched.params)

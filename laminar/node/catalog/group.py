@@ -179,7 +179,7 @@ class CatalogGroup:
         index = self.replica.log.last_index + 1
         self._waiters[index] = (self.replica.core.term, future)
         try:
-            placed, _ = self._driver.propose(self.replica, build_control(Kind.COMMAND, command))
+            placed, _, _ = self._driver.propose(self.replica, build_control(Kind.COMMAND, command))
         except (NotLeader, TooMuchUncommitted) as error:
             # A leader with that much uncommitted has lost its majority, so it is treated as deposed.
             del self._waiters[index]

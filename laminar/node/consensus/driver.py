@@ -239,8 +239,8 @@ class Driver:
         *,
         opens_segment: bool = False,
         not_before_ms: int = 0,
-    ) -> tuple[int, int]:
-        """Propose one unstamped batch; return the (index, term) that it gets.
+    ) -> tuple[int, int, int]:
+        """Propose one unstamped batch; return the (index, term, base offset) that it gets.
 
         `opens_segment`: a segment begins with it, even if the present one is not full. Its append time is
         `not_before_ms` or later.
@@ -253,8 +253,8 @@ class Driver:
         if not self.is_current(replica):
             raise NotLeader(0)
         # A batch that cannot be stamped is refused alone: nothing has changed yet.
-        entry = replica.stamped(frame, opens_segment=opens_segment, not_before_ms=not_before_ms)
-        place = entry.index, entry.term
+        entry, base_offset = replica.stamped(frame, opens_segment=opens_segment, not_before_ms=not_before_ms)
+        place = entry.index, entry.term, base_offset
         try:
             replica.core.propose([entry], now_ms=self._clock.monotonic_ms())
         except REFUSALS:
@@ -531,16 +531,8 @@ class Driver:
         if must_sync or ready.messages_after_sync:
             self._waiting.setdefault(replica, []).extend(ready.messages_after_sync)
             self._schedule_turn()
-        leading = replica.core.role is Role.LEADER
-        if leading != replica.leading:
-            replica.leading = leading
-            replica.machine.led(leading)
-            if leading:
-                self.elections += 1
-            else:
-                self.leaderships_lost += 1
-            if not leading:
-                self._resigned.set()
+        if ready.became is not None:
+            self._note_role(replica, leading=ready.became.role is Role.LEADER)
         if ready.committed_index is not None:
             replica.machine.committed(ready.committed_index)
         if replica.on_match is not None:
@@ -549,11 +541,26 @@ class Driver:
             self._confirmed(replica, context, index)
         for context in ready.reads_failed:
             self._confirmed(replica, context, None)
-        if self._throttle.processed(replica):
+        if self._throttle.under_way and self._throttle.processed(replica):
             self._election_alarm.set(self._clock.monotonic_ms())
-        if self._quiescence.processed(replica):
-            self._set_keepalive_alarm()
-        self._schedule(replica)
+        if ready.quiesced is not replica.quiesced:
+            replica.quiesced = ready.quiesced
+            if self._quiescence.processed(replica):
+                self._set_keepalive_alarm()
+            self._schedule(replica)
+        elif ready.became is not None or not replica.leading:
+            self._schedule(replica)  # the deadlines of who leads on only move later
+
+    def _note_role(self, replica: Replica, *, leading: bool) -> None:
+        if leading == replica.leading:
+            return
+        replica.leading = leading
+        replica.machine.led(leading)
+        if leading:
+            self.elections += 1
+        else:
+            self.leaderships_lost += 1
+            self._resigned.set()
 
     def _say_two_leaders(self, replica: Replica) -> None:
         """Log that two replicas have led one term, which is the worst that can happen to a group.
@@ -670,12 +677,13 @@ class Driver:
             for replica, messages in waiting.items()
         ]
         self.syncs += 1
-        held = self.receive_budget.hold()
+        held = self.receive_budget.hold() if self.receive_budget.turn_bytes else 0
         self._storage.when_stored(lambda failure: self._synced(failure, each, held))
 
     def _synced(self, failure: BaseException | None, waiting: list[_Waiting], held: int) -> None:
         """Advance the cores of what a sync covers; `held` bytes of the receive budget waited for it."""
-        self.receive_budget.release(held)
+        if held:
+            self.receive_budget.release(held)
         if self._stopped:
             return
         if failure is not None:
@@ -695,7 +703,8 @@ class Driver:
                 else:
                     self.process_ready(replica)
             # Answers to what just became durable leave now, not at the end of another turn.
-            self._outbox.flush()
+            if self._turn_scheduled:
+                self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
             self._fail_process(error)
 
@@ -752,6 +761,8 @@ class Driver:
         if core.is_idle:
             core.offer_quiesce(absent=self._quiescence.absent(replica))
         self._step(replica, lambda core: core.expire(now_ms=now_ms))
+        if self.is_current(replica) and replica.leading:
+            self._schedule(replica)
 
     def _begin_elections(self, now_ms: int) -> None:
         """Let the replicas campaign that may by now, and look again when the next one may."""

@@ -26,7 +26,7 @@ class ElectionThrottle:
         self._hold_ms = hold_ms
         self._most_at_once = most_at_once
         # Under way, and until when each counts; those that began first come first.
-        self._under_way: dict[Replica, int] = {}
+        self.under_way: dict[Replica, int] = {}
         # Waiting: those that a request waits for, and the others.
         self._expedited: dict[Replica, None] = {}
         self._waiting: dict[Replica, None] = {}
@@ -39,7 +39,7 @@ class ElectionThrottle:
         """Queue a replica whose time to campaign has come; one that waits already keeps its place."""
         if replica not in self._expedited and replica not in self._waiting:
             # Its last campaign, if that still counts as under way, has failed.
-            self._under_way.pop(replica, None)
+            self.under_way.pop(replica, None)
             (self._expedited if replica.core.is_expedited else self._waiting)[replica] = None
 
     def expedite(self, replica: Replica) -> None:
@@ -50,27 +50,27 @@ class ElectionThrottle:
 
     def next(self, now_ms: int) -> Replica | None:
         """Return the replica that may campaign now; None if none waits, or enough elections are under way."""
-        while self._under_way:
-            replica, until_ms = next(iter(self._under_way.items()))
+        while self.under_way:
+            replica, until_ms = next(iter(self.under_way.items()))
             if now_ms < until_ms:
                 break
-            del self._under_way[replica]
-        if self and len(self._under_way) < self._most_at_once:
+            del self.under_way[replica]
+        if self and len(self.under_way) < self._most_at_once:
             queue = self._expedited or self._waiting
             replica = next(iter(queue))
             del queue[replica]
-            self._under_way[replica] = now_ms + self._hold_ms
+            self.under_way[replica] = now_ms + self._hold_ms
             return replica
         return None
 
     def next_ms(self) -> int | None:
         """Return when `next` has another replica even if no election ends; None if none waits."""
-        return next(iter(self._under_way.values()), None) if self else None
+        return next(iter(self.under_way.values()), None) if self else None
 
     def processed(self, replica: Replica) -> bool:
         """Note that a core has processed an input; return whether that lets another replica campaign."""
-        if self._under_way and replica in self._under_way and not replica.core.is_electing:
-            del self._under_way[replica]
+        if replica in self.under_way and not replica.core.is_electing:
+            del self.under_way[replica]
             return bool(self)
         return False
 
@@ -78,7 +78,7 @@ class ElectionThrottle:
         """Forget a replica that is not driven any more."""
         self._expedited.pop(replica, None)
         self._waiting.pop(replica, None)
-        self._under_way.pop(replica, None)
+        self.under_way.pop(replica, None)
 
     def close(self) -> None:
         """Let no replica campaign any more."""

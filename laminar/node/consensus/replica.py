@@ -54,10 +54,11 @@ class StateMachine(EntryObserver, Protocol):
 class _LogView:
     """A log as its core sees it."""
 
-    __slots__ = ("_log",)
+    __slots__ = ("_log", "term")
 
     def __init__(self, log: Log) -> None:
         self._log = log
+        self.term = log.term
 
     @property
     def first_index(self) -> int:
@@ -70,9 +71,6 @@ class _LogView:
     @property
     def last_term(self) -> int:
         return self._log.last_term
-
-    def term(self, index: int) -> int | None:
-        return self._log.term(index)
 
     def size(self, index: int) -> int:
         return self._log.index_entry(index).size
@@ -91,6 +89,7 @@ class Replica:
         "name",
         "nodes",
         "on_match",
+        "quiesced",
         "replica_id",
         "wall_ms",
     )
@@ -126,7 +125,9 @@ class Replica:
         # Called after each input while a caller waits for more members to have an entry.
         self.on_match: Callable[[], None] | None = None
         self.failure: Exception | None = None
+        # As of the last `Ready`.
         self.leading = False
+        self.quiesced = False
         self.core = Core(
             cluster=cluster,
             group=group,
@@ -152,52 +153,48 @@ class Replica:
         frame: bytearray | memoryview,
         place: Place,
         *,
-        base_offset: int,
         opens_segment: bool = False,
         not_before_ms: int = 0,
-    ) -> None:
-        log = self.log
+    ) -> int:
+        now_ms, log = self.wall_ms(), self.log
+        base_offset = log.next_offset
         stamp(
             frame,
             index=place.index,
             term=place.term,
             prev_term=place.prev_term,
             base_offset=base_offset,
-            append_time_ms=max(self.wall_ms(), log.last_append_time_ms, not_before_ms),
+            append_time_ms=max(now_ms, log.last_append_time_ms, not_before_ms),
             committed_index=place.committed_index,
             opens_segment=opens_segment or log.segment_full or place.index == log.start.index + 1,
         )
+        return base_offset
 
     def _noop(self, place: Place) -> Entry:
         frame = build_control(Kind.NOOP, b"")
-        self._stamp(frame, place, base_offset=self.log.next_offset)
+        self._stamp(frame, place)
         return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
 
     def stamped(
         self, frame: bytearray | memoryview, *, opens_segment: bool = False, not_before_ms: int = 0
-    ) -> Entry:
-        """Return a batch as the entry to propose next. Leader only.
+    ) -> tuple[Entry, int]:
+        """Return a batch as the entry to propose next, and the base offset that it gets. Leader only.
 
         Index, terms, base offset and append time, `not_before_ms` or later, are written into `frame` in
         place; nothing else changes. The driver performs the core's `Ready` before the next proposal, so the
         log's end is always the end the next stamp continues from.
         """
         place = self.core.place()
-        self._stamp(
-            frame,
-            place,
-            base_offset=self.log.next_offset,
-            opens_segment=opens_segment,
-            not_before_ms=not_before_ms,
-        )
-        return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
+        base_offset = self._stamp(frame, place, opens_segment=opens_segment, not_before_ms=not_before_ms)
+        entry = Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
+        return entry, base_offset
 
     def propose_configuration(self, record: ConfigurationRecord, *, now_ms: int) -> Place:
         """Propose the next configuration, one step from the present one; return its place."""
         self.nodes.update(record.nodes())
         place = self.core.place()
         frame = build_control(Kind.CONFIGURATION, record.encoded())
-        self._stamp(frame, place, base_offset=self.log.next_offset)
+        self._stamp(frame, place)
         entry = Entry(
             index=place.index,
             term=place.term,
@@ -221,7 +218,7 @@ class Replica:
 
         def make(place: Place) -> Entry:
             frame = build_control(Kind.CONFIGURATION, record.encoded())
-            self._stamp(frame, place, base_offset=self.log.next_offset)
+            self._stamp(frame, place)
             return Entry(place.index, place.term, frame, len(frame), record.configuration())
 
         self.core.go_on_alone(make, term=self.core.term + TERMS_PASSED, now_ms=now_ms)

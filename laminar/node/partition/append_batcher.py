@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,8 +29,8 @@ BATCHES_IN_FLIGHT = 2
 class Propose(Protocol):
     """The function that proposes the batch of some appends to the partition's group."""
 
-    def __call__(self, frame: bytearray, appends: Appends, /) -> int | None:
-        """Return the index of the batch's entry, None if it is committed already. Raises `Problem`."""
+    def __call__(self, frame: bytearray, appends: Appends, /) -> int:
+        """Return the index of the batch's entry, which is not committed yet. Raises `Problem`."""
         ...
 
 
@@ -50,7 +51,8 @@ class AppendBatcher:
         self._pending: list[_PendingAppend] = []
         self.size_bytes = 0
         self._scheduled = False
-        self._in_flight: set[int] = set()
+        # Indexes of the batches that wait for their commit, in order.
+        self._in_flight: deque[int] = deque()
 
     def __bool__(self) -> bool:
         """Return whether any append is waiting to be proposed."""
@@ -64,18 +66,22 @@ class AppendBatcher:
         self._schedule()
         return future
 
-    def done(self, index: int) -> None:
-        """Stop counting the entry at `index` as in flight: it is committed, truncated or not proposed."""
-        self._in_flight.discard(index)
-
-    def committed(self) -> None:
-        """Schedule the next batch, as an entry was committed."""
+    def committed(self, index: int) -> None:
+        """Count batches up to entry `index` as in flight no more, and schedule the next one."""
+        in_flight = self._in_flight
+        while in_flight and in_flight[0] <= index:
+            in_flight.popleft()
         if self._pending:
             self._schedule()
 
+    def truncated(self, index: int) -> None:
+        """Count batches from entry `index` on as in flight no more: they were truncated."""
+        while self._in_flight and self._in_flight[-1] >= index:
+            self._in_flight.pop()
+
     def residue(self) -> tuple[object, ...]:
         """Return all state that an append could leave behind here, for tests that compare it."""
-        return tuple(self._pending), self.size_bytes, frozenset(self._in_flight)
+        return tuple(self._pending), self.size_bytes, tuple(self._in_flight)
 
     def _schedule(self) -> None:
         if not self._scheduled:
@@ -127,8 +133,7 @@ class AppendBatcher:
             # It is not known how far the proposal got.
             _fail_by_bug(appends, error, outcome="unknown")
         else:
-            if index is not None:
-                self._in_flight.add(index)
+            self._in_flight.append(index)
 
     def reject_all(self, problem: Problem) -> None:
         """Fail all pending appends with `problem`: nothing of theirs was proposed."""

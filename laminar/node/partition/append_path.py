@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from laminar.batch import NO_PRODUCER, Batch, Column, Header, Kind, has_column, kind_of
+from laminar.batch.header import fields
 from laminar.http.api.problems import Outcome, Problem
 from laminar.http.api.records import Records
 from laminar.http.api.timestamps import EARLIEST_MS, LATEST_MS
@@ -49,6 +50,7 @@ from raft.values import EntryTooLarge, NotLeader, TooMuchUncommitted
 UNCOMMITTED_BYTES = 64 * 1024 * 1024
 # Most bytes of entries with delayed records that one partition holds.
 DELAYED_BYTES = 16 << 30
+_KIND_AND_COUNT = fields("kind", "count")
 # The code version from which on all nodes know delayed records.
 DELAYED_SINCE = 5
 
@@ -90,15 +92,17 @@ class AppendPath:
     # -- commands --------------------------------------------------------------------------
 
     def append_records(self, records: Records) -> asyncio.Future[Receipt]:
-        """Append records without a producer id, together with what else arrives this turn."""
-        self._context.check_leads()
+        """Append records without a producer id, together with what else arrives this turn.
+
+        Only if this replica leads, by `PartitionContext.leads` in this turn. Whether the storage has room,
+        and the topic its copies, is asked once for the batch that the records get into.
+        """
         if not self._context.state.succession.takes_records and (closed := self.closed()) is not None:
             return closed
         if records.delivery_times is not None:
             frame = records.build()
             return self.append_frame(frame, Header.unpack(frame))
-        self.check_room()
-        self._copies.check()
+        self._check_uncommitted()
         future = self._batcher.add(records)
         if self._context.trace is not None:
             self._context.trace.waits(future)
@@ -285,7 +289,8 @@ class AppendPath:
         for lost in [waiting for waiting in self.waiters if waiting >= index]:
             for waiter in self.waiters.pop(lost):
                 fail(waiter.future, truncated(self._context.name, outcome))
-            self._forget(lost)
+            self.uncommitted_bytes -= self._sizes.pop(lost, 0)
+        self._batcher.truncated(index)
 
     @property
     def _outcome_of_truncated(self) -> Outcome:
@@ -313,31 +318,29 @@ class AppendPath:
             waiters = self.waiters.pop(done, None)
             if waiters is None:
                 continue
+            self.uncommitted_bytes -= self._sizes.pop(done, 0)
+            if not waiters:
+                continue
+            if window is None and done <= acknowledged:
+                window = self._copies.window_up_to(acknowledged)
             term = log.term(done)
-            if waiters:
-                commit_times.observe(now_s - waiters[0].since_s)
+            commit_times.observe(now_s - waiters[0].since_s)
             for waiter in waiters:
                 if waiter.term != term:
                     fail(waiter.future, truncated(self._context.name, self._outcome_of_truncated))
                 elif not waiter.copied:
                     waiter.acknowledge(None)
                 elif done <= acknowledged:
-                    window = window or self._copies.window()
                     waiter.acknowledge(window)
                 elif not waiter.future.done():
                     self._copies.await_them(done, waiter)
-            self._forget(done)
-        self._batcher.committed()
+        self._batcher.committed(index)
 
     def seal_is_final(self) -> None:
         """Refuse what waits behind the seal, if that is final."""
         seal = self._context.final_seal
         if seal is not None:
             self._refuse_after_seal(sealed(self._context.name, seal.record.version))
-
-    def _forget(self, index: int) -> None:
-        self._batcher.done(index)
-        self.uncommitted_bytes -= self._sizes.pop(index, 0)
 
     def lost_leadership(self) -> None:
         """Refuse what is not proposed yet; what is proposed waits for its commit or truncation."""
@@ -399,6 +402,10 @@ class AppendPath:
         refusal = self.no_room(of_consumers=of_consumers)
         if refusal is not None:
             raise refusal
+        self._check_uncommitted()
+
+    def _check_uncommitted(self) -> None:
+        """Raise 503 `overloaded` while too many bytes of this partition wait to be committed."""
         used = self.uncommitted_bytes + self._batcher.size_bytes
         if used > UNCOMMITTED_BYTES:
             raise too_much_uncommitted(self._context.name, used, UNCOMMITTED_BYTES)
@@ -417,9 +424,14 @@ class AppendPath:
         Raises `Problem`. With `even_if_full` room and copies are not checked.
         """
         if not even_if_full:
-            self.check_room()
-            self._copies.check()
+            self._check_takes()
         self.flush()
+
+    def _check_takes(self) -> None:
+        """Raise `Problem` while the storage has no room, or the topic fewer copies than it asks for."""
+        self.check_room()
+        if self._copies.wanted > 1:
+            self._copies.check()
 
     def flush(self) -> None:
         """Propose the appends that wait for their batch. Raises 503 `not_leader` if it leads no more then."""
@@ -512,9 +524,29 @@ class AppendPath:
         # All that may come after a seal has been asked before: one more record would be lost or doubled.
         succession = context.state.succession
         assert succession.takes_records or succession.takes(frame), f"{context.name} is {succession.status}"
-        offset = first_offset = context.log.next_offset
-        # Add the waiters before the proposal: with one voter the commit may follow within the call.
-        index, term = context.log.last_index + 1, context.replica.core.term
+        trace = context.trace
+        if trace is not None:
+            trace.begin(appends)
+        try:
+            index, term, offset = context.driver.propose(
+                context.replica, frame, opens_segment=opens_segment, not_before_ms=not_before_ms
+            )
+        except TooMuchUncommitted as error:
+            raise too_much_uncommitted(context.name, error.uncommitted_bytes, error.limit_bytes) from None
+        except EntryTooLarge as error:
+            raise entry_too_large(context.name, error.entry_bytes, error.limit_bytes) from None
+        except NotLeader:  # or it is handing leadership over
+            raise not_leader(context.name, outcome="not_applied") from None
+        finally:
+            if trace is not None:
+                trace.end()
+        kind, records = _KIND_AND_COUNT.unpack_from(frame)
+        self.appended_batches += 1
+        self.appended_bytes += len(frame)
+        if kind != Kind.SKIP:
+            self.appended_records += records
+        # A commit needs a sync, and so comes in a later pass of the loop, also with one voter.
+        assert index > context.state.committed_index, f"{context.name}: entry {index} is committed already"
         waiters = []
         now_s = self._loop.time()
         for future, count in appends:
@@ -523,37 +555,10 @@ class AppendPath:
         self.waiters[index] = waiters
         self._sizes[index] = len(frame)
         self.uncommitted_bytes += len(frame)
-        trace = context.trace
-        if trace is not None:
-            trace.begin(appends)
-        try:
-            placed = context.driver.propose(
-                context.replica, frame, opens_segment=opens_segment, not_before_ms=not_before_ms
-            )
-        except Exception as error:
-            # It was not proposed: the next batch gets this index, with its own waiters.
-            self.waiters.pop(index, None)
-            self._forget(index)
-            match error:
-                case TooMuchUncommitted():
-                    raise too_much_uncommitted(
-                        context.name, error.uncommitted_bytes, error.limit_bytes
-                    ) from None
-                case EntryTooLarge():
-                    raise entry_too_large(context.name, error.entry_bytes, error.limit_bytes) from None
-                case NotLeader():  # or it is handing leadership over
-                    raise not_leader(context.name, outcome="not_applied") from None
-            raise
-        finally:
-            if trace is not None:
-                trace.end()
-        assert placed == (index, term), f"proposed at {placed}, expected {(index, term)}"
-        self.appended_batches += 1
-        self.appended_bytes += len(frame)
-        if kind_of(frame) != Kind.SKIP:
-            self.appended_records += context.log.next_offset - first_offset
+        if context.replica.failure is not None:  # by this entry: it is not known how far that got
+            self.failed(context.replica.failure)
         return index
 
-    def _propose_batch(self, frame: bytearray, appends: Appends) -> int | None:
-        index = self.propose(frame, appends, copied=True)
-        return index if index > self._context.state.committed_index else None
+    def _propose_batch(self, frame: bytearray, appends: Appends) -> int:
+        self._check_takes()
+        return self.propose(frame, appends, copied=True)

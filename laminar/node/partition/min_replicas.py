@@ -70,9 +70,14 @@ class Copies:
         It may wait for the disk while copies of old entries are missing: only for a caller that answers with
         it, and not after each input.
         """
-        context, index = self._context, self.acknowledged_index
+        return self.window_up_to(self.acknowledged_index)
+
+    def window_up_to(self, index: int) -> Window:
+        """Return `window` for a caller that knows `acknowledged_index`."""
+        context = self._context
         core = context.replica.core
-        return Window(core.term, index, context.log.offset_after(index), len(core.configuration.voters))
+        term, voters = core.term, core.configuration.voters
+        return Window(term, index, context.log.offset_after(index), len(voters))
 
     def _copied_index(self, voters: Sequence[int]) -> int:
         """Return the index up to which as many voters as the topic wants have the log on disk."""

@@ -325,7 +325,8 @@ class Partition:
         before = state.committed_index
         state.committed(index)
         self.appends.committed(before, index)
-        self.reader.committed()
+        if self.reader.waiting:
+            self.reader.committed()
         if self.context.trace is not None:
             self.context.trace.committed(index)
         if state.due_start is not None:

@@ -277,7 +277,7 @@ class ReadView:
         self.fetches = 0
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[asyncio.Future[None], None] = {}
+        self.waiting: dict[asyncio.Future[None], None] = {}
         # Readers that a commit is waking, in the order in which they came.
         self._woken: deque[asyncio.Future[None]] = deque()
         self._draining = False
@@ -364,13 +364,13 @@ class ReadView:
             if remaining <= 0 or self._draining or self._context.final_seal is not None:
                 return False
             future: asyncio.Future[None] = self._loop.create_future()
-            self._waiting[future] = None
+            self.waiting[future] = None
             handle = self._loop.call_later(remaining, _wake, future)
             try:
                 await future
             finally:
                 handle.cancel()
-                self._waiting.pop(future, None)
+                self.waiting.pop(future, None)
         return True
 
     def committed(self) -> None:
@@ -378,10 +378,10 @@ class ReadView:
 
         Some of them are woken in later turns of the loop.
         """
-        if self._waiting:
+        if self.waiting:
             idle = not self._woken
-            self._woken.extend(self._waiting)
-            self._waiting.clear()
+            self._woken.extend(self.waiting)
+            self.waiting.clear()
             if idle:
                 self._wake_some()
 
@@ -394,7 +394,7 @@ class ReadView:
     def stop_waiting(self) -> None:
         """End the waits of all readers, and let no more begin: this replica gets no further records."""
         self._draining = True
-        waiting, self._waiting = self._waiting, {}
+        waiting, self.waiting = self.waiting, {}
         for reader in waiting:
             _wake(reader)
 

@@ -578,7 +578,7 @@ class Shard(Process):
 
     def refusal(self) -> Problem | None:
         """Return why this shard takes no appends now; None if it does."""
-        return self._storage_refusal() or self.space.refusal()
+        return self._storage_refusal() or (self.space.refusal() if self.space.low else None)
 
     def trace_refusal(self) -> Problem | None:
         """Return why this shard takes no events of the trace now, as it may before other appends; or None."""

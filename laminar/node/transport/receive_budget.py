@@ -26,22 +26,23 @@ class ReceiveBudget:
         self._limit_bytes = limit_bytes
         self._pause = pause
         self._resume = resume
-        self._turn_bytes = 0
+        # Of this turn; `hold` takes them.
+        self.turn_bytes = 0
         self.waiting_bytes = 0
         self.pauses = 0
         self.paused = False
 
     def received(self, size: int) -> None:
         """Count a frame of `size` bytes taken in this turn."""
-        self._turn_bytes += size
+        self.turn_bytes += size
 
     def forget(self) -> None:
         """Count the turn's bytes no more: nothing of them is written."""
-        self._turn_bytes = 0
+        self.turn_bytes = 0
 
     def hold(self) -> int:
         """Count the turn's bytes as waiting until `release` is called with the number returned."""
-        size, self._turn_bytes = self._turn_bytes, 0
+        size, self.turn_bytes = self.turn_bytes, 0
         self.waiting_bytes += size
         if not self.paused and self.waiting_bytes > self._limit_bytes:
             self.paused = True

@@ -34,7 +34,9 @@ def parse(
     if kind:
         named["content-type"] = kind
     head = RequestHead("POST", f"/?{query}", named)
-    return parse_append(Request(head, body, cast(Connection, None)), limits=limits or Limits(), now_ms=0)
+    return parse_append(
+        Request(head, body, cast(Connection, None)), limits=limits or Limits(), now_ms=lambda: 0
+    )
 
 
 def records(*arguments: Any, **more: Any) -> Records:

@@ -216,7 +216,9 @@ def test_what_was_fetched_can_be_appended(rows: list[tuple[bytes, bytes | None, 
     )
     head = RequestHead("POST", "/", {"content-type": ENVELOPES_TYPE})
     body = b"".join(bytes(part) for part in fetched.body)
-    found = parse_append(Request(head, body, cast(Connection, None)), limits=Limits(), now_ms=0).records
+    found = parse_append(
+        Request(head, body, cast(Connection, None)), limits=Limits(), now_ms=lambda: 0
+    ).records
 
     assert found is not None
     batch = Batch(source)

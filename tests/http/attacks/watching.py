@@ -29,7 +29,7 @@ class Appends:
         return None
 
     def parse(self, request: Request) -> Append:
-        return parse_append(request, limits=self.limits, now_ms=0)
+        return parse_append(request, limits=self.limits, now_ms=lambda: 0)
 
     def handle(self, request: Request) -> Response:
         if request.method == "GET":

@@ -18,7 +18,8 @@ from laminar.node.access.certificates import subject_of
 from laminar.node.access.guard import Guard
 from laminar.node.access.principals import principal_of
 from laminar.node.access.tokens import NewToken, id_of, new_token, proves
-from laminar.node.api.app import Api, _Matched
+from laminar.node.api.app import Api
+from laminar.node.api.matched import Matched
 from laminar.node.runtime import join_proof
 from laminar.node.runtime.cluster_view import View
 from laminar.node.secret.keyring import Keyring
@@ -256,7 +257,7 @@ def test_a_principal_by_certificate_stays_with_its_connection() -> None:
     )
     guarded.show({record.id: record})
     head = guarded.head("")
-    matched = _Matched("limits", {}, None)
+    matched = Matched("limits", {}, None)
     head.memo = matched
     known, unknown = Connection(CERTIFICATE), Connection()
     request = Request(head, b"", known)
@@ -264,7 +265,7 @@ def test_a_principal_by_certificate_stays_with_its_connection() -> None:
 
     assert "svc" == principal_of(request).name
     assert head.memo is matched
-    Api._permit(guarded.guard, Request(guarded.head(""), b"", known), _Matched("livez", {}, None))
+    Api._permit(guarded.guard, Request(guarded.head(""), b"", known), Matched("livez", {}, None))
     assert "svc" == principal_of(request).name  # the first of two pipelined requests may be handled later
     with pytest.raises(Problem):
         Api._permit(guarded.guard, Request(head, b"", unknown), matched)
@@ -284,7 +285,7 @@ def test_only_a_token_is_kept_with_the_head(empty: dict[str, str]) -> None:
     guarded.show({record.id: record})
 
     def ask(head: RequestHead, connection: Connection, operation: str) -> str:
-        head.memo = head.memo or _Matched(operation, {}, None)
+        head.memo = head.memo or Matched(operation, {}, None)
         Api._permit(guarded.guard, Request(head, b"", connection), head.memo)
         return principal_of(Request(head, b"", connection)).name
 

@@ -269,7 +269,7 @@ async def test_a_mistake_in_a_core_stops_that_replica_alone(where: str) -> None:
         assert [] == leader.failures and 1 == leader.driver.statistics()["stopped_replicas"]
         assert not machine.leads
         with pytest.raises(Problem):
-            machine.appends.append_records(Records([b"z"]))
+            await machine.appends.append_records(Records([b"z"]))
         stopped.clear()
         await cluster.leader(among=[node for node in NODES if node != leader.node])
         assert [] == sent, "it still speaks"
@@ -304,7 +304,7 @@ async def test_whoever_waits_on_a_replica_that_is_removed_is_told() -> None:
             with pytest.raises(Problem):
                 await partition.reader.confirmed_end()
         with pytest.raises(Problem):
-            partition.appends.append_records(Records([b"z"]))
+            await partition.appends.append_records(Records([b"z"]))
         await asyncio.sleep(0.05)
         assert partition.log.last_index == partition.log.index_of_time(1 << 60) - 1
 

@@ -9,7 +9,7 @@ from typing import Any
 from laminar.node.consensus.driver import MOST_DUE, Driver
 from laminar.node.consensus.timers import Alarm, Deadlines
 from laminar.node.host.clock import Clock
-from raft.values import Ready, Role
+from raft.values import Became, Ready, Role
 from tests.mutation import need_pure_build
 
 
@@ -20,7 +20,8 @@ class Group:
         self.group = self.name = number
         self.core = self
         self.log = SimpleNamespace(last_index=0, last_term=0)
-        self.role, self.leading = Role.LEADER, True
+        self.role, self.leading = Role.LEADER, False
+        self.machine = SimpleNamespace(led=lambda leading: None)
         self.on_match = None
         self.log_regressed = self.is_idle = self.quiesced = self.is_electing = False
         self.second_leader = 0
@@ -36,7 +37,7 @@ class Group:
         self.due_ms += self.interval_ms
 
     def take_ready(self) -> Ready:
-        return Ready()
+        return Ready() if self.leading else Ready(became=Became(Role.LEADER, 1, 1))
 
 
 async def test_one_timer_serves_all_groups_also_when_many_are_due_at_once() -> None:

@@ -13,6 +13,7 @@ from laminar.node.api.cluster.health import in_sync_of
 from laminar.node.partition import producer_progress
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.producer_progress import read
+from laminar.node.partition.receipts import Receipt
 from tests.node.trio import Member, Trio, batch, send, trio
 
 PRODUCER = b"p" * 16
@@ -26,6 +27,10 @@ async def ready(cluster: Trio, *, min_replicas: int) -> tuple[Member, list[Membe
         member.partition.copies.wanted = min_replicas
     await cluster.until(lambda: len(leader.partition.copies.in_sync()) == 3, what="all are in sync")
     return leader, followers
+
+
+async def accept(member: Member, frame: bytearray) -> Receipt:
+    return member.partition.appends.accept_frame(frame, Header.unpack(frame))
 
 
 async def test_an_append_is_acknowledged_when_so_many_disks_have_it() -> None:
@@ -87,10 +92,10 @@ async def test_an_append_is_refused_while_too_few_are_in_sync() -> None:
         for append in (
             lambda: leader.partition.appends.append_records(Records([b"x"])),
             lambda: send(leader, batch(0, b"x")),
-            lambda: leader.partition.appends.accept_frame(batch(0, b"x"), Header.unpack(batch(0, b"x"))),
+            lambda: accept(leader, batch(0, b"x")),
         ):
             with pytest.raises(Problem) as refused:
-                append()
+                await append()
             problem = refused.value
             assert ("too_few_replicas", "not_applied", 503) == (problem.code, problem.outcome, problem.status)
             assert (2, 3) == (problem.value, problem.limit)

@@ -31,7 +31,7 @@ def disk_full(partition: Partition) -> None:
 def handing_over(partition: Partition) -> None:
     """The core still leads, but takes nothing more: known only when it is asked."""
 
-    def propose(*arguments: object, **options: object) -> tuple[int, int]:
+    def propose(*arguments: object, **options: object) -> tuple[int, int, int]:
         raise NotLeader(2)
 
     partition.context.driver.propose = propose  # type: ignore[method-assign]
@@ -39,6 +39,10 @@ def handing_over(partition: Partition) -> None:
 
 def not_leader(partition: Partition) -> None:
     partition.replica.failure = RuntimeError("a test says so")
+
+
+def removed(partition: Partition) -> None:
+    partition.context.driver.remove(partition.replica.group, RuntimeError("a test says so"))
 
 
 def backed_up(partition: Partition) -> None:
@@ -108,7 +112,7 @@ async def test_a_refused_batch_leaves_no_trace(
         assert 0 == partition.appends.uncommitted_bytes
 
 
-@pytest.mark.parametrize("prepare", [disk_full, not_leader, backed_up], ids=_name)
+@pytest.mark.parametrize("prepare", [disk_full, removed, backed_up], ids=_name)
 async def test_refused_records_leave_no_trace(tmp_path: Path, prepare: Callable[[Partition], None]) -> None:
     """At the door too: they never stood there."""
     async with lone_partition(tmp_path) as partition:
@@ -117,9 +121,8 @@ async def test_refused_records_leave_no_trace(tmp_path: Path, prepare: Callable[
         before = picture(partition)
 
         with pytest.raises(Problem):
-            partition.appends.append_records(Records([b"refused"]))
+            await partition.appends.append_records(Records([b"refused"]))
 
-        await asyncio.sleep(0)
         assert before == picture(partition)
 
 

@@ -151,8 +151,9 @@ async def test_a_replica_that_does_not_lead_takes_nothing(tmp_path: Path) -> Non
     """With two more voters who never answer it cannot win; appends are refused, surely not applied."""
     three = ConfigurationRecord(voters=((1, "here"), (2, "there"), (3, "elsewhere")))
     async with lone_partition(tmp_path, voters=three) as partition:
+        assert not partition.leads
         with pytest.raises(Problem) as problem:
-            partition.appends.append_records(Records([b"x"]))
+            await partition.appends.append_records(Records([b"x"]))
 
         assert ("not_leader", "not_applied") == (problem.value.code, problem.value.outcome)
         assert 0 == partition.end_offset

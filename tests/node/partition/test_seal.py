@@ -736,20 +736,21 @@ class Group:
 
     def propose(
         self, replica: Any, frame: bytearray, *, opens_segment: bool, not_before_ms: int
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int, int]:
         log = self.log
+        base_offset = log.next_offset
         stamp(
             frame,
             index=log.last_index + 1,
             term=self.core.term,
             prev_term=log.last_term,
-            base_offset=log.next_offset,
+            base_offset=base_offset,
             append_time_ms=max(log.last_append_time_ms, not_before_ms),
             committed_index=self.partition.committed_index,
         )
         log.append([bytes(frame)])
         self.partition.appended(Header.unpack(frame), frame)
-        return log.last_index, self.core.term
+        return log.last_index, self.core.term, base_offset
 
     def commit(self, behind_end: int) -> None:
         index = self.log.last_index - behind_end

@@ -316,7 +316,7 @@ async def test_a_catalog_that_stops_tells_those_whose_commands_are_on_their_way(
     storage = open_inline(FaultDisk())
     log = storage.create_log("catalog")
     log.append([initial_frame(VOTERS, created_ms=1)])
-    driver: Any = SimpleNamespace(propose=lambda replica, frame: (2, 1))
+    driver: Any = SimpleNamespace(propose=lambda replica, frame: (2, 1, 0))
     failures: list[Exception] = []
     group = CatalogGroup(
         driver=driver,

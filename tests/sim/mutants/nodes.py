@@ -289,6 +289,14 @@ NODES = [
         tests=("tests/log/commit/test_interval_flush.py::test_a_configuration_counts_when_it_is_synced",),
     ),
     case(
+        "a leader whose heartbeat was due is never due again",
+        "laminar.node.consensus.driver:Driver._due",
+        "self._schedule(replica)",
+        "pass",
+        tests=("tests/node/consensus/test_timers.py",),
+        tests_only=True,
+    ),
+    case(
         "what a stopped replica had gathered leaves",
         "laminar.node.consensus.driver:Driver.stop_replica",
         "self._outbox.discard(replica.group)",
@@ -365,7 +373,7 @@ NODES = [
     case(
         "all groups stand at once",
         "laminar.node.consensus.election_throttle:ElectionThrottle.next",
-        "if self and len(self._under_way) < self._most_at_once:",
+        "if self and len(self.under_way) < self._most_at_once:",
         "if self:",
         tests=ELECTIONS,
         tests_only=True,

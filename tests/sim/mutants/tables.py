@@ -90,10 +90,26 @@ TABLES = [
     ),
     case(
         "the window calls committed what is appended",
-        "laminar.node.partition.min_replicas:Copies.window",
+        "laminar.node.partition.min_replicas:Copies.window_up_to",
         "context.log.offset_after(index)",
         "context.log.next_offset",
         tests=WINDOW,
+    ),
+    case(
+        "a table that an entry changed is not told of its commit",
+        "laminar.node.partition.state.state:PartitionState._note_change",
+        "self._changed[table] = header.index",
+        "pass",
+        tests=("tests/node/api/records/test_append_outcomes.py", "tests/node/partition/state"),
+        tests_only=True,
+    ),
+    case(
+        "who proposed what stopped its replica is not told",
+        "laminar.node.partition.append_path:AppendPath.propose",
+        "if context.replica.failure is not None:",
+        "if False:",
+        tests=("tests/node/consensus/test_consensus.py::test_a_mistake_in_a_core_stops_that_replica_alone",),
+        tests_only=True,
     ),
     case(
         "what is told of a producer as durable is not committed",

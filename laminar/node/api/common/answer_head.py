@@ -1,34 +1,48 @@
-"""The headers that begin each JSON answer of a leader: its node and shard, and the topic's route.
+"""The headers of each answer of a partition's leader: where it is, the topic's route, what is acknowledged.
 
-They are encoded once for each version of a route, as every append is answered with them.
+Those that stay are encoded once for each topic of a view, as every append is answered with them.
 """
 
 from __future__ import annotations
 
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.partition.partition import Partition
+from laminar.node.partition.receipts import Window
+from laminar.node.runtime.cluster_view import ViewMessage
 
-# Versions whose headers are kept.
-MOST_VERSIONS = 1024
+_SYNCED = '"synced":true,"flush":"commit"'
+_WRITTEN = '"synced":false,"flush":"interval"'
 
 
 class AnswerHead:
-    """The encoded headers `Content-Type`, `Laminar-Node`, `Laminar-Shard` and `Laminar-Route`."""
+    """The encoded headers `Content-Type`, and `Laminar-` with Node, Shard, Route, Term and Committed."""
 
     def __init__(self, services: ShardServices, topics: TopicLookup) -> None:
         self._topics = topics
+        self._view = services.view
         self._place = (
             f"Content-Type: application/json\r\nLaminar-Node: {services.node}\r\n"
             f"Laminar-Shard: {services.number}\r\n"
         ).encode()
-        self._blocks: dict[int, bytes] = {}
+        # By topic what does not change in the view of this message.
+        self._blocks: dict[str, bytes] = {}
+        self._blocks_of: ViewMessage | None = None
 
-    def block(self, topic: str) -> bytes:
-        """Return the headers of an answer about a partition of this topic."""
-        version = self._topics.version(topic)
-        block = self._blocks.get(version)
+    def block(self, topic: str, window: Window) -> bytes:
+        """Return the headers of an answer about a partition of this topic, and what is acknowledged in it.
+
+        Acknowledged means committed and on `min_replicas` voters, as for a receipt.
+        """
+        if self._view.message is not self._blocks_of:
+            self._blocks_of, self._blocks = self._view.message, {}
+        block = self._blocks.get(topic)
         if block is None:
-            if len(self._blocks) >= MOST_VERSIONS:
-                self._blocks.clear()
-            block = self._blocks[version] = b"%sLaminar-Route: %d\r\n" % (self._place, version)
-        return block
+            version = self._topics.version(topic)
+            block = self._blocks[topic] = b"%sLaminar-Route: %d\r\n" % (self._place, version)
+        return b"%sLaminar-Term: %d\r\nLaminar-Committed: %d\r\n" % (block, window.term, window.end)
+
+
+def durability(partition: Partition) -> str:
+    """Return what a receipt's JSON says of durability, beside the number of replicas."""
+    return _WRITTEN if partition.log.policy.interval_ms else _SYNCED

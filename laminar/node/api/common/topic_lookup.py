@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from laminar.http.api.parameters import IMPORT
 from laminar.http.api.problems import Problem
@@ -21,6 +22,16 @@ _IMPORTING = "importing"
 MOST_ROUTES = 1024
 
 
+class _Facts(NamedTuple):
+    """The version of a topic's present route, and the import that fills it, if one does."""
+
+    version: int
+    importing: object
+
+
+_NOTHING = _Facts(0, None)
+
+
 class TopicLookup:
     """Records of topics and partitions by the names in a request, from this shard's copy of the catalog."""
 
@@ -28,9 +39,9 @@ class TopicLookup:
         self._view = view
         # By topic the route that was made last, and the record that it was made of.
         self._routes: dict[str, tuple[RouteRecord, Route]] = {}
-        # By topic the version of its route in the view of this message.
-        self._versions: dict[str, int] = {}
-        self._versions_of: ViewMessage | None = None
+        # By topic what nearly each request asks, in the view of this message.
+        self._facts: dict[str, _Facts] = {}
+        self._facts_of: ViewMessage | None = None
 
     def record(self, topic: str) -> TopicRecord:
         """Return the topic's record.
@@ -63,8 +74,7 @@ class TopicLookup:
         Raises:
             Problem: 503 `being_created`; 412 `precondition_failed` for an import that is not under way.
         """
-        record = self._view.topics().get(topic)
-        now, said = record.settings.get(_IMPORTING) if record is not None else None, headers.get(_IMPORT)
+        now, said = self._facts_about(topic).importing, headers.get(_IMPORT)
         if now == said:
             return
         if said is None:
@@ -122,15 +132,20 @@ class TopicLookup:
 
     def version(self, topic: str) -> int:
         """Return the version of a topic's present route; 0 also if there is no such topic."""
+        return self._facts_about(topic).version
+
+    def _facts_about(self, topic: str) -> _Facts:
         message = self._view.message
-        if message is not self._versions_of:
-            self._versions_of, self._versions = message, {}
-        version = self._versions.get(topic)
-        if version is None:
+        if message is not self._facts_of:
+            self._facts_of, self._facts = message, {}
+        facts = self._facts.get(topic)
+        if facts is None:
             record = self._view.topics().get(topic)
-            version = 0 if record is None or record.route is None else record.route.version
-            self._versions[topic] = version
-        return version
+            if record is None:
+                return _NOTHING  # not kept: requests may name any number of topics
+            version = 0 if record.route is None else record.route.version
+            facts = self._facts[topic] = _Facts(version, record.settings.get(_IMPORTING))
+        return facts
 
     def route(self, record: TopicRecord) -> Route:
         """Return a topic's present route."""

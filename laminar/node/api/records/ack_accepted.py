@@ -15,34 +15,24 @@ from laminar.batch import NO_PRODUCER, Flag, Header
 from laminar.http.api.append_body import Append
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.api.common.answer_head import AnswerHead, durability
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.receipts import Window
 
 ACKS = ("committed", "accepted")
-# By flush policy: what a receipt's JSON says of durability, beside the number of replicas.
-FLUSH = {"commit": '"synced":true,"flush":"commit"', "interval": '"synced":false,"flush":"interval"'}
-
-
-def window_headers(window: Window) -> bytes:
-    """Return two encoded headers: the replica's term, and the offset before which all is acknowledged.
-
-    Acknowledged means committed and on `min_replicas` voters, as for a receipt.
-    """
-    return b"Laminar-Term: %d\r\nLaminar-Committed: %d\r\n" % (window.term, window.end)
 
 
 def accepted(
     request: Request,
     append: Append,
     partition: Partition,
-    block: bytes,
+    head: AnswerHead,
     route: int,
     *,
     count: Callable[[Header], None],
 ) -> Response:
     """Append one batch to its leader's log, and answer 202 before it is synced or replicated.
 
-    `block` holds the encoded headers that every answer has, `route` is the version of the topic's route.
+    `head` makes the headers that every answer has, `route` is the version of the topic's route.
     `count` counts the batch's producer if it is new, or refuses it.
     """
     ack = request.query["ack"]
@@ -68,7 +58,7 @@ def accepted(
     body = (
         f'{{"durable":false,"partition":{receipt.partition},"offset":{receipt.offset},"count":{receipt.count},'
         f'"term":{window.term},"route":{route},"committed":{window.end},'
-        f'"when_durable":{{"replicas":{window.voters},{FLUSH[partition.log.policy.name]}}}}}\n'
+        f'"when_durable":{{"replicas":{window.voters},{durability(partition)}}}}}\n'
     ).encode()
     headers = [("Laminar-Replayed", "1")] if receipt.duplicate else []
-    return Response(202, headers, body, header_block=block + window_headers(window))
+    return Response(202, headers, body, header_block=head.block(partition.topic, window))

@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Sequence
 import msgspec
 
 from laminar.batch import BATCH_TYPE, Column, Header, has_column
-from laminar.http.api.append_body import Append, all_marked, parse_append
+from laminar.http.api.append_body import Append, all_marked, parse_append, parse_if_short
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Later, Request, Response
 from laminar.node.access.principals import owner_of
-from laminar.node.api.common.answer_head import AnswerHead
+from laminar.node.api.common.answer_head import AnswerHead, durability
 from laminar.node.api.common.attempts import merge_receipts
 from laminar.node.api.common.forwarding import (
     FORWARDED,
@@ -37,10 +37,14 @@ from laminar.node.api.common.leader_call import LeaderCall, append_policy
 from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
-from laminar.node.api.records.ack_accepted import FLUSH, accepted, window_headers
+from laminar.node.api.records.ack_accepted import accepted
 from laminar.node.api.records.background_decoding import BackgroundDecoding
 from laminar.node.api.records.idempotency import (
+    EPOCH,
+    KEY,
     KEY_TIME,
+    PRODUCER,
+    SEQUENCE,
     BatchIdentity,
     has_identity,
     identified,
@@ -56,6 +60,8 @@ from laminar.node.partition.problems import FROM_TABLES
 from laminar.node.partition.receipts import Receipt
 
 _PART_GROWS = 3
+# What a head may ask for beside a plain append: most heads have none of these.
+_GUARANTEES = frozenset((KEY, KEY_TIME, PRODUCER, EPOCH, SEQUENCE, "if-match"))
 _CONDITION = re.compile(r'"?([0-9]{1,16})"?\Z', re.ASCII)
 
 
@@ -108,11 +114,16 @@ class AppendRoutes:
         return self._elsewhere(request, topic, record.number)
 
     def _here(self, request: Request, partition: Partition) -> Response | Awaitable[Response]:
-        if self._decoding.at_once(request, partition):
-            return self._appended(request, partition, self.parse(request))
-        return self._decoding.in_turn(
-            request, partition, lambda append: self._appended(request, partition, append)
-        )
+        if partition not in self._decoding.last:
+            append = self._parse(request, if_short=True)
+            if append is not None:
+                return self._appended(request, partition, append)
+
+        def decoded(append: Append) -> Response | Awaitable[Response]:
+            partition.context.check_leads()  # it may have been deposed since it was asked
+            return self._appended(request, partition, append)
+
+        return self._decoding.in_turn(request, partition, decoded)
 
     def _appended(
         self, request: Request, partition: Partition, append: Append
@@ -134,43 +145,55 @@ class AppendRoutes:
     def _proposed(
         self, request: Request, partition: Partition, append: Append
     ) -> Response | Awaitable[Response]:
-        condition = request.headers.get("if-match")
-        at = None if condition is None else _offset_of(condition, append)
-        mark = None
+        at: int | None = None
+        mark: BatchIdentity | None = None
         made_ms: int | None = None
-        if _is_part(request):
-            # The identity is in the batch already; only the key's time is in the head.
-            made_ms = int(request.headers[KEY_TIME]) if KEY_TIME in request.headers else None
-        else:
-            mark = identity_of(request, scope="partition")
-        if mark is not None:
-            append = Append(None, identified(append, mark))
-            made_ms = mark.made_ms
-        if self._stale.matter(partition) and not _is_part(request):
+        if not _GUARANTEES.isdisjoint(request.headers):
+            condition = request.headers.get("if-match")
+            at = None if condition is None else _offset_of(condition, append)
+            if _is_part(request):
+                # The identity is in the batch already; only the key's time is in the head.
+                made_ms = int(request.headers[KEY_TIME]) if KEY_TIME in request.headers else None
+            else:
+                mark = identity_of(request, scope="partition")
+            if mark is not None:
+                append = Append(None, identified(append, mark))
+                made_ms = mark.made_ms
+        records = append.records
+        may_have_keys = records is None or records.keys is not None
+        if may_have_keys and self._stale.matter(partition) and not _is_part(request):
             self._stale.check_append(partition, append, route_said(request.headers))
-        principal = owner_of(request) if self._services.view.limits else ""
         if request.query.get("ack", "committed") != "committed":
-            if at is not None and not (
-                append.frames and is_duplicate(partition.context, Header.unpack(append.frames[0]))
-            ):
-                _check_end(partition, at)
-            return accepted(
-                request,
-                append,
-                partition,
-                self._head.block(partition.topic),
-                self._topics.version(partition.topic),
-                count=lambda header: self._new_ids.count(partition, header.producer_id, principal),
-            )
-        if append.records is None:
-            receipts = self._append_frames(partition, append.frames, at, mark, made_ms, principal)
+            return self._accepted(request, partition, append, at)
+        if records is None:
+            principal = self._limited(request)
+            receipts = self._append_frames(partition, append, at, mark, made_ms, principal)
         else:
             if at is not None:
                 _check_end(partition, at)
-            receipts = [partition.appends.append_records(append.records)]
+            receipts = [partition.appends.append_records(records)]
         if len(receipts) == 1:
             return Later(receipts[0], lambda receipt: self._answer([receipt], partition))
         return self._answer_many(receipts, partition)
+
+    def _accepted(self, request: Request, partition: Partition, append: Append, at: int | None) -> Response:
+        if at is not None and not (
+            append.frames and is_duplicate(partition.context, Header.unpack(append.frames[0]))
+        ):
+            _check_end(partition, at)
+        principal = self._limited(request)
+        return accepted(
+            request,
+            append,
+            partition,
+            self._head,
+            self._topics.version(partition.topic),
+            count=lambda header: self._new_ids.count(partition, header.producer_id, principal),
+        )
+
+    def _limited(self, request: Request) -> str:
+        """Return the principal whose new producers count against its limits; empty while none has limits."""
+        return owner_of(request) if self._services.view.limits else ""
 
     def parse(self, request: Request) -> Append:
         """Decode the records or batches of a body; call it in a thread if the body is large.
@@ -178,19 +201,25 @@ class AppendRoutes:
         Raises:
             Problem: 400, 413 or 422.
         """
+        append = self._parse(request)
+        assert append is not None, "a body that was to be read whatever it takes"
+        return append
+
+    def _parse(self, request: Request, *, if_short: bool = False) -> Append | None:
+        """Return what a body holds; with `if_short` None if to decode it takes long."""
         if request.parsed is not None:
             append: Append = request.parsed
             return append
-        now_ms = self._services.clock.wall_ms()
-        if not _is_part(request):
-            return parse_append(request, limits=self.limits, now_ms=now_ms)
-        keyed = request.headers[PART] == KEYED
-        return parse_append(request, limits=self._part_limits, now_ms=now_ms, keyed=keyed)
+        limits, keyed = self.limits, False
+        if _is_part(request):
+            limits, keyed = self._part_limits, request.headers[PART] == KEYED
+        parse = parse_if_short if if_short else parse_append
+        return parse(request, limits=limits, now_ms=self._services.clock.wall_ms, keyed=keyed)
 
     def _append_frames(
         self,
         partition: Partition,
-        frames: Sequence[memoryview],
+        append: Append,
         at: int | None = None,
         mark: BatchIdentity | None = None,
         made_ms: int | None = None,
@@ -207,11 +236,11 @@ class AppendRoutes:
             Problem: the first batch is refused.
         """
         # A leader stamps batches in place, so it needs writable copies of its own.
-        frames = [memoryview(bytearray(frame)) if frame.readonly else frame for frame in frames]
+        frames = [memoryview(bytearray(frame)) if frame.readonly else frame for frame in append.frames]
+        headers = append.headers or [Header.unpack(frame) for frame in frames]
         receipts: list[asyncio.Future[Receipt]] = []
-        for frame in frames:
+        for frame, header in zip(frames, headers, strict=True):
             try:
-                header = Header.unpack(frame)
                 if at is not None:
                     if not is_duplicate(partition.context, header):
                         _check_end(partition, at)
@@ -233,34 +262,35 @@ class AppendRoutes:
 
     def _answer(self, receipts: Sequence[Receipt], partition: Partition) -> Response:
         """Return the answer with these receipts. Its JSON is formatted by hand, as this is the hot path."""
-        placed = ",".join(
-            [
-                f'{{"partition":{r.partition},"offset":{r.offset},"count":{r.count}}}'
-                for r in receipts
-                if r.delayed is None
-            ]
-        )
-        delayed = [text for receipt in receipts for text in receipt.delayed_ids]
+        placed: list[str] = []
+        delayed: list[str] = []
+        appended, window, replayed = 0, None, False
+        for receipt in receipts:
+            appended += receipt.count
+            replayed = replayed or receipt.duplicate
+            if receipt.delayed is None:
+                placed.append(
+                    f'{{"partition":{receipt.partition},"offset":{receipt.offset},"count":{receipt.count}}}'
+                )
+            else:
+                delayed += receipt.delayed_ids
+            # The last: a repetition among them may have been acknowledged long before the others.
+            if window is None or (receipt.window is not None and receipt.window > window):
+                window = receipt.window
+        assert window is not None, "an append is acknowledged without its copies"
         ids = f',"scheduled":{msgspec.json.encode(delayed).decode()}' if delayed else ""
-        appended = sum([receipt.count for receipt in receipts])
-        # The last: a repetition among them may have been acknowledged long before the others.
-        window = max([receipt.window for receipt in receipts if receipt.window is not None])
         body = (
-            f'{{"appended":{appended},"placed":[{placed}],'
-            f'"durable":{{"replicas":{window.voters},{FLUSH[partition.log.policy.name]}}}{ids}}}\n'
+            f'{{"appended":{appended},"placed":[{",".join(placed)}],'
+            f'"durable":{{"replicas":{window.voters},{durability(partition)}}}{ids}}}\n'
         ).encode()
-        block = self._head.block(partition.topic) + window_headers(window)
-        headers: list[tuple[str, str]] = []
-        if any(receipt.duplicate for receipt in receipts):
-            headers.append(("Laminar-Replayed", "1"))
+        block = self._head.block(partition.topic, window)
+        headers = [("Laminar-Replayed", "1")] if replayed else []
         if appended != 1:
             return Response(200, headers, body, header_block=block)
-        path = f"/v1/topics/{partition.topic}"
+        place = f"partitions/{partition.number}/records/{receipts[0].offset}"
         if delayed:
-            headers.append(("Location", f"{path}/delayed/{delayed[0]}"))
-        else:
-            offset = receipts[0].offset
-            headers.append(("Location", f"{path}/partitions/{partition.number}/records/{offset}"))
+            place = f"delayed/{delayed[0]}"
+        block += f"Location: /v1/topics/{partition.topic}/{place}\r\n".encode()
         return Response(201, headers, body, header_block=block)
 
     async def _elsewhere(self, request: Request, topic: str, number: int) -> Response:

@@ -30,7 +30,8 @@ class BackgroundDecoding:
         self._off_loop = off_loop
         self._loop = asyncio.get_running_loop()
         # By partition with bodies under way: a future that is done when the last of them has been handled.
-        self._last: dict[Partition, asyncio.Future[None]] = {}
+        # A short body for any other partition may be decoded at once.
+        self.last: dict[Partition, asyncio.Future[None]] = {}
 
     async def parsed(self, request: Request) -> Append:
         """Return the body's records or batches, decoded in a thread if that takes long."""
@@ -38,21 +39,17 @@ class BackgroundDecoding:
             return await self._off_loop(self._parse, request)
         return self._parse(request)
 
-    def at_once(self, request: Request, partition: Partition) -> bool:
-        """Return whether to decode now: a short body, and no earlier one of the partition is in a thread."""
-        return partition not in self._last and not parses_long(request)
-
     def in_turn(self, request: Request, partition: Partition, then: Then) -> asyncio.Task[Response]:
         """Return the answer of `then`, called with the body decoded in a thread, after all earlier bodies."""
-        before = self._last.get(partition)
-        passed = self._last[partition] = self._loop.create_future()
+        before = self.last.get(partition)
+        passed = self.last[partition] = self._loop.create_future()
         parsed = self._off_loop(self._parse, request)
 
         def let_pass() -> None:
             if not passed.done():
                 passed.set_result(None)
-            if self._last.get(partition) is passed:
-                del self._last[partition]
+            if self.last.get(partition) is passed:
+                del self.last[partition]
 
         async def answer() -> Response:
             if before is not None:

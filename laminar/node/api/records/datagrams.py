@@ -203,7 +203,7 @@ class Datagrams(asyncio.DatagramProtocol):
         """Return the verified batch in memory of its own, as a leader stamps it in place."""
         if question.topic in SYSTEM_TOPICS:
             raise Problem("invalid", "this is an internal topic", field="topic", value=question.topic)
-        frames = read_batches(question.frame, self._limits)
+        frames, headers = read_batches(question.frame, self._limits)
         if len(frames) != 1:
             raise Problem(
                 "invalid",
@@ -212,7 +212,7 @@ class Datagrams(asyncio.DatagramProtocol):
                 value=len(frames),
                 limit=1,
             )
-        if Header.unpack(frames[0]).producer_id == NO_PRODUCER:
+        if headers[0].producer_id == NO_PRODUCER:
             raise Problem(
                 "invalid",
                 "a datagram may arrive twice, so its batch needs a producer id and a sequence",

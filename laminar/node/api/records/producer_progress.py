@@ -17,7 +17,6 @@ from laminar.node.access.principals import owner_of
 from laminar.node.api.common.answer_head import AnswerHead
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
-from laminar.node.api.records.ack_accepted import window_headers
 from laminar.node.api.records.fetch import FetchRoutes
 from laminar.node.api.records.new_ids import NewIds
 from laminar.node.partition.partition import Partition
@@ -89,7 +88,7 @@ class ProducerProgressRoutes:
                 sealed=partition.context.final_seal is not None,
             )
         )
-        answer.header_block = self._head.block(partition.topic) + window_headers(partition.copies.window())
+        answer.header_block = self._head.block(partition.topic, partition.copies.window())
         return answer
 
 

@@ -131,7 +131,7 @@ class UploadRoutes:
         Raises:
             Problem: 4xx if the body is not one record with an empty value.
         """
-        append = parse_append(request, limits=self._limits, now_ms=self._services.clock.wall_ms())
+        append = parse_append(request, limits=self._limits, now_ms=self._services.clock.wall_ms)
         records = append.records
         if records is None:
             records = records_of(append.frames)

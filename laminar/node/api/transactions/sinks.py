@@ -191,7 +191,7 @@ class SinkRoutes:
         self._make_topic = make_topic
         self._decoding = BackgroundDecoding(
             lambda request: (
-                request.parsed or parse_append(request, limits=limits, now_ms=services.clock.wall_ms())
+                request.parsed or parse_append(request, limits=limits, now_ms=services.clock.wall_ms)
             ),
             lambda *job: services.off_loop(*job),
         )

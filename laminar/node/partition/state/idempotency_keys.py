@@ -76,16 +76,20 @@ class IdempotencyKeys:
             return now_ms - AGE_MS
         return next(iter(self._keys.values())).time_ms
 
-    def appended(self, header: Header, *, delayed: tuple[int, int] | None = None) -> None:
+    def appended(self, header: Header, *, delayed: tuple[int, int] | None = None) -> bool:
         """Apply a batch of records, with a key or without, that is now the log's last entry.
+
+        Return whether that may have changed the table: each batch ends the time of old keys.
 
         `delayed` are the number of the first record and their count, if they are delayed.
         """
         keyed = bool(header.flags & Flag.KEYED)
+        if not keyed and not self._keys:
+            return False
         if self._keys:
             self._expire(header.index, header.append_time_ms, at_most=MAX_KEYS - keyed)
         if not keyed:
-            return
+            return True
         self._undo.append((header.index, header.producer_id, self._keys.pop(header.producer_id, None)))
         number, count = delayed or (None, header.count)
         self._keys[header.producer_id] = KeyEntry(
@@ -97,6 +101,7 @@ class IdempotencyKeys:
             time_ms=header.append_time_ms,
             delayed=number,
         )
+        return True
 
     def _expire(self, index: int, now_ms: int, *, at_most: int) -> None:
         while self._keys:

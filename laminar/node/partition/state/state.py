@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
-from laminar.batch import Buffer, Header, Kind, body_of
+from laminar.batch import NO_PRODUCER, Buffer, Header, Kind, body_of
 from laminar.batch.header import Flag
 from laminar.node.consensus.log_start import LogStartRecord, log_start_record
 from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
@@ -28,6 +29,13 @@ from laminar.node.partition.state.producers import Producers
 from laminar.node.partition.state.sinks import Sinks
 from laminar.node.partition.state.staged_batches import StagedBatches, publish_record
 from laminar.node.partition.state.succession import Sealed, Succession
+
+
+class _Table(Protocol):
+    """A table, of which each change can be undone until its entry is committed."""
+
+    def committed(self, index: int) -> None:
+        """Forget how to roll back entries up to `index`."""
 
 
 class PartitionState:
@@ -43,6 +51,8 @@ class PartitionState:
         self.stages = StagedBatches()
         self.sinks = Sinks()
         self.succession = Succession()
+        # The tables that entries have changed which are not known to be committed, with the last of these.
+        self._changed: dict[_Table, int] = {}
         self.committed_index = start_index
         # Whether the log was trimmed, and its first `log_start` entry is not applied yet. That entry carries
         # the state that the trimmed entries led to.
@@ -74,51 +84,56 @@ class PartitionState:
             if isinstance(change, Added):
                 self._note_producer(header, (change.first, change.count))
             self.delayed.appended(header, change)
-            self.delayed.committed(header.committed_index)
+            self._note_change(self.delayed, header)
         elif header.kind == Kind.CURSOR:
             self.cursors.appended(header, body_of(frame))
-            self.cursors.committed(header.committed_index)
+            self._note_change(self.cursors, header)
         elif header.kind == Kind.CHANNEL:
             self.channels.appended(header, frame)
-            self.channels.committed(header.committed_index)
+            self._note_change(self.channels, header)
         elif header.kind in (Kind.STAGED, Kind.PREPARE, Kind.PUBLISH):
             self.stages.appended(header, frame)
-            self.stages.committed(header.committed_index)
+            self._note_change(self.stages, header)
             if header.kind == Kind.PUBLISH and self.delayed:
                 due = publish_record(frame).due
                 if due is not None:
                     self.delayed.published(header, due.rows)
-                    self.delayed.committed(header.committed_index)
+                    self._note_change(self.delayed, header)
         elif header.kind == Kind.SINK:
             self.sinks.appended(header, frame)
-            self.sinks.committed(header.committed_index)
+            self._note_change(self.sinks, header)
         elif header.kind in (Kind.SEAL, Kind.OPEN):
             self.succession.appended(header, frame)
-            self.succession.committed(header.committed_index)
+            self._note_change(self.succession, header)
         elif header.kind == Kind.LOG_START:
             record = log_start_record(frame)
             if self._beheaded:
                 self._restore_tables(decode_state(record.state))
                 self._beheaded = False
             self.channels.started(header.index, Started(record.index, record.offset))
-            self.channels.committed(header.committed_index)
+            self._note_change(self.channels, header)
             self.stages.started(header.index, record.index)
-            self.stages.committed(header.committed_index)
+            self._note_change(self.stages, header)
             self._starts.append((header.index, record))
             self._configurations.append((header.index, record.configuration))
         elif header.kind == Kind.CONFIGURATION:
             configuration = configuration_record(body_of(frame))
             if configuration.successor_of:
                 self.succession.made_by(header.index, configuration.successor_of)
+                self._note_change(self.succession, header)
             self._configurations.append((header.index, configuration))
 
     def _note_producer(self, header: Header, delayed: tuple[int, int] | None) -> None:
-        if not header.flags & Flag.KEYED:
+        if header.producer_id != NO_PRODUCER and not header.flags & Flag.KEYED:
             self.producers.appended(header, delayed=delayed)
+            self._note_change(self.producers, header)
+        if self.keys.appended(header, delayed=delayed):
+            self._note_change(self.keys, header)
+
+    def _note_change(self, table: _Table, header: Header) -> None:
+        self._changed[table] = header.index
         # What the header says is committed is never rolled back, so a replayed log piles up no undo history.
-        self.producers.committed(header.committed_index)
-        self.keys.appended(header, delayed=delayed)
-        self.keys.committed(header.committed_index)
+        table.committed(header.committed_index)
 
     def truncated(self, index: int) -> None:
         """Roll back entry `index` and all after it, which were truncated."""
@@ -139,19 +154,19 @@ class PartitionState:
     def committed(self, index: int) -> None:
         """Note that entries up to `index` are committed; the last `log_start` among them becomes due."""
         self.committed_index = index
-        self.producers.committed(index)
-        self.keys.committed(index)
-        self.cursors.committed(index)
-        self.channels.committed(index)
-        self.delayed.committed(index)
-        self.stages.committed(index)
-        self.sinks.committed(index)
-        self.succession.committed(index)
+        if self._changed:
+            self._forget_undo(index)
         while len(self._configurations) > 1 and self._configurations[1][0] <= index:
             del self._configurations[0]
         while self._starts and self._starts[0][0] <= index:
             at, record = self._starts.popleft()
             self._last_start = self.due_start = (at, msgspec.structs.replace(record, state=b""))
+
+    def _forget_undo(self, index: int) -> None:
+        for table, last in list(self._changed.items()):
+            table.committed(index)
+            if last <= index:
+                del self._changed[table]
 
     @property
     def committed_seal(self) -> Sealed | None:
@@ -247,12 +262,6 @@ class PartitionState:
         self.stages, self.sinks, self.keys = whole.stages, whole.sinks, whole.keys
         whole.succession.in_doubt = self.succession.in_doubt
         self.succession = whole.succession
-        self.producers.committed(self.committed_index)
-        self.cursors.committed(self.committed_index)
-        self.channels.committed(self.committed_index)
-        self.delayed.committed(self.committed_index)
-        self.stages.committed(self.committed_index)
-        self.sinks.committed(self.committed_index)
-        self.keys.committed(self.committed_index)
-        self.succession.committed(self.committed_index)
+        self._changed = whole._changed
+        self._forget_undo(self.committed_index)
         self.left_out = []

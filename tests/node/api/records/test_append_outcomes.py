@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from laminar.batch import BATCH_TYPE, Header, build
+from laminar.http.api.append_body import Append
 from laminar.http.api.problem_response import answer_error
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits, Records
@@ -76,9 +77,8 @@ async def answer(partition: Partition, frames: Sequence[bytearray]) -> Problem:
     """The problem that a request with these batches is answered with."""
     served = routes()
     with pytest.raises(Problem) as problem:
-        await served._answer_many(
-            served._append_frames(partition, [memoryview(frame) for frame in frames]), partition
-        )
+        append = Append(None, [memoryview(frame) for frame in frames])
+        await served._answer_many(served._append_frames(partition, append), partition)
     return problem.value
 
 
@@ -301,7 +301,7 @@ async def test_readers_who_gave_up_are_forgotten(tmp_path: Path) -> None:
             task.cancel()
         await asyncio.gather(*gone, return_exceptions=True)
 
-        assert not partition.reader._waiting
+        assert not partition.reader.waiting
 
 
 async def test_a_log_read_at_a_start_piles_up_no_way_back(tmp_path: Path) -> None:

@@ -28,8 +28,12 @@ async def test_a_partition_that_the_view_lacks_is_looked_for_in_a_newer_one(
         if what == "stage":
             await node.client.request_json("POST", "/v1/sinks/s")
         # As at a node that holds no replica of it.
-        append = cast("Api", shard._application)._append
-        monkeypatch.setattr(append, "replica", lambda topic, partition: None)
+        api = cast("Api", shard._application)
+        monkeypatch.setattr(
+            api,
+            "_known",
+            lambda matched: api._topics.knows(matched.params["topic"], matched.params.get("partition")),
+        )
         newest, asked = shard.view.message, 0
 
         async def refresh() -> None:

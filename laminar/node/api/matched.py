@@ -1,0 +1,143 @@
+"""What a head asks for: the operation, the names in its path, and what follows from these alone.
+
+It is found once for all requests with an equal head, which share the parsed head, and kept with that.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from laminar.http.api.cross_site import check_body_type
+from laminar.http.api.names import SYSTEM_TOPICS, TRACE_TOPIC
+from laminar.http.api.parameters import GUARANTEES
+from laminar.http.api.problems import Problem
+from laminar.http.api.roles import ADMIN_OF_ALL, METRICS, PUBLIC
+from laminar.http.api.routes import NEEDS, ROUTES, check_query, match
+from laminar.http.protocol.request_head import RequestHead
+from laminar.node.access.principals import Principal
+from laminar.node.api.common.json_body import most_document_bytes
+from laminar.node.api.find.step import MOST_ANSWER_BYTES
+from laminar.node.api.records.fetch import DEFAULT_BYTES
+from laminar.node.api.records.stale_routes import route_said
+
+# By header that makes a request safe to repeat: the operations that honour it. Others refuse a request with
+# it: if they ignored it, a client would repeat the request, and it would be carried out twice.
+_IDEMPOTENCY_HEADERS = {
+    header.name.lower(): frozenset(route.operation for route in ROUTES if header in route.parameters)
+    for header in GUARANTEES
+}
+# The changes of an internal topic that are allowed: operators' decisions on where it is, and to accept a
+# loss. Of `update_topic` only the number of replicas is, and retention of `_audit` (`TopicRoutes.update`).
+_ON_THE_SYSTEMS = frozenset(
+    ("recover_partition", "update_topic", "pin_partition", "unpin_partition", "prefer_leader")
+)
+
+# And what changes nothing, although its method is POST.
+_SYSTEMS_TAKE = _ON_THE_SYSTEMS | {"search"}
+
+# By internal topic what else is allowed: the cursors of those who export the trace.
+_TAKES_TOO = {TRACE_TOPIC: frozenset(("set_cursor", "delete_cursor"))}
+
+# Reads whose method is POST: how many bytes their answers may have, of what waits as of a fetch.
+_READ_BY_POST = {"search": MOST_ANSWER_BYTES, "receive_jobs": DEFAULT_BYTES}
+
+# Operations that a topic permits to all while it is imported: where it is, what it has, and to delete it.
+_WHILE_IMPORTING = frozenset(
+    (
+        *("create_topic", "describe_topic", "delete_topic", "list_partitions", "describe_partition"),
+        *("list_routes", "describe_route", "digest", "recover_partition"),
+        *("pin_partition", "unpin_partition", "prefer_leader"),
+    )
+)
+
+
+class Matched(NamedTuple):
+    """The operation that a head asks for: the same for each request with the same head."""
+
+    operation: str
+    params: dict[str, str]
+    most_document_bytes: int | None
+    principal: Principal | None = None
+    """Who asks by a token, if this shard asks; None before that is checked, and of a request without one."""
+    is_counted: bool = False
+    """Whether the rates of principals count it. They do not for those of operators, and of their monitors."""
+    is_systems: bool = False
+    """Whether only nodes may do this, as it changes a topic of the system."""
+    place: tuple[str, int] | None = None
+    """The topic and the number of the partition that the path names, if it names one."""
+    is_of_topic: bool = False
+    """Whether the topic that the path names must exist."""
+    waits_for_import: bool = True
+    """Whether a topic does not permit this while it is imported."""
+    may_wait: bool = False
+    """Whether it may wait for something to come, or take long to look for it."""
+    answer_bytes: int = 0
+    """How many bytes the answer of a read by POST may have; 0 of anything else."""
+
+    def check_system(self) -> None:
+        """Refuse what only nodes may do.
+
+        Raises:
+            Problem: 422 `invalid`.
+        """
+        if self.is_systems:
+            topic = self.params["topic"]
+            raise Problem(
+                "invalid",
+                f"{topic} is an internal topic and cannot be created, changed or appended to",
+                field="topic",
+                value=topic,
+                outcome="not_applied",
+            )
+
+
+def matched_of(head: RequestHead) -> Matched:
+    """Return what a head asks for.
+
+    Raises:
+        Problem: 400, 404, 405, 415 or 422: no route, or a header or parameter that it does not take.
+    """
+    if head.memo is None:
+        head.memo = _match(head)
+    matched: Matched = head.memo
+    return matched
+
+
+def _match(head: RequestHead) -> Matched:
+    found = match(head.method, head.path)
+    operation, params = found.operation, found.params
+    for name, operations in _IDEMPOTENCY_HEADERS.items():
+        if name in head.headers and operation not in operations:
+            supported = ", ".join(sorted(operations))
+            raise Problem(
+                "invalid",
+                f"{name} is not supported on this route; it is supported on: {supported}",
+                field=name,
+                value=head.headers[name],
+            )
+    route_said(head.headers)
+    if head.query:
+        check_query(operation, head.query)
+    check_body_type(head, operation)
+    topic, reads = params.get("topic"), head.method in ("GET", "HEAD")
+    return Matched(
+        operation,
+        params,
+        most_document_bytes(operation),
+        is_counted=NEEDS[operation] not in (PUBLIC, METRICS, ADMIN_OF_ALL),
+        is_systems=topic in SYSTEM_TOPICS
+        and not reads
+        and operation not in _SYSTEMS_TAKE
+        and operation not in _TAKES_TOO.get(topic, ()),
+        place=_place_of(topic, params.get("partition")),
+        is_of_topic=topic is not None and operation != "create_topic",
+        waits_for_import=operation not in _WHILE_IMPORTING,
+        may_wait="wait_ms" in head.query or operation in _READ_BY_POST,
+        answer_bytes=_READ_BY_POST.get(operation, 0),
+    )
+
+
+def _place_of(topic: str | None, number: str | None) -> tuple[str, int] | None:
+    if topic is None or number is None or not (number.isascii() and number.isdigit() and len(number) <= 9):
+        return None
+    return topic, int(number)
