@@ -125,22 +125,24 @@ class Gossip:
         self._sock.setblocking(False)
         self._loop.add_reader(self._sock, self._readable)
         self.set_seeds(seeds)
+        self._wake()
 
     def set_seeds(self, seeds: Sequence[str]) -> None:
         """Replace the seeds, as in `start`. A seed is pinged while no available member has its address.
 
         Host names are looked up now, and every 30 s: a member that was stopped may come back elsewhere.
         """
-        if tuple(seeds) != self._seeds:
-            self._seeds = tuple(seeds)
-            names = {seed for seed in seeds if not _is_numeric(seed)}
-            self._found = {name: found for name, found in self._found.items() if name in names}
-            self._use_seeds()
-            if self._resolving is not None:
-                self._resolving.cancel()
-                self._resolving = None
-            if names and self._loop is not None:
-                self._resolving = self._loop.create_task(self._resolve(names))
+        if tuple(seeds) == self._seeds:
+            return
+        self._seeds = tuple(seeds)
+        names = {seed for seed in seeds if not _is_numeric(seed)}
+        self._found = {name: found for name, found in self._found.items() if name in names}
+        self._use_seeds()
+        if self._resolving is not None:
+            self._resolving.cancel()
+            self._resolving = None
+        if names and self._loop is not None:
+            self._resolving = self._loop.create_task(self._resolve(names))
         self._wake()
 
     def _use_seeds(self) -> None:
@@ -231,7 +233,6 @@ class Gossip:
             return None
 
     def _wake(self) -> None:
-        self._timer = None
         self._core.expire(now_ms=self._clock())
         self._after()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import select
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ import pytest
 from swimprotocol.packet import Ping, Source
 from swimprotocol.udp.pack import UdpPack
 
-from membership.gossip import Gossip, Member
+from membership.gossip import Gossip, Member, monotonic_ms
 from membership.packets import Datagram, encode
 from membership.sealing.bound import Opened
 from membership.sealing.seal import NO_SECRET, GossipKey, Seal
@@ -114,6 +115,45 @@ async def running() -> AsyncIterator[Cluster]:
             await gossip.close()
         for sock in cluster.sockets.values():
             sock.close()
+
+
+async def test_one_timer_wakes_it_however_often_seeds_and_information_are_set() -> None:
+    """Each change of the catalog sets the seeds: a node of many topics must not wake more often for that."""
+    probes, read = 5, 0
+
+    def clock() -> int:
+        nonlocal read
+        read += 1
+        return monotonic_ms()
+
+    loop = asyncio.get_running_loop()
+    with socket.socket(type=socket.SOCK_DGRAM) as sock, socket.socket(type=socket.SOCK_DGRAM) as seed:
+        for each in (sock, seed):
+            each.bind(("127.0.0.1", 0))
+        seed.setblocking(False)
+        seeds = [f"127.0.0.1:{seed.getsockname()[1]}"]
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
+        keys = [key_of(b"key")]
+        gossip = Gossip(
+            sock=sock, node="a", address=address, keys=lambda: keys, info={}, clock=clock, settings=FAST
+        )
+        gossip.start(seeds)
+        for number in range(100):
+            gossip.set_seeds(seeds)
+            gossip.set_seeds([*seeds, f"127.0.0.1:{number + 1}"])
+            gossip.update_info({"number": number})
+        gossip.set_seeds(seeds)
+        while seed in select.select([seed], [], [], 0)[0]:
+            seed.recv(2_000)
+        read = 0
+        async with asyncio.timeout(30):
+            for _ in range(probes):
+                await loop.sock_recv(seed, 2_000)
+        await gossip.close()
+
+    # It is alone: each probe period it looks for its seed, and each gossip period it has news for nobody.
+    wakes = probes * (FAST.probe_period_ms // FAST.gossip_period_ms + 1)
+    assert read <= 2 * 2 * wakes, f"the clock was read {read} times in {probes} probe periods"
 
 
 async def test_three_nodes_find_each_other_and_notice_death_return_and_farewell() -> None:
