@@ -84,7 +84,7 @@ class AppendRoutes:
             max_body_bytes=_PART_GROWS * limits.max_body_bytes,
             max_record_bytes=_PART_GROWS * limits.max_record_bytes,
         )
-        self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job))
+        self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job), services.bulk)
         self._head = AnswerHead(services, topics)
         self._stale = StaleRoutes(topics)
         self._new_ids = new_ids or NewIds(services)

@@ -1,8 +1,9 @@
-"""Decoding of large bodies in a thread, in the order in which they came for a partition.
+"""Large bodies, in the order in which they came for a partition: decoded in a thread, appended by shares.
 
 A batch from outside is decoded completely before it is appended. For megabytes that takes longer than the
-event loop's other work may wait. A body that arrives for the same partition meanwhile is appended after the
-earlier one, however short it is: otherwise a producer's numbered batches would change their order.
+event loop's other work may wait. Then it waits until it may be on its way (`laminar.node.fair.bulk`). A body
+that arrives for the same partition meanwhile is appended after the earlier one, however short it is:
+otherwise a producer's numbered batches would change their order.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Awaitable, Callable
 
 from laminar.http.api.append_body import Append, parses_long
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import owner_of
+from laminar.node.fair.bulk import BULK_BYTES, Bulk
 from laminar.node.partition.partition import Partition
 
 Then = Callable[[Append], Response | Awaitable[Response]]
@@ -21,11 +24,16 @@ class BackgroundDecoding:
     """The decoding of one shard's bodies: small ones at once, large ones in a thread, in order.
 
     `parse(request)` decodes a body, or raises `Problem`; `off_loop(parse, request)` runs it in a thread.
+    `bulk` has the shares.
     """
 
     def __init__(
-        self, parse: Callable[[Request], Append], off_loop: Callable[..., asyncio.Future[Append]]
+        self,
+        parse: Callable[[Request], Append],
+        off_loop: Callable[..., asyncio.Future[Append]],
+        bulk: Bulk,
     ) -> None:
+        self._bulk = bulk
         self._parse = parse
         self._off_loop = off_loop
         self._loop = asyncio.get_running_loop()
@@ -39,14 +47,21 @@ class BackgroundDecoding:
         return self._parse(request)
 
     def at_once(self, request: Request, partition: Partition) -> bool:
-        """Return whether to decode now: a short body, and no earlier one of the partition is in a thread."""
+        """Return whether to append now: a short body, and no earlier one of the partition waits."""
+        if len(request.body) > BULK_BYTES:
+            return False
+        self._bulk.small(request.connection)
         return partition not in self._last and not parses_long(request)
 
     def in_turn(self, request: Request, partition: Partition, then: Then) -> asyncio.Task[Response]:
-        """Return the answer of `then`, called with the body decoded in a thread, after all earlier bodies."""
+        """Return the answer of `then`, called with the decoded body at its turn, after all earlier bodies.
+
+        Until that answer its bytes are on their way.
+        """
         before = self._last.get(partition)
         passed = self._last[partition] = self._loop.create_future()
-        parsed = self._off_loop(self._parse, request)
+        parsed = self._off_loop(self._parse, request) if parses_long(request) else None
+        size_bytes = len(request.body)
 
         def let_pass() -> None:
             if not passed.done():
@@ -57,7 +72,14 @@ class BackgroundDecoding:
         async def answer() -> Response:
             if before is not None:
                 await asyncio.wait((before,))
-            answered = then(await parsed)
+            append = self._parse(request) if parsed is None else await parsed
+            if size_bytes <= BULK_BYTES:
+                return await carried_out(append)
+            async with self._bulk.share(client_of(request), size_bytes, request.connection):
+                return await carried_out(append)
+
+        async def carried_out(append: Append) -> Response:
+            answered = then(append)
             let_pass()
             return answered if isinstance(answered, Response) else await answered
 
@@ -65,3 +87,10 @@ class BackgroundDecoding:
         # Also if the body was refused, so that later bodies do not wait for ever.
         task.add_done_callback(lambda done: let_pass())
         return task
+
+
+def client_of(request: Request) -> str:
+    """Return whose bulk a request is: its principal's, or without one that of a client's address."""
+    connection = request.connection
+    address: str = getattr(connection, "address", "") or connection.peer.rpartition(":")[0]
+    return owner_of(request) or address

@@ -48,6 +48,7 @@ from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records.background_decoding import BackgroundDecoding
 from laminar.node.api.records.idempotency import KEY_TIME, BatchIdentity, build_identified, identity_of, named
 from laminar.node.api.records.new_ids import NewIds
+from laminar.node.fair.bulk import BULK_BYTES
 from laminar.node.partition.deduplication import find_key
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
@@ -205,7 +206,7 @@ class TopicAppends:
         self._leaders = leaders
         self._topics = topics
         self._parse = parse
-        self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job))
+        self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job), services.bulk)
         self._loop = asyncio.get_running_loop()
         self._spread = 0
         self._waiting_bytes = 0
@@ -401,10 +402,16 @@ class TopicAppends:
         made_ms = None if mark is None else mark.made_ms
 
         async def here(partition: Partition) -> Receipt:
+            if records.size_bytes <= BULK_BYTES:
+                return await appended(partition)
+            async with self._services.bulk.share(whole.principal or whole.topic, records.size_bytes):
+                return await appended(partition)
+
+        async def appended(partition: Partition) -> Receipt:
             if isinstance(part, Records):
                 with asked_by(partition.context.trace, whole.who):
-                    appended = partition.appends.append_records(part)
-                return await appended
+                    receipt = partition.appends.append_records(part)
+                return await receipt
             # A copy: the leader stamps it in place, and there may be another attempt.
             frame = bytearray(part)
             try:
