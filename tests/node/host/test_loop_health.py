@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 
-from laminar.node.host.loop_health import LoopHealth
+from laminar.node.host.loop_health import (
+    FULL_AT_LEAST_S,
+    FULL_BLOCKS,
+    FULL_COLLECTION_S,
+    FULL_GROWTH,
+    LoopHealth,
+)
 
 
 def _a_long_turn() -> None:
@@ -56,3 +63,17 @@ async def test_garbage_is_collected_by_us_and_not_in_the_middle_of_a_burst() -> 
         health.stop()
 
     assert gc.isenabled()
+
+
+def test_everything_is_looked_at_for_garbage_only_when_there_may_be_some() -> None:
+    """A full collection stops the loop, and an idle node would have one a minute for nothing."""
+    health = LoopHealth()
+    health._full_blocks = sys.getallocatedblocks()
+
+    assert not health._is_full_due(FULL_COLLECTION_S + 1)
+    made: list[list[int]] = [[] for _ in range(int(health._full_blocks * FULL_GROWTH) + FULL_BLOCKS + 1000)]
+    assert health._is_full_due(FULL_COLLECTION_S + 1)
+    assert not health._is_full_due(FULL_COLLECTION_S - 1), "whatever there is"
+    made.clear()
+    assert not health._is_full_due(FULL_COLLECTION_S + 1)
+    assert health._is_full_due(FULL_AT_LEAST_S)

@@ -25,6 +25,7 @@ from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.query import flag, integer, next_link, one_of
 from laminar.node.api.common.services import ShardServices, check_enabled
+from laminar.node.api.common.slices import in_slices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.catalog.service import (
     CatalogAnswer,
@@ -121,7 +122,12 @@ class TopicRoutes:
         found = heapq.nsmallest(limit + 1, (place for place in places if place > begin))
         page = found[:limit]
         topics = self._services.view.topics()
-        described = [self._describe(topics[name]) for _, name in page if name in topics]
+        described: list[documents.Topic] = []
+        await in_slices(
+            [topics[name] for _, name in page if name in topics],
+            lambda record: described.append(self._describe(record)),
+            clock=self._services.clock,
+        )
         answer = documents.TopicPage(described)
         if with_sums and sums is not None:
             answer.silent = sums.silent
