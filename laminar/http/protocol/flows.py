@@ -12,7 +12,7 @@ REQUEST: Final = 8
 """What a request counts, in answers that were waited for: making and sending these costs about as much."""
 
 ALONE: Final = 64
-"""The same while no other flow has a connection."""
+"""The same while no other flow has a connection, and of one read where there are no flows."""
 
 # Each 64 KiB of a body count like a further request. As a shift.
 REQUEST_SHIFT: Final = 16
