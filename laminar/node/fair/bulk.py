@@ -25,7 +25,7 @@ BULK_BYTES: Final = 64 * 1024
 """Larger bodies are bulk."""
 
 ALONE_BYTES: Final = 16 << 20
-"""Bytes of bulk on their way while nobody else appends. What is larger than the room goes alone."""
+"""Bytes of bulk on their way while no other connection appends. What is larger than the room goes alone."""
 
 BESIDE_BYTES: Final = 1 << 20
 """The same beside the small appends of others."""
@@ -45,24 +45,24 @@ class Bulk:
         """Begin with all of the room."""
         self._limiter = FairLimiter(limit=_MOST, limit_bytes=ALONE_BYTES)
         self._smalls = self._smalls_seen = 0
-        # Where bulk came from last: its own small appends, as a producer's last ones, are nobody else's.
+        # Where bulk came from last: a producer's own small appends, as its last ones, do not count.
         self._from: object = None
         self._beside_until_s = 0.0
         self._waits = self._rests = self._taken_bytes = 0
 
-    def small(self, connection: object) -> None:
-        """Note a small append, which waits for nothing here."""
-        if connection is not self._from:
+    def small(self, source: object) -> None:
+        """Note a small append, which waits for nothing here; `source` is its connection or client."""
+        if source != self._from:
             self._smalls += 1
 
     @asynccontextmanager
-    async def share(self, who: str, size_bytes: int, connection: object = None) -> AsyncIterator[None]:
+    async def share(self, who: str, size_bytes: int, source: object = None) -> AsyncIterator[None]:
         """Wait until there is room for `size_bytes` of a client; they are on their way until the end."""
         loop, limiter = asyncio.get_running_loop(), self._limiter
         self._look(loop.time())
         self._waits += bool(limiter.waiting or limiter.running_bytes + size_bytes > limiter.limit_bytes)
         await limiter.acquire(who, size_bytes)
-        self._from = connection
+        self._from = source
         self._taken_bytes += size_bytes
         began_s, held = loop.time(), [size_bytes]
 

@@ -81,7 +81,7 @@ async def test_beside_small_appends_of_another_little_is_on_its_way_and_it_rests
     assert bulk.statistics()["rests"] >= 2
 
 
-async def test_a_producers_own_small_appends_are_nobody_elses() -> None:
+async def test_a_producers_own_small_appends_are_not_those_of_another() -> None:
     """The last batch of a producer is small, and must not slow down the next ones."""
     bulk = Bulk()
     client = Client(bulk)

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from laminar.http.api.append_body import Append, parses_long
+from laminar.http.api.roles import SYSTEM_PREFIX
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import owner_of
 from laminar.node.fair.bulk import BULK_BYTES, Bulk
@@ -50,7 +51,8 @@ class BackgroundDecoding:
         """Return whether to append now: a short body, and no earlier one of the partition waits."""
         if len(request.body) > BULK_BYTES:
             return False
-        self._bulk.small(request.connection)
+        if not partition.topic.startswith(SYSTEM_PREFIX):  # what nodes write about requests is no client's
+            self._bulk.small(source_of(request))
         return partition not in self._last and not parses_long(request)
 
     def in_turn(self, request: Request, partition: Partition, then: Then) -> asyncio.Task[Response]:
@@ -75,7 +77,7 @@ class BackgroundDecoding:
             append = self._parse(request) if parsed is None else await parsed
             if size_bytes <= BULK_BYTES:
                 return await carried_out(append)
-            async with self._bulk.share(client_of(request), size_bytes, request.connection):
+            async with self._bulk.share(client_of(request), size_bytes, source_of(request)):
                 return await carried_out(append)
 
         async def carried_out(append: Append) -> Response:
@@ -87,6 +89,11 @@ class BackgroundDecoding:
         # Also if the body was refused, so that later bodies do not wait for ever.
         task.add_done_callback(lambda done: let_pass())
         return task
+
+
+def source_of(request: Request) -> object:
+    """Return where a request came from: its connection, or the client's address that another shard names."""
+    return getattr(request.connection, "address", "") or request.connection
 
 
 def client_of(request: Request) -> str:
