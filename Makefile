@@ -7,6 +7,8 @@
 #             make bench-secure: with TLS and tokens beside without,
 #             make bench-flush: what the flush policy interval gains over commit,
 #             make bench-streams: a record of gigabytes beside appends, make bench-spark: Spark beside a cluster,
+#             make bench-beside: small appends beside each kind of bulk, by turns with nothing beside them,
+#             make bench-loops: which turns of a node's loops take over 5 ms under which load, and what they do,
 #             make bench-pipelines: Spark's pipelines over 10 million records, each result checked,
 #             make bench-recovery: what a node's death costs, until everything is replicated again,
 #             make bench-channels: jobs of a channel beside NATS JetStream, Kafka's share groups and Redis streams,
@@ -39,6 +41,7 @@
 # make spark-faults  Spark's driver and nodes killed while it copies a topic: each record must be there once
 # make image  the image of deploy/Dockerfile, and a node in it; needs root, buildah and debootstrap
 # make release-check  the files of a release in build/release/dist, with a bill of materials, and what twine says of them
+# make profile  flame graphs of four journeys of a record, in docs/profile; samples other processes, so it may need root
 # make site   the documentation as pages for a browser, in build/site/html; each link and each list is checked
 # make clean  remove what the others leave behind (not .venv)
 #
@@ -54,7 +57,7 @@ CODE := laminar raft membership router ebpf tests benches examples hatch_build.p
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft bench-secure \
-  bench-catalog bench-channels bench-delay bench-find bench-flush bench-peers bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
+  bench-beside bench-loops profile bench-catalog bench-channels bench-delay bench-find bench-flush bench-peers bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
   cluster-life log-damage spark-faults clean pins java postgresql promtool redis steer-deps
 .DELETE_ON_ERROR:
 
@@ -254,6 +257,18 @@ bench-flush: .venv/.core
 
 bench-streams: .venv/.core
 	$(BIN)/python -m benches.log.bench_streams $(OPTIONS)
+
+bench-beside: .venv/.core
+	$(BIN)/python -m benches.log.bench_beside $(OPTIONS)
+
+bench-loops: .venv/.core
+	$(BIN)/python -m benches.http.bench_loops $(OPTIONS)
+
+# The sampler is no dependency of the project: it comes into build/ and not into .venv.
+profile: .venv/.core
+	@test -e build/profile/bin/py-spy || $(BIN)/pip install --quiet --disable-pip-version-check \
+	  --target build/profile py-spy==0.4.3
+	$(BIN)/python -m benches.common.flames --sampler build/profile/bin/py-spy $(OPTIONS)
 
 bench-state: .venv/.core
 	$(BIN)/python -m benches.queues.bench_state $(OPTIONS)

@@ -179,6 +179,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node": (),
     "laminar.node.secret": (),
     "laminar.node.host": ("laminar.log.*", "laminar.http.api", "laminar.node.secret"),
+    "laminar.node.fair": ("laminar.log.disk",),
     "laminar.node.transport": ("laminar.node.host", "laminar.node.secret"),
     "laminar.node.consensus": (
         *("laminar.node.host", "laminar.node.transport"),
@@ -243,6 +244,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("raft", "laminar.batch", "laminar.http.api", "laminar.log.*"),
     ),
     "laminar.node.shard": (
+        "laminar.node.fair",
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.node.catalog", "laminar.node.catch_up", "laminar.node.placement"),
@@ -258,6 +260,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.secret", "laminar.node.find", "laminar.node.trace"),
     ),
     "laminar.node.api.common": (
+        "laminar.node.fair",
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.catalog", "membership"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
@@ -265,6 +268,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.routes", "laminar.node.access", "laminar.node.secret"),
     ),
     "laminar.node.api.records": (
+        "laminar.node.fair",
         *(
             "laminar.node.access",
             "laminar.node.api.common",

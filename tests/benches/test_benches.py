@@ -352,3 +352,17 @@ def test_the_trace_is_measured_beside_none() -> None:
 
     assert (0, "") == (ran.returncode, ran.stderr)
     assert ran.stdout.startswith("trace, 2 in a request: off ") and "0 events dropped" in ran.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("bench", "figure"),
+    [("benches.log.bench_beside", "uploads_p50_ratio"), ("benches.http.bench_loops", "catch_up")],
+)
+def test_small_appends_beside_bulk_and_long_turns_are_measured(
+    bench: str, figure: str, real_disk: Path
+) -> None:
+    """Each runs to its end and has a figure of its last load; nothing stays."""
+    _, figures = run_quickly(bench, real_disk)
+
+    assert figure in figures

@@ -15,6 +15,7 @@ from laminar.log.disk.disk import RealDisk
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.api.common.forwarding import Exchange, answering
 from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.fair.bulk import Bulk
 from laminar.node.host.clock import Clock
 from laminar.node.host.disk_space import DiskSpace
 from laminar.node.host.periodic import Check
@@ -62,6 +63,7 @@ class Services:
         self.lost: list[ReplicaEntry] = []
         self.failed: dict[int, tuple[ReplicaEntry, str]] = {}
         self.space = DiskSpace(RealDisk(), "/", low_water_bytes=1, low_water_percent=100)
+        self.bulk = Bulk()
         self._refresh = refresh
 
     async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:

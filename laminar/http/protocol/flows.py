@@ -15,7 +15,7 @@ REFUSED_TURN: Final = 1
 """The same of a flow that is at its limit, as long as one of its connections is muted."""
 
 ALONE: Final = 64
-"""The same while no other flow has a connection."""
+"""The same while no other flow has a connection, and of one read where there are no flows."""
 
 # Each 64 KiB of a body count like a further request. As a shift.
 REQUEST_SHIFT: Final = 16

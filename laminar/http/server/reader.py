@@ -26,7 +26,7 @@ from typing import Any, Final, cast
 from laminar.http.protocol.chunked import ChunkedDecoder, ChunkedError, TooLargeError
 from laminar.http.protocol.content_encoding import decode_content
 from laminar.http.protocol.errors import HttpError
-from laminar.http.protocol.flows import REQUEST, REQUEST_SHIFT, Flow
+from laminar.http.protocol.flows import ALONE, REQUEST, REQUEST_SHIFT, Flow
 from laminar.http.protocol.messages import (
     CONTINUE,
     OFF_LOOP_BYTES,
@@ -280,7 +280,7 @@ class Connection(asyncio.BufferedProtocol):
     def _consume(self, data: bytes) -> None:
         """Begin all requests in `data`; keep what is incomplete or may not be begun yet as the tail."""
         server = self._server
-        position = 0
+        position = begun = 0
         size = len(data)
         if self._to_skip:
             position = min(self._to_skip, size)
@@ -301,8 +301,12 @@ class Connection(asyncio.BufferedProtocol):
                 position += 2
                 continue
             flow = self.flow
-            if flow is not None and flow.is_spent:
-                self._await_turn(flow)
+            if flow is not None:
+                if flow.is_spent:
+                    self._await_turn(flow)
+                    break
+            elif begun == ALONE:
+                self._await_pass()
                 break
             start = position
             end += 4
@@ -320,6 +324,7 @@ class Connection(asyncio.BufferedProtocol):
             if position < 0:  # the connection's flow has had its turn
                 position = start
                 break
+            begun += 1
         if position < size and not self._writer.stopped and self._body_view is None:
             self._tail = data[position:]
 
@@ -327,6 +332,11 @@ class Connection(asyncio.BufferedProtocol):
         """Begin no request until the flow's next turn; what comes until then pauses reading."""
         self._waits_turn = True
         self._server.turns.wait(flow, self)
+
+    def _await_pass(self) -> None:
+        """Let the loop look at all other sockets before more of one read begins; there is no flow here."""
+        self._waits_turn = True
+        asyncio.get_running_loop().call_soon(self.take_turn)
 
     def _mute(self, flow: Flow, wait_s: float) -> None:
         """Begin no request for a while: one was refused, and its client does not seem to wait.

@@ -13,11 +13,14 @@ from collections.abc import Hashable
 
 
 class FairLimiter:
-    """A limit of `limit` reads and `limit_bytes` bytes in flight; a read larger than that runs alone."""
+    """A limit of `limit` reads and `limit_bytes` bytes in flight; a read larger than that runs alone.
+
+    `limit_bytes` may be changed; what waits begins with the next `release`.
+    """
 
     def __init__(self, *, limit: int, limit_bytes: int) -> None:
         self._limit = limit
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self.running = 0
         self.running_bytes = 0
         self.most_running = 0
@@ -59,7 +62,7 @@ class FairLimiter:
     def _has_room(self, size_bytes: int) -> bool:
         if not self.running:
             return True
-        return self.running < self._limit and self.running_bytes + size_bytes <= self._limit_bytes
+        return self.running < self._limit and self.running_bytes + size_bytes <= self.limit_bytes
 
     def _start(self, size_bytes: int) -> None:
         self.running += 1

@@ -53,8 +53,8 @@ REFUSALS = (NotLeader, EntryTooLarge, TooMuchUncommitted, ConfigurationRefused)
 MOST_SENDERS = 1000
 # How many deadlines are dealt with in one turn, and how many groups are notified; then the sockets come
 # first. After a kill thousands may be due at once.
-MOST_DUE = 256
-MOST_NOTICES = 256
+MOST_DUE = 64
+MOST_NOTICES = 64
 # How far the term is raised of a replica whose log is an older copy: above all in which it may have voted
 # (each takes an election, and a copy that only leaders recognise is minutes old).
 TERMS_FORGOTTEN = 1 << 14

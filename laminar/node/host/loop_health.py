@@ -31,13 +31,15 @@ LOOK_AT_GARBAGE_S = 1.0
 IDLE_SHARE = 0.3
 # Fewer objects made and not freed than this are left alone.
 LEAST_GARBAGE = 500
-# The shortest time between two full collections, and the longest while the loop is idle: one is made in
-# between when `FULL_GARBAGE` objects have been made and not freed since the last.
+# The shortest time between two full collections.
 FULL_COLLECTION_S = 60.0
-LONGEST_S = 900.0
-FULL_GARBAGE = 20_000
 # The largest share of all time that full collections may take.
 FULL_SHARE = 1 / 200
+# A full collection looks at all that a process holds: 60 ms with 600 partitions. So there is one only if this
+# many blocks of memory more are in use than after the last one, and this share more, or after an hour.
+FULL_BLOCKS = 50_000
+FULL_GROWTH = 1 / 10
+FULL_AT_LEAST_S = 3600.0
 # Objects made and not freed since the last collection, beyond which the next does not wait for an idle loop.
 MOST_GARBAGE = 200_000
 
@@ -60,10 +62,9 @@ class LoopHealth:
         self._thread_id = 0
         self._garbage_s = 0.0
         self._cpu_s = 0.0
-        # Objects made and not freed since the last full collection, but for those since the last of any kind.
-        self._made = 0
         self._full_s = 0.0
         self._full_took_s = 0.0
+        self._full_blocks = 0
         self._reported_s = float("-inf")
         self._ended = threading.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -73,6 +74,7 @@ class LoopHealth:
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._alive_s = self._garbage_s = self._full_s = time.monotonic()
+        self._full_blocks = sys.getallocatedblocks()
         gc.disable()
         self._arm()
         threading.Thread(target=self._watch, name="loop watchdog", daemon=True).start()
@@ -114,19 +116,25 @@ class LoopHealth:
         cpu_s = time.thread_time()
         idle = cpu_s - self._cpu_s < IDLE_SHARE * (now_s - self._garbage_s)
         self._garbage_s, self._cpu_s = now_s, cpu_s
-        made, full_ago_s = gc.get_count()[0], now_s - self._full_s
-        is_due = full_ago_s >= (FULL_COLLECTION_S if self._made + made >= FULL_GARBAGE else LONGEST_S)
-        if idle and is_due and full_ago_s >= self._full_took_s / FULL_SHARE:
+        made = gc.get_count()[0]
+        if idle and self._is_full_due(now_s):
             gc.collect()
             self._full_s = time.monotonic()
             self._full_took_s = self._full_s - now_s
-            self._made = 0
+            self._full_blocks = sys.getallocatedblocks()
         elif made > MOST_GARBAGE or (idle and made >= LEAST_GARBAGE):
             gc.collect(1)
-            self._made += made
         else:
             return
         self.collections += 1
+
+    def _is_full_due(self, now_s: float) -> bool:
+        """Return whether there may be garbage that is worth a look at everything."""
+        since_s = now_s - self._full_s
+        if since_s < max(FULL_COLLECTION_S, self._full_took_s / FULL_SHARE):
+            return False
+        most = self._full_blocks + max(FULL_BLOCKS, int(self._full_blocks * FULL_GROWTH))
+        return since_s >= FULL_AT_LEAST_S or sys.getallocatedblocks() > most
 
     def _watch(self) -> None:
         """Look for long turns of the loop. Runs in its own thread."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-SLICE = 500
+SLICE = 100
 """Partitions of a slice: one takes 10 to 40 us."""
 
 

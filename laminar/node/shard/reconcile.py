@@ -192,6 +192,7 @@ class Reconciler:
         )
         for entry in made.values():
             await shard.open(entry)
+            await asyncio.sleep(0)  # an open takes half a millisecond, and a topic may have hundreds
 
     async def change_policies(self) -> None:
         """Change each replica's flush policy to its topic's setting, while appends go on.

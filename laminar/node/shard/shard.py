@@ -44,6 +44,7 @@ from laminar.node.consensus.lost_majority import is_leaderless
 from laminar.node.consensus.replica import Replica
 from laminar.node.delay.publishers import CHECK_S as DELAYED_CHECK_S
 from laminar.node.delay.publishers import Publishers
+from laminar.node.fair.bulk import Bulk
 from laminar.node.find.index_terms import setting_of
 from laminar.node.find.indexing import Indexer
 from laminar.node.find.pace import Pace
@@ -149,6 +150,7 @@ class Shard(Process):
         self.traces = TraceRing()
         self.deliveries = Deliveries()
         self.publishers = Publishers()
+        self.bulk = Bulk()
         self._application = make_application(self)
         self.http = HttpServer(
             self._application,
@@ -301,6 +303,7 @@ class Shard(Process):
             "scrub": self.storage.scrubber.statistics(),
             "find": self.indexer.statistics(),
             "http": self.http.statistics(),
+            "bulk": self.bulk.statistics(),
             "transport": self.transport.statistics(),
             "tls": self.tls_statistics(),
             "secret": self.boot.secrets.statistics(),

@@ -52,8 +52,8 @@ _log = logging.getLogger("laminar.shard")
 CHECK_S = 30.0
 """How long after the end of a check of everything the next one begins."""
 
-# Partitions that are checked in one turn of the loop.
-AT_ONCE = 200
+# Partitions that are checked in one turn of the loop: by all rules one takes up to 80 us.
+AT_ONCE = 25
 
 Rule = Callable[[PartitionRecord, Partition | None], bool]
 """Whether a duty has to look at a partition of this shard: by its record, and its replica if one is open."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -349,3 +350,22 @@ async def test_connections_of_strangers_end_before_those_of_others(client: Clien
         writer.write(get(name))
         await answers(reader, 1)
     assert 1 == server.statistics()["displaced"]
+
+
+async def test_without_flows_one_read_begins_few_requests_in_a_pass_of_the_loop(client: Client) -> None:
+    """A client that sends a thousand at once does not keep the loop for all of them; each is answered."""
+    loop = asyncio.get_running_loop()
+    passes: list[int] = []
+
+    def count() -> None:
+        passes.append(len(client.app.begun))
+        handles[0] = loop.call_soon(count)
+
+    handles = [loop.call_soon(count)]
+    reader, writer = await client.connect()
+    writer.write(get("none", 1000))
+    await answers(reader, 1000)
+    handles[0].cancel()
+
+    assert len(client.app.begun) == 1000
+    assert max(after - before for before, after in pairwise(passes)) <= ALONE

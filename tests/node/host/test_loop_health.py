@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 
 import pytest
 
 from laminar.node.host import loop_health
-from laminar.node.host.loop_health import FULL_GARBAGE, LEAST_GARBAGE, LoopHealth
+from laminar.node.host.loop_health import (
+    FULL_AT_LEAST_S,
+    FULL_BLOCKS,
+    FULL_COLLECTION_S,
+    FULL_GROWTH,
+    LEAST_GARBAGE,
+    LoopHealth,
+)
 
 
 def _a_long_turn() -> None:
@@ -69,17 +77,14 @@ async def test_garbage_is_collected_by_us_and_not_in_the_middle_of_a_burst() -> 
 async def test_an_idle_process_is_not_stopped_to_look_for_garbage_that_it_has_not_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of 5,000 partitions a full collection takes a quarter of a second."""
+    """There is a look each second otherwise."""
     monkeypatch.setattr(loop_health, "LOOK_AT_GARBAGE_S", 0.0)
-    monkeypatch.setattr(loop_health, "FULL_COLLECTION_S", 0.0)
-    monkeypatch.setattr(loop_health, "FULL_SHARE", 1e9)
     health = LoopHealth()
     health.start()
     try:
-        full = gc.get_stats()[2]["collections"]
-        _make_garbage(FULL_GARBAGE)
+        _make_garbage(LEAST_GARBAGE)
         async with asyncio.timeout(30):
-            while gc.get_stats()[2]["collections"] == full:
+            while not health.collections:
                 await _next_tick(health)
         collections = health.collections
         for _ in range(4):
@@ -87,5 +92,18 @@ async def test_an_idle_process_is_not_stopped_to_look_for_garbage_that_it_has_no
     finally:
         health.stop()
 
-    assert full + 1 == gc.get_stats()[2]["collections"]
     assert collections == health.collections
+
+
+def test_everything_is_looked_at_for_garbage_only_when_there_may_be_some() -> None:
+    """A full collection stops the loop, and an idle node would have one a minute for nothing."""
+    health = LoopHealth()
+    health._full_blocks = sys.getallocatedblocks()
+
+    assert not health._is_full_due(FULL_COLLECTION_S + 1)
+    made: list[list[int]] = [[] for _ in range(int(health._full_blocks * FULL_GROWTH) + FULL_BLOCKS + 1000)]
+    assert health._is_full_due(FULL_COLLECTION_S + 1)
+    assert not health._is_full_due(FULL_COLLECTION_S - 1), "whatever there is"
+    made.clear()
+    assert not health._is_full_due(FULL_COLLECTION_S + 1)
+    assert health._is_full_due(FULL_AT_LEAST_S)

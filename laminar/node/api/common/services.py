@@ -20,6 +20,7 @@ from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.consensus.replica import Replica
 from laminar.node.delay.publishers import Publishers
+from laminar.node.fair.bulk import Bulk
 from laminar.node.host.clock import Clock
 from laminar.node.host.disk_space import DiskSpace
 from laminar.node.host.periodic import Check
@@ -108,6 +109,10 @@ class ShardServices(Protocol):
 
     def every(self, period_s: float, check: Check, *, to_the_end: bool = False) -> None:
         """Call `check` every `period_s` seconds; with `to_the_end` also while the process drains."""
+
+    @property
+    def bulk(self) -> Bulk:
+        """The shares of what has many bytes."""
 
     def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Run `job` in the thread for large bodies."""

@@ -11,8 +11,8 @@ from laminar.node.host.clock import Clock
 
 T = TypeVar("T")
 
-SLICE_MS: Final = 5
-"""How long a slice may hold the event loop, but for its last thing."""
+SLICE_MS: Final = 2
+"""How long a slice may hold the event loop, but for its last thing; the clock counts whole ms."""
 FRESHEST_S: Final = 0.2
 COSTS: Final = 20
 """A result is kept this many times as long as it took: so it takes a twentieth of a core at most."""

@@ -167,6 +167,14 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             ("waits_for_turn", "counter", "Requests that waited for their principal's next turn"),
         ),
         *_part(
+            "bulk",
+            ("on_their_way_bytes", "gauge", "Bytes of large bodies between their begin and their commit"),
+            ("waiting", "gauge", "Large bodies that wait to begin"),
+            ("waits", "counter", "Large bodies that had to wait"),
+            ("rests", "counter", "Rests after large bodies, in which small appends had the disk"),
+            ("bytes", "counter", "Bytes of large bodies that have begun"),
+        ),
+        *_part(
             "transport",
             ("connections_made", "counter", "Connections made to other processes"),
             ("connections_accepted", "counter", "Connections accepted of other processes"),

@@ -90,7 +90,7 @@ class AppendRoutes:
             max_body_bytes=_PART_GROWS * limits.max_body_bytes,
             max_record_bytes=_PART_GROWS * limits.max_record_bytes,
         )
-        self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job))
+        self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job), services.bulk)
         self._head = AnswerHead(services, topics)
         self._stale = StaleRoutes(topics)
         self._new_ids = new_ids or NewIds(services)
@@ -114,7 +114,7 @@ class AppendRoutes:
         return self._elsewhere(request, topic, record.number)
 
     def _here(self, request: Request, partition: Partition) -> Response | Awaitable[Response]:
-        if partition not in self._decoding.last:
+        if self._decoding.at_once(request, partition):
             append = self._parse(request, if_short=True)
             if append is not None:
                 return self._appended(request, partition, append)

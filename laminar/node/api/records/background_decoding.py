@@ -1,8 +1,9 @@
-"""Decoding of large bodies in a thread, in the order in which they came for a partition.
+"""Large bodies, in the order in which they came for a partition: decoded in a thread, appended by shares.
 
 A batch from outside is decoded completely before it is appended. For megabytes that takes longer than the
-event loop's other work may wait. A body that arrives for the same partition meanwhile is appended after the
-earlier one, however short it is: otherwise a producer's numbered batches would change their order.
+event loop's other work may wait. Then it waits until it may be on its way (`laminar.node.fair.bulk`). A body
+that arrives for the same partition meanwhile is appended after the earlier one, however short it is:
+otherwise a producer's numbered batches would change their order.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from laminar.http.api.append_body import Append, parses_long
+from laminar.http.api.roles import SYSTEM_PREFIX
 from laminar.http.protocol.messages import Request, Response
+from laminar.node.access.principals import owner_of
+from laminar.node.fair.bulk import BULK_BYTES, Bulk
 from laminar.node.partition.partition import Partition
 
 Then = Callable[[Append], Response | Awaitable[Response]]
@@ -21,17 +25,22 @@ class BackgroundDecoding:
     """The decoding of one shard's bodies: small ones at once, large ones in a thread, in order.
 
     `parse(request)` decodes a body, or raises `Problem`; `off_loop(parse, request)` runs it in a thread.
+    `bulk` has the shares.
     """
 
     def __init__(
-        self, parse: Callable[[Request], Append], off_loop: Callable[..., asyncio.Future[Append]]
+        self,
+        parse: Callable[[Request], Append],
+        off_loop: Callable[..., asyncio.Future[Append]],
+        bulk: Bulk,
     ) -> None:
+        self._bulk = bulk
         self._parse = parse
         self._off_loop = off_loop
         self._loop = asyncio.get_running_loop()
         # By partition with bodies under way: a future that is done when the last of them has been handled.
         # A short body for any other partition may be decoded at once.
-        self.last: dict[Partition, asyncio.Future[None]] = {}
+        self._last: dict[Partition, asyncio.Future[None]] = {}
 
     async def parsed(self, request: Request) -> Append:
         """Return the body's records or batches, decoded in a thread if that takes long."""
@@ -39,22 +48,41 @@ class BackgroundDecoding:
             return await self._off_loop(self._parse, request)
         return self._parse(request)
 
+    def at_once(self, request: Request, partition: Partition) -> bool:
+        """Return whether to append now what is decoded quickly: no bulk, and no earlier body waits there."""
+        if len(request.body) > BULK_BYTES:
+            return False
+        if not partition.topic.startswith(SYSTEM_PREFIX):  # what nodes write about requests is no client's
+            self._bulk.small(source_of(request))
+        return partition not in self._last
+
     def in_turn(self, request: Request, partition: Partition, then: Then) -> asyncio.Task[Response]:
-        """Return the answer of `then`, called with the body decoded in a thread, after all earlier bodies."""
-        before = self.last.get(partition)
-        passed = self.last[partition] = self._loop.create_future()
-        parsed = self._off_loop(self._parse, request)
+        """Return the answer of `then`, called with the decoded body at its turn, after all earlier bodies.
+
+        Until that answer its bytes are on their way.
+        """
+        before = self._last.get(partition)
+        passed = self._last[partition] = self._loop.create_future()
+        parsed = self._off_loop(self._parse, request) if parses_long(request) else None
+        size_bytes = len(request.body)
 
         def let_pass() -> None:
             if not passed.done():
                 passed.set_result(None)
-            if self.last.get(partition) is passed:
-                del self.last[partition]
+            if self._last.get(partition) is passed:
+                del self._last[partition]
 
         async def answer() -> Response:
             if before is not None:
                 await asyncio.wait((before,))
-            answered = then(await parsed)
+            append = self._parse(request) if parsed is None else await parsed
+            if size_bytes <= BULK_BYTES:
+                return await carried_out(append)
+            async with self._bulk.share(client_of(request), size_bytes, source_of(request)):
+                return await carried_out(append)
+
+        async def carried_out(append: Append) -> Response:
+            answered = then(append)
             let_pass()
             return answered if isinstance(answered, Response) else await answered
 
@@ -62,3 +90,15 @@ class BackgroundDecoding:
         # Also if the body was refused, so that later bodies do not wait for ever.
         task.add_done_callback(lambda done: let_pass())
         return task
+
+
+def source_of(request: Request) -> object:
+    """Return where a request came from: its connection, or the client's address that another shard names."""
+    return getattr(request.connection, "address", "") or request.connection
+
+
+def client_of(request: Request) -> str:
+    """Return whose bulk a request is: its principal's, or without one that of a client's address."""
+    connection = request.connection
+    address: str = getattr(connection, "address", "") or connection.peer.rpartition(":")[0]
+    return owner_of(request) or address

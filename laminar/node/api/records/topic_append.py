@@ -26,6 +26,7 @@ from laminar.http.api.deadlines import APPEND_ATTEMPTS_S, FORWARDED_APPEND_S, LO
 from laminar.http.api.documents import records as documents
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Records
+from laminar.http.api.roles import SYSTEM_PREFIX
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import owner_of
 from laminar.node.api.common.attempts import LEADER_MOVED, merge_receipts
@@ -45,9 +46,10 @@ from laminar.node.api.common.leader_lookup import ReplicaEndpoint
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
-from laminar.node.api.records.background_decoding import BackgroundDecoding
+from laminar.node.api.records.background_decoding import BackgroundDecoding, source_of
 from laminar.node.api.records.idempotency import KEY_TIME, BatchIdentity, build_identified, identity_of, named
 from laminar.node.api.records.new_ids import NewIds
+from laminar.node.fair.bulk import BULK_BYTES
 from laminar.node.partition.deduplication import find_key
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
@@ -148,6 +150,7 @@ class _Whole:
         self.receipts: list[Receipt] = []
         self.without: set[int] = set()
         self.held_bytes = 0
+        self.source: object = None
 
     def keep(self, rows: Sequence[int]) -> None:
         """Let the rest be the records at these rows of it, in that order."""
@@ -205,7 +208,7 @@ class TopicAppends:
         self._leaders = leaders
         self._topics = topics
         self._parse = parse
-        self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job))
+        self._decoding = BackgroundDecoding(self.parse, lambda *job: services.off_loop(*job), services.bulk)
         self._loop = asyncio.get_running_loop()
         self._spread = 0
         self._waiting_bytes = 0
@@ -233,6 +236,7 @@ class TopicAppends:
         mark = identity_of(request, scope="topic")
         who = requester_if_traced(request, self._services.node, record.settings)
         whole = _Whole(topic, append, logical=given, mark=mark, principal=owner_of(request), who=who)
+        whole.source = source_of(request)
         try:
             placed = await self._place(whole)
         finally:
@@ -401,10 +405,19 @@ class TopicAppends:
         made_ms = None if mark is None else mark.made_ms
 
         async def here(partition: Partition) -> Receipt:
+            bulk, size_bytes = self._services.bulk, records.size_bytes
+            if size_bytes <= BULK_BYTES:
+                if not whole.topic.startswith(SYSTEM_PREFIX):
+                    bulk.small(whole.source)
+                return await appended(partition)
+            async with bulk.share(whole.principal or whole.topic, size_bytes, whole.source):
+                return await appended(partition)
+
+        async def appended(partition: Partition) -> Receipt:
             if isinstance(part, Records):
                 with asked_by(partition.context.trace, whole.who):
-                    appended = partition.appends.append_records(part)
-                return await appended
+                    receipt = partition.appends.append_records(part)
+                return await receipt
             # A copy: the leader stamps it in place, and there may be another attempt.
             frame = bytearray(part)
             try:

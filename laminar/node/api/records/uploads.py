@@ -25,6 +25,7 @@ from laminar.node.api.common.makers import maker_of
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
+from laminar.node.api.records.background_decoding import client_of, source_of
 from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.fetch import FetchRoutes
 from laminar.node.api.records.stale_routes import StaleRoutes, has_keys, route_said
@@ -73,7 +74,8 @@ class UploadRoutes:
         async def here(led: Partition) -> Response:
             frame = build_part(request.body, upload=id_of(upload), number=number)
             maker = maker_of(self._services.view, owner_of(request), "uploads")
-            receipt = await self._uploads(led).part(id_of(upload), frame, maker)
+            async with self._services.bulk.share(client_of(request), len(frame), source_of(request)):
+                receipt = await self._uploads(led).part(id_of(upload), frame, maker)
             answer = documents.UploadedPart(upload, number, len(request.body))
             return _answer(answer, [], again=receipt.duplicate)
 

@@ -27,7 +27,7 @@ from laminar.node.api.common.makers import maker_of
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import MakeTopic, ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
-from laminar.node.api.records.background_decoding import BackgroundDecoding
+from laminar.node.api.records.background_decoding import BackgroundDecoding, client_of
 from laminar.node.api.records.idempotency import key_of
 from laminar.node.api.records.stale_routes import NOT_SAID, StaleRoutes, has_keys, route_said
 from laminar.node.api.transactions.abandoned_stages import is_over
@@ -194,6 +194,7 @@ class SinkRoutes:
                 request.parsed or parse_append(request, limits=limits, now_ms=services.clock.wall_ms)
             ),
             lambda *job: services.off_loop(*job),
+            services.bulk,
         )
         self._loop = asyncio.get_running_loop()
         self._coordinators: dict[int, Coordinator] = {}
@@ -335,19 +336,18 @@ class SinkRoutes:
                 outcome="not_applied",
             )
         stage = integer(request, "stage", 0, maximum=MAX_NUMBER)
-        count = await self._at_leader(
-            StageRequest(
-                topic,
-                record.number,
-                id_of(sink),
-                int(number),
-                integer(request, "epoch", 0, maximum=MAX_EPOCH),
-                stage,
-                bytes(frame),
-                route_said(request.headers),
-            ),
-            int,
+        asked = StageRequest(
+            topic,
+            record.number,
+            id_of(sink),
+            int(number),
+            integer(request, "epoch", 0, maximum=MAX_EPOCH),
+            stage,
+            bytes(frame),
+            route_said(request.headers),
         )
+        async with self._services.bulk.share(client_of(request), len(frame)):
+            count = await self._at_leader(asked, int)
         return Response.json(documents.Staged(topic, record.number, stage, count), status=201)
 
     async def prepare_stages(self, request: Request, sink: str, number: str) -> Response:
