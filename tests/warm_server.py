@@ -55,11 +55,11 @@ def main() -> None:
     _, fd, module = sys.argv[:3]
     control = socket.socket(fileno=int(fd))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is meant for the tests, and for nodes
-    run = importlib.import_module(module).main
-    _load_what_a_node_loads()
+    program = importlib.import_module(module)
+    getattr(program, "load_before_fork", _load_what_a_node_loads)()
     gc.collect()
     gc.freeze()
-    Server(control, run).serve()
+    Server(control, program.main).serve()
 
 
 def _load_what_a_node_loads() -> None:
@@ -74,7 +74,7 @@ def _load_what_a_node_loads() -> None:
 class Server:
     """The nodes that run, and those that have ended and are not reaped."""
 
-    def __init__(self, control: socket.socket, run: Callable[[list[str]], int]) -> None:
+    def __init__(self, control: socket.socket, run: Callable[[list[str]], int | None]) -> None:
         self._control = control
         self._run = run
         self._poll = select.poll()  # which has no descriptor that a child would have to close

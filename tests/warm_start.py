@@ -30,11 +30,13 @@ from tests import warm_server
 
 # Tests of the start itself.
 EXECUTED = ("cluster/test_local_cluster", "testing/")
-# What may be forked: a module's name on the command line, and where its `main` is.
+# What may be forked: a module's name on the command line, and where its `main` is. A program that is no node
+# has `load_before_fork` beside it.
 PROGRAMS = {
     "laminar.node": "laminar.node.__main__",
     "tests.disks.serve": "tests.disks.serve",
     "tests.cluster.faults.launch": "tests.cluster.faults.launch",
+    "tests.outbox.relaying": "tests.outbox.relaying",
 }
 ROOT = Path(__file__).parents[1]
 

@@ -44,7 +44,7 @@ FAMILIES = (
     Family("partition", "Where partitions are."),
     Family("leader", "Which node leads a partition."),
     Family("operations", "The changes of placement that are under way."),
-    Family("group", "The replicas of one partition together."),
+    Family("group", "The replicas of a partition, when they are lost for good."),
     Family("catalog", "The cluster's own records: nodes, topics and places."),
     Family("log", "The files of logs, on this machine; no server is asked."),
     Family("system", "A node as a service of this machine."),
@@ -190,7 +190,7 @@ COMMANDS = (
     Command(
         "channel list",
         "admin.channels:list_channels",
-        "Show the channels of a topic and what they have to do.",
+        "Show the channels of a topic and how many records wait in each.",
         "laminar channel list flights",
     ),
     Command(
@@ -334,7 +334,7 @@ COMMANDS = (
     Command(
         "cluster status",
         "cluster:status",
-        "Show nodes, and what is wrong, with what to do.",
+        "Show the nodes, what is wrong, and what to do.",
         "laminar cluster status --url http://127.0.0.1:7070",
     ),
     Command(
@@ -346,7 +346,7 @@ COMMANDS = (
     Command(
         "doctor",
         "doctor.doctor:doctor",
-        "Check this machine and the cluster, a line each: ok, or what to do. --bundle: a file for who helps.",
+        "Check this machine and the cluster: each is ok, or what to do. --bundle writes a file for support.",
         "laminar doctor --bundle laminar-bundle.tar.gz",
     ),
     Command(
@@ -484,13 +484,13 @@ COMMANDS = (
     Command(
         "token list",
         "admin.token:list_tokens",
-        "List tokens: whose each is and what it permits, without what proves it.",
+        "List tokens: the principal of each and what it may do. Secrets are not shown.",
         "laminar token list",
     ),
     Command(
         "token show",
         "admin.token:show",
-        "Show a token: whose it is and what it permits.",
+        "Show a token: its principal and what it may do.",
         "laminar token show 0123456789abcdef",
     ),
     Command(

@@ -33,7 +33,7 @@ class Cluster:
     ] = None
     token: Annotated[
         str | None,
-        Parameter(help="Who asks. Other users of this machine see it: --token-file hides it."),
+        Parameter(help="The token. Other users of this machine can see it here, but not in --token-file."),
     ] = None
     token_file: Annotated[
         Path | None,

@@ -363,7 +363,7 @@ class RouteInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelInfo:
-    """A channel: how it is set, and what it has to do, over the partitions whose leaders answered.
+    """A channel: its settings, and counts of its records in the partitions whose leaders answered.
 
     `settings` leaves out those that have their default. At most `depth` records are to be given out yet;
     `out` are given out, and `pinned` of them wait for a transaction that acknowledges them; `aside` wait for
@@ -420,7 +420,11 @@ class ChannelInfo:
 
 
 class Settled(NamedTuple):
-    """How many records are as was asked, and the tokens whose delivery is over: of these nothing changed."""
+    """The result of acknowledging, refusing or extending jobs.
+
+    `done` is the number of records that are as was asked. `late` are the tokens whose delivery was over:
+    nothing changed for these.
+    """
 
     done: int
     late: tuple[str, ...]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
-from urllib.parse import quote
 
-import msgspec
-
-from laminar.client.codecs import Codec, not_bytes
-from laminar.client.consume.channel import Channel, settings_in_ms
-from laminar.client.consume.cursors import CursorState, cursor_path
+from laminar.client.codecs import Codec
+from laminar.client.consume.channel import Channel
+from laminar.client.consume.channel_settings import (
+    channel_path,
+    channels_of,
+    create_channel,
+    delete_channel,
+    describe_channel,
+    set_channel,
+)
+from laminar.client.consume.cursors import CursorState, cursor_path, cursors_of, rewind_cursor
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, OnDamage, OnExpired
 from laminar.client.consume.large_values import Value
 from laminar.client.consume.reader import Reader, Start, start_parameter
@@ -21,23 +25,20 @@ from laminar.client.consume.row_filter import row_filter
 from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode, Subscription
 from laminar.client.delayed import DelayedCount, DelayedQuestions, DelayedRecord, DelayedState, asked_of
 from laminar.client.delivery_time import Delay, DeliverAt, delivery_time_ms
-from laminar.client.errors import AlreadyExists, ConfigError, OutcomeUnknown, PreconditionFailed
+from laminar.client.errors import ConfigError
 from laminar.client.history import RecordHistory, history_of
 from laminar.client.net.session import Session, topic_path
-from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.policy.routing import newest_route
 from laminar.client.produce.datagrams import Datagrams
-from laminar.client.produce.named_producer import Named, begin_named
 from laminar.client.produce.producer import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_BUFFER_BYTES,
-    Delivery,
     Guard,
     Producer,
-    put_record,
 )
 from laminar.client.produce.sender import Sender
-from laminar.client.produce.uploads import PART_BYTES, Upload, check_partition, chunks_of
+from laminar.client.produce.topic_appends import TopicAppends
+from laminar.client.produce.uploads import PART_BYTES, chunks_of
 from laminar.client.records import (
     ChannelInfo,
     CursorInfo,
@@ -58,15 +59,11 @@ from laminar.client.route_changes import (
 )
 from laminar.client.search import VALUE_BYTES, Place, Search, asked_for
 from laminar.client.trace_id import TraceId, trace_id_bytes
-from laminar.wire.key_route import Route
 
 if TYPE_CHECKING:
     import datetime
 
 T = TypeVar("T")
-
-SET_TRIES = 5
-"""How often a change of a channel is tried, while others change it too."""
 
 
 class Topic(Generic[T]):
@@ -75,8 +72,8 @@ class Topic(Generic[T]):
     def __init__(self, session: Session, name: str, codec: Codec[T] | None) -> None:
         self.name = name
         self.codec = codec
+        self.appends = TopicAppends(session, name)
         self._session = session
-        self._appender: asyncio.Task[Sender] | None = None
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}>"
@@ -114,7 +111,7 @@ class Topic(Generic[T]):
         raw: Any = value if self.codec is None else self.codec.encode(value)
         timed = delay is not None or deliver_at is not None
         deliver_at_ms = delivery_time_ms(delay, deliver_at) if timed else None
-        return await self._append_raw(
+        return await self.appends.append(
             raw,
             key,
             tag=tag,
@@ -125,107 +122,6 @@ class Topic(Generic[T]):
             trace_id=trace_id_bytes(trace_id),
             deliver_at_ms=deliver_at_ms,
         )
-
-    async def _append_raw(
-        self,
-        raw: Any,
-        key: str | bytes | None,
-        *,
-        tag: str | None,
-        headers: Mapping[str, bytes] | None,
-        timestamp_ms: int | None,
-        partition: int | None,
-        timeout: float | None,
-        trace_id: bytes | None = None,
-        deliver_at_ms: int | None = None,
-    ) -> Receipt:
-        sender = await self._appending()
-        accumulator = sender.accumulator
-        if type(raw) is not bytes and (wrong := not_bytes(raw)) is not None:
-            raise wrong
-        if isinstance(key, str):
-            key = key.encode()
-        pending = put_record(
-            accumulator,
-            raw,
-            key,
-            tag=tag,
-            headers=headers,
-            timestamp_ms=timestamp_ms,
-            partition=partition,
-            number=None,
-            trace_id=trace_id,
-            deliver_at_ms=deliver_at_ms,
-        )
-        delivery = Delivery(pending, len(pending.values) - 1)
-        sender.wake()
-        if timeout is None:
-            return await delivery
-        try:
-            async with asyncio.timeout(timeout):
-                return await delivery
-        except TimeoutError as error:
-            if isinstance(error, OutcomeUnknown) or pending.settled:
-                raise
-            raise OutcomeUnknown(
-                f"appending to {self.name}/{pending.partition} got no receipt within {timeout:g} s",
-                code="outcome_unknown",
-                outcome="unknown",
-            ) from None
-
-    async def _appending(self) -> Sender:
-        """Return the sender that all plain appends of this topic share."""
-        if self._appender is None or (
-            self._appender.done() and (self._appender.cancelled() or self._appender.exception() is not None)
-        ):
-            self._appender = self._session.loop.create_task(self.open_sender(stop_on_failure=False))
-        sender = self._appender.result() if self._appender.done() else await asyncio.shield(self._appender)
-        # The calls of `append` raise their failures themselves: the list of failures is not used.
-        sender.accumulator.failures.clear()
-        return sender
-
-    async def open_sender(
-        self,
-        *,
-        stop_on_failure: bool,
-        batch_bytes: int = DEFAULT_BATCH_BYTES,
-        window: int = 4,
-        timeout: float | None = None,
-        guard: Guard | None = None,
-        name: str | None = None,
-    ) -> Sender:
-        """Return a sender with an accumulator for this topic, under a new producer id or that of `name`."""
-        places = await self._session.topic_map(self.name, timeout_s=timeout)
-        named: Named | None = None
-        if name is not None:
-            named = await begin_named(self._session, self.name, name, timeout_s=timeout)
-        route = places.route if named is None else named.route
-        accumulator = RecordAccumulator(
-            route=route,
-            batch_bytes=batch_bytes,
-            window=window,
-            stop_on_failure=stop_on_failure,
-            first_place=self._session.rng.randrange(len(route)),
-            numbers=named.numbers if named is not None else None,
-            epoch=named.epoch if named is not None else 0,
-            # What an older map lists is there, and has ended if the route lacks it.
-            gone=[
-                number
-                for number in places.numbers
-                if number not in route and places.route.version <= route.version
-            ],
-        )
-        sender = Sender(
-            self._session,
-            self.name,
-            accumulator,
-            producer_id=os.urandom(16) if named is None else named.producer_id,
-            epoch=None if named is None else named.epoch,
-            timeout_s=self._session.timeout_s if timeout is None else timeout,
-            guard=guard,
-        )
-        self._session.opened(sender)
-        return sender
 
     def producer(
         self,
@@ -248,7 +144,7 @@ class Topic(Generic[T]):
         """
 
         async def begin(guard: Guard | None) -> Sender:
-            return await self.open_sender(
+            return await self.appends.open_sender(
                 guard=guard,
                 stop_on_failure=True,
                 batch_bytes=batch_bytes,
@@ -297,7 +193,7 @@ class Topic(Generic[T]):
         ordinary record. `timeout` in seconds is how long a part may be without its answer, over all retries.
         If this raises, nothing is appended, except that `OutcomeUnknown` leaves it open.
         """
-        upload = await self.begin_upload(
+        upload = await self.appends.begin_upload(
             key,
             tag=tag,
             headers=headers,
@@ -314,63 +210,6 @@ class Topic(Generic[T]):
         except BaseException:
             await upload.abort()
             raise
-
-    async def begin_upload(
-        self,
-        key: str | bytes | None,
-        *,
-        tag: str | None,
-        headers: Mapping[str, bytes] | None,
-        timestamp_ms: int | None,
-        trace_id: TraceId | None,
-        partition: int | None,
-        part_bytes: int,
-        timeout: float | None,
-    ) -> Upload:
-        """Return the upload that `append_stream` uses, for a caller that writes the bytes piece by piece."""
-        if part_bytes < 1:
-            raise ConfigError(
-                "a part has at least one byte", code="bad_part", field="part_bytes", value=part_bytes, limit=1
-            )
-        trace = trace_id_bytes(trace_id)
-        places = await self._session.topic_map(self.name, timeout_s=timeout)
-        route = places.route
-        raw_key = key.encode() if isinstance(key, str) else key
-        if partition is not None:
-            check_partition(self.name, partition, route.numbers)
-
-        def chosen(route: Route) -> int:
-            if raw_key is not None:
-                return route.partition_of_key(raw_key)
-            return route.numbers[self._session.rng.randrange(len(route))]
-
-        async def small(value: bytes) -> Receipt:
-            return await self._append_raw(
-                value,
-                raw_key,
-                tag=tag,
-                headers=headers,
-                timestamp_ms=timestamp_ms,
-                partition=partition,
-                timeout=timeout,
-                trace_id=trace,
-            )
-
-        return Upload(
-            self._session,
-            self.name,
-            chosen(route) if partition is None else partition,
-            route=route.version,
-            chosen=chosen if partition is None else None,
-            key=raw_key,
-            tag=tag,
-            headers=headers,
-            timestamp_ms=timestamp_ms,
-            trace_id=trace,
-            first_bytes=part_bytes,
-            timeout_s=self._session.timeout_s if timeout is None else timeout,
-            small=small,
-        )
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -492,14 +331,7 @@ class Topic(Generic[T]):
 
     async def describe_cursors(self) -> list[CursorInfo]:
         """Return the descriptions of all cursors of the topic, sorted by name."""
-        found: list[CursorInfo] = []
-        after: str | None = ""
-        while after is not None:
-            page = f"?limit=1000&after={quote(after, safe='')}" if after else "?limit=1000"
-            answer = await self._session.get_json(f"{topic_path(self.name)}/cursors{page}")
-            found += [CursorInfo.from_answer(each) for each in answer["cursors"]]
-            after = answer.get("next")
-        return found
+        return await cursors_of(self._session, self.name)
 
     async def describe_cursor(self, name: str) -> CursorInfo:
         """Return a cursor's positions, lag and owners. Raises `NotFound` if there is none."""
@@ -529,18 +361,9 @@ class Topic(Generic[T]):
         the cursor stays as it is in all others. It is needed where the topic's partitions have changed: there
         `set_cursor` takes no cursor off the end of a partition that has ended. Repeat it if it fails.
         """
-        place: str | dict[str, int]
         if isinstance(to, str):
-            place = start_parameter(to, now_ms=time.time_ns() // 1_000_000)
-        else:
-            place = {str(number): offset for number, offset in to.items()}
-        answer = await self._session.call(
-            "PUT",
-            cursor_path(self.name, name),
-            body=msgspec.json.encode({"rewind": place}),
-            headers={"Content-Type": "application/json"},
-        )
-        return CursorInfo.from_answer(answer.json())
+            to = start_parameter(to, now_ms=time.time_ns() // 1_000_000)
+        return await rewind_cursor(self._session, self.name, name, to)
 
     async def delete_cursor(self, name: str) -> None:
         """Delete a cursor; do nothing if there is none."""
@@ -563,7 +386,7 @@ class Topic(Generic[T]):
         else:
             info = await self.describe_channel(name)
         decode: Any = identity if self.codec is None else self.codec.decode
-        return Channel(self._session, self.name, self._channel_path(name), info, decode=decode)
+        return Channel(self._session, self.name, channel_path(self.name, name), info, decode=decode)
 
     async def create_channel(
         self,
@@ -581,29 +404,17 @@ class Topic(Generic[T]):
         Raises:
             AlreadyExists: the channel exists with other settings; or it exists, and `exist_ok` is false.
         """
-        retries_before = self._session.retries
-        answer = await self._session.call(
-            "PUT",
-            self._channel_path(name),
-            body=msgspec.json.encode({"settings": settings_in_ms(settings or {})}),
-            headers={"Content-Type": "application/json"},
-            timeout_s=timeout,
+        return await create_channel(
+            self._session, self.name, name, settings or {}, exist_ok=exist_ok, timeout_s=timeout
         )
-        # After a retry, 200 may be the answer to our own creation, whose first answer was lost.
-        if answer.status == 200 and not exist_ok and self._session.retries == retries_before:
-            raise AlreadyExists(
-                f"channel {name!r} exists", code="exists", status=200, field="name", value=name
-            )
-        return ChannelInfo.from_answer(answer.json())
 
     async def channels(self) -> list[ChannelInfo]:
         """Return the descriptions of all channels of the topic, sorted by name."""
-        answer = await self._session.get_json(f"{topic_path(self.name)}/channels?limit=1000")
-        return [ChannelInfo.from_answer(each) for each in answer["channels"]]
+        return await channels_of(self._session, self.name)
 
     async def describe_channel(self, name: str) -> ChannelInfo:
         """Return a channel's settings, and where it stands. Raises `NotFound` if there is none."""
-        return ChannelInfo.from_answer(await self._session.get_json(self._channel_path(name)))
+        return await describe_channel(self._session, self.name, name)
 
     async def set_channel(
         self, name: str, settings: Mapping[str, Any], *, version: int | None = None
@@ -614,26 +425,11 @@ class Topic(Generic[T]):
             NotFound: there is no such channel.
             PreconditionFailed: the channel has not this `version`; or others changed it, again and again.
         """
-        body = msgspec.json.encode({"settings": dict(settings)})
-        for tries_left in reversed(range(SET_TRIES)):
-            known = version if version is not None else (await self.describe_channel(name)).version
-            headers = {"Content-Type": "application/json", "If-Match": f'"{known}"'}
-            try:
-                path = self._channel_path(name)
-                answer = await self._session.call("PATCH", path, body=body, headers=headers)
-            except PreconditionFailed:
-                if version is not None or not tries_left:
-                    raise
-                continue
-            return ChannelInfo.from_answer(answer.json())
-        raise AssertionError("the last try raises")
+        return await set_channel(self._session, self.name, name, settings, version=version)
 
     async def delete_channel(self, name: str) -> None:
         """Delete a channel, and what it knows of each record; do nothing if there is none."""
-        await self._session.call("DELETE", self._channel_path(name), accept=(404,))
-
-    def _channel_path(self, name: str) -> str:
-        return f"{topic_path(self.name)}/channels/{quote(name, safe='')}"
+        await delete_channel(self._session, self.name, name)
 
     # -- searches ----------------------------------------------------------------------------
 
@@ -958,4 +754,4 @@ class Topic(Generic[T]):
             "DELETE", topic_path(self.name), headers=headers, accept=(404,), timeout_s=timeout
         )
         self._session.forget_topic(self.name)
-        self._appender = None
+        self.appends.forget()

@@ -31,7 +31,7 @@ from laminar.client.errors import (
 from laminar.client.sync.producer import Producer
 from laminar.client.sync.topic import Topic
 from laminar.client.trace_id import trace_id_bytes
-from laminar.outbox.databases import Database
+from laminar.outbox.databases import Database, checked_name
 from laminar.outbox.table import Claim, OutboxTable, TakenOver
 
 _log = logging.getLogger("laminar.outbox")
@@ -103,7 +103,7 @@ class Relay:
             raise ConfigError(
                 "an outbox holds bytes: give a topic without a codec", code="codec", field="topic"
             )
-        self.table = table
+        self.table = checked_name(table)
         self.topic = topic
         self.name = name
         self._connect = connect

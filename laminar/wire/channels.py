@@ -190,8 +190,3 @@ def parse_token(text: str) -> Named:
     if named.end <= named.first or max(named) >= 1 << 62:
         raise ValueError(f"{text[:80]!r} is no token: its numbers cannot be")
     return named
-
-
-def parse_tokens(texts: Sequence[str]) -> list[Named]:
-    """Return what the tokens name. Raises `ValueError` for the first that is none."""
-    return [parse_token(text) for text in texts]

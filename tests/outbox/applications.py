@@ -26,7 +26,8 @@ def connect_to(driver: str, place: str) -> Any:
     if driver == "pg8000":
         import pg8000.dbapi
 
-        return pg8000.dbapi.connect("laminar", unix_sock=socket, database=name)
+        # By its default it reads all certificates of this machine for each connection, also to a socket file.
+        return pg8000.dbapi.connect("laminar", unix_sock=socket, database=name, ssl_context=False)
     import psycopg
 
     return psycopg.connect(host=str(Path(socket).parent), user="laminar", dbname=name)

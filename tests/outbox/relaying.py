@@ -1,15 +1,16 @@
 """A relay in a process of its own, killed by itself where it is said.
 
-python -m tests.outbox.relaying URL TOPIC DRIVER PLACE [STEP [COUNT]]: with a step, SIGKILL comes the COUNTth
+python -m tests.outbox.relaying URL TOPIC DRIVER PLACE [STEP COUNT]: with a step, SIGKILL comes the COUNTth
 time that it is reached. Without one it runs until it is killed.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import laminar
@@ -17,7 +18,7 @@ from laminar.client.sync.producer import Producer
 from laminar.outbox import Relay
 from laminar.outbox.databases import Database
 from laminar.outbox.table import OutboxTable
-from tests.outbox.applications import connect_to
+from tests.outbox.applications import DRIVERS, connect_to
 
 # By step, what is called next there: a class, its method, and whether the end is before or behind it.
 STEPS: dict[str, tuple[type, str, bool]] = {
@@ -51,7 +52,16 @@ def kill_at(step: str, count: int) -> None:
     setattr(kind, name, counted)
 
 
-def main(url: str, topic: str, driver: str, place: str, step: str = "", count: str = "1") -> None:
+def load_before_fork() -> None:
+    """Load what a relay loads when it begins (`tests/warm_start.py`)."""
+    importlib.import_module("laminar.client.sync.client")
+    for driver in DRIVERS:
+        importlib.import_module("pg8000.dbapi" if driver == "pg8000" else driver)
+
+
+def main(arguments: Sequence[str]) -> None:
+    url, topic, driver, place, *at = arguments
+    step, count = at or ("", "1")
     if step:
         kill_at(step, int(count))
     with laminar.connect(url, timeout=10) as client:
@@ -69,4 +79,4 @@ def main(url: str, topic: str, driver: str, place: str, step: str = "", count: s
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from itertools import count
 
 import pytest
 
 import laminar
+from laminar.testing import nodes
 from tests.long_examples import long
 from tests.outbox.applications import Application
 from tests.outbox.relaying import STEPS
@@ -33,30 +36,41 @@ def start(application: Application, topic: Topic, url: str) -> Iterator[Start]:
 
         def begin(*step: str) -> subprocess.Popen[bytes]:
             where = [url, topic.name, application.driver, application.place]
-            command = [sys.executable, "-m", "tests.outbox.relaying", *where, *step]
-            running = ends.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
-            ends.callback(running.kill)
-            assert running.stdout is not None
-            assert b"running\n" == running.stdout.readline()
-            return running
+            return ends.enter_context(relay(*where, *step))
 
         yield begin
+
+
+@contextmanager
+def relay(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A relay in a process, once it runs; killed at the end."""
+    told, log = os.pipe()
+    with open(told, "rb") as lines:
+        with open(log, "wb") as writer:
+            command = [sys.executable, "-m", "tests.outbox.relaying", *arguments]
+            running = nodes.start_process(command, env=os.environ, log=writer)
+        try:
+            assert b"running\n" == lines.readline()
+            yield running
+        finally:
+            running.kill()
+            running.wait()
 
 
 LATER = ("claiming", "claimed", "sending", "durable")
 
 
 @pytest.mark.parametrize(
-    ("step", "count"),
+    ("step", "times"),
     [*((step, 1) for step in STEPS), ("deleting", 3), *long(*((step, 3) for step in LATER))],
 )
 def test_killed_at_a_step(
-    step: str, count: int, application: Application, topic: Topic, start: Start
+    step: str, times: int, application: Application, topic: Topic, start: Start
 ) -> None:
     """25 rows, in claims of ten: the first time and a later one."""
     rows = [b"%d" % number for number in range(25)]
     application.add(*rows)
-    running = start(step, str(count))
+    running = start(step, str(times))
 
     assert -signal.SIGKILL == running.wait(PATIENCE_S)
     send(application, topic)
@@ -69,42 +83,40 @@ def test_killed_at_a_step(
 def test_killed_at_any_time_while_rows_come(
     application: Application, client: laminar.Client, url: str, kills: int
 ) -> None:
-    """Several insert at a time, so ids are committed out of order, and some are rolled back."""
+    """Several insert until the last is killed, so ids are committed out of order; some are rolled back."""
     topic = client.create_topic(f"any-{application.driver}-{kills}", partitions=3)
     rng = random.Random(17)
     chances = [random.Random(seed) for seed in range(INSERTERS)]
     committed: list[list[bytes]] = [[] for _ in range(INSERTERS)]
 
+    killed = threading.Event()
+
     def insert(number: int) -> None:
         chance = chances[number]
-        for row in range(ROWS):
-            value = b"%d %d" % (number, row)
-            try:
-                with application.opened() as connection:
-                    application.insert(connection, value, key=f"{number}")
-                    if chance.random() < 0.2:
-                        raise ZeroDivisionError
-            except ZeroDivisionError:
-                continue
-            committed[number].append(value)
+        with application.opened() as connection:
+            for row in count():
+                if row >= ROWS and killed.is_set():
+                    return
+                value = b"%d %d" % (number, row)
+                application.insert(connection, value, key=f"{number}")
+                if chance.random() < 0.2:
+                    connection.rollback()
+                    continue
+                connection.commit()
+                committed[number].append(value)
 
     threads = [threading.Thread(target=insert, args=(number,)) for number in range(INSERTERS)]
     for thread in threads:
         thread.start()
-    command = [sys.executable, "-m", "tests.outbox.relaying", url, topic.name]
     try:
         for _ in range(kills):
-            with subprocess.Popen(
-                [*command, application.driver, application.place], stdout=subprocess.PIPE
-            ) as relay:
-                assert relay.stdout is not None
-                relay.stdout.readline()
-                try:
-                    with pytest.raises(subprocess.TimeoutExpired):
-                        relay.wait(rng.uniform(0.02, 0.3))
-                finally:
-                    relay.kill()
+            with (
+                relay(url, topic.name, application.driver, application.place) as running,
+                pytest.raises(subprocess.TimeoutExpired),
+            ):
+                running.wait(rng.uniform(0.02, 0.3))
     finally:
+        killed.set()
         for thread in threads:
             thread.join()
     send(application, topic)
@@ -124,9 +136,9 @@ def test_the_next_relay_takes_over_when_the_first_is_killed(
         records = iter(reader)
         application.add(b"one")
         assert b"one" == next(records).value
-        for relay in (first, second):
-            relay.kill()
-            relay.wait(PATIENCE_S)
+        for each in (first, second):
+            each.kill()
+            each.wait(PATIENCE_S)
             third = start()
             application.add(b"more")
             assert b"more" == next(records).value

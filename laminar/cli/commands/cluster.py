@@ -19,7 +19,7 @@ def node_row(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def status(*, strict: bool = False, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> int:
-    """Show nodes, and what is wrong, with what to do. Exit code 1 if it is critical.
+    """Show the nodes, what is wrong, and what to do. Exit code 1 if something is critical.
 
     Parameters
     ----------

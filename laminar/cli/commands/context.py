@@ -16,7 +16,8 @@ def add(
     name: Annotated[str, Parameter(help="A name for the cluster.")],
     *urls: Annotated[str, Parameter(help="URLs of its nodes; one is enough, more are safer.")],
     token: Annotated[
-        str | None, Parameter(help="Who asks. Other users of this machine see it: --token-file hides it.")
+        str | None,
+        Parameter(help="The token. Other users of this machine can see it here, but not in --token-file."),
     ] = None,
     token_file: Annotated[
         Path | None, Parameter(help="A file with the token, which each command reads again.")

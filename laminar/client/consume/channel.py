@@ -32,14 +32,6 @@ _PAGE = 1000
 _CONTENT = {"Content-Type": "application/json"}
 
 
-def settings_in_ms(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a channel as a request has them: a `datetime` as ms since the epoch."""
-    return {
-        name: int(value.timestamp() * 1000) if isinstance(value, datetime.datetime) else value
-        for name, value in settings.items()
-    }
-
-
 class Channel(Generic[T]):
     """A channel of a topic; made by ``await topic.channel(name)``. ``T`` is the type of its values."""
 

@@ -15,11 +15,40 @@ import msgspec
 
 from laminar.client.errors import Error
 from laminar.client.net.session import Session, topic_path
+from laminar.client.records import CursorInfo
 
 
 def cursor_path(topic: str, name: str) -> str:
     """Return the path of a cursor's resource."""
     return f"{topic_path(topic)}/cursors/{quote(name, safe='')}"
+
+
+async def cursors_of(session: Session, topic: str) -> list[CursorInfo]:
+    """Return the descriptions of all cursors of the topic, sorted by name."""
+    found: list[CursorInfo] = []
+    after: str | None = ""
+    while after is not None:
+        page = f"?limit=1000&after={quote(after, safe='')}" if after else "?limit=1000"
+        answer = await session.get_json(f"{topic_path(topic)}/cursors{page}")
+        found += [CursorInfo.from_answer(each) for each in answer["cursors"]]
+        after = answer.get("next")
+    return found
+
+
+async def rewind_cursor(session: Session, topic: str, name: str, to: str | Mapping[int, int]) -> CursorInfo:
+    """Set a cursor in all partitions, also where members of its group own it; return its description.
+
+    `to` is a place as a request has it (``"earliest"``, ``"latest"``, a time), or offsets by partition: then
+    the cursor stays as it is in all others.
+    """
+    place = to if isinstance(to, str) else {str(number): offset for number, offset in to.items()}
+    answer = await session.call(
+        "PUT",
+        cursor_path(topic, name),
+        body=msgspec.json.encode({"rewind": place}),
+        headers={"Content-Type": "application/json"},
+    )
+    return CursorInfo.from_answer(answer.json())
 
 
 class CursorState:

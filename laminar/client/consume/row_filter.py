@@ -14,7 +14,7 @@ from laminar.client.errors import ConfigError
 
 
 class RowFilter:
-    """Records with the tag, if there is one, and with all the headers."""
+    """Picks the records that have the tag, if one is given, and all of the headers."""
 
     def __init__(self, *, tag: str | None, headers: Mapping[str, bytes]) -> None:
         self.tag = tag

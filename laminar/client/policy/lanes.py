@@ -26,9 +26,10 @@ from laminar.wire.key_route import Route
 
 @dataclass(slots=True, eq=False)
 class LaneChange:
-    """Ended queues, and those of the present route over the same keys. `strict`: these wait for all of them.
+    """One change of the route, as a producer sees it: the queues that ended, and those that follow them.
 
-    `made` becomes true when the records of the ended ones are moved.
+    With `strict` the queues that follow send nothing until all ended ones are resolved. `made` is true once
+    the records of the ended ones are moved to them.
     """
 
     inputs: list[PartitionQueue]

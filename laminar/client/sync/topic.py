@@ -80,7 +80,7 @@ class Topic(Generic[T]):
         """
         run = self._portal.run
         upload = run(
-            lambda: self._twin.begin_upload(
+            lambda: self._twin.appends.begin_upload(
                 key,
                 tag=tag,
                 headers=headers,
@@ -115,7 +115,7 @@ class Topic(Generic[T]):
             if after is None:
                 return
 
-    # generated from laminar.client.topic.Topic, without begin_upload open_sender page_of_delayed
+    # generated from laminar.client.topic.Topic, without page_of_delayed
 
     def __repr__(self) -> str:
         return repr(self._twin)

@@ -89,7 +89,7 @@ class NodeDirectory:
     def placement_weights(self) -> dict[str, float]:
         """Return, by node, the weights for placing new replicas.
 
-        They have the nodes that belong (`laminar.node.placement.wanted`) and that gossip sees as alive or
+        Only nodes are in it that belong (`laminar.node.placement.wanted`) and that gossip sees as alive or
         suspect.
         """
         statuses = self.statuses()

@@ -46,7 +46,7 @@ class Ends:
         self.died: Counter[int] = Counter()
 
     def settle(self, channel: Channel, steps: Sequence[Step]) -> tuple[Settled, list[tuple[int, Out, int]]]:
-        """Take what a consumer says; return its answer, and what it may extend: offset, out, time in ms."""
+        """Apply acks, nacks, releases and extensions; return the answer, and (offset, out, ms) to extend."""
         touched = self._touched.setdefault(channel.id, {})
         extends: list[tuple[int, Out, int]] = []
         late: list[Named] = []

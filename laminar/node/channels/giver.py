@@ -1,7 +1,8 @@
-"""What the consumers that wait are given, once a turn, and the entry by which it is out.
+"""Give records to the consumers that wait: once a turn of the loop, by one entry in the log.
 
-They are answered when the entry is committed, never before: what an earlier leader promised is then in the
-log of this one. An ordered channel gives out nothing before it is done with the partitions before its own.
+Consumers are answered when the entry is committed, never before: what an earlier leader promised is then in
+the log of this one. An ordered channel gives out nothing before it is done with the partitions before its
+own.
 """
 
 from __future__ import annotations

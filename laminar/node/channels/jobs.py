@@ -122,7 +122,7 @@ class Stretch(NamedTuple):
     is_copy: bool
 
     def frame(self) -> bytearray:
-        """Return a batch of these records alone, with the place of the entry that has them."""
+        """Return a batch of these records alone, stamped with index, term and time of their entry."""
         batch, a, b = self.batch, self.row, self.row + self.length
         keys, tags, headers = batch.keys, batch.tags, batch.headers
         given, delivery, traces = batch.given_timestamps, batch.delivery_times, batch.trace_ids

@@ -35,7 +35,7 @@ class Pace:
         """Count one scan while it runs.
 
         Raises:
-            Problem: 503 `overloaded` while as many as may are running.
+            Problem: 503 `overloaded` if one scan reads and `MOST_WAITING` wait for their turn.
         """
         if self._scans > MOST_WAITING:
             raise Problem(

@@ -48,7 +48,7 @@ class Where(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Judged(NamedTuple):
-    """Positions of the records of a batch that are wanted, and of those of which it cannot be said."""
+    """Positions in a batch of the records that match, and of those whose value could not be looked at."""
 
     wanted: Sequence[int]
     unreadable: Sequence[int] = ()

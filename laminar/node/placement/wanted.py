@@ -53,7 +53,7 @@ class Wanted:
         self._known: dict[tuple[str, int, int], list[str]] = {}
 
     def follow(self, state: CatalogState, *, unfit: Collection[str] = ()) -> None:
-        """Answer for `state` from now on; what was computed stays while the same nodes belong."""
+        """Use `state` from now on. Results are kept if nodes, weights and zones are still the same."""
         weights, zones = belonging_weights(state, unfit=unfit), zones_of(state)
         if (weights, zones) != (self._weights, self._zones):
             self._known = {}

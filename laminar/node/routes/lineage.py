@@ -153,12 +153,6 @@ def generations(topic: TopicRecord) -> list[list[int]]:
     return [found[each] for each in sorted(found)]
 
 
-def order_of(topic: TopicRecord, number: int) -> Literal["strict", "weak"]:
-    """Return whether the order of keys was kept over the change that made a partition."""
-    origin = origin_of(topic, number)
-    return "strict" if origin is None else origin.order
-
-
 class Lineage(NamedTuple):
     """The place of one partition in its topic's routes. `inputs` and `outputs` are as the functions say."""
 

@@ -194,7 +194,7 @@ class PartitionTrace:
             self._ring.put(event._replace(due_ms=due_ms))
 
     def read(self, offsets: Iterable[int], frames: Iterable[Buffer]) -> None:
-        """Remember the records of batches that are given out, if one at these offsets is not known."""
+        """Note the keys and trace ids of batches that are given out, unless all of `offsets` are known."""
         group, ring = self._place.group, self._ring
         if all(ring.known(group, offset) is not None for offset in offsets):
             return

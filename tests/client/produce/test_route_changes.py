@@ -125,7 +125,7 @@ async def test_an_idle_producer_learns_the_route_from_any_answer(cluster: Any) -
             await topic.append(b"first", key)
         cluster.change("t", 0)
         await topic.append(b"other", keys[1])
-        while (await topic._appending()).accumulator.route.version == 0:  # noqa: ASYNC110
+        while (await topic.appends.shared_sender()).accumulator.route.version == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         before = len(cluster.requests)
         assert 2 == (await topic.append(b"second", keys[0])).partition

@@ -59,7 +59,6 @@ ONLY_ASYNC = {
     "still_owned",
     "ready",
     "expect",
-    "begin_upload",
     "page_of_delayed",
 }
 

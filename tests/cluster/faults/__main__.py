@@ -11,12 +11,8 @@ histories, data folders, logs and a timeline (HTML) in the folder it names.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import secrets
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -28,6 +24,7 @@ from tests.cluster.faults.profiles import PROFILES, run_profile
 from tests.cluster.faults.rounds import ROUNDS, run_rounds
 from tests.cluster.faults.routes import run_routes
 from tests.cluster.faults.transactions import run_transactions
+from tests.cluster.long_run import judged
 
 
 def main(arguments: list[str]) -> int:
@@ -61,54 +58,30 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--folder", type=Path, default=None, help="where data and histories go; kept")
     given = parser.parse_args(arguments)
     seed = secrets.randbelow(1 << 32) if given.seed is None else given.seed
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="laminar-faults-"))
-    folder.mkdir(parents=True, exist_ok=True)
     what = f"--rounds {given.rounds} --count {given.count}" if given.rounds else f"--profile {given.profile}"
-    print(
-        f"python -m tests.cluster.faults {what} --nodes {given.nodes} --seed {seed}  ({folder})", flush=True
-    )
-    began = time.monotonic()
+    run: Callable[[Path], Coroutine[Any, Any, bool]]
     if given.rounds:
-        sound = asyncio.run(run_rounds(given.rounds, folder, count=given.count, seed=seed))
-    elif given.workload == "groups":
-        sound = asyncio.run(
-            run_groups(
-                given.profile,
-                folder,
-                minutes=given.minutes,
-                nodes=given.nodes,
-                shards=given.shards,
-                seed=seed,
-                appends_per_s=given.rate,
-            )
-        )
+        run = partial(run_rounds, given.rounds, count=given.count, seed=seed)
     else:
-        run: Callable[..., Coroutine[Any, Any, bool]] = run_profile
-        if given.workload == "transactions":
-            run = run_transactions
-        elif given.workload == "channels":
-            run = run_channels
-        elif given.workload == "routes":
-            run = partial(run_routes, spark=not given.no_spark)
-        sound = asyncio.run(
-            run(
-                given.profile,
-                folder,
-                minutes=given.minutes,
-                nodes=given.nodes,
-                shards=given.shards,
-                seed=seed,
-                appends_per_s=given.rate,
-                only=[name.strip() for name in given.only.split(",") if name.strip()],
-            )
+        workloads: dict[str, Callable[..., Coroutine[Any, Any, bool]]] = {
+            "records": run_profile,
+            "groups": run_groups,
+            "transactions": run_transactions,
+            "channels": run_channels,
+            "routes": partial(run_routes, spark=not given.no_spark),
+        }
+        only = [name.strip() for name in given.only.split(",") if name.strip()]
+        run = partial(
+            workloads[given.workload],
+            given.profile,
+            minutes=given.minutes,
+            nodes=given.nodes,
+            shards=given.shards,
+            seed=seed,
+            appends_per_s=given.rate,
+            **({} if given.workload == "groups" else {"only": only}),
         )
-    print(f"{time.monotonic() - began:.0f} s", flush=True)
-    if not sound:
-        print(f"FAILED: see {folder}", flush=True)
-        return 1
-    if given.folder is None:
-        shutil.rmtree(folder)
-    return 0
+    return judged("faults", f"{what} --nodes {given.nodes} --seed {seed}", given.folder, run)
 
 
 if __name__ == "__main__":

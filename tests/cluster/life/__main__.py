@@ -11,15 +11,13 @@ folders, logs and a timeline (HTML) in the folder it names.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import secrets
-import shutil
 import sys
-import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
 from tests.cluster.life.run import Plan, run_life
+from tests.cluster.long_run import judged
 
 
 def main(arguments: list[str]) -> int:
@@ -44,8 +42,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--folder", type=Path, default=None, help="where data and history go; kept")
     given = parser.parse_args(arguments)
     seed = secrets.randbelow(1 << 32) if given.seed is None else given.seed
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="laminar-life-"))
-    folder.mkdir(parents=True, exist_ok=True)
     plan = Plan(
         nodes=given.nodes,
         topics=given.topics,
@@ -57,16 +53,8 @@ def main(arguments: list[str]) -> int:
         most_gap_s=given.most_gap,
         most_p99_factor=given.most_p99,
     )
-    print(f"python -m tests.cluster.life {' '.join(arguments)} --seed {seed}  ({folder})", flush=True)
-    began = time.monotonic()
-    sound = asyncio.run(run_life(folder, plan, seed=seed))
-    print(f"{time.monotonic() - began:.0f} s", flush=True)
-    if not sound:
-        print(f"FAILED: see {folder}", flush=True)
-        return 1
-    if given.folder is None:
-        shutil.rmtree(folder)
-    return 0
+    said = f"{' '.join(arguments)} --seed {seed}"
+    return judged("life", said, given.folder, partial(run_life, plan=plan, seed=seed))
 
 
 if __name__ == "__main__":

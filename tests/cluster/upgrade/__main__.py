@@ -13,15 +13,13 @@ append for longer than `--most-gap`.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import secrets
-import shutil
 import sys
-import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
 from tests.cluster.life.run import Plan, run_life
+from tests.cluster.long_run import judged
 from tests.cluster.upgrade.cluster import MixedCluster
 from tests.cluster.upgrade.older import NoOlderProgram, older_program, revision
 from tests.cluster.upgrade.run import SEGMENTS, Upgrade, whole
@@ -45,8 +43,6 @@ def main(arguments: list[str]) -> int:
     except NoOlderProgram as error:
         print(f"FAILED: {error}")
         return 1
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="laminar-upgrade-"))
-    folder.mkdir(parents=True, exist_ok=True)
     plan = Plan(
         nodes=5,
         topics=given.topics,
@@ -56,26 +52,16 @@ def main(arguments: list[str]) -> int:
         calm_s=given.calm,
         most_gap_s=given.most_gap,
     )
-    print(f"python -m tests.cluster.upgrade {' '.join(arguments)} --seed {seed}  ({folder})", flush=True)
-    began = time.monotonic()
-    sound = asyncio.run(
-        run_life(
-            folder,
-            plan,
-            seed=seed,
-            script=whole,
-            kind=Upgrade,
-            cluster_kind=MixedCluster,
-            more_settings=SEGMENTS,
-        )
+    run = partial(
+        run_life,
+        plan=plan,
+        seed=seed,
+        script=whole,
+        kind=Upgrade,
+        cluster_kind=MixedCluster,
+        more_settings=SEGMENTS,
     )
-    print(f"{time.monotonic() - began:.0f} s", flush=True)
-    if not sound:
-        print(f"FAILED: see {folder}", flush=True)
-        return 1
-    if given.folder is None:
-        shutil.rmtree(folder)
-    return 0
+    return judged("upgrade", f"{' '.join(arguments)} --seed {seed}", given.folder, run)
 
 
 if __name__ == "__main__":

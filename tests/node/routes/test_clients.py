@@ -229,7 +229,7 @@ async def test_records_without_an_answer_are_not_doubled_by_a_change(node: Embed
     """The input is asked again: it has the batch, and says so after its end."""
     topic = node.client.topic("t")
     session = node.client.session
-    sender = await topic.open_sender(stop_on_failure=True)
+    sender = await topic.appends.open_sender(stop_on_failure=True)
     box = sender.accumulator
     pending = box.put(b"once", b"k", box.queue_of(b"k"))
     queue = box.queue_of(b"k")

@@ -93,4 +93,3 @@ def test_a_weak_change_has_no_ancestors_to_be_read_first() -> None:
     assert lineage.ancestors_of(record, 4) == [0, 3, 1]
     assert lineage.ancestors_of(record, 4, only_strict=True) == [3, 1]
     assert lineage.ancestors_of(record, 2, only_strict=True) == []
-    assert (lineage.order_of(record, 2), lineage.order_of(record, 4)) == ("weak", "strict")

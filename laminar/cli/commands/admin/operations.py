@@ -16,7 +16,7 @@ def list_operations(
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """List what is under way: how far it is, why, and what blocks it."""
+    """List the changes under way: the progress and cause of each, and what blocks it."""
     from laminar.cli.commands.cluster import all_operations
     from laminar.cli.output import show
 

@@ -79,14 +79,14 @@ def create(
 
 
 def list_tokens(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:
-    """List tokens: whose each is and what it permits, without what proves it."""
+    """List tokens: the principal of each and what it may do. Secrets are not shown."""
     with cluster.connect() as client:
         tokens = client.request_json("GET", "/v1/admin/tokens")["tokens"]
     _show(tokens, listing, name="id")
 
 
 def show(token: Id, *, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:
-    """Show a token: whose it is and what it permits."""
+    """Show a token: its principal and what it may do."""
     with cluster.connect() as client:
         _show([client.request_json("GET", path_of(token))], listing, name="id")
 

@@ -73,7 +73,7 @@ def import_(
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Make a topic from a backup; it is opened when it holds what the backup does. Run again, it goes on."""
+    """Make a topic from a backup; it opens once it holds all records. Run again, it continues."""
     manifest, topic, import_id = plan_import(source, as_)
     shown = _Shown()
 

@@ -151,7 +151,7 @@ async def produce(topic: Topic[bytes], load: Load, tally: Tally) -> None:
 
     Without a rate a record is due when it is put into the buffer.
     """
-    sender = await topic.open_sender(stop_on_failure=False, batch_bytes=load.batch_bytes)
+    sender = await topic.appends.open_sender(stop_on_failure=False, batch_bytes=load.batch_bytes)
     try:
         warm = _Stream(sender, load, Tally(), apart_s=0.0)
         warm.hand_over(WARM_UP_RECORDS)

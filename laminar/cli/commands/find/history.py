@@ -20,7 +20,7 @@ def history(
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> int:
-    """Print what happened to a record, and where it is in each channel. 1 if that may not be all."""
+    """Print what happened to a record, and its state in each channel. Exit code 1 if some may be missing."""
     from laminar.cli.output import show
 
     with cluster.connect() as client:

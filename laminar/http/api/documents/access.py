@@ -127,7 +127,7 @@ class AllLimits(Answer):
 
 
 class Usage(Answer):
-    """What a principal has of what it may not have at will."""
+    """How many topics, partitions, channels and connections a principal has now."""
 
     topics: Count
     partitions: Count

@@ -38,7 +38,7 @@ class Extension(Request):
 
 
 class Acks(Request):
-    """What became of records that were given out. What is released comes again at once, and was not tried."""
+    """The outcome of jobs that were given out. A released job comes again at once, and counts no attempt."""
 
     ack: _Tokens = field(default_factory=list)
     nack: Annotated[list[Nack], Meta(max_length=MAX_NAMED)] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Acks(Request):
 
 
 class Settled(Answer):
-    """How many records are as was asked; and the tokens whose delivery is not out any more."""
+    """How many records are as was asked; and the tokens whose delivery was over, of which nothing changed."""
 
     done: Count
     late: list[str]

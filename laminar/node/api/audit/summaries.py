@@ -1,4 +1,4 @@
-"""What happens again and again, counted: the first of its kind is kept as it is, the rest as one record.
+"""Repeated audit records are counted: the first of a kind is kept as it is, the others become one record.
 
 So a flood of refusals makes a bounded number of records, and none of them is lost: each is counted in one.
 """

@@ -1,7 +1,7 @@
-"""The route that reads the trace: a search of `_trace`, a step at a time, for who may read what it is about.
+"""The route that reads the trace: a search of `_trace`, a step at a time.
 
-An event is shown to who may read its topic. Of a topic that is deleted, or was created again since, it is
-shown to admins of everything alone: the name says no more whose records these were.
+An event is shown to principals that may read its topic. Of a topic that is deleted, or was created again
+since, it is shown to admins of everything alone: the name says no more whose records these were.
 """
 
 from __future__ import annotations

@@ -455,7 +455,7 @@ class Channels:
         return any(channel.has_open(offset) for channel in self.by_id.values())
 
     def uncopied(self, start: int) -> set[int]:
-        """Return the offsets from `start` on, the log's first, that are open and have no copy."""
+        """Return the offsets from `start` on of records that are out or aside in a channel, uncopied."""
         return {
             offset
             for channel in self.by_id.values()

@@ -216,9 +216,9 @@ class Succession:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the leader takes no records before the catalog has said that it lacks no seal.
+        """Whether the leader refuses records until the catalog confirms that its log lacks no seal.
 
-        It is no part of what follows from the log.
+        The leader sets it; it does not follow from the log.
         """
         return self._in_doubt
 

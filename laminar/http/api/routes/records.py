@@ -1,0 +1,253 @@
+"""Rows for records: append, fetch, search, delete, upload, delay."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from laminar.batch import BATCH_TYPE
+from laminar.http.api.append_body import ARROW_TYPE, JSON_TYPE, NDJSON_TYPE
+from laminar.http.api.documents import delayed, partitions, records
+from laminar.http.api.documents.find import history, search
+from laminar.http.api.parameters import (
+    ACCEPT_LOSS,
+    ACK,
+    BEFORE,
+    DELAY,
+    DELAYED_LISTING,
+    DRY_RUN,
+    EMPTY,
+    EPOCH,
+    FETCH,
+    GUARANTEES,
+    HISTORY,
+    IF_MATCH_OFFSET,
+    IF_NONE_MATCH,
+    IF_RANGE,
+    IMPORT,
+    KEY,
+    KEY_TIME,
+    LOGICAL,
+    OFFSETS,
+    ONE_RECORD,
+    RANGE,
+    RECORD,
+    RECORD_HEADERS,
+    ROUTE,
+    SEQUENCE,
+    TO_INDEX,
+    UPLOAD,
+    WAIT,
+    needed,
+)
+from laminar.http.api.roles import ADMIN, DESCRIBE, READ, WRITE
+from laminar.http.api.routes.route import (
+    ELSEWHERE,
+    NO_CONTENT,
+    PARTITION,
+    TOPIC,
+    UNCHANGED,
+    Body,
+    Reply,
+    Route,
+    bytes_reply,
+    json_reply,
+)
+
+_DELAYED: Final = TOPIC + "/delayed/{delayed}"
+_RECEIPT: Final = json_reply(records.Appended, "Appended: the records are durable.")
+_ONE_RECEIPT: Final = json_reply(records.Appended, "Appended one record, at `Location`.", status=201)
+_VALUE_TYPE: Final = "application/octet-stream"
+_FETCHED: Final = Reply(
+    200,
+    "Records, with `Laminar-Next-Offset` to continue from.",
+    MappingProxyType(
+        {JSON_TYPE: records.FetchedRecords, NDJSON_TYPE: None, ARROW_TYPE: None, BATCH_TYPE: None}
+    ),
+)
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        TOPIC + "/records",
+        "append_to_topic",
+        WRITE,
+        "Append records, to partitions chosen by key, by logical partition, or spread",
+        (*RECORD, *DELAY, LOGICAL, *RECORD_HEADERS, KEY, KEY_TIME),
+        body=Body.RECORDS,
+        replies=(_RECEIPT,),
+    ),
+    Route(
+        "POST",
+        PARTITION + "/records",
+        "append_to_partition",
+        WRITE,
+        "Append records to a partition",
+        (*RECORD, *DELAY, ACK, *RECORD_HEADERS, IF_MATCH_OFFSET, ROUTE, *GUARANTEES),
+        body=Body.RECORDS,
+        replies=(
+            _ONE_RECEIPT,
+            _RECEIPT,
+            json_reply(records.Accepted, "With `ack=accepted`: not durable yet.", status=202),
+            ELSEWHERE,
+        ),
+    ),
+    Route(
+        "GET",
+        PARTITION + "/records",
+        "fetch",
+        READ,
+        "Fetch records from an offset or a time",
+        FETCH,
+        replies=(_FETCHED, ELSEWHERE),
+    ),
+    Route(
+        "DELETE",
+        PARTITION + "/records",
+        "delete_records",
+        ADMIN,
+        "Delete the records before an offset",
+        (needed(BEFORE), DRY_RUN, IMPORT),
+        replies=(json_reply(records.DeletedRecords),),
+    ),
+    Route(
+        "GET",
+        TOPIC + "/delayed",
+        "list_delayed",
+        READ,
+        "List the delayed records that are pending, or count them by time",
+        DELAYED_LISTING,
+        replies=(json_reply(delayed.DelayedPage),),
+    ),
+    Route(
+        "GET",
+        _DELAYED,
+        "describe_delayed",
+        DESCRIBE,
+        "Describe a delayed record",
+        replies=(json_reply(delayed.DelayedState),),
+    ),
+    Route(
+        "PATCH",
+        _DELAYED,
+        "change_delayed",
+        WRITE,
+        "Give a pending delayed record another time",
+        body=Body.JSON,
+        document=delayed.DelayedChange,
+        replies=(json_reply(delayed.DelayedState),),
+    ),
+    Route(
+        "DELETE",
+        _DELAYED,
+        "cancel_delayed",
+        WRITE,
+        "Cancel a pending delayed record",
+        replies=(json_reply(delayed.DelayedState),),
+    ),
+    Route(
+        "POST",
+        PARTITION + "/recover",
+        "recover_partition",
+        ADMIN,
+        "Accept the loss of what only absent replicas hold, where a partition waits for them",
+        (ACCEPT_LOSS, EMPTY),
+        replies=(json_reply(partitions.LossReport),),
+    ),
+    Route(
+        "GET",
+        PARTITION + "/records/{offset}",
+        "fetch_one",
+        READ,
+        "Fetch one record's value",
+        (*ONE_RECORD, IF_NONE_MATCH, RANGE, IF_RANGE),
+        replies=(
+            bytes_reply(_VALUE_TYPE, description="The value; the rest of the record is in the head."),
+            bytes_reply(_VALUE_TYPE, description="A range of a large value.", status=206),
+            UNCHANGED,
+            ELSEWHERE,
+        ),
+    ),
+    Route(
+        "GET",
+        PARTITION + "/offsets",
+        "offsets",
+        READ,
+        "Find the offset at a time, the earliest or the latest",
+        OFFSETS,
+        replies=(json_reply(records.Offsets), ELSEWHERE),
+    ),
+    Route(
+        "GET",
+        PARTITION + "/producers/{producer}",
+        "describe_producer",
+        WRITE,
+        "Describe a producer's progress in a partition, or wait until its batch is durable",
+        (EPOCH, SEQUENCE, WAIT),
+        replies=(json_reply(records.ProducerProgress),),
+    ),
+    Route(
+        "PUT",
+        PARTITION + "/producers/{producer}",
+        "fence_producer",
+        WRITE,
+        "Begin an epoch of a producer in a partition: older ones are refused from now on",
+        (needed(EPOCH),),
+        replies=(json_reply(records.ProducerProgress),),
+    ),
+    Route(
+        "PUT",
+        PARTITION + "/uploads/{upload}/parts/{part}",
+        "upload_part",
+        WRITE,
+        "Upload a part of a record that is larger than a request",
+        body=Body.RECORDS,
+        replies=(json_reply(records.UploadedPart, status=201), ELSEWHERE),
+    ),
+    Route(
+        "POST",
+        PARTITION + "/uploads/{upload}",
+        "publish_upload",
+        WRITE,
+        "Append the record whose parts were uploaded",
+        (*RECORD, *UPLOAD, *RECORD_HEADERS, ROUTE),
+        body=Body.RECORDS,
+        replies=(_ONE_RECEIPT, ELSEWHERE),
+    ),
+    Route(
+        "DELETE",
+        PARTITION + "/uploads/{upload}",
+        "drop_upload",
+        WRITE,
+        "Drop an upload's parts",
+        replies=(NO_CONTENT,),
+    ),
+    Route(
+        "GET",
+        PARTITION + "/records/{offset}/history",
+        "record_history",
+        READ,
+        "Tell what became of a record: deliveries, acknowledgements, retries",
+        HISTORY,
+        replies=(json_reply(history.RecordHistory),),
+    ),
+    Route(
+        "POST",
+        TOPIC + "/search",
+        "search",
+        READ,
+        "Search a topic's records, a step at a time",
+        body=Body.JSON,
+        document=search.Search,
+        replies=(json_reply(search.Found),),
+    ),
+    Route(
+        "GET",
+        PARTITION + "/digest",
+        "digest",
+        READ,
+        "Digest a replica's committed log",
+        (TO_INDEX,),
+        replies=(json_reply(records.Digest),),
+    ),
+)
