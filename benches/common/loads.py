@@ -151,6 +151,10 @@ def post_request(topic: str, partition: int, *, token: str = "") -> bytes:
     ) % (topic.encode(), partition, proof, VALUE_BYTES, VALUE)
 
 
+class LeaderMoved(Exception):
+    """A POST was answered by a node that does not lead any more: what was measured says nothing."""
+
+
 async def posts(
     targets: Sequence[tuple[str, int, bytes]],
     *,
@@ -159,7 +163,11 @@ async def posts(
     rounds: int,
     tls: ssl.SSLContext | None = None,
 ) -> float:
-    """POST/s over `connections`, each sending its target's request (host, port, bytes) again and again."""
+    """POST/s over `connections`, each sending its target's request (host, port, bytes) again and again.
+
+    Raises:
+        LeaderMoved: A partition has another leader by now.
+    """
     loop = asyncio.get_running_loop()
     opened: list[tuple[asyncio.BaseTransport, _Poster]] = []
     for number in range(connections):
@@ -175,6 +183,8 @@ async def posts(
             done = sum(poster.answers for _, poster in opened) - before
             rates.append(done / (time.perf_counter() - began))
         failures = [poster.failure for _, poster in opened if poster.failure is not None]
+        if any('"not_leader"' in failure for failure in failures):
+            raise LeaderMoved(f"{len(failures)} of {connections} connections")
         assert not failures, f"{len(failures)} of {connections} connections failed, the first: {failures[0]}"
     finally:
         for transport, _ in opened:
