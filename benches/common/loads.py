@@ -159,6 +159,10 @@ class Posted:
     cpu_us: float
 
 
+class LeaderMoved(Exception):
+    """A POST was answered by a node that does not lead any more: what was measured says nothing."""
+
+
 async def posts(
     targets: Sequence[tuple[str, int, bytes]],
     *,
@@ -167,7 +171,11 @@ async def posts(
     rounds: int,
     tls: ssl.SSLContext | None = None,
 ) -> float:
-    """POST/s over `connections`, each sending its target's request (host, port, bytes) again and again."""
+    """POST/s over `connections`, each sending its target's request (host, port, bytes) again and again.
+
+    Raises:
+        LeaderMoved: A partition has another leader by now.
+    """
     done = await posted(targets, (), connections=connections, seconds=seconds, rounds=rounds, tls=tls)
     return done.per_s
 
@@ -199,6 +207,8 @@ async def posted(
             rates.append(done / (time.perf_counter() - began))
             cpu_us.append((cpu_s(pids) - cpu_before_s) / max(1, done) * 1e6)
         failures = [poster.failure for _, poster in opened if poster.failure is not None]
+        if any('"not_leader"' in failure for failure in failures):
+            raise LeaderMoved(f"{len(failures)} of {connections} connections")
         assert not failures, f"{len(failures)} of {connections} connections failed, the first: {failures[0]}"
     finally:
         for transport, _ in opened:

@@ -170,6 +170,12 @@ def of_all(cluster: LocalCluster) -> list[dict[str, Any]]:
 
 
 def ends(cluster: LocalCluster) -> list[int]:
-    """The end of each partition, as its leader tells it."""
-    told = get_json(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
-    return [each["end_offset"] for each in told["partitions"]]
+    """The end of each partition, as its leader tells it, when each has one that answers."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        told = get_json(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
+        partitions = told["partitions"] if told else []
+        if partitions and all(each["end_offset"] is not None for each in partitions):
+            return [each["end_offset"] for each in partitions]
+        time.sleep(0.05)
+    raise AssertionError(f"not every partition has a leader: {told}")
