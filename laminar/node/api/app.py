@@ -627,8 +627,8 @@ class Api:
             topic = request.query.get("topic")
         if topic is not None and operation not in _WHILE_IMPORTING:
             self._topics.check_import(topic, request.headers)
-        if topic is not None:
-            self._imports.note(topic, request.headers)
+        if topic is not None and _IMPORT in request.headers:
+            self._imports.note(topic, request.headers[_IMPORT])
 
     def _match(self, head: RequestHead) -> _Matched:
         if head.memo is None:
