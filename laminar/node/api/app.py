@@ -590,8 +590,8 @@ class Api:
             topic = request.query.get("topic")
         if topic is not None:
             self._topics.check_import(topic, request.headers)
-        if topic is not None:
-            self._imports.note(topic, request.headers)
+        if topic is not None and _IMPORT in request.headers:
+            self._imports.note(topic, request.headers[_IMPORT])
 
     def _let_in(self, guard: Guard, request: Request, matched: Matched) -> Response | None:
         """Count a request for its principal; return None to go on, or what `head` is to return.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from laminar.http.api.parameters import IMPORT
 from laminar.node.api.health.problems import Found
 from laminar.node.runtime.cluster_view import View
 from membership.records import TopicRecord
@@ -19,7 +18,6 @@ QUIET_MS: Final = 60_000
 FIRST_MS: Final = 5_000
 """A topic may be this old before any request of its import is known."""
 
-_HEADER: Final = IMPORT.name.lower()
 _SETTING: Final = "importing"
 
 
@@ -33,13 +31,10 @@ class SeenImports:
         # By topic. Only topics that are being imported come in, and `ages_ms` forgets those that are open.
         self._last_ms: dict[str, int] = {}
 
-    def note(self, topic: str, headers: Mapping[str, str]) -> None:
-        """Note a request, if it is of the import of this topic."""
-        said = headers.get(_HEADER)
-        if said is None:
-            return
+    def note(self, topic: str, import_id: str) -> None:
+        """Note a request that says it is of an import, if that is the one of this topic."""
         record = self._view.topics().get(topic)
-        if record is not None and record.settings.get(_SETTING) == said:
+        if record is not None and record.settings.get(_SETTING) == import_id:
             self._last_ms[topic] = self._now_ms()
 
     def ages_ms(self) -> dict[str, int]:

@@ -37,11 +37,10 @@ def test_only_requests_of_the_import_that_is_under_way_are_noted() -> None:
     view = view_of(closed("t"), opened("u"))
     seen = SeenImports(view, lambda: now_ms)
     for topic, said in (("t", OTHER), ("u", IMPORT), ("missing", IMPORT)):
-        seen.note(topic, {"laminar-import": said})
-    seen.note("t", {})
+        seen.note(topic, said)
     assert {} == seen.ages_ms()
 
-    seen.note("t", {"laminar-import": IMPORT})
+    seen.note("t", IMPORT)
     now_ms += 7
     assert {"t": 7} == seen.ages_ms()
 
