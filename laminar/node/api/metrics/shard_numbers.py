@@ -129,9 +129,10 @@ class ShardNumbers:
         self._parts = parts
         self._refused = refused
         self._requests = requests
-        # The counters of each replica at the last look, and what else it found of those without consumers.
-        self._last: dict[Partition, _Counters] = {}
-        self._quiet: dict[Partition, _Found] = {}
+        # By the id of its log: the counters of each replica at the last look, and what else that look found
+        # of those without consumers.
+        self._last: dict[int, _Counters] = {}
+        self._quiet: dict[int, _Found] = {}
         self._awake = services.watched(lambda partition: False)
         # By topic: what these counters have gained together since the start.
         self._gained: dict[str, list[int]] = {}
@@ -155,16 +156,17 @@ class ShardNumbers:
             refused=dict(self._refused()),
         )
         for partition in self._awake():
-            self._quiet.pop(partition, None)
+            self._quiet.pop(partition.log.log_id, None)
         look = _Look(numbers, self._topics, services, self._quiet, services.failed_logs())
-        counters: dict[Partition, _Counters] = {}
+        counters: dict[int, _Counters] = {}
         overtaken: dict[tuple[bytes, str], int] = {}
 
         last, gained_by = self._last, self._gained
 
         def add(partition: Partition) -> None:
-            now = counters[partition] = _counters(partition)
-            before = last.get(partition)
+            log_id = partition.log.log_id
+            now = counters[log_id] = _counters(partition)
+            before = last.get(log_id)
             if now != before:
                 topic = partition.topic
                 gained = gained_by.get(topic)
@@ -252,7 +254,8 @@ def _found_of(partition: Partition) -> _Found:
 class _Look:
     """One look at all replicas, and what it has added up.
 
-    `quiet` has what it found of replicas without consumers, for the next look at those that stay quiesced.
+    `quiet` has by log what it found of replicas without consumers, for the next look at those that stay
+    quiesced.
     """
 
     def __init__(
@@ -260,7 +263,7 @@ class _Look:
         numbers: ProcessNumbers,
         topics: TopicLookup,
         services: HostServices,
-        quiet: Mapping[Partition, _Found],
+        quiet: Mapping[int, _Found],
         failed: Collection[int],
     ) -> None:
         """`quiet`: what the look before found of replicas whose groups have been quiesced since.
@@ -268,7 +271,7 @@ class _Look:
         `failed`: the ids of logs that take no more entries.
         """
         self._quiet = quiet
-        self.quiet: dict[Partition, _Found] = {}
+        self.quiet: dict[int, _Found] = {}
         self._failed = failed
         self._numbers = numbers
         self._topics = topics
@@ -294,10 +297,10 @@ class _Look:
         row.log_bytes += log.size_bytes
         if self._failed and log.log_id in self._failed:
             states["stopped"] += 1
-        found = None if log.quarantine else self._quiet.get(partition)
+        found = None if log.quarantine else self._quiet.get(log.log_id)
         if found is None:
             return self._add_awake(partition, topic)
-        self.quiet[partition] = found
+        self.quiet[log.log_id] = found
         self._add_found(found, topic)
         return ()
 
@@ -317,7 +320,7 @@ class _Look:
         self._add_found(found, topic)
         changes = names or state.channels or state.start_is_moving or state.left_out or log.quarantine
         if not changes and replica.failure is None:
-            self.quiet[partition] = found
+            self.quiet[log.log_id] = found
         if not found.status:
             return ()
         if state.channels:
