@@ -248,6 +248,10 @@ class Connection:
         """Belong to it."""
         self.flow = flow
 
+    def reads(self) -> tuple[int, int]:
+        """Return that there is room."""
+        return 0, 1
+
 
 def test_a_principal_by_certificate_stays_with_its_connection() -> None:
     """Two clients that send the same bytes share the parsed head, and nothing of who they are."""
