@@ -274,7 +274,7 @@ class GroupProcess(Process):
             for _ in range(count):
                 began = time.perf_counter()
                 try:
-                    index, _ = self.driver.propose(machine.replica, build([VALUE]))
+                    index, _, _ = self.driver.propose(machine.replica, build([VALUE]))
                 except NotLeader:
                     break
                 machine.proposed.append((index, began))
