@@ -249,9 +249,12 @@ def test_what_was_proposed_before_a_hand_over_is_answered_and_nothing_after_it_i
     loop.run_for(0.0)
     assert partition.log.next_offset == before + 1 and not answer.done(), "it is to be proposed only"
     partition.context.driver.transfer(partition.replica, heir)
-    with pytest.raises(Problem) as refused:
-        partition.appends.append_records(Records([b"after"]))
-    assert ("not_leader", "not_applied") == (refused.value.code, refused.value.outcome)
+    assert not partition.leads
+    refused = partition.appends.append_records(Records([b"after"]))
+    assert loop.run_until(refused.done, at_most_s=10.0)
+    problem = refused.exception()
+    assert isinstance(problem, Problem)
+    assert ("not_leader", "not_applied") == (problem.code, problem.outcome)
 
     assert loop.run_until(answer.done, at_most_s=10.0)
     assert before == answer.result().offset
