@@ -249,10 +249,6 @@ class Connection:
         self.flow = flow
 
     def reads(self) -> tuple[int, int]:
-        """Return that none waits."""
-        return 0, 1
-
-    def reads(self) -> tuple[int, int]:
         """Return that there is room."""
         return 0, 1
 
