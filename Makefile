@@ -189,7 +189,7 @@ compiled: .venv/.core
 # Tests that replace methods of compiled classes, or hand over stand-ins for them, are skipped there, with that reason.
 COMPILED := tests/test_compiled.py tests/raft tests/batch tests/wire tests/log tests/crash tests/http tests/sim \
   tests/node/consensus tests/node/transport tests/node/partition tests/node/api tests/cluster/test_api_cluster.py
-IN_COMPILED := cd build/compiled && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m
+IN_COMPILED := cd build/compiled && PYTHONPATH=$(CURDIR)/build/compiled $(CURDIR)/$(BIN)/python -m
 test-compiled: compiled
 	$(IN_COMPILED) pytest -q -n 2 --dist loadscope -m 'not long' $(COMPILED)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request
+from laminar.http.protocol.request_head import RequestHead
 from laminar.node.api.common.json_body import json_body
 
 
@@ -22,9 +23,8 @@ class Limited(msgspec.Struct, forbid_unknown_fields=True):
 
 def request_of(body: bytes) -> Request:
     """Return a request of which only the body is read."""
-    request = Request.__new__(Request)
-    request.body = body
-    return request
+    nobody: Any = None
+    return Request(RequestHead("POST", "/x", {}), body, nobody)
 
 
 @pytest.mark.parametrize(
