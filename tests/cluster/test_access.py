@@ -178,7 +178,7 @@ def test_a_local_process_without_the_secret_has_nothing_carried_out(guarded: Loc
             asyncio.run(passed(address, SECRET, "http", request)),
             type=tuple[int, PassedResponse],
         )
-        assert (0, {"topics": []}) == (status, msgspec.json.decode(answer.body))
+        assert (0, {"topics": [], "total": 0}) == (status, msgspec.json.decode(answer.body))
 
 
 def test_the_first_node_draws_a_secret_and_another_joins_with_its_file(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ async def test_a_process_with_a_failed_log_ends_when_there_is_room(monkeypatch: 
     monkeypatch.setattr("laminar.node.runtime.process.pause_s", lambda recovery_restarts: 0.001)
     log = SimpleNamespace(name="t-0", failure=None)
     process: Any = SimpleNamespace(
-        storage=SimpleNamespace(logs={1: log}, refusal="disk"),
+        storage=SimpleNamespace(failed_logs=lambda: [log] if log.failure is not None else [], refusal="disk"),
         boot=SimpleNamespace(
             recovery_restarts=0, data_directory=".", settings=SimpleNamespace(journal_file_bytes=1)
         ),
