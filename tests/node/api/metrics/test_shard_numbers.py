@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,9 @@ from laminar.node.api.metrics import shard_numbers
 from laminar.node.api.metrics.shard_numbers import ProcessNumbers, ShardNumbers
 from laminar.node.partition.partition import Partition
 from laminar.node.shard.shard import Shard
+from tests.http.serving import until
 
 PARTITIONS = 8
-
-
-async def until(done: Callable[[], bool]) -> None:
-    """Wait until a condition holds that nothing announces."""
-    async with asyncio.timeout(30):
-        while not done():  # noqa: ASYNC110  # what is waited for is a state, not an event
-            await asyncio.sleep(0.02)
 
 
 class Scraped:
