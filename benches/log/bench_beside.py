@@ -5,7 +5,8 @@
 Three nodes of one shard. A client in a process of its own appends records of 1 KiB one at a time to twelve
 partitions. Beside it, by turns: nothing; a producer of batches of 1 MiB; four uploads at once; a reader
 of all that was written. What counts is the ratio of the appends' times to those with nothing
-beside them, in the same run: all share this machine's CPUs and its disk. `--quick` measures nothing.
+beside them, in the same run: all share this machine's CPUs and its disk. Elections are counted: moved
+leaders first, then none on a quiet machine. `--quick` measures nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import statistics
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
 
@@ -68,6 +70,18 @@ async def read(client: Client) -> None:
 
 
 KINDS = (nothing, produce, uploads, read)
+
+
+def elections(urls: list[str]) -> int:
+    """Return the elections that all processes of the nodes have won since they started."""
+    count = 0
+    for url in urls:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        count += sum(
+            int(line.split()[-1]) for line in lines if line.startswith("laminar_raft_elections_total{")
+        )
+    return count
 
 
 def main() -> int:
@@ -132,6 +146,7 @@ async def measured(
                 task = asyncio.create_task(kind(client))
                 await asyncio.sleep(BEGIN_S)
                 other.send("begin")
+                won = await asyncio.to_thread(elections, urls)
                 before, began_s = MOVED[0], time.perf_counter()
                 await asyncio.sleep(seconds)
                 moved = (MOVED[0] - before) / 1e6 / (time.perf_counter() - began_s)
@@ -141,9 +156,13 @@ async def measured(
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+                won = await asyncio.to_thread(elections, urls) - won
                 shares = {share: floors.percentile(took, share) for share in (0.5, 0.99)}
                 times = f"p50 {shares[0.5]:.2f} ms, p99 {shares[0.99]:.2f} ms"
-                print(f"  {kind.__name__}: {len(took)} appends, {times}; {moved:.1f} MB/s", flush=True)
+                print(
+                    f"  {kind.__name__}: {len(took)} appends, {times}; {moved:.1f} MB/s, {won} elections",
+                    flush=True,
+                )
                 found.setdefault(kind.__name__, []).append(shares)
                 await asyncio.sleep(BEGIN_S)
 
